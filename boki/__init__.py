@@ -1,0 +1,1 @@
+"""Serverless Python functions over a replicated, totally ordered shared log."""

@@ -1,0 +1,323 @@
+"""Chunks: the records of one or several appends to one book, column by column.
+
+A chunk is encoded once, where the append was called (in the worker, in the client), and travels as it is: engines
+splice chunks into batches, storage nodes keep the bytes, readers get them back. Nobody on the way touches a record::
+
+    header       magic, version, checksum of all columns but the payloads, sizes
+    string table lengths (u16), then UTF-8; string 0 is the book, the others are tags
+    entries      per record: payload end, tag end, CRC-32 of the payload, flags
+    tag column   string numbers (u32)
+    conditions   (record, string, last seqnum) of `when=`
+    payloads     one block
+
+Records that one call appends are a **group**: all of them are ordered, or skipped, together. The flag ``JOINED`` marks
+a record that belongs to the group of the one before it. ``KEYED`` says that the record's first tag is the system tag of
+its idempotency key; readers never see it. ``FREED`` says that trimming has taken the payload away.
+
+All integers are little-endian. The layout is version 1 and pinned by golden files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from struct import Struct, error as StructError, pack, unpack_from
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from boki.errors import CorruptData, VersionTooNew
+from boki.log.ids import KEY_TAG_PREFIX
+from boki.log.record import Expect, Record
+
+VERSION: Final = 1
+MAGIC: Final = b"BC"
+JOINED: Final = 1
+KEYED: Final = 2
+FREED: Final = 4
+
+_HEADER: Final = Struct("<2sHIIIIIII")
+_CRC_FROM: Final = 8  # the checksum covers everything after itself
+_ENTRY: Final = Struct("<IIIBxxx")
+_CONDITION: Final = Struct("<IIq")
+
+
+class Group(NamedTuple):
+    """The records of one append call: (data, tags) each, its conditions and its key."""
+
+    records: Sequence[tuple[bytes, Sequence[str]]]
+    when: Sequence[Expect] = ()
+    key: str | None = None
+
+
+class Span(NamedTuple):
+    """Where a group stands in its chunk: records `start` until `stop`, and what it depends on."""
+
+    start: int
+    stop: int
+    when: tuple[Expect, ...]
+    key_tag: str | None
+
+
+def encode_chunk(book: str, groups: Iterable[Group]) -> bytes:
+    """Lay out the groups' records column by column. The caller has checked names and limits."""
+    numbers: dict[str, int] = {book: 0}
+    entries: list[bytes] = []
+    tags: list[int] = []
+    conditions: list[bytes] = []
+    payloads: list[bytes] = []
+    end = 0
+    for group in groups:
+        for expect in group.when:
+            conditions.append(
+                _CONDITION.pack(len(entries), _number(numbers, expect.tag), expect.last_seqnum)
+            )
+        flags = 0
+        for data, names in group.records:
+            if group.key is not None:
+                flags |= KEYED
+                tags.append(_number(numbers, KEY_TAG_PREFIX + group.key))
+            for name in names:
+                tags.append(_number(numbers, name))
+            end += len(data)
+            payloads.append(data)
+            entries.append(_ENTRY.pack(end, len(tags), crc32(data), flags))
+            flags |= JOINED
+    return _assemble(list(numbers), entries, tags, conditions, payloads)
+
+
+def _number(numbers: dict[str, int], name: str) -> int:
+    return numbers.setdefault(name, len(numbers))
+
+
+def _assemble(
+    strings: list[str], entries: list[bytes], tags: list[int], conditions: list[bytes], payloads: list[bytes]
+) -> bytes:
+    encoded = [text.encode() for text in strings]
+    columns = b"".join(
+        (
+            pack(f"<{len(encoded)}H", *map(len, encoded)),
+            *encoded,
+            *entries,
+            pack(f"<{len(tags)}I", *tags),
+            *conditions,
+        )
+    )
+    payload = b"".join(payloads)
+    sizes = (
+        _HEADER.size + len(columns) + len(payload),
+        len(entries),
+        len(encoded),
+        sum(map(len, encoded)),
+        len(tags),
+        len(conditions),
+    )
+    header = _HEADER.pack(MAGIC, VERSION, 0, *sizes)
+    checksum = crc32(columns, crc32(header[_CRC_FROM:]))
+    return b"".join((_HEADER.pack(MAGIC, VERSION, checksum, *sizes), columns, payload))
+
+
+class Chunk:
+    """A chunk inside a buffer, decoded column by column when asked.
+
+    Raises `CorruptData` if the columns fail their checksum, `VersionTooNew` if a newer Boki wrote them. Payloads are
+    checked by `verify_payloads`, which whoever reads them from a disk or from a stranger calls.
+    """
+
+    __slots__ = ("_columns", "_strings", "buffer", "count", "offset", "size")
+
+    def __init__(self, buffer: bytes, offset: int = 0) -> None:
+        try:
+            magic, version, checksum, *sizes = _HEADER.unpack_from(buffer, offset)
+        except StructError:
+            raise CorruptData(f"a chunk of {len(buffer) - offset} bytes is shorter than its header") from None
+        if magic != MAGIC:
+            raise CorruptData(f"a chunk starts with {magic!r} instead of {MAGIC!r}")
+        if version > VERSION:
+            raise VersionTooNew(f"chunk version {version} is newer than this Boki's {VERSION}: upgrade this node")
+        self.size, self.count, string_count, strings_size, tag_count, condition_count = sizes
+        self.buffer = buffer
+        self.offset = offset
+        lengths = offset + _HEADER.size
+        strings = lengths + 2 * string_count
+        entries = strings + strings_size
+        tags = entries + _ENTRY.size * self.count
+        conditions = tags + 4 * tag_count
+        payload = conditions + _CONDITION.size * condition_count
+        if payload > offset + self.size or offset + self.size > len(buffer) or not string_count:
+            raise CorruptData(f"a chunk of {self.size} bytes claims columns that do not fit in it")
+        # one pass over the columns; a view, so that nothing is copied
+        if crc32(memoryview(buffer)[offset + _CRC_FROM : payload]) != checksum:
+            raise CorruptData(f"a chunk of {self.count} records fails its checksum")
+        self._columns = (lengths, string_count, strings, entries, tags, conditions, payload)
+        self._strings: list[str] | None = None
+
+    @property
+    def data(self) -> bytes:
+        """The chunk's own bytes."""
+        if self.offset == 0 and self.size == len(self.buffer):
+            return self.buffer
+        return self.buffer[self.offset : self.offset + self.size]
+
+    @property
+    def strings(self) -> list[str]:
+        """The string table: the book, then the tags."""
+        if self._strings is None:
+            lengths, count, start, *_ = self._columns
+            ends = list(accumulate(unpack_from(f"<{count}H", self.buffer, lengths), initial=start))
+            try:
+                self._strings = [self.buffer[a:b].decode() for a, b in pairwise(ends)]
+            except UnicodeDecodeError as error:
+                raise CorruptData(f"a chunk's string table is not UTF-8: {error}") from None
+        return self._strings
+
+    @property
+    def book(self) -> str:
+        """The book that all its records belong to."""
+        return self.strings[0]
+
+    def _entry(self, i: int) -> tuple[int, int, int, int]:
+        """(payload end, tag end, crc, flags) of record `i`."""
+        return _ENTRY.unpack_from(self.buffer, self._columns[3] + _ENTRY.size * i)  # type: ignore[return-value]
+
+    def _entries(self) -> Iterator[tuple[int, int, int, int]]:
+        """(payload end, tag end, crc, flags) of every record."""
+        start = self._columns[3]
+        return _ENTRY.iter_unpack(memoryview(self.buffer)[start : start + _ENTRY.size * self.count])  # type: ignore[return-value]
+
+    def _tag_column(self) -> tuple[int, ...]:
+        _, _, _, _, tags, conditions, _ = self._columns
+        return unpack_from(f"<{(conditions - tags) // 4}I", self.buffer, tags)
+
+    def payload(self, i: int) -> bytes:
+        """The data of record `i` (empty if freed)."""
+        base = self._columns[6]
+        start = self._entry(i - 1)[0] if i else 0
+        return self.buffer[base + start : base + self._entry(i)[0]]
+
+    def tags(self, i: int) -> tuple[str, ...]:
+        """The tags of record `i` as its writer gave them."""
+        _, stop, _, flags = self._entry(i)
+        start = self._entry(i - 1)[1] if i else 0
+        strings = self.strings
+        numbers = unpack_from(f"<{stop - start}I", self.buffer, self._columns[4] + 4 * start)
+        return tuple([strings[n] for n in (numbers[1:] if flags & KEYED else numbers)])
+
+    def is_freed(self, i: int) -> bool:
+        """Whether trimming has taken the payload of record `i` away."""
+        return bool(self._entry(i)[3] & FREED)
+
+    def tag_rows(self) -> dict[str, Sequence[int]]:
+        """Which records carry each tag, key tags included: what an index adds to its rows."""
+        strings = self.strings
+        tags = self._tag_column()
+        if not tags:
+            return {}
+        if len(tags) % self.count == 0:
+            width = len(tags) // self.count
+            if tags == tags[:width] * self.count and all(
+                entry[1] == width * (i + 1) for i, entry in enumerate(self._entries())
+            ):
+                return {strings[n]: range(self.count) for n in tags[:width]}
+        rows: dict[int, list[int]] = {}
+        start = 0
+        for i, (_, stop, _, _) in enumerate(self._entries()):
+            for n in tags[start:stop]:
+                rows.setdefault(n, []).append(i)
+            start = stop
+        return {strings[n]: row for n, row in rows.items()}
+
+    def tag_counts(self) -> list[int]:
+        """How many tags each record carries, key tags included."""
+        return [b - a for a, b in pairwise([0, *(entry[1] for entry in self._entries())])]
+
+    def payload_sizes(self) -> list[int]:
+        """How many bytes of data each record has."""
+        return [b - a for a, b in pairwise([0, *(entry[0] for entry in self._entries())])]
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether any group depends on a condition or a key: if not, an index keeps all records unseen."""
+        if self._columns[5] != self._columns[6]:
+            return True
+        return any(flags & KEYED for *_, flags in self._entries())
+
+    def groups(self) -> list[Span]:
+        """The groups in order, with what each depends on."""
+        strings = self.strings
+        when: dict[int, list[Expect]] = {}
+        for i, n, last_seqnum in _CONDITION.iter_unpack(self.buffer[self._columns[5] : self._columns[6]]):
+            when.setdefault(i, []).append(Expect(strings[n], last_seqnum))
+        starts: list[tuple[int, str | None]] = []
+        tags = self._tag_column()
+        tag_start = 0
+        for i, (_, tag_stop, _, flags) in enumerate(self._entries()):
+            if not flags & JOINED:
+                starts.append((i, strings[tags[tag_start]] if flags & KEYED else None))
+            tag_start = tag_stop
+        stops = [start for start, _ in starts[1:]] + [self.count]
+        return [
+            Span(start, stop, tuple(when.get(start, ())), key_tag)
+            for (start, key_tag), stop in zip(starts, stops, strict=True)
+        ]
+
+    def records(self, seqnums: Sequence[int], time: int, aux: dict[int, bytes] | None = None) -> list[Record]:
+        """All records, as a reader sees them; `seqnums[i]` is the seqnum of record `i`."""
+        strings = self.strings
+        tags = self._tag_column()
+        buffer = self.buffer
+        base = self._columns[6]
+        found: list[Record] = []
+        data_start = tag_start = 0
+        aux = aux or {}
+        for seqnum, (data_stop, tag_stop, _, flags) in zip(seqnums, self._entries(), strict=True):
+            first_tag = tag_start + 1 if flags & KEYED else tag_start
+            found.append(
+                Record(
+                    seqnum,
+                    tuple([strings[n] for n in tags[first_tag:tag_stop]]),
+                    buffer[base + data_start : base + data_stop],
+                    aux.get(seqnum),
+                    time,
+                )
+            )
+            data_start, tag_start = data_stop, tag_stop
+        return found
+
+    def select(self, indexes: Sequence[int]) -> bytes:
+        """A chunk of only these records (ascending), for a reader: conditions and keys are left out."""
+        if len(indexes) == self.count:
+            return self.data
+        return encode_chunk(self.book, [Group([(self.payload(i), self.tags(i))]) for i in indexes])
+
+    def drop_payloads(self, indexes: Iterable[int]) -> bytes:
+        """The same chunk with the payloads of these records freed; everything else, and every number, stays."""
+        freed = set(indexes)
+        _, _, _, _, tags, _, payload = self._columns
+        entries: list[bytes] = []
+        payloads: list[bytes] = []
+        end = start = 0
+        for i, (stop, tag_end, checksum, flags) in enumerate(self._entries()):
+            data = b"" if i in freed else self.buffer[payload + start : payload + stop]
+            start = stop
+            end += len(data)
+            payloads.append(data)
+            if i in freed:
+                checksum, flags = crc32(b""), flags | FREED
+            entries.append(_ENTRY.pack(end, tag_end, checksum, flags))
+        conditions = [
+            _CONDITION.pack(*row)
+            for row in _CONDITION.iter_unpack(self.buffer[self._columns[5] : self._columns[6]])
+        ]
+        return _assemble(self.strings, entries, list(self._tag_column()), conditions, payloads)
+
+    def verify_payloads(self) -> None:
+        """Check every payload against its checksum; `CorruptData` names the first record that fails."""
+        base = self._columns[6]
+        view = memoryview(self.buffer)
+        start = 0
+        for i, (stop, _, checksum, _) in enumerate(self._entries()):
+            if stop < start or base + stop > self.offset + self.size:
+                raise CorruptData(f"record {i} of a chunk of book {self.book!r} claims bytes outside the chunk")
+            if crc32(view[base + start : base + stop]) != checksum:
+                raise CorruptData(f"record {i} of a chunk of book {self.book!r} fails its checksum")
+            start = stop

@@ -1,0 +1,116 @@
+"""What cuts mean, remembered compactly: seqnum → (shard, local id) and time; (shard, local id) → seqnum.
+
+Between two cuts of one shard nothing else happens in a quiet log, and then seqnums and local ids grow together. Such
+cuts are merged into one **run**, so a log that one engine writes needs one run a term, and 16 bytes a cut for the time.
+Arrays of machine integers, because an index holds millions of these.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import NamedTuple
+
+from boki.log.ids import MAX_POSITION, LogId, ShardId, Term, make_seqnum
+from boki.log.metalog import Cut
+
+
+class Piece(NamedTuple):
+    """Consecutive records of one shard that a cut put into the order at consecutive seqnums."""
+
+    shard: ShardId
+    first_lid: int
+    until_lid: int
+    first_seqnum: int
+
+
+class OrderTable:
+    """Of one (term, log): where each seqnum's record is, and when it was ordered.
+
+    `apply_cut` must be given every cut, in order. Memory: 16 bytes a cut, 24 bytes a run.
+    """
+
+    def __init__(self, term: Term, log: LogId) -> None:
+        self.term = term
+        self.log = log
+        self.next_seqnum = make_seqnum(term, log, 0)
+        self.ordered_until: dict[ShardId, int] = {}
+        self._run_seqnums = array("q")
+        self._run_shards = array("Q")
+        self._run_lids = array("q")
+        self._cut_seqnums = array("q")
+        self._cut_times = array("q")
+
+    def apply_cut(self, cut: Cut) -> list[Piece]:
+        """Take in the next cut: the pieces that it orders, in order."""
+        pieces: list[Piece] = []
+        self._cut_seqnums.append(self.next_seqnum)
+        self._cut_times.append(cut.time_us)
+        for shard, until in cut.until:
+            first = self.ordered_until.get(shard, 0)
+            pieces.append(Piece(shard, first, until, self.next_seqnum))
+            if not (self._run_shards and self._run_shards[-1] == shard and self._continues(first)):
+                self._run_seqnums.append(self.next_seqnum)
+                self._run_shards.append(shard)
+                self._run_lids.append(first)
+            self.ordered_until[shard] = until
+            self.next_seqnum += until - first
+        return pieces
+
+    def _continues(self, first_lid: int) -> bool:
+        return self._run_lids[-1] + self.next_seqnum - self._run_seqnums[-1] == first_lid
+
+    def locate(self, seqnum: int) -> tuple[ShardId, int, int]:
+        """(shard, local id, how many records from here on follow in the same shard without a gap)."""
+        if not make_seqnum(self.term, self.log, 0) <= seqnum < self.next_seqnum:
+            raise KeyError(seqnum)
+        run = bisect_right(self._run_seqnums, seqnum) - 1
+        stop = self._run_seqnums[run + 1] if run + 1 < len(self._run_seqnums) else self.next_seqnum
+        return self._run_shards[run], self._run_lids[run] + seqnum - self._run_seqnums[run], stop - seqnum
+
+    def time_of(self, seqnum: int) -> int:
+        """The time of the cut that ordered `seqnum`, in microseconds since the epoch."""
+        return self._cut_times[bisect_right(self._cut_seqnums, seqnum) - 1]
+
+    def first_seqnum_at(self, time_us: int) -> int | None:
+        """The first seqnum ordered at or after a time; None if all were before it."""
+        at = bisect_right(self._cut_times, time_us - 1)
+        return self._cut_seqnums[at] if at < len(self._cut_times) else None
+
+    @property
+    def last_time_us(self) -> int:
+        """The time of the last cut; 0 if there was none."""
+        return self._cut_times[-1] if self._cut_times else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held, about."""
+        return 24 * len(self._run_seqnums) + 16 * len(self._cut_seqnums) + 100 * len(self.ordered_until)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether the log needs a new term because its positions run out."""
+        return self.next_seqnum - make_seqnum(self.term, self.log, 0) > MAX_POSITION - (1 << 30)
+
+
+class ShardOrder:
+    """The other direction, for a storage node: of one shard, local id → seqnum."""
+
+    def __init__(self) -> None:
+        self.until_lid = 0
+        self._lids = array("q")
+        self._seqnums = array("q")
+
+    def add(self, piece: Piece) -> None:
+        """Take in the shard's next piece."""
+        if not self._lids or self._seqnums[-1] + piece.first_lid - self._lids[-1] != piece.first_seqnum:
+            self._lids.append(piece.first_lid)
+            self._seqnums.append(piece.first_seqnum)
+        self.until_lid = piece.until_lid
+
+    def seqnum_of(self, lid: int) -> int | None:
+        """The seqnum of a local id; None if it is not ordered yet."""
+        if not 0 <= lid < self.until_lid:
+            return None
+        run = bisect_right(self._lids, lid) - 1
+        return self._seqnums[run] + lid - self._lids[run]

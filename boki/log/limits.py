@@ -1,0 +1,39 @@
+"""The limits that every input is held to, before anything is allocated for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from boki.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may hold. All nodes of a cluster must agree on these."""
+
+    record_bytes: int = 1 * MIB
+    aux_bytes: int = 64 * KIB
+    tags_per_record: int = 16
+    tag_bytes: int = 255
+    request_bytes: int = 4 * MIB
+    page_records: int = 10_000
+    """The largest `limit` of one page."""
+    page_bytes: int = 4 * MIB
+    """A page ends after the record that crosses this."""
+    call_depth: int = 32
+    key_window_s: float = 24 * 3600.0
+    """How long an idempotency key is remembered, by the log's own time."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"limit {name} must be positive, not {getattr(self, name)}")
+        if self.tags_per_record > 255 or self.tag_bytes > 65_000:
+            raise ConfigError("the batch format holds at most 255 tags per record, of at most 65,000 bytes each")
+        if self.record_bytes > self.request_bytes or self.request_bytes > 1 << 30:
+            raise ConfigError("record_bytes must be at most request_bytes, and that at most 1 GiB")
+
+
+DEFAULT_LIMITS = Limits()

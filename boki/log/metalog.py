@@ -1,0 +1,138 @@
+"""The metalog: the only thing that needs consensus, one per physical log and term.
+
+Its entries are few and small. A `Cut` says how far each shard is ordered; everybody derives the same seqnums from it:
+inside a cut, records stand in (shard, local id) order (Scalog section 4.1, Boki section 4.3). `Trim`, `OpenShard` and
+`CloseShard` are ordered among the cuts, so the data layer changes its shape without stopping anything.
+
+A **metalog position** is (term, number of entries applied), packed into one integer, so that comparing two integers
+tells who has seen more. Calls carry positions; an index that is behind waits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from boki.errors import CorruptData, InvalidArgument, VersionTooNew
+from boki.log.ids import MAX_TERM, LogId, NodeId, ShardId, Term
+
+VERSION: Final = 1
+_INDEX_BITS: Final = 43
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
+    """Shards move: each pair says that the shard's records below that local id are ordered now.
+
+    `time_us` is the primary's clock, never going back, in microseconds since the epoch: the time of these records.
+    """
+
+    time_us: int
+    until: tuple[tuple[ShardId, int], ...]
+
+
+class Trim(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
+    """Records of the tag (of the book, if None) with a seqnum below `before`, clamped to the tail here, are gone.
+
+    `everything` deletes the book: system tags are not spared. `request` is the engine's own number for its waiter.
+    """
+
+    book: str
+    tag: str | None
+    before: int
+    everything: bool
+    engine: NodeId
+    request: int
+
+
+class OpenShard(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """From here on the shard may be ordered. Its records are on these storage nodes."""
+
+    shard: ShardId
+    engine: NodeId
+    replicas: tuple[NodeId, ...]
+
+
+class CloseShard(msgspec.Struct, frozen=True, array_like=True, tag="close"):
+    """The shard is ordered no further than it is here, ever."""
+
+    shard: ShardId
+
+
+MetalogEntry = Cut | Trim | OpenShard | CloseShard
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(MetalogEntry)
+
+
+def encode_entry(entry: MetalogEntry) -> bytes:
+    """The bytes of an entry on disk: a version, then msgpack."""
+    return bytes((VERSION,)) + _encoder.encode(entry)
+
+
+def decode_entry(data: bytes) -> MetalogEntry:
+    """The entry; `VersionTooNew` or `CorruptData` if these are not its bytes."""
+    if not data or data[0] > VERSION:
+        raise VersionTooNew(f"metalog entry version {data[:1].hex()} is newer than this Boki's {VERSION}")
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except msgspec.MsgspecError as error:
+        raise CorruptData(f"a metalog entry cannot be read: {error}") from None
+
+
+def make_position(term: Term, index: int) -> int:
+    """The metalog position after `index` entries of `term`.
+
+    >>> make_position(2, 0) > make_position(1, 1000)
+    True
+    """
+    return term << _INDEX_BITS | index
+
+
+def split_position(position: int) -> tuple[Term, int]:
+    """The (term, entry count) of a metalog position.
+
+    >>> split_position(make_position(2, 7))
+    (2, 7)
+    """
+    return position >> _INDEX_BITS, position & ((1 << _INDEX_BITS) - 1)
+
+
+Positions = dict[LogId, int]
+"""Per physical log, the metalog position that a caller has seen. A log that is missing has not been seen."""
+
+
+def merge_positions(mine: Positions, seen: Positions) -> None:
+    """Raise `mine` to everything that `seen` has seen."""
+    for log, position in seen.items():
+        if position > mine.get(log, 0):
+            mine[log] = position
+
+
+def format_positions(positions: Positions) -> str:
+    """The text form for the `Boki-Position` header.
+
+    >>> format_positions({0: make_position(2, 7), 1: make_position(1, 3)})
+    '0:2.7,1:1.3'
+    """
+    return ",".join(f"{log}:{'.'.join(map(str, split_position(p)))}" for log, p in sorted(positions.items()))
+
+
+def parse_positions(text: str) -> Positions:
+    """The positions behind `format_positions`' text; `InvalidArgument` if it is not such a text."""
+    positions: Positions = {}
+    if len(text) > 10_000:
+        raise InvalidArgument("a Boki-Position has at most 10,000 characters", field="Boki-Position")
+    for part in filter(None, text.split(",")):
+        try:
+            log, _, place = part.partition(":")
+            term, _, index = place.partition(".")
+            numbers = (int(log), int(term), int(index))
+            if not (0 <= numbers[0] < 256 and 0 <= numbers[1] <= MAX_TERM and 0 <= numbers[2] < 1 << _INDEX_BITS):
+                raise ValueError(part)
+        except ValueError:
+            raise InvalidArgument(
+                f"Boki-Position must look like 0:2.7,1:1.3 (log:term.entries), not {text[:60]!r}", field="Boki-Position"
+            ) from None
+        positions[numbers[0]] = make_position(numbers[1], numbers[2])
+    return positions

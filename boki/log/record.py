@@ -1,0 +1,49 @@
+"""A record as a reader sees it, and the page that bulk reads return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from boki.errors import InvalidArgument
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record of a LogBook.
+
+    `time` is the log's own, in microseconds since the epoch: the time of the cut that ordered the record. It never goes
+    back within a book. `auxdata` is a cache that anybody may have set or lost; never rely on it.
+    """
+
+    seqnum: int
+    tags: tuple[str, ...]
+    data: bytes
+    auxdata: bytes | None
+    time: int
+
+    @property
+    def next_seqnum(self) -> int:
+        """Where to go on reading after this record."""
+        return self.seqnum + 1
+
+    def json(self) -> Any:
+        """The data, decoded as JSON; `InvalidArgument` if it is not JSON."""
+        try:
+            return msgspec.json.decode(self.data)
+        except msgspec.DecodeError as error:
+            raise InvalidArgument(f"record {self.seqnum} does not hold JSON: {error}") from None
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some records in order, and where the next page starts. Never empty before the end."""
+
+    records: list[Record]
+    next_start: int
+
+
+class Expect(msgspec.Struct, frozen=True, array_like=True):
+    """A condition of an append: the last record of `tag` in this book is `last_seqnum` (0: there is none)."""
+
+    tag: str
+    last_seqnum: int

@@ -1,0 +1,114 @@
+"""Views: who sequences and stores in a term, where books live in it, and the chain of views that tells history.
+
+A term is the time between two seals. Its view is installed once and never changed. The view of term t+1 names where
+every log of term t ended: metalog entries at or above that end never existed.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+
+import msgspec
+
+from boki.errors import ConfigError
+from boki.log.ids import MAX_LOG, LogId, NodeId, Term
+from boki.log.quorum import majority
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """One term: its members and rules. Checked when made; `ConfigError` lists what cannot work."""
+
+    term: Term
+    log_count: int
+    sequencers: tuple[NodeId, ...]
+    """All that hold the metalogs of this term. A majority of them decides."""
+    primaries: tuple[NodeId, ...]
+    """Per log, the one sequencer that appends."""
+    incarnations: dict[NodeId, int]
+    """The sequencers' incarnations: one that lost its disk is another one, and does not count."""
+    storage: tuple[NodeId, ...]
+    """Where new shards may be placed."""
+    replicas: int
+    write_quorum: int
+    previous_ends: tuple[int, ...] = ()
+    """Per log of the term before, how many of its metalog entries exist."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 1 <= self.log_count <= MAX_LOG or len(self.primaries) != self.log_count:
+            problems.append(f"{self.log_count} logs need as many primaries, and at most {MAX_LOG}")
+        if not set(self.primaries) <= set(self.sequencers):
+            problems.append("every primary must be one of the sequencers")
+        if not 1 <= self.write_quorum <= self.replicas:
+            problems.append(f"write_quorum {self.write_quorum} must be in 1..replicas ({self.replicas})")
+        if self.replicas > len(self.storage):
+            problems.append(f"{self.replicas} replicas need as many storage nodes, and there are {len(self.storage)}")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def sequencer_majority(self) -> int:
+        """How many sequencers must hold an entry before it counts."""
+        return majority(len(self.sequencers))
+
+    def log_of(self, book: str) -> LogId:
+        """The physical log that holds the book's records of this term."""
+        return place_book(book, self.log_count)
+
+
+@lru_cache(maxsize=65_536)
+def place_book(book: str, log_count: int) -> LogId:
+    """Rendezvous hashing: every (book, log) pair draws a number, and the highest wins.
+
+    One log more takes over only the books that it wins, so only its share of the books moves.
+    """
+    if log_count == 1:
+        return 0
+    return max(range(log_count), key=lambda log: blake2b(f"{log}/{book}".encode(), digest_size=8).digest())
+
+
+class ViewChain:
+    """All views in order, from the first that still has records to the current one."""
+
+    def __init__(self, views: tuple[View, ...] = ()) -> None:
+        self._views: dict[Term, View] = {}
+        for view in views:
+            self.add(view)
+
+    def add(self, view: View) -> bool:
+        """Take in the next view; False if it is already here. A gap is a bug of the caller."""
+        if view.term in self._views:
+            assert self._views[view.term] == view, "a view is installed once and never changed"
+            return False
+        if self._views and view.term != self.current.term + 1:
+            raise ValueError(f"the view of term {view.term} came after that of term {self.current.term}")
+        self._views[view.term] = view
+        return True
+
+    def __bool__(self) -> bool:
+        return bool(self._views)
+
+    def __contains__(self, term: Term) -> bool:
+        return term in self._views
+
+    def __getitem__(self, term: Term) -> View:
+        return self._views[term]
+
+    @property
+    def current(self) -> View:
+        """The newest view."""
+        return next(reversed(self._views.values()))
+
+    @property
+    def first_term(self) -> Term:
+        """The oldest term known."""
+        return next(iter(self._views))
+
+    def end_of(self, term: Term, log: LogId) -> int | None:
+        """How many metalog entries the log has in that term; None while the term goes on."""
+        following = self._views.get(term + 1)
+        return None if following is None else following.previous_ends[log]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._views.values())

@@ -1,0 +1,225 @@
+"""Every message that two roles exchange, grouped "sender -> receiver". One frozen struct each.
+
+Losing, repeating or delaying any of them does no harm: numbers are absolute, and whatever is missing is asked for
+again. Each carries its term; a node that sees a newer term than its own fetches the view.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from boki.log.ids import LogId, NodeId, ShardId, Term
+from boki.log.metalog import MetalogEntry
+from boki.log.view import View
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The base of all, so that a codec can tell them apart by name."""
+
+
+# engine -> storage
+
+
+class StoreBatch(Message):
+    """Keep this batch (`boki.log.batch`); report once it is durable."""
+
+    batch: bytes
+
+
+class FetchBatches(Message):
+    """engine, storage -> storage. The batches that cover `first_lid` until `until_lid`, whole, from the start on.
+
+    The answer may stop early at `max_bytes`. → `BatchesFetched`
+    """
+
+    request: int
+    term: Term
+    log: LogId
+    shard: ShardId
+    first_lid: int
+    until_lid: int
+    max_bytes: int
+
+
+class Holding(IntEnum):
+    """What a storage node knows of the first local id asked for. Only `HAVE` comes with its bytes."""
+
+    HAVE = 1
+    FREED = 2
+    """It was here; trimming has freed it."""
+    NEVER = 3
+    """The shard never had it: it lies at or above the shard's end in an ended term."""
+    UNKNOWN = 4
+    """Not here, though others may have it."""
+
+
+class BatchesFetched(Message):
+    """storage -> engine, storage. Batches in order of local id; `holding` speaks of the first local id."""
+
+    request: int
+    holding: Holding
+    batches: tuple[bytes, ...]
+    error: str = ""
+    """Set if bytes were there and failed their checksum."""
+
+
+# storage -> primary sequencer, and -> engine of the shard
+
+
+class ShardProgress(Message):
+    """This incarnation of the storage node holds the shard durably until `stored_until`. Absolute, so repeatable."""
+
+    term: Term
+    log: LogId
+    shard: ShardId
+    incarnation: int
+    stored_until: int
+    has_room: bool
+    """False if the disk is (nearly) full: the engine refuses appends that its quorum has no room for."""
+
+
+# engine -> primary sequencer
+
+
+class RequestEntry(Message):
+    """Append this Trim, OpenShard or CloseShard to the metalog. Repeated until it shows up; the primary drops doubles."""
+
+    term: Term
+    log: LogId
+    entry: MetalogEntry
+
+
+# sequencer -> sequencer
+
+
+class AppendEntry(Message):
+    """primary -> backup. Entry number `index` of the log; entries below `committed` are on a majority."""
+
+    term: Term
+    log: LogId
+    index: int
+    entries: tuple[MetalogEntry, ...]
+    committed: int
+
+
+class EntriesStored(Message):
+    """backup -> primary. This incarnation of the sequencer holds all entries below `stored_until` durably."""
+
+    term: Term
+    log: LogId
+    incarnation: int
+    stored_until: int
+
+
+# sequencer -> engine, storage
+
+
+class Metalog(Message):
+    """Committed entries from `first_index` on, and the committed index, which may lie above them.
+
+    `ended`: the term is over and `committed` is its end.
+    """
+
+    term: Term
+    log: LogId
+    first_index: int
+    entries: tuple[MetalogEntry, ...]
+    committed: int
+    ended: bool = False
+
+
+class FetchMetalog(Message):
+    """engine, storage -> any sequencer. Committed entries from `first_index` on. → `Metalog`"""
+
+    term: Term
+    log: LogId
+    first_index: int
+
+
+class AskTail(Message):
+    """engine -> sequencers. How many entries do you hold? A majority's largest answer covers all acknowledged ones."""
+
+    request: int
+    log: LogId
+
+
+class TellTail(Message):
+    """sequencer -> engine. It counts only if `term` is the current one and not sealed."""
+
+    request: int
+    term: Term
+    log: LogId
+    stored_until: int
+    sealed: bool
+
+
+# controller -> sequencer, and back (design section 4, "Seal and new term")
+
+
+class Seal(Message):
+    """Accept nothing more in this term. Repeatable. → `Sealed`, once the seal is durable"""
+
+    term: Term
+
+
+class Sealed(Message):
+    """The term is sealed here, durably; per log, how many entries this incarnation holds."""
+
+    term: Term
+    incarnation: int
+    stored_until: tuple[int, ...]
+
+
+class FetchSealed(Message):
+    """controller -> sequencer. Entries of a sealed term, committed or not, from `first_index` on. → `SealedEntries`"""
+
+    term: Term
+    log: LogId
+    first_index: int
+
+
+class SealedEntries(Message):
+    """sequencer -> controller."""
+
+    term: Term
+    log: LogId
+    first_index: int
+    entries: tuple[MetalogEntry, ...]
+
+
+class Complete(Message):
+    """controller -> sequencer. The sealed term's log goes on with these entries. → `Completed`, once durable
+
+    A message of its own, so that no primary can take the answer for an acknowledgement.
+    """
+
+    term: Term
+    log: LogId
+    first_index: int
+    entries: tuple[MetalogEntry, ...]
+
+
+class Completed(Message):
+    """sequencer -> controller. The sealed term's log is durable here until `stored_until`."""
+
+    term: Term
+    log: LogId
+    incarnation: int
+    stored_until: int
+
+
+# coordinator -> everybody
+
+
+class InstallView(Message):
+    """These views exist, in order; the last one is the current one."""
+
+    views: tuple[View, ...]
+
+
+class FetchView(Message):
+    """anybody -> coordinator. I have seen a newer term than `known_term`. → `InstallView`"""
+
+    known_term: Term
