@@ -51,7 +51,8 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class Load:
     """Read the last key that is `<= key` and at least `floor` (so: the batch that covers a local id), then go on until
-    `stop` or `max_bytes`; the core then receives `Loaded(token, rows)`."""
+    `stop` or `max_bytes`; the core then receives `Loaded(token, rows)`.
+    """
 
     token: Any
     key: bytes

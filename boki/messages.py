@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import msgspec
 
-from boki.log.ids import LogId, NodeId, ShardId, Term
+from boki.log.ids import LogId, ShardId, Term
 from boki.log.metalog import MetalogEntry
 from boki.log.view import View
 
@@ -22,13 +22,13 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # engine -> storage
 
 
-class StoreBatch(Message):
+class StoreBatch(Message, frozen=True):
     """Keep this batch (`boki.log.batch`); report once it is durable."""
 
     batch: bytes
 
 
-class FetchBatches(Message):
+class FetchBatches(Message, frozen=True):
     """engine, storage -> storage. The batches that cover `first_lid` until `until_lid`, whole, from the start on.
 
     The answer may stop early at `max_bytes`. → `BatchesFetched`
@@ -55,7 +55,7 @@ class Holding(IntEnum):
     """Not here, though others may have it."""
 
 
-class BatchesFetched(Message):
+class BatchesFetched(Message, frozen=True):
     """storage -> engine, storage. Batches in order of local id; `holding` speaks of the first local id."""
 
     request: int
@@ -68,7 +68,7 @@ class BatchesFetched(Message):
 # storage -> primary sequencer, and -> engine of the shard
 
 
-class ShardProgress(Message):
+class ShardProgress(Message, frozen=True):
     """This incarnation of the storage node holds the shard durably until `stored_until`. Absolute, so repeatable."""
 
     term: Term
@@ -83,8 +83,8 @@ class ShardProgress(Message):
 # engine -> primary sequencer
 
 
-class RequestEntry(Message):
-    """Append this Trim, OpenShard or CloseShard to the metalog. Repeated until it shows up; the primary drops doubles."""
+class RequestEntry(Message, frozen=True):
+    """Append this Trim, OpenShard or CloseShard to the metalog. Repeated until it shows up; doubles are dropped."""
 
     term: Term
     log: LogId
@@ -94,7 +94,7 @@ class RequestEntry(Message):
 # sequencer -> sequencer
 
 
-class AppendEntry(Message):
+class AppendEntry(Message, frozen=True):
     """primary -> backup. Entry number `index` of the log; entries below `committed` are on a majority."""
 
     term: Term
@@ -104,7 +104,7 @@ class AppendEntry(Message):
     committed: int
 
 
-class EntriesStored(Message):
+class EntriesStored(Message, frozen=True):
     """backup -> primary. This incarnation of the sequencer holds all entries below `stored_until` durably."""
 
     term: Term
@@ -116,7 +116,7 @@ class EntriesStored(Message):
 # sequencer -> engine, storage
 
 
-class Metalog(Message):
+class Metalog(Message, frozen=True):
     """Committed entries from `first_index` on, and the committed index, which may lie above them.
 
     `ended`: the term is over and `committed` is its end.
@@ -130,7 +130,7 @@ class Metalog(Message):
     ended: bool = False
 
 
-class FetchMetalog(Message):
+class FetchMetalog(Message, frozen=True):
     """engine, storage -> any sequencer. Committed entries from `first_index` on. → `Metalog`"""
 
     term: Term
@@ -138,14 +138,14 @@ class FetchMetalog(Message):
     first_index: int
 
 
-class AskTail(Message):
+class AskTail(Message, frozen=True):
     """engine -> sequencers. How many entries do you hold? A majority's largest answer covers all acknowledged ones."""
 
     request: int
     log: LogId
 
 
-class TellTail(Message):
+class TellTail(Message, frozen=True):
     """sequencer -> engine. It counts only if `term` is the current one and not sealed."""
 
     request: int
@@ -158,13 +158,13 @@ class TellTail(Message):
 # controller -> sequencer, and back (design section 4, "Seal and new term")
 
 
-class Seal(Message):
+class Seal(Message, frozen=True):
     """Accept nothing more in this term. Repeatable. → `Sealed`, once the seal is durable"""
 
     term: Term
 
 
-class Sealed(Message):
+class Sealed(Message, frozen=True):
     """The term is sealed here, durably; per log, how many entries this incarnation holds."""
 
     term: Term
@@ -172,7 +172,7 @@ class Sealed(Message):
     stored_until: tuple[int, ...]
 
 
-class FetchSealed(Message):
+class FetchSealed(Message, frozen=True):
     """controller -> sequencer. Entries of a sealed term, committed or not, from `first_index` on. → `SealedEntries`"""
 
     term: Term
@@ -180,7 +180,7 @@ class FetchSealed(Message):
     first_index: int
 
 
-class SealedEntries(Message):
+class SealedEntries(Message, frozen=True):
     """sequencer -> controller."""
 
     term: Term
@@ -189,7 +189,7 @@ class SealedEntries(Message):
     entries: tuple[MetalogEntry, ...]
 
 
-class Complete(Message):
+class Complete(Message, frozen=True):
     """controller -> sequencer. The sealed term's log goes on with these entries. → `Completed`, once durable
 
     A message of its own, so that no primary can take the answer for an acknowledgement.
@@ -201,7 +201,7 @@ class Complete(Message):
     entries: tuple[MetalogEntry, ...]
 
 
-class Completed(Message):
+class Completed(Message, frozen=True):
     """sequencer -> controller. The sealed term's log is durable here until `stored_until`."""
 
     term: Term
@@ -213,13 +213,13 @@ class Completed(Message):
 # coordinator -> everybody
 
 
-class InstallView(Message):
+class InstallView(Message, frozen=True):
     """These views exist, in order; the last one is the current one."""
 
     views: tuple[View, ...]
 
 
-class FetchView(Message):
+class FetchView(Message, frozen=True):
     """anybody -> coordinator. I have seen a newer term than `known_term`. → `InstallView`"""
 
     known_term: Term

@@ -12,7 +12,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from struct import Struct, error as StructError
+from struct import Struct
+from struct import error as StructError
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -35,14 +36,14 @@ class BatchHeader(NamedTuple):
     log: LogId
     shard: ShardId
     first_lid: int
-    count: int
+    record_count: int
     chunk_count: int
     size_bytes: int
 
     @property
     def until_lid(self) -> int:
         """The local id after the last record."""
-        return self.first_lid + self.count
+        return self.first_lid + self.record_count
 
 
 def encode_batch(term: Term, log: LogId, shard: ShardId, first_lid: int, chunks: Sequence[tuple[bytes, int]]) -> bytes:
@@ -57,7 +58,9 @@ def encode_batch(term: Term, log: LogId, shard: ShardId, first_lid: int, chunks:
 def read_header(data: bytes) -> BatchHeader:
     """The header of a batch, checked; `CorruptData` or `VersionTooNew` if it is not one that this version can read."""
     try:
-        magic, version, flags, checksum, size, term, log, shard, first_lid, count, chunk_count = _HEADER.unpack_from(data)
+        magic, version, flags, checksum, size, term, log, shard, first_lid, count, chunk_count = _HEADER.unpack_from(
+            data
+        )
     except StructError:
         raise CorruptData(f"a batch of {len(data)} bytes is shorter than its header") from None
     if magic != MAGIC:
@@ -87,7 +90,7 @@ class Batch:
             chunk = Chunk(self.data, offset)
             found.append(chunk)
             offset += chunk.size
-        if offset != len(self.data) or sum(chunk.count for chunk in found) != self.header.count:
+        if offset != len(self.data) or sum(chunk.count for chunk in found) != self.header.record_count:
             raise CorruptData(
                 f"the chunks of batch {self.header.first_lid} of shard {self.header.shard} do not add up to its header"
             )

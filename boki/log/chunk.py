@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from struct import Struct, error as StructError, pack, unpack_from
+from struct import Struct, pack, unpack_from
+from struct import error as StructError
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -68,9 +69,7 @@ def encode_chunk(book: str, groups: Iterable[Group]) -> bytes:
     end = 0
     for group in groups:
         for expect in group.when:
-            conditions.append(
-                _CONDITION.pack(len(entries), _number(numbers, expect.tag), expect.last_seqnum)
-            )
+            conditions.append(_CONDITION.pack(len(entries), _number(numbers, expect.tag), expect.last_seqnum))
         flags = 0
         for data, names in group.records:
             if group.key is not None:
@@ -177,12 +176,12 @@ class Chunk:
 
     def _entry(self, i: int) -> tuple[int, int, int, int]:
         """(payload end, tag end, crc, flags) of record `i`."""
-        return _ENTRY.unpack_from(self.buffer, self._columns[3] + _ENTRY.size * i)  # type: ignore[return-value]
+        return _ENTRY.unpack_from(self.buffer, self._columns[3] + _ENTRY.size * i)
 
     def _entries(self) -> Iterator[tuple[int, int, int, int]]:
         """(payload end, tag end, crc, flags) of every record."""
         start = self._columns[3]
-        return _ENTRY.iter_unpack(memoryview(self.buffer)[start : start + _ENTRY.size * self.count])  # type: ignore[return-value]
+        return _ENTRY.iter_unpack(memoryview(self.buffer)[start : start + _ENTRY.size * self.count])
 
     def _tag_column(self) -> tuple[int, ...]:
         _, _, _, _, tags, conditions, _ = self._columns
@@ -292,7 +291,7 @@ class Chunk:
     def drop_payloads(self, indexes: Iterable[int]) -> bytes:
         """The same chunk with the payloads of these records freed; everything else, and every number, stays."""
         freed = set(indexes)
-        _, _, _, _, tags, _, payload = self._columns
+        payload = self._columns[6]
         entries: list[bytes] = []
         payloads: list[bytes] = []
         end = start = 0
@@ -305,8 +304,7 @@ class Chunk:
                 checksum, flags = crc32(b""), flags | FREED
             entries.append(_ENTRY.pack(end, tag_end, checksum, flags))
         conditions = [
-            _CONDITION.pack(*row)
-            for row in _CONDITION.iter_unpack(self.buffer[self._columns[5] : self._columns[6]])
+            _CONDITION.pack(*row) for row in _CONDITION.iter_unpack(self.buffer[self._columns[5] : self._columns[6]])
         ]
         return _assemble(self.strings, entries, list(self._tag_column()), conditions, payloads)
 

@@ -62,7 +62,7 @@ class CloseShard(msgspec.Struct, frozen=True, array_like=True, tag="close"):
 MetalogEntry = Cut | Trim | OpenShard | CloseShard
 
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(MetalogEntry)
+_decoder: Final[msgspec.msgpack.Decoder[MetalogEntry]] = msgspec.msgpack.Decoder(MetalogEntry)
 
 
 def encode_entry(entry: MetalogEntry) -> bytes:

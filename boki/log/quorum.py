@@ -1,4 +1,4 @@
-"""The counting rules of the log. Each is one line and decides whether data survives, so each has a name and examples."""
+"""The counting rules of the log: each is one line and decides whether data survives, so each has a name."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ every log of term t ended: metalog entries at or above that end never existed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -110,5 +111,5 @@ class ViewChain:
         following = self._views.get(term + 1)
         return None if following is None else following.previous_ends[log]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[View]:
         return iter(self._views.values())

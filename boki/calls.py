@@ -1,0 +1,81 @@
+"""Function calls as values: what the gateway, the engine's dispatch and the workers hand to each other."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from boki.log.metalog import Positions
+from boki.log.operations import Failure
+
+Encoding = Literal["json", "text", "bytes"]
+"""How a payload's bytes are to be read: a JSON document, UTF-8 text, or nothing but bytes."""
+
+
+class Payload(msgspec.Struct, frozen=True, array_like=True):
+    """A call's argument or result as it travels."""
+
+    encoding: Encoding
+    data: bytes
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """One invocation of a function.
+
+    `id` is the invocation id: 32 hex digits, the same when a logged call is run again. `book` is the call's LogBook
+    ("" until dispatch has filled in the function's default). `timeout_us` is what is left when the value is made.
+    `depth` counts the calls above it. `positions` is what its caller has seen of the logs.
+    """
+
+    id: str
+    function: str
+    payload: Payload
+    book: str
+    timeout_us: int
+    depth: int = 0
+    positions: Positions = {}
+    traceparent: str = ""
+    parent: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """How a call ended: with a result or with a failure, and what it has seen of the logs."""
+
+    result: Payload | None
+    failure: Failure | None
+    positions: Positions = {}
+
+
+class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered function, as the engine and the gateway know it without importing its module."""
+
+    name: str
+    module: str
+    is_async: bool
+    doc: str = ""
+    book: str = ""
+    """The default LogBook of its calls; empty: the function's own name."""
+    timeout_s: float = 60.0
+    concurrency: int = 256
+    """Calls of this function that run at once in one worker process (blocking functions: always one)."""
+    min_workers: int = 0
+    max_workers: int = 4
+    """Least and most worker processes of the module's pool; the largest of its functions' values counts."""
+    memory_bytes: int = 1 << 30
+    """A worker process that grows beyond this is killed and replaced."""
+    payload_schema: dict[str, Any] | None = None
+    """JSON schema of the payload; None if it takes text or bytes."""
+    payload_encoding: Encoding = "json"
+    result_schema: dict[str, Any] | None = None
+    result_encoding: Encoding = "json"
+
+
+class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A module of the functions folder: what it registers, or why it cannot be loaded."""
+
+    module: str
+    path: str
+    functions: tuple[FunctionInfo, ...] = ()
+    error: str = ""
+    """The error with file and line, if the module is broken."""

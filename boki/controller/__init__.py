@@ -1,0 +1,1 @@
+"""The controller role: decides who is in the next view."""

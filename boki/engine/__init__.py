@@ -1,0 +1,1 @@
+"""The engine role: runs functions and serves their log calls."""

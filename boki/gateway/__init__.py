@@ -1,0 +1,1 @@
+"""The gateway role: HTTP in, calls and log operations out."""

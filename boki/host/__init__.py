@@ -1,0 +1,1 @@
+"""The shell: what drives a core for real — clock, disk, links, loop."""

@@ -1,0 +1,1 @@
+"""The sequencer role: orders records without seeing them."""

@@ -1,0 +1,1 @@
+"""The storage role: keeps batches, and reports what is durable."""
