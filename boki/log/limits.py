@@ -27,13 +27,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long an idempotency key is remembered, by the log's own time."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"limit {name} must be positive, not {getattr(self, name)}")
+        problems = [
+            f"limits.{name} must be positive, not {getattr(self, name)}"
+            for name in self.__struct_fields__
+            if getattr(self, name) <= 0
+        ]
         if self.tags_per_record > 255 or self.tag_bytes > 65_000:
-            raise ConfigError("the batch format holds at most 255 tags per record, of at most 65,000 bytes each")
+            problems.append("the batch format holds at most 255 tags per record, of at most 65,000 bytes each")
         if self.record_bytes > self.request_bytes or self.request_bytes > 1 << 30:
-            raise ConfigError("record_bytes must be at most request_bytes, and that at most 1 GiB")
+            problems.append("limits.record_bytes must be at most limits.request_bytes, and that at most 1 GiB")
+        if problems:
+            raise ConfigError("; ".join(problems), problems=problems)
 
 
 DEFAULT_LIMITS = Limits()
