@@ -1,0 +1,325 @@
+"""Configuration: a frozen value, checked once, passed by hand.
+
+Nothing else in Boki reads the environment or a configuration file. A configuration is a struct; `load` fills it from
+flags, over `BOKI_*` variables, over `boki.toml`, over the struct's own defaults. The loader, the command line's flags
+and the documentation are driven by the struct's fields, so that a new field is written down in one place. Every problem
+is listed, not only the first: nobody should have to start a server five times to mend five typing errors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import force_setattr
+
+from boki.errors import ConfigError
+from boki.log.limits import KIB, MIB, Limits
+
+ENV_PREFIX = "BOKI_"
+DEFAULT_FILE = Path("boki.toml")
+
+# Variables of the command line that are no fields of a configuration.
+_OTHER_VARIABLES = frozenset({"BOKI_URL", "BOKI_CONFIG"})
+
+Durability = Literal["fsync", "memory"]
+LogFormat = Literal["console", "json"]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What all configurations share: however one is made, a value that breaks a rule raises one `ConfigError` that
+    lists every problem (also as `error.problems`).
+    """
+
+    def __post_init__(self) -> None:
+        problems = [
+            text
+            for field in msgspec.structs.fields(self)
+            if (text := _field_problem(field.name, getattr(self, field.name), field.type))
+        ]
+        problems = problems or self.problems()
+        if problems:
+            raise _refusal(problems)
+
+    def problems(self) -> list[str]:
+        """What is wrong between fields that are each fine by themselves."""
+        return []
+
+
+class DevConfig(Config, frozen=True, kw_only=True):
+    """`boki dev`: every role in one process, worker processes beside it."""
+
+    data: Annotated[Path, Meta(description="Directory that holds all data; made if it is not there.")] = Path(".boki")
+    functions: Annotated[Path, Meta(description="Folder whose modules register functions.")] = Path("functions")
+    host: Annotated[str, Meta(description="Address to listen on. Others than this machine's own need a token.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0: any free one.")] = 8080
+    token: Annotated[str, Meta(description="Bearer token that every request must carry; empty: none.")] = ""
+    insecure: Annotated[bool, Meta(description="Listen on any address without a token.")] = False
+    replicas: Annotated[int, Meta(ge=1, le=15, description="Storage nodes, each with its own directory and fsync.")] = 1
+    write_quorum: Annotated[
+        int, Meta(ge=0, description="Storage nodes that hold a record before it counts; 0: a majority of them.")
+    ] = 0
+    logs: Annotated[int, Meta(ge=1, le=255, description="Physical logs that the LogBooks share.")] = 1
+    sequencers: Annotated[
+        int, Meta(ge=0, le=15, description="Sequencers, an odd number; 0: 1, or 3 from three replicas on.")
+    ] = 0
+    durability: Annotated[
+        Durability,
+        Meta(
+            description="fsync: an append is on disks when it returns. memory: a power cut loses appends that returned."
+        ),
+    ] = "fsync"
+    index_memory_bytes: Annotated[int, Meta(ge=MIB, description="The index's budget; colder rows live on disk.")] = (
+        256 * MIB
+    )
+    cache_bytes: Annotated[int, Meta(ge=MIB, description="Budget of the record cache.")] = 256 * MIB
+    aux_cache_bytes: Annotated[int, Meta(ge=64 * KIB, description="Budget of the auxiliary data cache.")] = 32 * MIB
+    append_buffer_bytes: Annotated[
+        int, Meta(ge=MIB, description="Appends that wait for their order; beyond it they are refused.")
+    ] = 64 * MIB
+    batch_bytes: Annotated[
+        int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size at most.")
+    ] = MIB
+    disk_reserve_bytes: Annotated[
+        int, Meta(ge=0, description="Appends are refused when the disk has less room than this.")
+    ] = 64 * MIB
+    drain_s: Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")] = 10.0
+    keep_calls_s: Annotated[
+        float, Meta(gt=0, description="How long results of asynchronous calls and idempotency keys are kept.")
+    ] = 86_400.0
+    reload: Annotated[bool, Meta(description="Load a module of the functions folder anew when its file changes.")] = (
+        True
+    )
+    log_format: Annotated[LogFormat, Meta(description="console: lines for people. json: one object a line.")] = (
+        "console"
+    )
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.write_quorum:
+            force_setattr(self, "write_quorum", self.replicas // 2 + 1)
+        if not self.sequencers:
+            force_setattr(self, "sequencers", 1 if self.replicas < 3 else 3)
+
+    def problems(self) -> list[str]:
+        """See `Config.problems`."""
+        found = []
+        if self.write_quorum > self.replicas:
+            found.append(f"write_quorum is {self.write_quorum}, but there are only {self.replicas} replicas")
+        if self.sequencers and self.sequencers % 2 == 0:
+            found.append(f"sequencers is {self.sequencers}: an even number tolerates no more losses than one less")
+        if not self.token and not self.insecure and not is_loopback(self.host):
+            found.append(f"host {self.host} is open to others: set a token, or say insecure if you mean it")
+        if self.append_buffer_bytes < self.limits.request_bytes:
+            found.append(
+                f"append_buffer_bytes is {self.append_buffer_bytes}: it must hold one request "
+                f"(limits.request_bytes = {self.limits.request_bytes})"
+            )
+        return found
+
+
+ConfigType = TypeVar("ConfigType", bound=Config)
+StructType = TypeVar("StructType", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value that a configuration takes: its dotted `name` (`limits.record_bytes`), type and meaning."""
+
+    name: str
+    type: Any
+    default: Any
+    description: str
+
+    @property
+    def holds_path(self) -> bool:
+        """Whether the value is a path in the file system."""
+        return self.type is Path or Path in get_args(self.type)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return ENV_PREFIX + self.name.replace(".", "_").upper()
+
+
+def settings(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
+    """Every value that the struct takes, those of structs inside it under dotted names."""
+    for field in msgspec.structs.fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from settings(field.type, f"{prefix}{field.encode_name}.")
+            continue
+        description = next((meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta)), None)
+        yield Setting(prefix + field.encode_name, field.type, field.default, description or "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value before it is checked, and where it came from, for the message."""
+
+    name: str
+    value: Any
+    origin: str
+    is_text: bool
+
+
+def load(
+    kind: type[ConfigType], *, flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+) -> ConfigType:
+    """Flags (None: not given) over `BOKI_*` variables over the TOML file over defaults.
+
+    Without `file`, the one that `BOKI_CONFIG` names is read, else `boki.toml` if it is there. Paths in a file are
+    relative to that file. `ConfigError` lists every unknown key (with the allowed ones) and every refused value.
+    """
+    known = {setting.name: setting for setting in settings(kind)}
+    problems: list[str] = []
+    given: dict[str, _Given] = {}
+    for item in (
+        *_from_file(known, file or _default_file(environment), problems),
+        *_from_environment(known, environment, problems),
+        *(_Given(name, value, flag(name), False) for name, value in flags.items() if value is not None),
+    ):
+        if item.name in known:
+            given[item.name] = item
+        else:
+            problems.append(_unknown(item.name, item.origin, known))
+    values: dict[str, Any] = {}
+    for item in given.values():
+        try:
+            values[item.name] = msgspec.convert(
+                item.value, known[item.name].type, strict=not item.is_text, dec_hook=_to_path
+            )
+        except msgspec.ValidationError as error:
+            expected = _lower(error).removesuffix(", got str") if item.is_text else _lower(error)
+            problems.append(f"{item.name} = {item.value!r} ({item.origin}): {expected}")
+    # The good values are tried even if there were bad ones, to find what is wrong between them too.
+    config = _build(kind, values, problems)
+    if problems or config is None:
+        raise _refusal(problems)
+    return config
+
+
+def flag(name: str) -> str:
+    """How the command line spells a setting.
+
+    >>> flag("limits.record_bytes")
+    '--limits-record-bytes'
+    """
+    return "--" + name.replace(".", "-").replace("_", "-")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server on that address.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _default_file(environment: Mapping[str, str]) -> Path | None:
+    if named := environment.get("BOKI_CONFIG"):
+        return Path(named)
+    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+
+
+def _from_file(known: Mapping[str, Setting], file: Path | None, problems: list[str]) -> Iterator[_Given]:
+    if file is None:
+        return
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"{file}: {error.strerror or error}")
+        return
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{file} is not TOML: {error}")
+        return
+    for name, value in _flatten(document):
+        is_path = name in known and known[name].holds_path and isinstance(value, str)
+        yield _Given(name, str(file.parent / value) if is_path else value, str(file), False)
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _from_environment(
+    known: Mapping[str, Setting], environment: Mapping[str, str], problems: list[str]
+) -> Iterator[_Given]:
+    names = {setting.variable: name for name, setting in known.items()}
+    for variable, value in environment.items():
+        if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES:
+            continue
+        if variable in names:
+            yield _Given(names[variable], value, variable, True)
+        else:
+            problems.append(_unknown(variable, "the environment", names))
+
+
+def _unknown(name: str, origin: str, allowed: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, allowed, n=1)
+    guess = f"; did you mean {near[0]}?" if near else "."
+    return f"unknown setting {name} ({origin}){guess} Allowed: {', '.join(sorted(allowed))}"
+
+
+def _build(
+    kind: type[StructType], values: Mapping[str, Any], problems: list[str], prefix: str = ""
+) -> StructType | None:
+    """The struct with these values, or None; structs inside it are built first."""
+    arguments: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        name = prefix + field.encode_name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            inner = _build(field.type, values, problems, f"{name}.")
+            if inner is not None:
+                arguments[field.name] = inner
+        elif name in values:
+            arguments[field.name] = values[name]
+    try:
+        return kind(**arguments)
+    except ConfigError as error:
+        problems.extend(error.details.get("problems", [error.message]))
+        return None
+
+
+def _field_problem(name: str, value: Any, kind: Any) -> str:
+    try:
+        msgspec.convert(msgspec.to_builtins(value, enc_hook=str), kind, dec_hook=_to_path)
+    except msgspec.ValidationError as error:
+        return f"{name} = {value!r}: {_lower(error)}"
+    return ""
+
+
+def _to_path(kind: type[Any], value: Any) -> Any:
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise msgspec.ValidationError(f"Expected a path, got {type(value).__name__}")
+
+
+def _lower(error: Exception) -> str:
+    text = str(error).replace("`", "")
+    return text[:1].lower() + text[1:]
+
+
+def _refusal(problems: list[str]) -> ConfigError:
+    what = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = "".join(f"\n  - {problem}" for problem in problems)
+    return ConfigError(f"the configuration has {what}:{lines}", problems=problems)
