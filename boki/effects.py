@@ -63,10 +63,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a `Load` found: (key, value) in ascending order."""
+    """What a `Load` found: (key, value) in ascending order. `error` says what the disk could not read."""
 
     token: Any
     rows: Sequence[tuple[bytes, bytes]]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRoom:
+    """The shell's word to a core whether its disk has room for more records."""
+
+    has_room: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,9 @@ class DiskReader(Protocol):
 
     def scan(self, start: bytes, stop: bytes) -> Iterable[tuple[bytes, bytes]]:
         """All (key, value) with `start <= key < stop`, ascending."""
+
+    def last(self, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        """The (key, value) with the largest key in `start <= key < stop`."""
 
 
 class Core(Protocol):

@@ -1,0 +1,116 @@
+"""Drives one core: an inbox, the clock, and the effects carried out for real.
+
+Messages that have arrived are taken in one go and settled together, so that a busy node works in batches by itself and
+an idle one answers at once. There is no timer but the tick.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from boki.effects import Answer, Core, DiskRoom, Effect, Load, Send, Store, Trace
+from boki.errors import StoreFailed
+from boki.host.clock import now_us
+from boki.host.disk import Disk
+from boki.host.links import Links
+from boki.log.ids import NodeId
+
+_log = logging.getLogger("boki.host")
+
+TICK_S = 0.05
+
+
+class Host:
+    """One node of this process. `disk_path` is opened by `open_disk`, before the core is made from what is on it."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        core: Core,
+        links: Links,
+        loop: AbstractEventLoop,
+        *,
+        disk: Disk | None = None,
+        answer: Callable[[Any, Any], None] | None = None,
+    ) -> None:
+        self.node = node
+        self.core = core
+        self.disk = disk
+        self.stopped = False
+        self._links = links
+        self._loop = loop
+        self._answer = answer
+        self._inbox: list[tuple[NodeId, Any]] = []
+        self._scheduled = False
+        self._has_room = True
+        self._timer: TimerHandle | None = None
+        links.attach(node, self.deliver)
+        self._tick()
+
+    def deliver(self, sender: NodeId, message: Any) -> None:
+        """Put a message into the inbox; it is handled in the loop's next turn, with all that arrive until then."""
+        if self.stopped:
+            return
+        self._inbox.append((sender, message))
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def settle_soon(self) -> None:
+        """Let the core settle in the loop's next turn, after something was told to it directly."""
+        if not self._scheduled and not self.stopped:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Carry out effects in order."""
+        for effect in effects:
+            match effect:
+                case Send(to, message):
+                    self._links.send(self.node, to, message)
+                case Store():
+                    assert self.disk is not None, f"{self.node} has no disk to store on"
+                    self.disk.store(effect, self.perform)
+                case Answer(token, value):
+                    assert self._answer is not None, f"{self.node} answers nobody"
+                    self._answer(token, value)
+                case Load():
+                    assert self.disk is not None, f"{self.node} has no disk to load from"
+                    self.deliver(self.node, self.disk.load(effect))
+                case Trace(level, text):
+                    _log.log(level, "%s: %s", self.node, text)
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        if self.stopped:
+            return
+        inbox, self._inbox = self._inbox, []
+        now = now_us()
+        for sender, message in inbox:
+            self.perform(self.core.receive(sender, message, now))
+        self.perform(self.core.settle(now))
+
+    def _tick(self) -> None:
+        if self.stopped:
+            return
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        if self.disk is not None and self.disk.has_room != self._has_room:
+            self._has_room = not self._has_room
+            self.deliver(self.node, DiskRoom(self._has_room))
+        self.perform(self.core.tick(now_us()))
+
+    def fail(self, error: StoreFailed) -> None:
+        """The disk is dead: stop at once, loudly."""
+        _log.critical("%s: %s", self.node, error)
+        self.stop()
+
+    def stop(self) -> None:
+        """Take part in nothing any more. The disk stays open; `close` it when its writes may be lost or are done."""
+        self.stopped = True
+        self._inbox.clear()
+        self._links.detach(self.node)
+        if self._timer is not None:
+            self._timer.cancel()
