@@ -1,0 +1,231 @@
+"""Style as a test: how large, how named and how explained files are, and what the pure ones may touch.
+
+Each rule is a function from a source text to the violations in it, and each has a test that it finds one: a check that
+cannot fail is a defect.
+"""
+
+import ast
+import fnmatch
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+BANNED_STEMS = {"utils", "util", "helpers", "helper", "manager", "common", "base", "misc", "types", "impl", "service"}
+IMPURE = {"asyncio", "time", "random", "os", "socket", "logging", "threading", "secrets", "uuid", "subprocess"}
+# The first folders of absolute paths that only exist on somebody's machine, and the way out of the checkout.
+LOCAL_PATHS = re.compile(r"(?<![\w.\-/}>])/(?:home|root|Users|work|tmp|mnt|srv|opt)/[\w.]|\.\./shared\b")
+UNFINISHED = re.compile(r"\b(?:TO" + "DO|FIX" + "ME|XX" + r"X)\b")
+
+Rule = Callable[[Path, str], list[str]]
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def small_files(_path: Path, source: str) -> list[str]:
+    lines = len(source.splitlines())
+    return [f"{lines} lines: split it, files stay below {MAX_FILE_LINES}"] if lines >= MAX_FILE_LINES else []
+
+
+def small_functions(_path: Path, source: str) -> list[str]:
+    lengths = (
+        (function.name, (function.end_lineno or 0) - function.lineno + 1) for function in functions(ast.parse(source))
+    )
+    return [
+        f"{name} has {lines} lines, the limit is {MAX_FUNCTION_LINES}"
+        for name, lines in lengths
+        if lines >= MAX_FUNCTION_LINES
+    ]
+
+
+def named_after_what_it_knows(path: Path, _source: str) -> list[str]:
+    return [f"the name {path.stem} says nothing"] if path.stem.lower() in BANNED_STEMS else []
+
+
+def explained(_path: Path, source: str) -> list[str]:
+    """A module docstring everywhere; ruff asks for those of public classes and functions."""
+    return [] if ast.get_docstring(ast.parse(source)) else ["no module docstring: say what the file is for, and why"]
+
+
+def finished(_path: Path, source: str) -> list[str]:
+    return [f"unfinished: {match.group()}" for match in UNFINISHED.finditer(source)]
+
+
+def free_of_local_paths(_path: Path, source: str) -> list[str]:
+    return [f"a path of one machine: {match.group()}" for match in LOCAL_PATHS.finditer(source)]
+
+
+def pure(_path: Path, source: str) -> list[str]:
+    """A core decides and a shell acts: no awaiting, no clock, no chance, no files, no logging."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [f"imports {alias.name}" for alias in node.names if alias.name.split(".")[0] in IMPURE]
+        elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in IMPURE:
+            found.append(f"imports {node.module}")
+        elif isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            found.append(f"line {node.lineno}: async")
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in {"open", "print", "input"}
+        ):
+            found.append(f"line {node.lineno}: {node.func.id}()")
+    return found
+
+
+def sleepless(_path: Path, source: str) -> list[str]:
+    """Tests wait for events or on a virtual clock. `sleep(0)` only lets others run."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            is_yield = len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            if name == "sleep" and not is_yield:
+                found.append(f"line {node.lineno}: sleeps")
+    return found
+
+
+def property_said(_path: Path, source: str) -> list[str]:
+    return [
+        f"{function.name} has no docstring that says which property it holds"
+        for function in functions(ast.parse(source))
+        if function.name.startswith("test_") and not ast.get_docstring(function)
+    ]
+
+
+def always_run(_path: Path, source: str) -> list[str]:
+    """Nothing is skipped: a test that does not run says nothing."""
+    return [
+        f"line {node.lineno}: {node.attr}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "importorskip", "xfail"}
+    ]
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(
+        path for folder in folders for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts
+    )
+
+
+def text_files() -> list[Path]:
+    found = [path for folder in ("boki", "functions", "tests", "docs", ".ci") for path in (ROOT / folder).rglob("*")]
+    found += [*ROOT.glob("*.md"), *ROOT.glob("*.toml")]
+    return sorted(
+        path for path in found if path.is_file() and path.suffix in {".py", ".md", ".toml", ".txt", ".sh", ""}
+    )
+
+
+def shells() -> list[str]:
+    """The patterns of files that may do I/O: the very ones that ruff lets import asyncio."""
+    ignores = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["per-file-ignores"]
+    return [pattern for pattern, rules in ignores.items() if "TID251" in rules]
+
+
+def is_shell(path: Path) -> bool:
+    name = path.relative_to(ROOT).as_posix()
+    return any(fnmatch.fnmatch(name, pattern.replace("**", "*")) for pattern in shells())
+
+
+def violations(rules: list[Rule], paths: list[Path]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in paths
+        for rule in rules
+        for text in rule(path, path.read_text(encoding="utf-8"))
+    ]
+
+
+def test_sources_are_small_named_explained_and_finished() -> None:
+    """Every Python file keeps to the rules of size, name, explanation and completeness."""
+    paths = python_files("boki", "functions", "tests")
+    assert len(paths) > 20
+    assert not violations([small_files, small_functions, named_after_what_it_knows, explained, finished], paths)
+
+
+def test_cores_are_pure() -> None:
+    """Every file that ruff does not let import asyncio is synchronous and touches nothing outside itself."""
+    paths = [path for path in python_files("boki") if not is_shell(path)]
+    names = {path.relative_to(ROOT).as_posix() for path in paths}
+    assert {"boki/log/batch.py", "boki/sequencer/core.py", "boki/storage/core.py", "boki/engine/core.py"} <= names
+    assert not violations([pure], paths)
+
+
+def test_tests_hold_a_property_without_sleeping_or_skipping() -> None:
+    """Every test says what it holds, waits for nothing but events, and runs."""
+    assert not violations([sleepless, property_said, always_run], python_files("tests"))
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    """What is committed works in any checkout."""
+    paths = [path for path in text_files() if path != Path(__file__)]
+    assert len(paths) > 20
+    assert not violations([free_of_local_paths], paths)
+
+
+LONG_FUNCTION = "def long():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
+
+BAD: list[tuple[Rule, str, str]] = [
+    (small_files, "a.py", "x = 1\n" * MAX_FILE_LINES),
+    (small_functions, "a.py", LONG_FUNCTION),
+    (named_after_what_it_knows, "utils.py", ""),
+    (explained, "a.py", "x = 1\n"),
+    (finished, "a.py", "# TO" + "DO: later\n"),
+    (free_of_local_paths, "a.md", "see /ho" + "me/ann/notes"),
+    (free_of_local_paths, "a.md", "see ../sha" + "red/design.md"),
+    (pure, "core.py", "import asyncio"),
+    (pure, "core.py", "from time import monotonic"),
+    (pure, "core.py", "async def f(): pass"),
+    (pure, "core.py", "open('x')"),
+    (sleepless, "test_a.py", "time.sleep(0.1)"),
+    (sleepless, "test_a.py", "await_(sleep(1))"),
+    (property_said, "test_a.py", "def test_a(): pass"),
+    (always_run, "test_a.py", "@pytest.mark.skip\ndef test_a(): pass"),
+]
+
+GOOD: list[tuple[Rule, str, str]] = [
+    (small_files, "a.py", "x = 1\n" * (MAX_FILE_LINES - 1)),
+    (small_functions, "a.py", LONG_FUNCTION.removesuffix("    x = 1\n" * 2)),
+    (named_after_what_it_knows, "quorum.py", ""),
+    (explained, "a.py", '"""Why."""\n'),
+    (finished, "a.py", "# done\n"),
+    (free_of_local_paths, "a.md", "POST /function/greet, boki/log/ids.py and /tmp"),
+    (pure, "core.py", "import struct\nfrom boki.log.ids import Term\n"),
+    (sleepless, "test_a.py", "asyncio.sleep(0)"),
+    (property_said, "test_a.py", 'def test_a():\n    """Holds."""'),
+    (always_run, "test_a.py", "@pytest.mark.parametrize('x', [1])\ndef test_a(x): pass"),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "source"), BAD, ids=lambda value: getattr(value, "__name__", None))
+def test_every_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
+    """A rule that can find nothing would hold nothing."""
+    assert rule(Path(name), source)
+
+
+@pytest.mark.parametrize(("rule", "name", "source"), GOOD, ids=lambda value: getattr(value, "__name__", None))
+def test_every_rule_lets_good_sources_pass(rule: Rule, name: str, source: str) -> None:
+    """A rule that refuses everything would be switched off."""
+    assert not rule(Path(name), source)
+
+
+def test_every_rule_is_tried_on_a_violation() -> None:
+    """No rule is added without the proof that it works."""
+    rules = {
+        name
+        for name, value in globals().items()
+        if callable(value)
+        and getattr(value, "__annotations__", {}).get("return") == list[str]
+        and "source" in "".join(value.__annotations__)
+    }
+    assert rules == {rule.__name__ for rule, _, _ in BAD}
