@@ -114,7 +114,9 @@ class BokiError(Exception):
     def from_body(body: ErrorBody) -> BokiError:
         """The exception that a peer meant. A code that this version does not know becomes a plain `BokiError`."""
         kind = _BY_CODE.get(body.code, BokiError)
-        return kind(body.message, outcome=body.outcome, retryable=body.retryable, **body.details)
+        error = kind(body.message, outcome=body.outcome, retryable=body.retryable)
+        error.details = dict(body.details)  # not as keywords: a stranger may have named one "message"
+        return error
 
 
 class InvalidArgument(BokiError, ValueError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from boki.errors import BokiError, ErrorBody, Outcome
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions
 
@@ -161,9 +162,18 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
     code: str
     message: str
-    outcome: str
+    outcome: Outcome
     retryable: bool
     details: dict[str, Any] = {}
+
+    @staticmethod
+    def of(error: BokiError) -> Failure:
+        """The error as a value."""
+        return Failure(error.code, error.message, error.outcome, error.retryable, error.details)
+
+    def error(self) -> BokiError:
+        """The value as an error, to be raised."""
+        return BokiError.from_body(ErrorBody(self.code, self.message, self.outcome, self.retryable, self.details))
 
 
 Answer = Appended | Found | Books | Done | Failure
