@@ -79,3 +79,21 @@ class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
     functions: tuple[FunctionInfo, ...] = ()
     error: str = ""
     """The error with file and line, if the module is broken."""
+
+
+class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a logged call. Times are the log's, in microseconds since the epoch; 0: not yet."""
+
+    id: str
+    function: str
+    book: str
+    state: Literal["accepted", "running", "done", "failed"]
+    accepted_us: int
+    due_us: int
+    """When it may start: later than `accepted_us` for a delayed call."""
+    started_us: int = 0
+    finished_us: int = 0
+    attempts: int = 0
+    """How often its body was started; more than once if a worker was lost."""
+    result: Payload | None = None
+    failure: Failure | None = None
