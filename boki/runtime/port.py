@@ -1,9 +1,14 @@
-"""The one seam between the LogBook classes and whatever carries their operations to a log."""
+"""The seams between what a function holds (LogBook, Context) and whatever carries its wishes to a log or an engine.
+
+Four implementations justify them: a worker's socket, HTTP, an engine in this process, and a `MemoryLog`. A port carries
+values and raises errors; what the values mean stands in `boki.log.operations` and `boki.calls`.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from boki.calls import Call, Outcome
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 
@@ -24,3 +29,31 @@ class BlockingLogPort(Protocol):
 
     def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `LogPort.request`."""
+
+
+class CallPort(Protocol):
+    """A way to call functions for `async` code. The caller has filled in everything of the `Call` but defaults."""
+
+    async def invoke(self, call: Call) -> Outcome:
+        """Run the call and wait for its end, at most `call.timeout_us`.
+
+        What the function did, also that it failed or was lost, is in the `Outcome`. Raises `ConnectionLost` or
+        `DeadlineExceeded` if no outcome came.
+        """
+
+    async def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
+        """Put the call into the log, to be run after `delay_s`; its invocation id, once it is durable.
+
+        Under a `key` that was used before, the id of the first call, and nothing is logged. Raises the `BokiError` that
+        the engine answers, `ConnectionLost` or `DeadlineExceeded`.
+        """
+
+
+class BlockingCallPort(Protocol):
+    """The same for blocking code."""
+
+    def invoke(self, call: Call) -> Outcome:
+        """See `CallPort.invoke`."""
+
+    def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
+        """See `CallPort.invoke_later`."""
