@@ -11,6 +11,7 @@ Definite and indefinite errors are Maelstrom's best idea; a log API without the 
 
 BokiError
 ├── InvalidArgument         a value that can never be accepted: the message names it and what to write instead
+│   ├── WrongType             a value of the wrong Python type; also a `TypeError`
 │   ├── TooLarge              over a limit, which the message names
 │   └── ConfigError           refused at start-up
 ├── Unauthorized            no token, or a wrong one
@@ -68,6 +69,7 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "VersionTooNew",
+    "WrongType",
 ]
 
 Outcome = Literal["not_applied", "unknown", "failed"]
@@ -124,6 +126,12 @@ class InvalidArgument(BokiError, ValueError):
 
     code = "invalid_argument"
     http_status = 400
+
+
+class WrongType(InvalidArgument, TypeError):
+    """A value of the wrong Python type, such as `tags="abc"`. Nothing happened; the message says what to write."""
+
+    code = "wrong_type"
 
 
 class TooLarge(InvalidArgument):
