@@ -165,11 +165,12 @@ class Seal(Message, frozen=True):
 
 
 class Sealed(Message, frozen=True):
-    """The term is sealed here, durably; per log, how many entries this incarnation holds."""
+    """The term is sealed here, durably; per log, how many entries this incarnation holds, and its last cut's time."""
 
     term: Term
     incarnation: int
     stored_until: tuple[int, ...]
+    last_time_us: int
 
 
 class FetchSealed(Message, frozen=True):

@@ -24,7 +24,7 @@ TICK_S = 0.05
 
 
 class Host:
-    """One node of this process. `disk_path` is opened by `open_disk`, before the core is made from what is on it."""
+    """One node of this process. The core has been made from what is on the disk."""
 
     def __init__(
         self,
@@ -66,8 +66,10 @@ class Host:
             self._loop.call_soon(self._drain)
 
     def perform(self, effects: Iterable[Effect]) -> None:
-        """Carry out effects in order."""
+        """Carry out effects in order. A stopped node does nothing more, not even what waited for its disk."""
         for effect in effects:
+            if self.stopped:
+                return
             match effect:
                 case Send(to, message):
                     self._links.send(self.node, to, message)

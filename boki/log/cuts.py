@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from boki.log.ids import MAX_POSITION, LogId, ShardId, Term, make_seqnum
@@ -96,10 +97,17 @@ class OrderTable:
 class ShardOrder:
     """The other direction, for a storage node: of one shard, local id → seqnum."""
 
-    def __init__(self) -> None:
-        self.until_lid = 0
+    def __init__(self, until_lid: int = 0, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self.until_lid = until_lid
         self._lids = array("q")
         self._seqnums = array("q")
+        for lid, seqnum in runs:
+            self._lids.append(lid)
+            self._seqnums.append(seqnum)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The (first local id, first seqnum) pairs that say it all, for a checkpoint."""
+        return list(zip(self._lids, self._seqnums, strict=True))
 
     def add(self, piece: Piece) -> None:
         """Take in the shard's next piece."""

@@ -34,6 +34,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     write_quorum: int
     previous_ends: tuple[int, ...] = ()
     """Per log of the term before, how many of its metalog entries exist."""
+    start_time_us: int = 0
+    """No cut of this term is stamped earlier: the log's time never goes back, also across terms."""
 
     def __post_init__(self) -> None:
         problems = []

@@ -1,0 +1,62 @@
+"""Floors: what trims have taken away, as a storage node needs to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from boki.log.metalog import Trim
+
+
+class Floors:
+    """Per book and per tag of a book, the seqnum below which records are gone. Floors never go back.
+
+    A record may be freed when its book's floor has passed it, or the floors of all its tags (design section 4, "Trim").
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str | None, int]] = ()) -> None:
+        self._books: dict[str, dict[str | None, int]] = {}
+        for book, tag, floor in rows:
+            self._books.setdefault(book, {})[tag] = floor
+
+    def apply(self, trim: Trim, tail_seqnum: int) -> bool:
+        """Move a floor; `tail_seqnum` is the next seqnum at the trim's place in the order. True if it moved."""
+        floors = self._books.setdefault(trim.book, {})
+        floor = min(trim.before, tail_seqnum)
+        if floor <= floors.get(trim.tag, 0):
+            return False
+        floors[trim.tag] = floor
+        return True
+
+    def touches(self, book: str) -> bool:
+        """Whether anything of the book has been trimmed."""
+        return book in self._books
+
+    def is_free(self, book: str, tags: Sequence[str], seqnum: int) -> bool:
+        """Whether nobody can read that record any more."""
+        floors = self._books.get(book)
+        if floors is None:
+            return False
+        return seqnum < floors.get(None, 0) or (bool(tags) and all(seqnum < floors.get(tag, 0) for tag in tags))
+
+    def covering(self, book: str, tags: Iterable[str], seqnum: int) -> Iterable[tuple[str, str | None]]:
+        """Which floors stand above that record, as (book, tag)."""
+        floors = self._books.get(book, {})
+        return [(book, tag) for tag in (None, *tags) if seqnum < floors.get(tag, 0)]
+
+    def rows(self) -> list[tuple[str, str | None, int]]:
+        """All floors, for a checkpoint."""
+        return [(book, tag, floor) for book, floors in self._books.items() for tag, floor in floors.items()]
+
+    def drop(self, rows: Iterable[tuple[str, str | None, int]]) -> None:
+        """Forget floors that stand as they were given: no record is left below them."""
+        for book, tag, floor in rows:
+            floors = self._books.get(book, {})
+            if floors.get(tag) == floor:
+                del floors[tag]
+                if not floors:
+                    del self._books[book]
+
+    @property
+    def highest(self) -> int:
+        """No record at or above this is free."""
+        return max((floor for floors in self._books.values() for floor in floors.values()), default=0)

@@ -1,0 +1,110 @@
+"""One log's metalog of one term as a sequencer holds it: entries, how many are durable, and whether it is sealed.
+
+The life cycle is a table. `OPEN` takes entries; `SEALED` takes only the controller's completion; nothing leads back.
+A restart keeps the phase, because the seal was durable before it was answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from struct import Struct
+from typing import Final
+
+from boki.effects import DiskReader, Put
+from boki.log.ids import LogId, Term
+from boki.log.metalog import Cut, MetalogEntry, decode_entry, encode_entry
+
+_KEY: Final = Struct(">cIBQ")
+_ENTRY: Final = b"e"
+_SEAL: Final = b"z"
+_LED: Final = b"l"
+_RECENT_ENTRIES: Final = 20_000
+
+
+class Phase(Enum):
+    """Where a term's metalog stands on one sequencer."""
+
+    OPEN = "open"
+    SEALED = "sealed"
+
+
+NEXT: Final[dict[tuple[Phase, str], Phase]] = {
+    (Phase.OPEN, "append"): Phase.OPEN,
+    (Phase.OPEN, "seal"): Phase.SEALED,
+    (Phase.SEALED, "seal"): Phase.SEALED,  # sealing twice is how a lost reply is repeated
+    (Phase.SEALED, "complete"): Phase.SEALED,
+}
+
+
+def entry_key(term: Term, log: LogId, index: int) -> bytes:
+    """Where an entry is kept."""
+    return _KEY.pack(_ENTRY, term, log, index)
+
+
+def index_of(key: bytes) -> int:
+    """The index of an entry's key."""
+    index: int = _KEY.unpack(key)[3]
+    return index
+
+
+def seal_key(term: Term) -> bytes:
+    """Where a term's seal is kept."""
+    return _KEY.pack(_SEAL, term, 0, 0)
+
+
+def led_key(term: Term) -> bytes:
+    """Where it is kept that this node has led the term."""
+    return _KEY.pack(_LED, term, 0, 0)
+
+
+class MetalogStore:
+    """Entries `0 .. length` of one log and term. The newest are in memory, all are on the disk."""
+
+    def __init__(self, term: Term, log: LogId, disk: DiskReader, *, keep_recent: bool = True) -> None:
+        self.term = term
+        self.log = log
+        self.phase = Phase.SEALED if disk.get(seal_key(term)) is not None else Phase.OPEN
+        last = disk.last(entry_key(term, log, 0), entry_key(term, log + 1, 0))
+        self.length = 0 if last is None else index_of(last[0]) + 1
+        self.durable_until = self.length
+        self._recent: deque[MetalogEntry] = deque(maxlen=_RECENT_ENTRIES)
+        self.last_time_us = 0
+        # an ended term is read from the disk; only the one that goes on needs its newest entries at hand
+        start = max(0, self.length - _RECENT_ENTRIES) if keep_recent else self.length
+        for _, value in disk.scan(entry_key(term, log, start), entry_key(term, log, self.length)):
+            self._remember(decode_entry(value))
+
+    def may(self, event: str) -> bool:
+        """Whether the table allows `event` now."""
+        return (self.phase, event) in NEXT
+
+    def seal(self) -> None:
+        """From now on only a completion may add entries."""
+        self.phase = NEXT[self.phase, "seal"]
+
+    def add(self, event: str, first_index: int, entries: Iterable[MetalogEntry]) -> list[Put]:
+        """Take the entries that are new here; none if they would leave a gap. → the writes that keep them."""
+        self.phase = NEXT[self.phase, event]
+        puts: list[Put] = []
+        for index, entry in enumerate(entries, first_index):
+            if index > self.length:
+                break
+            if index == self.length:
+                self._remember(entry)
+                self.length += 1
+                puts.append(Put(entry_key(self.term, self.log, index), encode_entry(entry)))
+        return puts
+
+    def _remember(self, entry: MetalogEntry) -> None:
+        self._recent.append(entry)
+        if isinstance(entry, Cut):
+            self.last_time_us = entry.time_us
+
+    def recent(self, first_index: int, until_index: int) -> Sequence[MetalogEntry] | None:
+        """Entries from memory; None if the first is older than what memory holds."""
+        oldest = self.length - len(self._recent)
+        if first_index < oldest:
+            return None
+        return [self._recent[i - oldest] for i in range(first_index, min(until_index, self.length))]
