@@ -1,0 +1,186 @@
+"""What the gateway lets in, which engine gets each call, and when it stops waiting for an answer.
+
+Everything that is in flight counts against a budget, in numbers and in bytes; what does not fit is refused at once,
+with a time after which to come again, because a queue in front of a full system only adds to every caller's wait. A
+call goes to the live engine with the fewest calls. The engine enforces the call's deadline; the gateway looks at it
+too, a grace later, for the case that the engine's answer is lost.
+
+Every call that is started ends exactly once: by `finish`, by an `Answer` of `lose_engine` (its engine is gone), or by
+an `Answer` of `tick` (overdue). What comes later finds it gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from boki.calls import Outcome
+from boki.effects import Answer
+from boki.errors import CallLost, DeadlineExceeded, Overloaded, Unavailable
+from boki.log.ids import NodeId
+from boki.log.limits import MIB
+from boki.log.operations import Failure
+
+RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much may be in flight through one gateway."""
+
+    calls: int = 4096
+    """Function calls that run or wait for their result."""
+    requests: int = 4096
+    """LogBook requests, those that wait for a record included."""
+    streams: int = 1024
+    """Subscriptions."""
+    bytes_in_flight: int = 256 * MIB
+    """Bodies of calls and requests, together."""
+    grace_us: int = 1_000_000
+    """How long after a call's deadline its engine's answer is still waited for."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    node: NodeId
+    call_count: int = 0
+    last_start: int = 0
+
+
+@dataclass(slots=True)
+class _Started:
+    engine: _Engine
+    size_bytes: int
+    deadline_us: int
+
+
+class GatewayCore:
+    """Admission and routing. Times are microseconds since the epoch."""
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        self.budget = budget or Budget()
+        self.is_draining = False
+        self.request_count = 0
+        self.stream_count = 0
+        self.bytes_in_flight = 0
+        self._engines: dict[NodeId, _Engine] = {}
+        self._calls: dict[str, _Started] = {}
+        self._start_count = 0
+
+    @property
+    def call_count(self) -> int:
+        """Calls in flight."""
+        return len(self._calls)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight: a gateway that drains may stop."""
+        return not (self._calls or self.request_count or self.stream_count)
+
+    def engines(self) -> dict[NodeId, int]:
+        """The live engines, and how many calls each has."""
+        return {node: engine.call_count for node, engine in self._engines.items()}
+
+    def add_engine(self, node: NodeId) -> None:
+        """From now on the engine gets calls."""
+        self._engines.setdefault(node, _Engine(node))
+
+    def lose_engine(self, node: NodeId) -> list[Answer]:
+        """The engine is gone: the calls it had may have run in part, and nobody will answer them."""
+        lost = self._engines.pop(node, None)
+        return [
+            self._give_up(token, CallLost(f"engine {node} was lost while it had the call", engine=node))
+            for token in [token for token, call in self._calls.items() if call.engine is lost]
+        ]
+
+    def drain(self) -> None:
+        """Refuse everything new from now on; what is in flight goes on."""
+        self.is_draining = True
+
+    def start(self, token: str, size_bytes: int, deadline_us: int) -> NodeId:
+        """Let a call in: the engine that gets it. `Overloaded` or `Unavailable` if it is refused."""
+        if len(self._calls) >= self.budget.calls:
+            raise Overloaded(
+                f"{self.budget.calls} calls are in flight, as many as this gateway lets in",
+                retry_after_s=RETRY_AFTER_S,
+                limit=self.budget.calls,
+            )
+        if not self._engines:
+            raise Unavailable("no engine is up", retry_after_s=RETRY_AFTER_S)
+        self._take_bytes(size_bytes)
+        engine = (
+            min(self._engines.values(), key=_load) if len(self._engines) > 1 else next(iter(self._engines.values()))
+        )
+        self._start_count += 1
+        engine.last_start = self._start_count
+        engine.call_count += 1
+        self._calls[token] = _Started(engine, size_bytes, deadline_us)
+        return engine.node
+
+    def finish(self, token: str) -> bool:
+        """The call's outcome is here: True if it is still waited for."""
+        call = self._calls.pop(token, None)
+        if call is None:
+            return False
+        call.engine.call_count -= 1
+        self.bytes_in_flight -= call.size_bytes
+        return True
+
+    def begin_request(self, size_bytes: int) -> None:
+        """Let a LogBook request in, or raise `Overloaded` or `Unavailable`. Each needs its `end_request`."""
+        if self.request_count >= self.budget.requests:
+            raise Overloaded(
+                f"{self.budget.requests} LogBook requests are in flight, as many as this gateway lets in",
+                retry_after_s=RETRY_AFTER_S,
+                limit=self.budget.requests,
+            )
+        self._take_bytes(size_bytes)
+        self.request_count += 1
+
+    def end_request(self, size_bytes: int) -> None:
+        """A request that `begin_request` let in is answered."""
+        self.request_count -= 1
+        self.bytes_in_flight -= size_bytes
+
+    def begin_stream(self) -> None:
+        """Let a subscription in, or raise `Overloaded` or `Unavailable`. Each needs its `end_stream`."""
+        if self.stream_count >= self.budget.streams:
+            raise Overloaded(
+                f"{self.budget.streams} subscriptions are open, as many as this gateway lets in",
+                retry_after_s=RETRY_AFTER_S,
+                limit=self.budget.streams,
+            )
+        self._take_bytes(0)
+        self.stream_count += 1
+
+    def end_stream(self) -> None:
+        """A subscription that `begin_stream` let in has ended."""
+        self.stream_count -= 1
+
+    def tick(self, now_us: int) -> list[Answer]:
+        """Give up the calls whose engine should have answered by now."""
+        limit = now_us - self.budget.grace_us
+        return [
+            self._give_up(token, DeadlineExceeded("the call's deadline passed, and its engine has not answered"))
+            for token in [token for token, call in self._calls.items() if call.deadline_us < limit]
+        ]
+
+    def _take_bytes(self, size_bytes: int) -> None:
+        if self.is_draining:
+            raise Unavailable("this gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+        if self.bytes_in_flight + size_bytes > self.budget.bytes_in_flight:
+            raise Overloaded(
+                f"{self.bytes_in_flight} of {self.budget.bytes_in_flight} bytes are in flight: "
+                f"{size_bytes} more do not fit now",
+                retry_after_s=RETRY_AFTER_S,
+                limit=self.budget.bytes_in_flight,
+            )
+        self.bytes_in_flight += size_bytes
+
+    def _give_up(self, token: str, error: CallLost | DeadlineExceeded) -> Answer:
+        self.finish(token)
+        return Answer(token, Outcome(None, Failure.of(error)))
+
+
+def _load(engine: _Engine) -> tuple[int, int]:
+    """Fewest calls first; of equals, the one that was idle longest, so that all stay warm."""
+    return engine.call_count, engine.last_start
