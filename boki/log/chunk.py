@@ -308,6 +308,61 @@ class Chunk:
         ]
         return _assemble(self.strings, entries, list(self._tag_column()), conditions, payloads)
 
+    def verify_columns(self) -> int:
+        """Check every number in the columns, as is due to a chunk from a stranger; the flags that occur, or-ed.
+
+        After this, no other method can fail but for a payload's checksum. `CorruptData` says what is wrong.
+        """
+        strings = self._verify_strings()
+        tags = self._tag_column()
+        if tags and max(tags) >= len(strings):
+            raise CorruptData(f"tag number {max(tags)} is beyond the string table of {len(strings)}")
+        flags_seen = data_start = tag_start = 0
+        joined: set[int] = set()
+        for i, (data_stop, tag_stop, _, flags) in enumerate(self._entries()):
+            if data_stop < data_start or not tag_start <= tag_stop <= len(tags):
+                raise CorruptData(f"record {i} ends before it starts, or beyond the column")
+            if tag_stop - tag_start > 1 and len(set(tags[tag_start:tag_stop])) != tag_stop - tag_start:
+                raise CorruptData(f"record {i} carries a tag twice")
+            if flags & JOINED:
+                joined.add(i)
+            flags_seen |= flags
+            data_start, tag_start = data_stop, tag_stop
+        if tag_start != len(tags) or self._columns[6] + data_start != self.offset + self.size:
+            raise CorruptData("the records do not add up to the columns")
+        if flags_seen & ~(JOINED | KEYED | FREED) or 0 in joined:
+            raise CorruptData(f"flags {flags_seen:#x} are unknown, or the first record joins a group before it")
+        self._verify_keys(strings, tags)
+        for i, n, last_seqnum in _CONDITION.iter_unpack(self.buffer[self._columns[5] : self._columns[6]]):
+            if i >= self.count or i in joined or n >= len(strings) or strings[n].startswith(KEY_TAG_PREFIX):
+                raise CorruptData(f"a condition on record {i} and string {n} stands where none may")
+            if last_seqnum < 0:
+                raise CorruptData(f"a condition expects the seqnum {last_seqnum}")
+        return flags_seen
+
+    def _verify_strings(self) -> list[str]:
+        lengths, count, start, entries, *_ = self._columns
+        if sum(unpack_from(f"<{count}H", self.buffer, lengths)) != entries - start:
+            raise CorruptData("the string table does not fill its column")
+        strings = self.strings
+        if len(set(strings)) != count:
+            raise CorruptData("the string table holds a string twice")
+        return strings
+
+    def _verify_keys(self, strings: list[str], tags: tuple[int, ...]) -> None:
+        """A key tag is the first tag of every record of its group, and nowhere else."""
+        keys = {n for n, name in enumerate(strings) if name.startswith(KEY_TAG_PREFIX)}
+        start = expected = 0
+        for i, (_, stop, _, flags) in enumerate(self._entries()):
+            first = tags[start] if flags & KEYED and stop > start else -1
+            if flags & JOINED and first != expected:
+                raise CorruptData(f"record {i} has another key than the group that it joins")
+            if flags & KEYED and first not in keys:
+                raise CorruptData(f"record {i} says that it has a key, and has none")
+            if keys and not keys.isdisjoint(tags[start + (1 if flags & KEYED else 0) : stop]):
+                raise CorruptData(f"record {i} carries a key tag among its own")
+            start, expected = stop, first
+
     def verify_payloads(self) -> None:
         """Check every payload against its checksum; `CorruptData` names the first record that fails."""
         base = self._columns[6]
