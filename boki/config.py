@@ -186,7 +186,7 @@ def load(
     for item in (
         *_from_file(known, file or _default_file(environment), problems),
         *_from_environment(known, environment, problems),
-        *(_Given(name, value, flag(name), False) for name, value in flags.items() if value is not None),
+        *(_Given(name, value, flag(name), True) for name, value in flags.items() if value is not None),
     ):
         if item.name in known:
             given[item.name] = item
