@@ -1,0 +1,5 @@
+"""`python -m boki` is the command `boki`."""
+
+from boki.cli import main
+
+main()

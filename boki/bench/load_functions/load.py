@@ -1,0 +1,136 @@
+"""Functions that put load on the log from inside a worker process, where users of the log are.
+
+One call is one round: it keeps so many operations in flight for a while and returns what it measured, so that nothing
+but the log calls themselves is in a latency. Served by the benchmarks' own system; `boki dev --functions` with this
+folder serves them for `boki bench --url`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from boki import Context, function
+from boki.bench.rows import Round, measured
+from boki.errors import BokiError
+
+TAG = "bench"
+_FILL_RECORDS = 1_000
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What a round does: operations of `size_bytes`, `inflight` of them at any time, for `duration_s`."""
+
+    inflight: int = 1
+    size_bytes: int = 1024
+    duration_s: float = 3.0
+
+
+class Fill(msgspec.Struct, frozen=True):
+    """Append `record_count` records of `size_bytes`; `tags` of each, drawn in turn from `distinct_tags` values."""
+
+    record_count: int
+    size_bytes: int = 100
+    tags: int = 1
+    distinct_tags: int = 1
+
+
+@function
+async def nothing(ctx: Context, payload: None) -> None:
+    """The empty function."""
+
+
+@function(timeout_s=600)
+async def append_load(ctx: Context, load: Load) -> Round:
+    """Single appends."""
+    data = bytes(load.size_bytes)
+
+    async def append() -> None:
+        await ctx.logbook.append(data, tags=[TAG])
+
+    return await _measure(append, load)
+
+
+@function(timeout_s=600)
+async def append_many_load(ctx: Context, load: Load) -> Round:
+    """`append_many` of 1,000 records of `size_bytes`; one operation is one such call."""
+    records = [(bytes(load.size_bytes), [TAG])] * _FILL_RECORDS
+
+    async def append() -> None:
+        await ctx.logbook.append_many(records)
+
+    return await _measure(append, load)
+
+
+@function(timeout_s=600)
+async def read_next_load(ctx: Context, load: Load) -> Round:
+    """`read_next` through the records of a tag that are in the cache, again from the first after the last."""
+    await ctx.logbook.append_many([(bytes(load.size_bytes), [TAG])] * _FILL_RECORDS)
+    next_seqnum = 0
+
+    async def read() -> None:
+        nonlocal next_seqnum
+        record = await ctx.logbook.read_next(TAG, min_seqnum=next_seqnum)
+        next_seqnum = 0 if record is None else record.next_seqnum
+
+    return await _measure(read, load)
+
+
+@function(timeout_s=600)
+async def scan_load(ctx: Context, record_count: int) -> Round:
+    """`subscribe().batches()` over the first `record_count` records of the tag; one operation is one record."""
+    started = time.perf_counter()
+    seen_count = 0
+    async for records in ctx.logbook.subscribe(TAG).batches():
+        seen_count += len(records)
+        if seen_count >= record_count:
+            break
+    return Round(seen_count, 0, time.perf_counter() - started, None, None)
+
+
+@function(timeout_s=600)
+async def fill(ctx: Context, wanted: Fill) -> int:
+    """Append records in bulk, several calls in flight; the last seqnum."""
+    data = bytes(wanted.size_bytes)
+    last_seqnum = 0
+
+    async def append(first: int) -> None:
+        nonlocal last_seqnum
+        stop = min(first + _FILL_RECORDS, wanted.record_count)
+        numbers = range(first, stop)
+        records = [
+            (data, [f"{TAG}{k if k else ''}:{n % wanted.distinct_tags}" for k in range(wanted.tags)]) for n in numbers
+        ]
+        last_seqnum = max(last_seqnum, (await ctx.logbook.append_many(records))[-1])
+
+    starts = iter(range(0, wanted.record_count, _FILL_RECORDS))
+
+    async def append_until_the_end() -> None:
+        for first in starts:
+            await append(first)
+
+    await asyncio.gather(*(append_until_the_end() for _ in range(4)))
+    return last_seqnum
+
+
+async def _measure(operation: Callable[[], Awaitable[None]], load: Load) -> Round:
+    latencies_s: list[float] = []
+    error_count = 0
+    started = time.perf_counter()
+    end = started + load.duration_s
+
+    async def repeat_until_the_end() -> None:
+        nonlocal error_count
+        while (before := time.perf_counter()) < end:
+            try:
+                await operation()
+            except BokiError:
+                error_count += 1
+            else:
+                latencies_s.append(time.perf_counter() - before)
+
+    await asyncio.gather(*(repeat_until_the_end() for _ in range(load.inflight)))
+    return measured(latencies_s, error_count, time.perf_counter() - started)

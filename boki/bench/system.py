@@ -1,0 +1,86 @@
+"""The system that a benchmark measures: one of its own in a temporary directory, or a running one behind a URL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from boki.child import Child
+from boki.client import BlockingClient
+from boki.config import DevConfig, Durability
+
+LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
+MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What all benchmarks take. `url` empty: a system of one's own, with these replicas and this durability.
+
+    `scratch` is where its data directory is made: it must be on a disk for figures with fsync to mean anything.
+    """
+
+    url: str = ""
+    token: str = ""
+    replicas: int = 1
+    logs: int = 1
+    durability: Durability = "fsync"
+    rounds: int = 3
+    duration_s: float = 3.0
+    scratch: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A system under load."""
+
+    client: BlockingClient
+    url: str
+    token: str
+    child: Child | None
+
+    def run(self, function: str, payload: Any, kind: type[Any]) -> Any:
+        """One call of a load function, with time enough for a long round."""
+        return self.client.invoke(function, payload, result_type=kind, timeout_s=600)
+
+
+@contextlib.contextmanager
+def target(options: Options, *, functions: Path = LOAD_FUNCTIONS, **changes: Any) -> Iterator[Target]:
+    """The system that the options name; one of its own is killed and its data removed at the end."""
+    if options.url:
+        with BlockingClient(options.url, token=options.token) as client:
+            yield Target(client, options.url, options.token, None)
+        return
+    with tempfile.TemporaryDirectory(prefix="boki-bench-", dir=options.scratch) as folder:
+        config = DevConfig(
+            data=Path(folder, "data"),
+            functions=functions,
+            port=0,
+            replicas=options.replicas,
+            logs=options.logs,
+            durability=options.durability,
+            reload=False,
+            **changes,
+        )
+        with Child(config).start() as child, BlockingClient(child.url) as client:
+            yield Target(client, child.url, "", child)
+
+
+def file_system_of(path: Path) -> str:
+    """The type of the file system that holds the path, such as `ext4`; empty where the platform does not say."""
+    mounts = Path("/proc/mounts")
+    if not mounts.exists():
+        return ""
+    best, kind = "", ""
+    real = os.path.realpath(path)
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        _, mounted_at, this_kind, *_ = line.split(" ")
+        holds = mounted_at == "/" or real == mounted_at or real.startswith(mounted_at + "/")
+        if holds and len(mounted_at) >= len(best):
+            best, kind = mounted_at, this_kind
+    return kind
