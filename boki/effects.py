@@ -97,13 +97,13 @@ Effect = Send | Store | Load | Answer | Trace
 
 
 class DiskReader(Protocol):
-    """How a core looks at its own disk when it starts."""
+    """How a core looks at its own disk: when it starts, and an index whenever it needs rows that are not in memory."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value under `key`."""
 
-    def scan(self, start: bytes, stop: bytes) -> Iterable[tuple[bytes, bytes]]:
-        """All (key, value) with `start <= key < stop`, ascending."""
+    def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterable[tuple[bytes, bytes]]:
+        """All (key, value) with `start <= key < stop`, ascending; descending if `backward`. Lazy: a caller may stop."""
 
     def last(self, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
         """The (key, value) with the largest key in `start <= key < stop`."""
