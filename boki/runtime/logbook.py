@@ -1,0 +1,204 @@
+"""The LogBook of `async` code: the public methods, thin over a port.
+
+What the methods mean stands in `boki.runtime.log_calls`; how appends share a request in
+`boki.runtime.append_gatherer`. The blocking twin is `boki.runtime.blocking_logbook`.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Literal
+
+from boki.log.checks import check_book
+from boki.log.chunk import Group
+from boki.log.ids import MAX_SEQNUM
+from boki.log.operations import Answer, BookInfo, Books, Found, Get, Operation, Read, Sync
+from boki.log.record import Page, Record
+from boki.runtime import log_calls
+from boki.runtime.append_gatherer import AppendGatherer
+from boki.runtime.deadline import DEFAULT_TIMEOUT_S, Caller
+from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When
+from boki.runtime.port import LogPort
+
+
+class LogAccess:
+    """One caller's way to all LogBooks: a port, the gatherer that all callers of the port share, and the caller."""
+
+    __slots__ = ("appends", "caller", "port")
+
+    def __init__(self, port: LogPort, appends: AppendGatherer, caller: Caller) -> None:
+        self.port = port
+        self.appends = appends
+        self.caller = caller
+
+    def logbook(self, name: str) -> LogBook:
+        """The LogBook of that name; it exists from its first append."""
+        return LogBook(name, self)
+
+    async def ask(self, operation: Operation, wait_s: float = 0.0) -> Answer:
+        """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait."""
+        timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S + wait_s)
+        return await self.port.request(operation, self.caller.positions, timeout_s)
+
+    def append(self, book: str, group: Group, timeout_s: float | None) -> Future[Sequence[int]]:
+        """Append a group together with what else is appended in this turn of the loop."""
+        caller = self.caller
+        return self.appends.add(book, group, caller.positions, caller.deadline.timeout_s(timeout_s))
+
+    async def books(self, prefix: str = "", *, after: str = "", limit: int = DEFAULT_PAGE_RECORDS) -> list[BookInfo]:
+        """Books that have records, by name: the first `limit` that start with `prefix` and come after `after`."""
+        answer = await self.ask(log_calls.list_books(prefix, after, limit, self.caller.limits))
+        assert isinstance(answer, Books)
+        return list(answer.books)
+
+
+class LogBook:
+    """A named, independent, totally ordered log of records.
+
+    An operation takes at most 30 seconds, and never longer than the call that it is part of; after that it raises
+    `DeadlineExceeded`. What else may be raised says in its `outcome` whether it has happened (see `boki.errors`).
+    A `tag` of None means the whole book.
+    """
+
+    __slots__ = ("_access", "name")
+
+    def __init__(self, name: str, access: LogAccess) -> None:
+        self.name = check_book(name)
+        self._access = access
+
+    def __repr__(self) -> str:
+        return f"<LogBook {self.name!r}>"
+
+    async def append(
+        self, data: bytes, tags: Tags = (), *, when: When = (), key: str | None = None, timeout_s: float | None = None
+    ) -> int:
+        """Append a record: durable and ordered when this returns its seqnum.
+
+        `when`: conditions that must hold, else `ConditionFailed` and nothing is appended. `key`: the same key within
+        24 hours returns the first seqnum and appends nothing, whatever the data.
+        """
+        group = log_calls.one_record(data, tags, when, key, self._access.caller.limits)
+        return (await self._access.append(self.name, group, timeout_s))[0]
+
+    async def append_many(
+        self,
+        records: Iterable[Appendable],
+        *,
+        when: When = (),
+        key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> list[int]:
+        """Append all records or none, as neighbours in the order of the list; their seqnums.
+
+        A record is bytes, `(data, tags)` or a `NewRecord`. See `append`.
+        """
+        group = log_calls.many_records(records, when, key, self._access.caller.limits)
+        return list(await self._access.append(self.name, group, timeout_s))
+
+    async def get(self, seqnum: int) -> Record:
+        """Exactly that record; else `Trimmed`, or `NotFound`."""
+        (record,) = log_calls.records_of(await self._find(log_calls.get(self.name, seqnum)))
+        return record
+
+    async def read_next(self, tag: str | None = None, *, min_seqnum: int = 0, wait_s: float = 0) -> Record | None:
+        """The first record with `seqnum >= min_seqnum`. If there is none, wait up to `wait_s` for it, then None.
+
+        Go on with `min_seqnum=record.next_seqnum`. A wait ends before the call's deadline.
+        """
+        caller = self._access.caller
+        read = log_calls.read_next(self.name, tag, min_seqnum, caller.limits)
+        for poll in log_calls.polls(read, wait_s, caller):
+            record = log_calls.first_record(await self._find(poll))
+            if record is not None:
+                return record
+        return None
+
+    async def read_prev(self, tag: str | None = None, *, max_seqnum: int = MAX_SEQNUM) -> Record | None:
+        """The last record with `seqnum <= max_seqnum`; None if there is none."""
+        read = log_calls.read_prev(self.name, tag, max_seqnum, self._access.caller.limits)
+        return log_calls.first_record(await self._find(read))
+
+    async def check_tail(self, tag: str | None = None, *, fresh: bool = False) -> Record | None:
+        """The last record. `fresh`: linearizable, so it is not older than anything acknowledged before this call."""
+        read = log_calls.read_prev(self.name, tag, MAX_SEQNUM, self._access.caller.limits, fresh=fresh)
+        return log_calls.first_record(await self._find(read))
+
+    async def read(
+        self, tag: str | None = None, *, start: int = 0, stop: int | None = None, limit: int = DEFAULT_PAGE_RECORDS
+    ) -> Page:
+        """Records with `start <= seqnum < stop`, `limit` of them at most; go on with `start=page.next_start`.
+
+        A page may be shorter than the limit, but is never empty before the end.
+        """
+        read = log_calls.read_page(self.name, tag, start, stop, limit, self._access.caller.limits)
+        return log_calls.page_of(await self._find(read))
+
+    def subscribe(
+        self, tag: str | None = None, *, start: int | Literal["now"] = 0, on_trimmed: OnTrimmed = "raise"
+    ) -> Subscription:
+        """All records from `start` on, and those to come: `async for record in logbook.subscribe("tag")`.
+
+        Endless: it waits for new records until the call's deadline. `start=0` is the earliest record that there is;
+        "now" is the moment when iteration begins. If a trim takes records away that were not yet read, iteration raises
+        `Trimmed` (`error.next_seqnum` says where to go on), or passes over them if `on_trimmed` is "skip".
+        """
+        return Subscription(Cursor(self.name, tag, start, on_trimmed, self._access.caller), self._access)
+
+    async def trim(self, before: int, *, tag: str | None = None) -> None:
+        """Records of the tag (of the whole book) with `seqnum < before` are gone when this returns.
+
+        `before` is clamped to the tail, so trimming at MAX never takes what comes later. A trim of the whole book
+        spares system tags (those that start with "!").
+        """
+        await self._access.ask(log_calls.trim(self.name, before, tag, self._access.caller.limits))
+
+    async def set_auxdata(self, seqnum: int, data: bytes) -> None:
+        """Keep `data` beside a record as a cache: later reads may carry it as `record.auxdata`, or may not."""
+        await self._access.ask(log_calls.set_auxdata(self.name, seqnum, data, self._access.caller.limits))
+
+    async def sync(self) -> None:
+        """Whatever anybody had acknowledged before this call is seen by later reads of this context."""
+        await self._access.ask(Sync(self.name))
+
+    async def delete(self) -> None:
+        """Take all records of the book away, with its system tags, keys and retention. Appends begin it anew."""
+        await self._access.ask(log_calls.delete(self.name))
+
+    async def set_retention(self, *, age_s: float | None = None, size_bytes: int | None = None) -> None:
+        """Have the book trimmed from now on: records older than `age_s`, and the oldest beyond `size_bytes` of data.
+
+        Age is counted in the log's time. None lifts a bound. Trims come some time after they are due.
+        """
+        await self._access.ask(log_calls.set_retention(self.name, age_s, size_bytes))
+
+    async def _find(self, operation: Read | Get) -> Found:
+        wait_s = operation.wait_us / 1e6 if isinstance(operation, Read) else 0.0
+        answer = await self._access.ask(operation, wait_s)
+        assert isinstance(answer, Found)
+        return answer
+
+
+class Subscription:
+    """The records of a LogBook one after the other, or page by page with `batches()`. One reader at a time."""
+
+    __slots__ = ("_access", "_cursor")
+
+    def __init__(self, cursor: Cursor, access: LogAccess) -> None:
+        self._cursor = cursor
+        self._access = access
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        async for page in self.batches():
+            for record in page.records:
+                yield record
+
+    async def batches(self) -> AsyncIterator[Page]:
+        """Pages of what there is, never empty; for bulk."""
+        while True:
+            read = self._cursor.read()
+            found = await self._access.ask(read, read.wait_us / 1e6)
+            assert isinstance(found, Found)
+            page = self._cursor.take(found)
+            if page is not None:
+                yield page
