@@ -105,9 +105,6 @@ class DiskReader(Protocol):
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterable[tuple[bytes, bytes]]:
         """All (key, value) with `start <= key < stop`, ascending; descending if `backward`. Lazy: a caller may stop."""
 
-    def last(self, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
-        """The (key, value) with the largest key in `start <= key < stop`."""
-
 
 class Core(Protocol):
     """A role's decisions. `now_us` is microseconds since the epoch and never goes back within one run of a node."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final, Protocol
 
@@ -21,7 +22,7 @@ _INCARNATION_KEY: Final = b"i"
 class CoordinatorDisk(DiskReader, Protocol):
     """A disk that makes writes durable before it returns."""
 
-    def store_now(self, writes: list[Put]) -> None:
+    def store_now(self, writes: Sequence[Put]) -> None:
         """Write and sync."""
 
 

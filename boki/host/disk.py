@@ -141,34 +141,29 @@ class Disk:
         value: bytes | None = self._db.get(key)
         return value
 
-    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All (key, value) with `start <= key < stop`, ascending."""
+    def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """All (key, value) with `start <= key < stop`, ascending or descending, read as they are asked for."""
         rows = self._db.iter()
-        rows.seek(start)
-        while rows.valid():
-            key = rows.key()
-            if key >= stop:
-                return
+        if backward:
+            rows.seek_for_prev(stop)
+            if rows.valid() and rows.key() == stop:
+                rows.prev()
+        else:
+            rows.seek(start)
+        while rows.valid() and start <= (key := rows.key()) < stop:
             yield key, rows.value()
-            rows.next()
+            if backward:
+                rows.prev()
+            else:
+                rows.next()
         rows.status()
-
-    def last(self, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
-        """The (key, value) with the largest key in `start <= key < stop`."""
-        rows = self._db.iter()
-        rows.seek_for_prev(stop)
-        if rows.valid() and rows.key() == stop:
-            rows.prev()
-        if not rows.valid() or rows.key() < start:
-            return None
-        return rows.key(), rows.value()
 
     def load(self, load: Load) -> Loaded:
         """Carry out a `Load`. Errors of the disk come back in the answer, so that another replica can be asked."""
         found: list[tuple[bytes, bytes]] = []
         size_bytes = 0
         try:
-            first = self.last(load.floor, load.key + b"\x00")
+            first = next(self.scan(load.floor, load.key + b"\x00", backward=True), None)
             start = first[0] if first is not None else load.key
             for key, value in self.scan(start, load.stop):
                 found.append((key, value))

@@ -152,7 +152,7 @@ class SequencerCore:
 
     # events
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:  # noqa: ARG002
         """See `boki.effects.Core`."""
         match message:
             case ShardProgress():

@@ -66,7 +66,7 @@ class MetalogStore:
         self.term = term
         self.log = log
         self.phase = Phase.SEALED if disk.get(seal_key(term)) is not None else Phase.OPEN
-        last = disk.last(entry_key(term, log, 0), entry_key(term, log + 1, 0))
+        last = next(iter(disk.scan(entry_key(term, log, 0), entry_key(term, log + 1, 0), backward=True)), None)
         self.length = 0 if last is None else index_of(last[0]) + 1
         self.durable_until = self.length
         self._recent: deque[MetalogEntry] = deque(maxlen=_RECENT_ENTRIES)

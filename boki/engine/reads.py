@@ -1,0 +1,287 @@
+"""Reads on their way: waiting for the index to catch up, for a record to be appended, or for bytes to be fetched.
+
+A read is tried when it comes, and again whenever what it waits for may have happened: the index has reached the
+position that its caller has seen (it never answers from the past), a record came into its book, or a storage node has
+sent a batch. Nothing polls. A read is answered once: at its deadline with an error, at its wait's end with nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from boki.effects import Answer, Effect, Send
+from boki.engine.cache import AuxCache, RecordCache
+from boki.engine.index import Index
+from boki.engine.waiter import Waiter
+from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Trimmed
+from boki.log.batch import Batch
+from boki.log.ids import MAX_SEQNUM, LogId, NodeId, ShardId, Term, shard_incarnation
+from boki.log.limits import Limits
+from boki.log.metalog import Positions
+from boki.log.operations import Done, Found, Get, Read, Sync
+from boki.messages import BatchesFetched, FetchBatches, Holding
+
+_READ_AHEAD_BYTES: Final = 1 << 20
+_RETRY_US: Final = 200_000
+
+Place = tuple[Term, LogId, ShardId]
+
+
+@dataclass(slots=True, eq=False)
+class PendingRead:
+    """A read that has not been answered. `needs` is what the index must have reached, per log."""
+
+    operation: Read | Get | Sync
+    waiter: Waiter
+    needs: Positions
+    deadline_us: int
+    wait_until_us: int
+    is_done: bool = False
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """Bytes asked for from the replicas of a shard, one after the other."""
+
+    request: int
+    place: Place
+    lid: int
+    until_lid: int
+    seqnum: int
+    reads: list[PendingRead]
+    replicas: deque[NodeId]
+    sent_at: int
+    answers: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+class Reads:
+    """All reads of an engine that have not been answered. `replicas_of` tells who keeps a shard."""
+
+    def __init__(
+        self,
+        index: Index,
+        cache: RecordCache,
+        aux: AuxCache,
+        limits: Limits,
+        replicas_of: Callable[[Place], tuple[NodeId, ...]],
+        is_caught_up: Callable[[PendingRead], bool],
+    ) -> None:
+        self._index = index
+        self._cache = cache
+        self._aux = aux
+        self._limits = limits
+        self._replicas_of = replicas_of
+        self._is_caught_up = is_caught_up
+        self._behind: list[PendingRead] = []
+        self._watching: dict[str, list[PendingRead]] = {}
+        self._due: list[tuple[int, int, PendingRead]] = []
+        self._fetches: dict[int, _Fetch] = {}
+        self._by_lid: dict[tuple[Place, int], _Fetch] = {}
+        self._retries: list[tuple[int, PendingRead]] = []
+        self._numbers = 0
+
+    @property
+    def pending_count(self) -> int:
+        """How many reads wait for something."""
+        return sum(not read.is_done for _, _, read in self._due)
+
+    # trying
+
+    def start(self, read: PendingRead, now_us: int) -> Iterable[Effect]:
+        """Answer the read now, or keep it until it can be answered."""
+        effects = self._try(read, now_us)
+        if not read.is_done:
+            self._numbers += 1
+            heapq.heappush(self._due, (read.deadline_us, self._numbers, read))
+            if read.wait_until_us and read.wait_until_us < read.deadline_us:
+                heapq.heappush(self._due, (read.wait_until_us, -self._numbers, read))
+        return effects
+
+    def _try(self, read: PendingRead, now_us: int) -> list[Effect]:
+        if read.is_done:
+            return []
+        if not self._is_caught_up(read):
+            self._behind.append(read)
+            return []
+        match read.operation:
+            case Get() as get:
+                return self._try_get(read, get, now_us)
+            case Read() as range_read:
+                return self._try_range(read, range_read, now_us)
+            case Sync():
+                return [self._finish(read, Done())]
+
+    def _try_get(self, read: PendingRead, operation: Get, now_us: int) -> list[Effect]:
+        book, seqnum = operation.book, operation.seqnum
+        if not self._index.has(book, seqnum):
+            return [self._finish(read, self._absent(book, seqnum))]
+        return self._collect(read, array("q", (seqnum,)), 1, now_us)
+
+    def _absent(self, book: str, seqnum: int) -> BokiError:
+        floor = self._index.floor(book, None)
+        if seqnum < floor or self._index.was_trimmed(book, seqnum):
+            return Trimmed(
+                f"record {seqnum} of book {book!r} has been trimmed; go on at next_seqnum",
+                next_seqnum=max(floor, seqnum + 1),
+            )
+        return NotFound(f"book {book!r} has no record {seqnum}")
+
+    def _try_range(self, read: PendingRead, operation: Read, now_us: int) -> list[Effect]:
+        start = operation.start
+        if operation.start_time_us > 0:
+            start = max(start, self._index.first_seqnum_at(operation.book, operation.start_time_us))
+        seqnums = self._index.page(
+            operation.book, operation.tag, start, operation.stop, operation.limit, backward=operation.backward
+        )
+        if len(seqnums):
+            return self._collect(read, seqnums, operation.limit, now_us)
+        if read.wait_until_us > now_us:
+            self._watching.setdefault(operation.book, []).append(read)
+            return []
+        return [self._finish(read, self._nothing(operation))]
+
+    def _nothing(self, operation: Read) -> Found:
+        next_start = operation.start
+        if not operation.backward and operation.stop < MAX_SEQNUM:
+            next_start = max(operation.stop, operation.start)
+        return Found((), next_start, self._index.floor(operation.book, operation.tag), is_end=True)
+
+    def _collect(self, read: PendingRead, seqnums: array[int], limit: int, now_us: int) -> list[Effect]:
+        slabs, covered = self._cache.collect(seqnums, self._limits.page_bytes, self._index.time_of, self._aux)
+        operation = read.operation
+        backward = isinstance(operation, Read) and operation.backward
+        if covered == 0 or (backward and covered < len(seqnums)):
+            if covered and self._cache.find(seqnums[covered]) is not None:
+                # the page is over its bytes: the half nearest to the end is what was asked for first
+                return self._collect(read, seqnums[len(seqnums) // 2 :], limit, now_us)
+            return self._fetch(read, seqnums[covered], now_us)
+        is_end = covered == len(seqnums) and len(seqnums) < limit
+        next_start = seqnums[0] if backward else seqnums[covered - 1] + 1
+        floor = self._index.floor(operation.book, operation.tag if isinstance(operation, Read) else None)
+        return [self._finish(read, Found(tuple(slabs), next_start, floor, is_end))]
+
+    def _finish(self, read: PendingRead, value: Found | Done | BokiError) -> Effect:
+        read.is_done = True
+        return Answer(read.waiter, value)
+
+    # waking up
+
+    def on_applied(self, books: Iterable[str], now_us: int) -> list[Effect]:
+        """The index has gone on, and these books have changed."""
+        effects: list[Effect] = []
+        if self._behind:
+            behind, self._behind = self._behind, []
+            for read in behind:
+                effects += self._try(read, now_us)
+        if self._watching:
+            for book in books:
+                for read in self._watching.pop(book, ()):
+                    effects += self._try(read, now_us)
+        return effects
+
+    def tick(self, now_us: int) -> list[Effect]:
+        """End waits and deadlines, ask the next replica where one does not answer."""
+        effects: list[Effect] = []
+        while self._due and self._due[0][0] <= now_us:
+            _, number, read = heapq.heappop(self._due)
+            if read.is_done:
+                continue
+            if number < 0 and isinstance(read.operation, Read) and self._is_caught_up(read):
+                read.wait_until_us = 0
+                effects += self._try(read, now_us)
+            elif number >= 0:
+                effects.append(self._finish(read, _late(read)))
+        self._forget_answered()
+        for fetch in list(self._fetches.values()):
+            if now_us - fetch.sent_at > _RETRY_US:
+                effects += self._ask_next(fetch, now_us)
+        due, self._retries = self._retries, []
+        for at, read in due:
+            if at > now_us:
+                self._retries.append((at, read))
+            else:
+                effects += self._try(read, now_us)
+        return effects
+
+    def _forget_answered(self) -> None:
+        for book in [book for book, reads in self._watching.items() if any(read.is_done for read in reads)]:
+            self._watching[book] = [read for read in self._watching[book] if not read.is_done]
+            if not self._watching[book]:
+                del self._watching[book]
+        self._behind = [read for read in self._behind if not read.is_done]
+
+    # fetching
+
+    def _fetch(self, read: PendingRead, seqnum: int, now_us: int) -> list[Effect]:
+        term, log, shard, lid, run = self._index.locate(seqnum)
+        place = (term, log, shard)
+        waiting = self._by_lid.get((place, lid))
+        if waiting is not None:
+            waiting.reads.append(read)
+            return []
+        wants_more = isinstance(read.operation, Read) and read.operation.limit > 1
+        until = lid + (run if wants_more else 1)
+        replicas = deque(self._replicas_of(place))
+        replicas.rotate(shard_incarnation(shard) + lid)
+        self._numbers += 1
+        fetch = _Fetch(self._numbers, place, lid, until, seqnum, [read], replicas, now_us)
+        self._fetches[fetch.request] = fetch
+        self._by_lid[place, lid] = fetch
+        return [self._ask(fetch)]
+
+    @staticmethod
+    def _ask(fetch: _Fetch) -> Effect:
+        message = FetchBatches(fetch.request, *fetch.place, fetch.lid, fetch.until_lid, _READ_AHEAD_BYTES)
+        return Send(fetch.replicas[0], message)
+
+    def _ask_next(self, fetch: _Fetch, now_us: int) -> list[Effect]:
+        fetch.reads = [read for read in fetch.reads if not read.is_done]
+        if not fetch.reads:
+            self._end(fetch)
+            return []
+        fetch.sent_at = now_us
+        fetch.replicas.rotate(-1)
+        return [self._ask(fetch)]
+
+    def _end(self, fetch: _Fetch) -> None:
+        del self._fetches[fetch.request]
+        del self._by_lid[fetch.place, fetch.lid]
+
+    def on_fetched(self, message: BatchesFetched, now_us: int) -> list[Effect]:
+        """A storage node has answered."""
+        fetch = self._fetches.get(message.request)
+        if fetch is None:
+            return []
+        if message.holding is Holding.HAVE:
+            self._end(fetch)
+            for data in message.batches:
+                batch = Batch(data)
+                # within a run, seqnums and local ids grow together
+                self._cache.add(fetch.seqnum + batch.header.first_lid - fetch.lid, batch)
+            return [effect for read in fetch.reads for effect in self._try(read, now_us)]
+        if message.holding is Holding.FREED:
+            # Trimmed where the storage node is, not yet here: catch up, then say so.
+            self._end(fetch)
+            self._retries += [(now_us + _RETRY_US // 4, read) for read in fetch.reads if not read.is_done]
+            return []
+        fetch.answers += 1
+        if message.error:
+            fetch.errors.append(message.error)
+        if fetch.answers >= len(fetch.replicas):
+            if fetch.errors:
+                self._end(fetch)
+                error = CorruptData(f"no replica can give record {fetch.seqnum}: {'; '.join(fetch.errors)}")
+                return [self._finish(read, error) for read in fetch.reads if not read.is_done]
+            return []  # all were asked; the next round begins when the tick finds this one too old
+        return self._ask_next(fetch, now_us)
+
+
+def _late(read: PendingRead) -> DeadlineExceeded:
+    what = "the index did not reach the position that this caller has seen, or no replica gave the bytes"
+    return DeadlineExceeded(f"the read of book {read.operation.book!r} was not answered: {what}", outcome="not_applied")

@@ -1,0 +1,134 @@
+"""Retention: books that trim themselves by age and size.
+
+What a book keeps is a record of the system book `boki:retention`, so it is as durable and ordered as anything else; the
+last record of a book's tag counts. Once in a while the engine folds the news and trims what is over. Ages are measured
+against the log's time of the book's last record or the clock, whichever is later, so that quiet books age too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from boki.engine.index import Index
+from boki.errors import BokiError
+from boki.host.clock import now_us
+from boki.log.ids import SYSTEM_BOOK_PREFIX
+from boki.log.operations import BookInfo, Books, ListBooks, SetRetention, TrimBook
+from boki.runtime.append_gatherer import AppendGatherer
+from boki.runtime.deadline import Caller
+from boki.runtime.logbook import LogAccess
+from boki.runtime.port import LogPort
+
+BOOK = "boki:retention"
+_log = logging.getLogger("boki.retention")
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What a book keeps; None: without bound."""
+
+    book: str
+    age_s: float | None = None
+    size_bytes: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the book keeps everything."""
+        return self.age_s is None and self.size_bytes is None
+
+
+class Retention:
+    """The rules, and the task that applies them every `interval_s`. `index` is the engine's own."""
+
+    def __init__(self, port: LogPort, index: Callable[[], Index], *, interval_s: float = 5.0) -> None:
+        self._port = port
+        self._index = index
+        self._interval_s = interval_s
+        self._book = LogAccess(port, AppendGatherer(port), Caller()).logbook(BOOK)
+        self._rules: dict[str, Rule] = {}
+        self._next_start = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read the rules, and begin to apply them."""
+        await self._fold()
+        self._task = asyncio.create_task(self._apply_for_ever(), name="retention")
+
+    async def stop(self) -> None:
+        """Stop applying rules."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def set(self, operation: SetRetention) -> None:
+        """Keep the rule; durable when it returns."""
+        rule = Rule(operation.book, operation.age_s, operation.size_bytes)
+        await self._book.append(msgspec.json.encode(rule), tags=[operation.book])
+        await self._fold()
+
+    async def forget(self, book: str) -> None:
+        """The book was deleted: one of the same name begins without a rule."""
+        await self._fold()
+        if book in self._rules:
+            await self.set(SetRetention(book))
+
+    def describe(self, books: Books) -> Books:
+        """The books with their rules beside them."""
+        return Books(tuple(self._described(info) for info in books.books))
+
+    def _described(self, info: BookInfo) -> BookInfo:
+        rule = self._rules.get(info.name)
+        if rule is None:
+            return info
+        return msgspec.structs.replace(info, retention_age_s=rule.age_s, retention_size_bytes=rule.size_bytes)
+
+    async def _fold(self) -> None:
+        while True:
+            page = await self._book.read(start=self._next_start)
+            for record in page.records:
+                rule = msgspec.json.decode(record.data, type=Rule)
+                self._rules.pop(rule.book, None)
+                if not rule.is_empty:
+                    self._rules[rule.book] = rule
+            if not page.records:
+                return
+            self._next_start = page.next_start
+
+    async def _apply_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.apply()
+            except BokiError as error:
+                _log.warning("retention will be applied later: %s", error)
+
+    async def apply(self) -> None:
+        """Trim every book with a rule down to it, once."""
+        await self._fold()
+        for rule in list(self._rules.values()):
+            older_than_us = None if rule.age_s is None else now_us() - int(rule.age_s * 1_000_000)
+            index = self._index()
+            floor = index.retention_floor(rule.book, older_than_us=older_than_us, keep_bytes=rule.size_bytes)
+            if floor > index.floor(rule.book, None):
+                await self._port.request(TrimBook(rule.book, floor), {}, 30.0)
+
+
+async def list_books(port: LogPort, operation: ListBooks) -> Books:
+    """Books without those of the runtime itself, unless their prefix was asked for."""
+    found: list[BookInfo] = []
+    shows_system = operation.prefix.startswith(SYSTEM_BOOK_PREFIX)
+    after = operation.after
+    while True:
+        page = await port.request(ListBooks(operation.prefix, after, operation.limit), {}, 30.0)
+        assert isinstance(page, Books)
+        found += [
+            info for info in page.books if operation.prefix.startswith("boki:") or not info.name.startswith("boki:")
+        ]
+        if len(found) >= operation.limit or not page.books:
+            return Books(tuple(found[: operation.limit]))
+        after = page.books[-1].name

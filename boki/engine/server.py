@@ -1,0 +1,74 @@
+"""The engine's shell: log operations come in from this process, and go through the core."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from boki.engine.core import Answered, EngineCore
+from boki.errors import BokiError, DeadlineExceeded, Unavailable
+from boki.host.clock import now_us
+from boki.host.host import Host
+from boki.log.metalog import Positions, merge_positions
+from boki.log.operations import Answer, Failure, Operation
+
+Finish = Callable[[Answer, Positions], None]
+
+_GRACE_S = 1.0
+"""The core answers at the deadline; whoever waits gives it this much longer."""
+
+
+class EnginePort:
+    """Log operations for an engine of this process: `submit` with a callback, `request` for coroutines.
+
+    Operations must have been checked (`boki.log.checks`) by whoever took them from a worker or a client.
+    """
+
+    def __init__(self) -> None:
+        self._host: Host | None = None
+        self._core: EngineCore | None = None
+
+    def attach(self, host: Host, core: EngineCore) -> None:
+        """From now on operations go to this engine."""
+        self._host, self._core = host, core
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine has caught up with its logs."""
+        return self._core is not None and self._host is not None and not self._host.stopped and self._core.is_ready
+
+    def submit(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
+        """Carry out an operation; `finish(answer, positions)` is called once, in this loop, maybe before returning."""
+        if self._host is None or self._core is None or self._host.stopped:
+            error = Unavailable("the engine does not run: it is starting, stopping, or its disk has failed")
+            finish(Failure.of(error), {})
+            return
+        now = now_us()
+        self._host.perform(self._core.submit(operation, positions, now + timeout_us, finish, now))
+        self._host.settle_soon()
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        """See `boki.runtime.port.LogPort`."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def finish(answer: Answer, seen: Positions) -> None:
+            merge_positions(positions, seen)
+            if not future.done():
+                future.set_result(answer)
+
+        self.submit(operation, dict(positions), int(timeout_s * 1_000_000), finish)
+        try:
+            answer = future.result() if future.done() else await asyncio.wait_for(future, timeout_s + _GRACE_S)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the engine did not answer within {timeout_s:g} s") from None
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+
+def answer_waiter(token: Any, value: Any) -> None:
+    """How a `Host` of an engine answers: tokens are `Finish` callbacks, errors travel as `Failure`s."""
+    answered = cast("Answered", value)
+    answer = answered.answer
+    cast("Finish", token)(Failure.of(answer) if isinstance(answer, BokiError) else answer, answered.positions)

@@ -1,0 +1,80 @@
+"""Linearizable tails: what had been acknowledged to anybody before this question (design promise 3).
+
+An acknowledged record's cut is durable on a majority of the sequencers. Any two majorities share one, so the largest
+number of entries that a majority holds, asked of an unsealed term, covers every acknowledgement before the question.
+Waiting for an index that has applied that much is the caller's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from boki.effects import Answer, Effect, Send
+from boki.engine.waiter import Waiter
+from boki.errors import DeadlineExceeded
+from boki.log.ids import LogId, NodeId
+from boki.log.operations import Read, Sync
+from boki.log.view import View
+from boki.messages import AskTail, TellTail
+
+_REPEAT_US: Final = 200_000
+
+
+@dataclass(slots=True)
+class _Question:
+    """A question that no majority has answered yet."""
+
+    operation: Read | Sync
+    waiter: Waiter
+    deadline_us: int
+    term: int
+    answers: dict[NodeId, int] = field(default_factory=dict)
+
+
+class Tails:
+    """Questions under way."""
+
+    def __init__(self) -> None:
+        self._questions: dict[int, _Question] = {}
+        self._numbers = 0
+        self._repeat_at = 0
+
+    def ask(self, view: View, operation: Read | Sync, waiter: Waiter, deadline_us: int) -> Iterable[Effect]:
+        """Ask all sequencers; `tell` yields the operation again when a majority has answered."""
+        self._numbers += 1
+        self._questions[self._numbers] = _Question(operation, waiter, deadline_us, view.term)
+        return self._ask(view, self._numbers)
+
+    def _ask(self, view: View, number: int) -> Iterable[Effect]:
+        log = view.log_of(self._questions[number].operation.book)
+        return [Send(node, AskTail(number, log)) for node in view.sequencers]
+
+    def tell(
+        self, view: View, sender: NodeId, message: TellTail
+    ) -> Iterator[tuple[Read | Sync, Waiter, LogId, int, int]]:
+        """Take in an answer. → (operation, waiter, log, entries to wait for, deadline) of a question answered now"""
+        question = self._questions.get(message.request)
+        if question is None or message.sealed or message.term != view.term:
+            return
+        if message.log != view.log_of(question.operation.book):
+            return
+        if question.term != view.term:
+            question.term = view.term
+            question.answers.clear()
+        question.answers[sender] = message.stored_until
+        if len(question.answers) >= view.sequencer_majority:
+            del self._questions[message.request]
+            entries = max(question.answers.values())
+            yield question.operation, question.waiter, message.log, entries, question.deadline_us
+
+    def tick(self, view: View, now_us: int) -> Iterable[Effect]:
+        """Repeat questions, and give up those whose deadline has passed."""
+        for number in [number for number, question in self._questions.items() if question.deadline_us < now_us]:
+            late = DeadlineExceeded("no majority of the sequencers answered in time", outcome="not_applied")
+            yield Answer(self._questions.pop(number).waiter, late)
+        if now_us >= self._repeat_at:
+            self._repeat_at = now_us + _REPEAT_US
+            for number in self._questions:
+                yield from self._ask(view, number)

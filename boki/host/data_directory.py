@@ -1,0 +1,82 @@
+"""The data directory: one process at a time, one version, a folder for each node.
+
+The lock is an `flock`, so it goes with the process that holds it, however that ends. The version is written before
+anything else, and what a newer Boki wrote is refused by name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+from boki.errors import ConfigError, DataDirectoryInUse, VersionTooNew
+
+VERSION: Final = 1
+_VERSION_FILE: Final = "version"
+_LOCK_FILE: Final = "lock"
+
+
+class DataDirectory:
+    """An open data directory. Made if it is not there; refused if it is in use, newer, or something else."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ConfigError(f"data directory {path}: {error.strerror}; choose another with --data") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(self._lock, 20, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._lock)
+            raise DataDirectoryInUse(
+                f"data directory {path} is in use by process {owner}: stop it, or choose another with --data"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            self._check_version()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_version(self) -> None:
+        file = self.path / _VERSION_FILE
+        if not file.exists():
+            others = sorted(entry.name for entry in self.path.iterdir() if entry.name != _LOCK_FILE)
+            if others:
+                raise ConfigError(
+                    f"data directory {self.path} holds {', '.join(others[:3])} and no version file: it is not Boki's. "
+                    "Choose an empty one with --data"
+                )
+            self._write_durably(file, f"{VERSION}\n")
+            return
+        text = file.read_text().strip()
+        if not text.isdigit():
+            raise ConfigError(f"data directory {self.path}: its version file says {text[:20]!r}, which is no version")
+        if int(text) > VERSION:
+            raise VersionTooNew(
+                f"data directory {self.path} was written by data version {text}, and this Boki knows {VERSION}: upgrade"
+            )
+
+    def _write_durably(self, file: Path, text: str) -> None:
+        with file.open("w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        folder = os.open(self.path, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+    def nodes(self, role: str) -> list[str]:
+        """The names of nodes of a role that have been here, in order of their numbers."""
+        names = [entry.name for entry in self.path.iterdir() if entry.name.startswith(f"{role}-") and entry.is_dir()]
+        return sorted(names, key=lambda name: (len(name), name))
+
+    def close(self) -> None:
+        """Let other processes have it."""
+        os.close(self._lock)

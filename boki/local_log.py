@@ -1,0 +1,208 @@
+"""The whole replicated log in one process: storage nodes, sequencers, a controller and an engine over in-process links.
+
+Each node has a directory, a RocksDB and an fsync of its own, and runs the core that it would run alone on a machine.
+Every start ends the last term and begins the next one: the controller seals what is on the sequencers' disks, completes
+it and installs the next view, and the engine opens new shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from boki.config import DevConfig
+from boki.controller.coordinator import LocalCoordinator
+from boki.controller.core import Plan, TermChange
+from boki.effects import Core, Put
+from boki.engine.core import READY, EngineConfig, EngineCore
+from boki.engine.server import EnginePort, answer_waiter
+from boki.errors import StoreFailed, Unavailable
+from boki.follower import COORDINATOR
+from boki.host.data_directory import DataDirectory
+from boki.host.disk import Disk
+from boki.host.host import Host
+from boki.host.links import Links
+from boki.log.ids import NodeId
+from boki.log.view import View
+from boki.messages import FetchView, InstallView
+from boki.sequencer.core import SequencerCore
+from boki.storage.core import StorageCore
+
+_log = logging.getLogger("boki")
+_INCARNATION_KEY = b"n"
+_START_TIMEOUT_S = 60.0
+ENGINE = NodeId("engine-1")
+CONTROLLER = NodeId("controller-1")
+
+
+class LocalLog:
+    """A running log. Make it with `start`. `port` takes log operations; `stop_node` takes a replica away."""
+
+    def __init__(self, config: DevConfig, on_failure: Callable[[str, StoreFailed], None]) -> None:
+        self.config = config
+        self.port = EnginePort()
+        self.links = Links()
+        self.hosts: dict[NodeId, Host] = {}
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._directory = DataDirectory(config.data)
+        self._disks: dict[str, Disk] = {}
+        self._ready = asyncio.Event()
+        self._installing: asyncio.Future[View] = self._loop.create_future()
+
+    @classmethod
+    async def start(cls, config: DevConfig, on_failure: Callable[[str, StoreFailed], None] | None = None) -> LocalLog:
+        """Open the data directory, end its last term, begin the next one, and wait until the engine has caught up.
+
+        `on_failure(node, error)` is called when a disk has failed and its node has stopped.
+        """
+        local = cls(config, on_failure or (lambda _node, _error: None))
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await local._start()
+        except TimeoutError:
+            local.close()
+            raise Unavailable(f"the log was not ready within {_START_TIMEOUT_S:g} s") from None
+        except BaseException:
+            local.close()
+            raise
+        return local
+
+    async def _start(self) -> None:
+        coordinator = LocalCoordinator(self._open_disk("coordinator"))
+        self.links.attach(COORDINATOR, lambda sender, message: self._on_coordinator(coordinator, sender, message))
+        storage = self._nodes("storage", self.config.replicas)
+        sequencers = self._nodes("sequencer", self.config.sequencers)
+        views = coordinator.views()
+        incarnations = {node: self._start_node(node, coordinator) for node in [*storage, *sequencers]}
+        plan = Plan(
+            log_count=self.config.logs,
+            sequencers=tuple(sequencers[: self.config.sequencers]),
+            incarnations={node: incarnations[node] for node in sequencers},
+            storage=tuple(storage[: self.config.replicas]),
+            replicas=self.config.replicas,
+            write_quorum=self.config.write_quorum,
+        )
+        self._broadcast(views)
+        view = await self._end_term(views[-1], plan) if views else plan.first_view()
+        if not coordinator.install(view):
+            raise Unavailable("the next term's view could not be installed: another start came first")
+        self._broadcast([view])
+        self._start_engine(coordinator)
+        await self._ready.wait()
+
+    def _nodes(self, role: str, count: int) -> list[NodeId]:
+        """The nodes of a role that are wanted, and those that were here before: they may hold what others lack."""
+        wanted = [f"{role}-{number}" for number in range(1, count + 1)]
+        return [NodeId(name) for name in wanted + [name for name in self._directory.nodes(role) if name not in wanted]]
+
+    def _open_disk(self, name: str, *, reserve_bytes: int = 0) -> Disk:
+        self._disks[name] = Disk(
+            self.config.data / name,
+            self._loop,
+            on_failure=lambda error: self._fail(NodeId(name), error),
+            reserve_bytes=reserve_bytes,
+            synced=self.config.durability == "fsync",
+        )
+        return self._disks[name]
+
+    def _fail(self, node: NodeId, error: StoreFailed) -> None:
+        if node in self.hosts:
+            self.hosts[node].fail(error)
+        self._on_failure(node, error)
+
+    def _start_node(self, node: NodeId, coordinator: LocalCoordinator) -> int:
+        is_storage = node.startswith("storage-")
+        disk = self._open_disk(node, reserve_bytes=self.config.disk_reserve_bytes if is_storage else 0)
+        stored = disk.get(_INCARNATION_KEY)
+        incarnation = int(stored) if stored is not None else coordinator.next_incarnation()
+        if stored is None:
+            disk.store_now([Put(_INCARNATION_KEY, str(incarnation).encode())])
+        core: Core = (StorageCore if is_storage else SequencerCore)(node, incarnation, disk)
+        self.hosts[node] = Host(node, core, self.links, self._loop, disk=disk)
+        return incarnation
+
+    async def _end_term(self, last: View, plan: Plan) -> View:
+        change = TermChange(last, plan)
+        host = Host(CONTROLLER, change, self.links, self._loop, answer=self._on_install)
+        view = await self._installing
+        change.installed(won=True)
+        host.stop()
+        return view
+
+    def _on_install(self, _token: Any, view: View) -> None:
+        if not self._installing.done():
+            self._installing.set_result(view)
+
+    def _start_engine(self, coordinator: LocalCoordinator) -> None:
+        disk = self._open_disk(ENGINE)
+        config = EngineConfig(
+            index_memory_bytes=self.config.index_memory_bytes,
+            cache_bytes=self.config.cache_bytes,
+            aux_cache_bytes=self.config.aux_cache_bytes,
+            append_buffer_bytes=self.config.append_buffer_bytes,
+            batch_bytes=self.config.batch_bytes,
+            limits=self.config.limits,
+        )
+        core = EngineCore(ENGINE, coordinator.next_incarnation(), disk, config)
+        host = self.hosts[ENGINE] = Host(ENGINE, core, self.links, self._loop, disk=disk, answer=self._answer)
+        self.engine = core
+        self.port.attach(host, core)
+        host.deliver(COORDINATOR, InstallView(tuple(coordinator.views())))
+
+    def _answer(self, token: Any, value: Any) -> None:
+        if token is READY:
+            self._ready.set()
+        else:
+            answer_waiter(token, value)
+
+    def _broadcast(self, views: list[View]) -> None:
+        for node in list(self.hosts):
+            self.links.send(COORDINATOR, node, InstallView(tuple(views)))
+
+    def _on_coordinator(self, coordinator: LocalCoordinator, sender: NodeId, message: Any) -> None:
+        if isinstance(message, FetchView):
+            views = tuple(view for view in coordinator.views() if view.term > message.known_term)
+            self.links.send(COORDINATOR, sender, InstallView(views))
+
+    def stop_node(self, name: str) -> None:
+        """Stop one node at once, as if its machine were switched off: it sends and stores nothing more."""
+        self.hosts[NodeId(name)].stop()
+
+    def status(self) -> dict[str, Any]:
+        """Nodes, term, and how far each log is, as JSON values."""
+        follower = self.engine.follower
+        view = follower.chain.current
+        return {
+            "term": view.term,
+            "logs": view.log_count,
+            "replicas": view.replicas,
+            "write_quorum": view.write_quorum,
+            "durability": self.config.durability,
+            "nodes": {node: "stopped" if host.stopped else "up" for node, host in sorted(self.hosts.items())},
+            "metalog_entries": {log: follower.position(log) & ((1 << 43) - 1) for log in follower.logs},
+            "free_bytes": self._disks["coordinator"].free_bytes,
+            "syncs": {name: disk.sync_count for name, disk in sorted(self._disks.items())},
+            "engine": self.engine.status(),
+        }
+
+    async def stop(self) -> None:
+        """Save the index, so that the next start is quick, and stop every node."""
+        host = self.hosts.get(ENGINE)
+        if host is not None and not host.stopped:
+            host.perform(self.engine.checkpoint())
+        for node, storage in self.hosts.items():
+            if isinstance(storage.core, StorageCore) and not storage.stopped:
+                storage.perform([storage.core.checkpoint()])
+                _log.debug("%s: checkpoint", node)
+        self.close()
+
+    def close(self) -> None:
+        """Stop every node at once; what their disks were given is written."""
+        for host in self.hosts.values():
+            host.stop()
+        for disk in self._disks.values():
+            disk.close()
+        self._directory.close()
