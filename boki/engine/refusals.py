@@ -1,0 +1,112 @@
+"""What callers are told when a call cannot run, or has not ended as it should: always with a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from boki.calls import Outcome
+from boki.engine.orders import RETRY_AFTER_S, Budget
+from boki.engine.slots import LiveCall, Pool
+from boki.errors import (
+    BokiError,
+    CallLost,
+    CallTooDeep,
+    DeadlineExceeded,
+    InvalidArgument,
+    NoSuchFunction,
+    Overloaded,
+    Unavailable,
+)
+from boki.log.limits import Limits
+from boki.log.operations import Failure
+
+
+def failed(error: BokiError) -> Outcome:
+    """The error as the end of a call."""
+    return Outcome(None, Failure.of(error))
+
+
+def unknown(function: str, broken: Mapping[str, str]) -> NoSuchFunction:
+    """`broken`: the errors of modules that cannot be loaded, one of which may be where the function is."""
+    modules = "".join(f"; module {module!r} cannot be loaded: {error}" for module, error in broken.items())
+    return NoSuchFunction(f"no function is registered under {function!r}{modules}", function=function)
+
+
+def too_deep(function: str, depth: int, limits: Limits) -> CallTooDeep:
+    """The chain of callers has become too long."""
+    return CallTooDeep(
+        f"this call of {function!r} would be nested {depth} deep, and limits.call_depth is {limits.call_depth}: "
+        "does a function call itself without an end?",
+        limit=limits.call_depth,
+    )
+
+
+def over_budget(pool: Pool, size_bytes: int, budget: Budget) -> Overloaded | None:
+    """Why the pool cannot hold one more call of that size, if it cannot."""
+    if pool.queued >= budget.queued_calls:
+        return Overloaded(
+            f"{pool.queued:,} calls wait for a worker of {pool.name}, and more are refused: repeat later, or raise "
+            "max_workers or concurrency of its functions",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    if pool.held_bytes + size_bytes > budget.held_bytes:
+        return Overloaded(
+            f"calls of {pool.name} hold {pool.held_bytes:,} bytes of payloads, and the budget is "
+            f"{budget.held_bytes:,}: repeat later",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    return None
+
+
+def choked(pool: Pool) -> Overloaded:
+    """Every worker waits for a child call, so that one more child call could never begin."""
+    return Overloaded(
+        f"all {len(pool.workers)} workers of {pool.name} wait for calls that their calls have made, and none is left "
+        "to run this one: nest calls less deeply, or raise max_workers of its functions",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def expired(live: LiveCall) -> DeadlineExceeded:
+    """It has spent its time in the queue."""
+    return DeadlineExceeded(
+        f"the call of {live.info.name!r} waited {_seconds(live)} for a worker, all the time it had: it was not begun",
+        outcome="not_applied",
+    )
+
+
+def overdue(live: LiveCall) -> DeadlineExceeded:
+    """It has been sent to a worker and may have done anything."""
+    return DeadlineExceeded(
+        f"the call of {live.info.name!r} did not end within {_seconds(live)}, all the time it had (the function's "
+        f"timeout_s is {live.info.timeout_s:g}): it was cancelled and may have run in part"
+    )
+
+
+def lost(live: LiveCall, why: str) -> CallLost:
+    """Its worker is gone."""
+    return CallLost(
+        f"the worker process of the call of {live.info.name!r} {why}: the call had begun and may have run in part",
+        function=live.info.name,
+    )
+
+
+def cannot_start(pool: Pool) -> Unavailable:
+    """No worker can be started; the module's own error says why."""
+    return Unavailable(pool.broken, retry_after_s=RETRY_AFTER_S)
+
+
+def stopping() -> Unavailable:
+    """The engine takes no calls."""
+    return Unavailable("the engine is stopping: the call was not begun", retry_after_s=RETRY_AFTER_S)
+
+
+def orphaned() -> InvalidArgument:
+    """A call asks for a child after its own end."""
+    return InvalidArgument(
+        "the call that makes this child call has ended: await child calls before returning, or use invoke_later"
+    )
+
+
+def _seconds(live: LiveCall) -> str:
+    return f"{live.timeout_us / 1_000_000:.3g} s"
