@@ -7,10 +7,12 @@ Arrays of machine integers, because an index holds millions of these.
 
 from __future__ import annotations
 
+import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
+from struct import Struct
+from typing import Final, NamedTuple
 
 from boki.log.ids import MAX_POSITION, LogId, ShardId, Term, make_seqnum
 from boki.log.metalog import Cut
@@ -25,45 +27,101 @@ class Piece(NamedTuple):
     first_seqnum: int
 
 
+_TABLE: Final = Struct("<IHxxqqIII")
+_COLUMNS: Final = ("_run_seqnums", "_run_shards", "_run_lids", "_cut_seqnums", "_cut_times")
+_SWAP: Final = sys.byteorder == "big"
+
+
+def pack_column(column: array[int]) -> bytes:
+    """An array of integers as little-endian bytes.
+
+    >>> pack_column(array("q", [1])).hex()
+    '0100000000000000'
+    """
+    if _SWAP:
+        column = array(column.typecode, column)
+        column.byteswap()
+    return column.tobytes()
+
+
+def unpack_column(typecode: str, data: bytes | memoryview) -> array[int]:
+    """The array behind `pack_column`'s bytes."""
+    column: array[int] = array(typecode)
+    column.frombytes(data)
+    if _SWAP:
+        column.byteswap()
+    return column
+
+
 class OrderTable:
     """Of one (term, log): where each seqnum's record is, and when it was ordered.
 
-    `apply_cut` must be given every cut, in order. Memory: 16 bytes a cut, 24 bytes a run.
+    `apply_cut` must be given every cut, in order. Memory: 16 bytes a cut, 24 bytes a run. A long history is kept in
+    several tables, each from where its predecessor ended (`successor`), so that old ones can go to a disk as they are.
     """
 
-    def __init__(self, term: Term, log: LogId) -> None:
+    def __init__(
+        self,
+        term: Term,
+        log: LogId,
+        first_seqnum: int | None = None,
+        ordered_until: dict[ShardId, int] | None = None,
+    ) -> None:
         self.term = term
         self.log = log
-        self.next_seqnum = make_seqnum(term, log, 0)
-        self.ordered_until: dict[ShardId, int] = {}
+        self.first_seqnum = make_seqnum(term, log, 0) if first_seqnum is None else first_seqnum
+        self.next_seqnum = self.first_seqnum
+        self.ordered_until: dict[ShardId, int] = {} if ordered_until is None else ordered_until
         self._run_seqnums = array("q")
         self._run_shards = array("Q")
         self._run_lids = array("q")
         self._cut_seqnums = array("q")
         self._cut_times = array("q")
 
-    def apply_cut(self, cut: Cut) -> list[Piece]:
-        """Take in the next cut: the pieces that it orders, in order."""
+    def pieces(self, cut: Cut) -> list[Piece]:
+        """What the next cut orders, piece by piece in order. Changes nothing."""
         pieces: list[Piece] = []
-        self._cut_seqnums.append(self.next_seqnum)
-        self._cut_times.append(cut.time_us)
+        seqnum = self.next_seqnum
         for shard, until in cut.until:
             first = self.ordered_until.get(shard, 0)
-            pieces.append(Piece(shard, first, until, self.next_seqnum))
+            pieces.append(Piece(shard, first, until, seqnum))
+            seqnum += until - first
+        return pieces
+
+    def apply_cut(self, cut: Cut) -> list[Piece]:
+        """Take in the next cut: the pieces that it orders, in order."""
+        pieces = self.pieces(cut)
+        assert cut.time_us >= self.last_time_us, "the log's time never goes back"
+        self._cut_seqnums.append(self.next_seqnum)
+        self._cut_times.append(cut.time_us)
+        last_shard = -1
+        for shard, first, until, seqnum in pieces:
+            assert shard > last_shard, "inside a cut, shards stand in ascending order, each once"
+            assert until > first, "a cut moves every shard that it names forward"
+            last_shard = shard
             if not (self._run_shards and self._run_shards[-1] == shard and self._continues(first)):
-                self._run_seqnums.append(self.next_seqnum)
+                self._run_seqnums.append(seqnum)
                 self._run_shards.append(shard)
                 self._run_lids.append(first)
             self.ordered_until[shard] = until
-            self.next_seqnum += until - first
+            self.next_seqnum = seqnum + until - first
         return pieces
 
     def _continues(self, first_lid: int) -> bool:
         return self._run_lids[-1] + self.next_seqnum - self._run_seqnums[-1] == first_lid
 
+    def successor(self) -> OrderTable:
+        """An empty table that goes on where this one ends; this one takes no more cuts and gives back spare memory."""
+        following = OrderTable(self.term, self.log, self.next_seqnum, self.ordered_until)
+        self.ordered_until = dict(self.ordered_until)
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            setattr(self, name, array(column.typecode, column))
+        return following
+
     def locate(self, seqnum: int) -> tuple[ShardId, int, int]:
-        """(shard, local id, how many records from here on follow in the same shard without a gap)."""
-        if not make_seqnum(self.term, self.log, 0) <= seqnum < self.next_seqnum:
+        """(shard, local id, how many records from here on follow in the same shard without a gap in this table)."""
+        if not self.first_seqnum <= seqnum < self.next_seqnum:
             raise KeyError(seqnum)
         run = bisect_right(self._run_seqnums, seqnum) - 1
         stop = self._run_seqnums[run + 1] if run + 1 < len(self._run_seqnums) else self.next_seqnum
@@ -71,17 +129,29 @@ class OrderTable:
 
     def time_of(self, seqnum: int) -> int:
         """The time of the cut that ordered `seqnum`, in microseconds since the epoch."""
-        return self._cut_times[bisect_right(self._cut_seqnums, seqnum) - 1]
+        return self.cut_of(seqnum)[1]
+
+    def cut_of(self, seqnum: int) -> tuple[int, int]:
+        """The cut that ordered `seqnum`: (its first seqnum, its time). `KeyError` if none did."""
+        if not self.first_seqnum <= seqnum < self.next_seqnum:
+            raise KeyError(seqnum)
+        at = bisect_right(self._cut_seqnums, seqnum) - 1
+        return self._cut_seqnums[at], self._cut_times[at]
 
     def first_seqnum_at(self, time_us: int) -> int | None:
         """The first seqnum ordered at or after a time; None if all were before it."""
-        at = bisect_right(self._cut_times, time_us - 1)
+        at = bisect_left(self._cut_times, time_us)
         return self._cut_seqnums[at] if at < len(self._cut_times) else None
 
     @property
     def last_time_us(self) -> int:
         """The time of the last cut; 0 if there was none."""
         return self._cut_times[-1] if self._cut_times else 0
+
+    @property
+    def entry_count(self) -> int:
+        """How many cuts and runs it holds."""
+        return len(self._cut_times) + len(self._run_seqnums)
 
     @property
     def size_bytes(self) -> int:
@@ -92,6 +162,31 @@ class OrderTable:
     def is_nearly_full(self) -> bool:
         """Whether the log needs a new term because its positions run out."""
         return self.next_seqnum - make_seqnum(self.term, self.log, 0) > MAX_POSITION - (1 << 30)
+
+    def encode(self) -> bytes:
+        """The table as bytes, for `decode`."""
+        shards = array("Q", self.ordered_until)
+        untils = array("q", self.ordered_until.values())
+        counts = (len(self._run_seqnums), len(self._cut_seqnums), len(shards))
+        header = _TABLE.pack(self.term, self.log, self.first_seqnum, self.next_seqnum, *counts)
+        columns = [getattr(self, name) for name in _COLUMNS]
+        return b"".join((header, *map(pack_column, (*columns, shards, untils))))
+
+    @staticmethod
+    def decode(data: bytes) -> OrderTable:
+        """The table behind `encode`'s bytes."""
+        term, log, first_seqnum, next_seqnum, run_count, cut_count, shard_count = _TABLE.unpack_from(data)
+        table = OrderTable(term, log, first_seqnum)
+        table.next_seqnum = next_seqnum
+        at = _TABLE.size
+        columns: list[array[int]] = []
+        for typecode, count in zip("qQqqqQq", (run_count,) * 3 + (cut_count,) * 2 + (shard_count,) * 2, strict=True):
+            columns.append(unpack_column(typecode, data[at : at + 8 * count]))
+            at += 8 * count
+        for name, column in zip(_COLUMNS, columns, strict=False):
+            setattr(table, name, column)
+        table.ordered_until = dict(zip(columns[5], columns[6], strict=True))
+        return table
 
 
 class ShardOrder:
