@@ -49,6 +49,11 @@ class Child:
         assert self._process is not None, "started"
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed or stopped since; a child that ended by itself counts as running."""
+        return self._process is not None
+
     def start(self, timeout_s: float = 30.0) -> Child:
         """Start it and wait until it is ready. `Unavailable` carries the last lines of a child that did not come up."""
         assert self._process is None, "stopped"

@@ -37,13 +37,13 @@ async def {name}(ctx: Context, payload: None) -> None:
 '''
 
 
-def append(options: Options, step: Step, *, inflight: tuple[int, ...], size_bytes: int) -> Iterator[Row]:
+def append(options: Options, step: Step) -> Iterator[Row]:
     """Single appends from one function, and appends in bulk."""
     with target(options) as system:
-        for count in inflight:
-            load = Load(count, size_bytes, options.duration_s)
+        for count in options.inflight or APPEND_INFLIGHT:
+            load = Load(count, options.size_bytes, options.duration_s)
             rounds = list(_rounds(options, step, f"append, {count} in flight", system, "append_load", load))
-            yield _row(options, "append", count, size_bytes, **summary(rounds))
+            yield _row(options, "append", count, options.size_bytes, **summary(rounds))
         for count in BATCH_INFLIGHT:
             load = Load(count, 100, options.duration_s)
             rounds = list(_rounds(options, step, f"append_many, {count} in flight", system, "append_many_load", load))
@@ -52,12 +52,12 @@ def append(options: Options, step: Step, *, inflight: tuple[int, ...], size_byte
             yield _row(options, "append_many", count, 100, **fields, details=details)
 
 
-def read(options: Options, step: Step, *, size_bytes: int) -> Iterator[Row]:
+def read(options: Options, step: Step) -> Iterator[Row]:
     """Reads that the cache serves: one by one, and as a stream of batches."""
     with target(options) as system:
-        load = Load(1, size_bytes, options.duration_s)
+        load = Load(1, options.size_bytes, options.duration_s)
         rounds = list(_rounds(options, step, "cached read_next", system, "read_next_load", load))
-        yield _row(options, "read_next", 1, size_bytes, **summary(rounds))
+        yield _row(options, "read_next", 1, options.size_bytes, **summary(rounds))
     with target(options) as system:
         step(f"appending {SCAN_RECORDS:,} records to read")
         system.run("fill", Fill(SCAN_RECORDS, 100), int)
@@ -65,11 +65,11 @@ def read(options: Options, step: Step, *, size_bytes: int) -> Iterator[Row]:
         yield _row(options, "subscribe", 1, 100, **summary(rounds))
 
 
-def invoke(options: Options, step: Step, *, callers: tuple[int, ...]) -> Iterator[Row]:
+def invoke(options: Options, step: Step) -> Iterator[Row]:
     """The empty function over HTTP."""
     with target(options) as system:
         url = f"{system.url}/function/nothing"
-        for count in callers:
+        for count in options.inflight or HTTP_CALLERS:
             rounds = []
             for number in range(options.rounds + 1):
                 step(f"invoke, {count} callers, {_round_name(number)}")
@@ -97,11 +97,12 @@ def cold_start(options: Options, step: Step) -> Iterator[Row]:
     yield _row(options, "cold-start", 1, 4, **summary([one]) | {"ops_per_s": None})
 
 
-def restart(options: Options, step: Step, *, record_count: int) -> Iterator[Row]:
-    """From starting the process to the first answered read, on a log of so many records, after SIGKILL and after SIGTERM."""
+def restart(options: Options, step: Step) -> Iterator[Row]:
+    """From starting the process to the first answered read, on so many records, after SIGKILL and after SIGTERM."""
     with target(options) as system:
         child = system.child
         assert child is not None, "a benchmark of restarts has a system of its own"
+        record_count = options.record_count
         step(f"appending {record_count:,} records")
         last_seqnum = system.run("fill", Fill(record_count, 100, tags=2, distinct_tags=record_count // 100), int)
         for how, end in (("SIGKILL", child.kill), ("SIGTERM", child.stop)):

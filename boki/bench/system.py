@@ -33,6 +33,15 @@ class Options:
     rounds: int = 3
     duration_s: float = 3.0
     scratch: Path | None = None
+    inflight: tuple[int, ...] = ()
+    """Empty: what the benchmark's targets speak of."""
+    size_bytes: int = 1024
+    record_count: int = 1_000_000
+
+    def check(self) -> None:
+        """Refuse what no system could be started with, before anything is measured."""
+        if not self.url:
+            DevConfig(replicas=self.replicas, logs=self.logs, durability=self.durability)
 
 
 @dataclass(frozen=True, slots=True)

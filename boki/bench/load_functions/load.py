@@ -84,8 +84,8 @@ async def scan_load(ctx: Context, record_count: int) -> Round:
     """`subscribe().batches()` over the first `record_count` records of the tag; one operation is one record."""
     started = time.perf_counter()
     seen_count = 0
-    async for records in ctx.logbook.subscribe(TAG).batches():
-        seen_count += len(records)
+    async for page in ctx.logbook.subscribe(f"{TAG}:0").batches():
+        seen_count += len(page.records)
         if seen_count >= record_count:
             break
     return Round(seen_count, 0, time.perf_counter() - started, None, None)
@@ -101,9 +101,7 @@ async def fill(ctx: Context, wanted: Fill) -> int:
         nonlocal last_seqnum
         stop = min(first + _FILL_RECORDS, wanted.record_count)
         numbers = range(first, stop)
-        records = [
-            (data, [f"{TAG}{k if k else ''}:{n % wanted.distinct_tags}" for k in range(wanted.tags)]) for n in numbers
-        ]
+        records = [(data, [f"{TAG}{k or ''}:{n % wanted.distinct_tags}" for k in range(wanted.tags)]) for n in numbers]
         last_seqnum = max(last_seqnum, (await ctx.logbook.append_many(records))[-1])
 
     starts = iter(range(0, wanted.record_count, _FILL_RECORDS))

@@ -1,0 +1,105 @@
+"""`boki bench`: measure this machine, one row a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from boki.cli.connection import AsJson, Token
+from boki.cli.terminal import errors, print_json, print_table, progress
+from boki.config import Durability
+from boki.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from boki.bench.rows import Row
+    from boki.bench.system import Options
+
+NAMES = ("append", "read", "invoke", "cold-start", "restart", "memory")
+
+
+def command(
+    names: Annotated[list[str], typer.Argument(metavar="|".join((*NAMES, "all")), show_default=False)],
+    inflight: Annotated[
+        list[int] | None, typer.Option(min=1, help="Operations (for `invoke`: callers) in flight; may be repeated.")
+    ] = None,
+    size_bytes: Annotated[int, typer.Option(min=0, help="Size of a record, where it can be chosen.")] = 1024,
+    records: Annotated[int, typer.Option(min=1000, help="Records in the log, for `restart` and `memory`.")] = 1_000_000,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Measured rounds, after one that warms up; the median counts.")
+    ] = 3,
+    duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
+    replicas: Annotated[int, typer.Option(min=1, help="Storage nodes of the system that is started.")] = 1,
+    logs: Annotated[int, typer.Option(min=1, help="Its physical logs.")] = 1,
+    durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
+    scratch: Annotated[
+        Path | None, typer.Option(help="Folder on the disk to measure; else the one for temporary files.")
+    ] = None,
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="Measure the system there, which serves the load functions.")
+    ] = "",
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine: throughput, latency, starts, memory.
+
+    Each benchmark starts a system of its own in a temporary directory, with the load in its worker processes. Figures
+    are medians over the rounds. The targets stand in docs/benchmarks.md.
+    """
+    wanted = list(NAMES) if names == ["all"] else names
+    if unknown := [name for name in wanted if name not in NAMES]:
+        raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
+    from boki.bench.system import Options
+
+    options = Options(
+        url=url,
+        token=token,
+        replicas=replicas,
+        logs=logs,
+        durability=cast("Durability", durability),
+        rounds=rounds,
+        duration_s=duration_s,
+        scratch=scratch,
+        inflight=tuple(inflight or ()),
+        size_bytes=size_bytes,
+        record_count=records,
+    )
+    options.check()
+    rows = _measure(wanted, options, print_json if as_json else None)
+    if not as_json:
+        print_table(
+            ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides"],
+            map(_cells, rows),
+            title=f"{replicas} replica(s), {durability}, {rounds} round(s) of {duration_s:g} s",
+        )
+    if any(row.errors for row in rows):
+        errors().print("[yellow]there were errors: these figures are not those of a healthy system[/]")
+        raise typer.Exit(1)
+
+
+def _measure(names: list[str], options: Options, show: Callable[[object], None] | None) -> list[Row]:
+    from boki.bench.runs import BENCHMARKS
+
+    rows = []
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+        for name in names:
+            for row in BENCHMARKS[name](options, lambda text: bar.update(task, description=text)):
+                rows.append(row)
+                if show is not None:
+                    show(row.flat())
+    return rows
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    besides = ", ".join(f"{name} {_number(value)}" for name, value in row.details.items())
+    figures = (_number(figure) for figure in (row.ops_per_s, row.p50_ms, row.p99_ms))
+    return row.bench, str(row.inflight), f"{row.size_bytes:,}", *figures, str(row.errors), besides
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,141 @@
+"""What `boki dev` shows: a start screen, what happens to the system, and the lines of functions.
+
+For people, or as one JSON object a line for programs; both carry the same facts. A start is announced by the event
+`ready`, which has the address (`boki.child` waits for it).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from boki.calls import ModuleInfo
+from boki.cli.terminal import results
+from boki.config import DevConfig, LogFormat
+from boki.runtime.frames import ConsoleLine
+
+_ID_DIGITS = 8
+_STYLES = ((logging.ERROR, "red"), (logging.WARNING, "yellow"))
+
+
+class Screen:
+    """Writes lines to stdout in one of the two formats. Used from the event loop's thread only."""
+
+    def __init__(self, log_format: LogFormat) -> None:
+        self._as_json = log_format == "json"
+
+    def started(self, url: str, config: DevConfig, modules: Sequence[ModuleInfo]) -> None:
+        """The system answers: where, on which data, with which functions, and which modules are broken."""
+        functions = sorted(function.name for module in modules for function in module.functions)
+        broken = {module.module: module.error for module in modules if module.error}
+        if self._as_json:
+            self._json(
+                logging.INFO,
+                "ready",
+                f"listening on {url}",
+                url=url,
+                data=str(config.data.resolve()),
+                functions=functions,
+                broken=broken,
+                replicas=config.replicas,
+                logs=config.logs,
+                durability=config.durability,
+            )
+            return
+        console = results()
+        console.print(f"[bold green]Boki[/] is listening on [bold]{url}[/]  (API: {url}/openapi.json)")
+        console.print(f"  data       {config.data.resolve()}", markup=False)
+        console.print(f"  log        {_log_text(config)}", markup=False)
+        self.modules(config, modules)
+        if functions:
+            console.print(
+                f"Try: boki invoke {functions[0]} …   boki log books   boki status", style="dim", markup=False
+            )
+        else:
+            console.print("Try: boki new hello && cd hello && boki dev", style="dim", markup=False)
+
+    def modules(self, config: DevConfig, modules: Sequence[ModuleInfo]) -> None:
+        """The functions that are there, by module, and the errors of modules that could not be loaded."""
+        if self._as_json:
+            for module in modules:
+                names = [function.name for function in module.functions]
+                level = logging.ERROR if module.error else logging.INFO
+                self._json(level, "module", module.error or "loaded", module=module.module, functions=names)
+            return
+        console = results()
+        console.print(f"  functions  {config.functions.resolve()}{'' if modules else ' (none found)'}", markup=False)
+        for module in modules:
+            if module.error:
+                console.print(f"             [bold red]{module.module} is broken[/]")
+                console.print(_indented(module.error.rstrip(), 15), style="red", markup=False)
+            else:
+                names = ", ".join(sorted(function.name for function in module.functions)) or "no functions"
+                console.print(f"             {module.module}: {names}", markup=False)
+
+    def event(self, event: str, text: str, level: int = logging.INFO, **facts: Any) -> None:
+        """Something happened to the system."""
+        if self._as_json:
+            self._json(level, event, text, **facts)
+        else:
+            results().print(text, style=_style(level), markup=False)
+
+    def line(self, line: ConsoleLine) -> None:
+        """Something that a function printed, logged or raised."""
+        if self._as_json:
+            self._json(
+                line.level,
+                line.stream,
+                line.text,
+                time_us=line.time_us,
+                module=line.module,
+                function=line.function,
+                invocation=line.invocation,
+                logger=line.logger,
+            )
+            return
+        who = f"{line.function}[{line.invocation[:_ID_DIGITS]}]" if line.function else line.module
+        clock = datetime.fromtimestamp(line.time_us / 1e6).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        level = "" if line.stream in ("stdout", "stderr") else f"{logging.getLevelName(line.level)} "
+        for text in line.text.rstrip("\n").split("\n"):
+            results().print(f"{clock} {who} {level}{text}", style=_style(line.level), markup=False)
+
+    def _json(self, level: int, event: str, text: str, *, time_us: int | None = None, **facts: Any) -> None:
+        now = datetime.now(UTC) if time_us is None else datetime.fromtimestamp(time_us / 1e6, UTC)
+        head = {"time": now.isoformat(), "level": logging.getLevelName(level).lower(), "event": event, "text": text}
+        sys.stdout.write(json.dumps(head | facts, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.flush()
+
+
+class ScreenHandler(logging.Handler):
+    """Shows what Boki itself logs."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(logging.INFO)
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        self._screen.event("log", self.format(record), record.levelno, logger=record.name)
+
+
+def _log_text(config: DevConfig) -> str:
+    replicas = (
+        "1 replica" if config.replicas == 1 else f"{config.replicas} replicas, write quorum {config.write_quorum}"
+    )
+    logs = "1 physical log" if config.logs == 1 else f"{config.logs} physical logs"
+    durability = (
+        "fsync before acknowledging" if config.durability == "fsync" else "MEMORY ONLY: a power cut loses appends"
+    )
+    return f"{replicas}, {logs}, {durability}"
+
+
+def _style(level: int) -> str:
+    return next((style for least, style in _STYLES if level >= least), "")
+
+
+def _indented(text: str, width: int) -> str:
+    return "\n".join(" " * width + line for line in text.split("\n"))

@@ -1,0 +1,141 @@
+"""`boki demo`: real flights through functions into the log and out again, then a kill and what is left after it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from boki.cli.terminal import errors, print_table, progress, results
+from boki.errors import BokiError
+
+if TYPE_CHECKING:
+    from boki.demo.acts import CameBack, Compared, Ingested
+
+
+def command(
+    seed: Annotated[int | None, typer.Option(help="Repeat the moment of the kill of an earlier run.")] = None,
+) -> None:
+    """Send 336,776 real flights in, compare what comes out with their table, kill a copy and let it come back.
+
+    Everything happens in a temporary directory that is removed at the end. Exit code 0 only if all matches.
+    """
+    from boki.demo.flights import table_path
+
+    table = table_path()
+    chosen_seed = secrets.randbelow(1 << 32) if seed is None else seed
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="boki-demo-") as folder:
+        ok = asyncio.run(_perform(Path(folder), table, chosen_seed))
+    elapsed_s = time.perf_counter() - started
+    if not ok:
+        errors().print(f"[bold red]The demo failed[/] (after {elapsed_s:.0f} s; the kill's seed is {chosen_seed}).")
+        raise typer.Exit(1)
+    results().print(f"[bold green]All of it matches[/] ({elapsed_s:.0f} s in all).\n")
+    results().print(
+        "Where to look next, in this folder:\n"
+        "  functions/flights.py          the functions that did this\n"
+        "  boki dev                      the system, with these functions, until Ctrl-C\n"
+        "  boki new hello                a project of your own, with a first function and a test\n"
+        "  boki bench append             how fast this machine is\n"
+        "  README.md, docs/api.md        the LogBook and its promises",
+        markup=False,
+    )
+
+
+def functions_folder() -> Path:
+    """The example functions: installed inside the package, or beside it in a checkout."""
+    import boki
+
+    package = Path(boki.__file__).parent
+    for folder in (package / "examples", package.parent / "functions"):
+        if (folder / "flights.py").exists():
+            return folder
+    raise BokiError("the example functions are not installed: run the demo from a clone, or install the wheel again")
+
+
+async def _perform(folder: Path, table: Path, seed: int) -> bool:
+    from boki.child import Child
+    from boki.client import Client
+    from boki.config import DevConfig
+    from boki.demo import acts
+
+    def config(name: str) -> DevConfig:
+        return DevConfig(data=folder / name, functions=functions_folder(), port=0, reload=False)
+
+    with progress() as bar:
+        task = bar.add_task("starting", total=None)
+
+        def step(text: str, done: int, total: int) -> None:
+            bar.update(task, description=text, completed=done, total=total)
+
+        with Child(config("flights")) as child:
+            await asyncio.to_thread(child.start)
+            async with Client(child.url) as client:
+                ingested = await acts.ingest(client, table, step)
+                before = time.perf_counter()
+                compared = await acts.compare(client, table, step)
+                read_s = time.perf_counter() - before
+            await asyncio.to_thread(child.stop)
+        came_back = await acts.kill_and_come_back(config("killed"), table, Random(seed), step)
+    _show_comparison(ingested, compared, read_s)
+    _show_came_back(came_back)
+    return all(one.matches for one in compared) and came_back.all_found
+
+
+def _show_comparison(ingested: Ingested, compared: list[Compared], read_s: float) -> None:
+    rows = []
+    for one in compared:
+        kind, _, value = one.tag.partition(":")
+        if kind == "carrier":
+            rows.append(
+                (
+                    value,
+                    f"{one.from_log.flight_count:,}",
+                    f"{one.from_log.arrived_count:,}",
+                    _minutes(one.from_log.mean_arr_delay_min),
+                    _minutes(one.from_table.mean_arr_delay_min),
+                    "yes" if one.matches else "NO",
+                )
+            )
+    columns = ["carrier", "flights>", "arrived>", "mean delay, log>", "mean delay, table>", "equal"]
+    print_table(columns, rows, title="Mean arrival delay in minutes, from the LogBook and from the package's table")
+    others = [one for one in compared if not one.tag.startswith("carrier:")]
+    equal_count = sum(one.matches for one in others)
+    read_count = sum(one.from_log.flight_count for one in compared)
+    results().print(f"origins and destinations: {equal_count} of {len(others)} equal")
+    results().print(
+        f"in:  {ingested.flight_count:,} flights in {ingested.elapsed_s:.1f} s, "
+        f"{ingested.flight_count / ingested.elapsed_s:,.0f} durable appends/s through a function"
+    )
+    results().print(
+        f"out: {read_count:,} records by {len(compared)} tags in {read_s:.1f} s, {read_count / read_s:,.0f} records/s\n"
+    )
+
+
+def _show_came_back(came_back: CameBack) -> None:
+    results().print(
+        f"[bold]Killed with SIGKILL in mid-ingest[/], started again in {came_back.restart_s:.1f} s: "
+        f"{came_back.found_count:,} of {came_back.acknowledged_count:,} acknowledged records found, same seqnums, "
+        f"same bytes."
+    )
+    if came_back.unacknowledged_count:
+        results().print(
+            f"{came_back.unacknowledged_count:,} more were on their way, whole batches of them, and were kept."
+        )
+    if came_back.torn_batch_count or came_back.duplicate_count:
+        results().print(
+            f"[bold red]{came_back.torn_batch_count} batches are there in part, "
+            f"{came_back.duplicate_count} records twice[/]"
+        )
+    results().print()
+
+
+def _minutes(mean_min: float | None) -> str:
+    return "-" if mean_min is None else f"{mean_min:.6f}"

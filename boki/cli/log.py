@@ -1,0 +1,199 @@
+"""`boki log`: look into LogBooks, append to them, trim them.
+
+With `--json`, seqnums are strings, as over HTTP: they have 63 bits, and most JSON readers keep only 53.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from boki.cli.connection import DEFAULT_URL, AsJson, Token, Url, connect
+from boki.cli.terminal import bytes_text, data_text, errors, print_json, print_table, results, time_text
+from boki.errors import InvalidArgument
+from boki.log.ids import MAX_SEQNUM
+from boki.log.record import Record
+
+app = typer.Typer(help="Read, follow, append to and trim LogBooks.", no_args_is_help=True, rich_markup_mode=None)
+
+Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
+Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
+
+PAGE_RECORDS = 1_000
+
+
+@app.command()
+def books(
+    prefix: Annotated[str, typer.Option(help="Only names that start with this.")] = "",
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+) -> None:
+    """List the LogBooks that have records."""
+    found = []
+    with connect(url, token) as client:
+        after = ""
+        while page := client.books(prefix, after=after, limit=PAGE_RECORDS):
+            found += page
+            after = page[-1].name
+    if as_json:
+        for book in found:
+            print_json(
+                {
+                    "name": book.name,
+                    "records": book.record_count,
+                    "first_seqnum": str(book.first_seqnum),
+                    "last_seqnum": str(book.last_seqnum),
+                    "last_time_us": book.last_time_us,
+                    "size_bytes": book.size_bytes,
+                }
+            )
+        return
+    rows = [
+        (
+            book.name,
+            f"{book.record_count:,}",
+            bytes_text(book.size_bytes),
+            book.last_seqnum,
+            time_text(book.last_time_us),
+        )
+        for book in found
+    ]
+    print_table(["book", "records>", "size>", "last seqnum>", "last append (UTC)"], rows)
+
+
+@app.command()
+def append(
+    book: Book,
+    data: Annotated[str, typer.Argument(help="The record's data; - reads it from stdin.")] = "-",
+    tags: Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be repeated.")] = None,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key appends once.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of the data becomes a record.")] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+) -> None:
+    """Append a record, and print its seqnum once it is durable."""
+    content = sys.stdin.buffer.read() if data == "-" else data.encode()
+    with connect(url, token) as client:
+        logbook = client.logbook(book)
+        if lines:
+            records = [(line, tuple(tags or ())) for line in content.splitlines()]
+            seqnums = logbook.append_many(records, key=key) if records else []
+        else:
+            seqnums = [logbook.append(content, tags or (), key=key)]
+    for seqnum in seqnums:
+        if as_json:
+            print_json({"book": book, "seqnum": str(seqnum)})
+        else:
+            results().print(seqnum)
+
+
+@app.command()
+def read(
+    book: Book,
+    tag: Tag = None,
+    start: Annotated[int, typer.Option(help="The first seqnum.")] = 0,
+    stop: Annotated[int | None, typer.Option(help="The seqnum to stop before.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many records at most.")] = 100,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+) -> None:
+    """Print records from the start on."""
+    with connect(url, token) as client:
+        logbook = client.logbook(book)
+        shown = 0
+        records: list[Record] = []
+        while shown < limit:
+            page = logbook.read(tag, start=start, stop=stop, limit=min(PAGE_RECORDS, limit - shown))
+            if not page.records:
+                break
+            shown += len(page.records)
+            start = page.next_start
+            if as_json:
+                _print_records(page.records, as_json=True)
+            else:
+                records += page.records
+        has_more = shown >= limit and bool(logbook.read(tag, start=start, stop=stop, limit=1).records)
+    if not as_json:
+        print_table(["seqnum>", "time (UTC)", "tags", "data"], map(_cells, records))
+    if has_more:
+        errors().print(f"there are more: --start {start}, or a larger --limit", style="dim")
+
+
+@app.command()
+def tail(
+    book: Book,
+    tag: Tag = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="Begin with so many that are there.")] = 10,
+    follow: Annotated[bool, typer.Option(help="Go on with records as they come, until Ctrl-C.")] = True,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+) -> None:
+    """Print the last records, and those to come."""
+    with connect(url, token) as client:
+        logbook = client.logbook(book)
+        records: list[Record] = []
+        newest = logbook.check_tail(tag, fresh=True)
+        at = newest
+        while at is not None and len(records) < last:
+            records.append(at)
+            at = logbook.read_prev(tag, max_seqnum=at.seqnum - 1) if at.seqnum else None
+        _print_records(records[::-1], as_json=as_json)
+        if follow:
+            start = newest.next_seqnum if newest else 0
+            for page in logbook.subscribe(tag, start=start, on_trimmed="skip").batches():
+                _print_records(page.records, as_json=as_json)
+
+
+@app.command()
+def trim(
+    book: Book,
+    before: Annotated[str, typer.Argument(help="Take away records with a smaller seqnum; `end`: all there are now.")],
+    tag: Tag = None,
+    sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+) -> None:
+    """Take old records away, for good."""
+    if before != "end" and not before.isdecimal():
+        raise InvalidArgument(f"{before!r} is no seqnum: write a number, or `end` for all records that are there now")
+    seqnum = MAX_SEQNUM if before == "end" else int(before)
+    what = f"records of {book}" + (f" with tag {tag}" if tag else "") + (f" below {before}" if before != "end" else "")
+    if not sure:
+        if not sys.stdin.isatty():
+            raise InvalidArgument(f"this takes away all {what}, for good: say --yes if you mean it")
+        typer.confirm(f"Take away all {what}, for good?", abort=True, err=True)
+    with connect(url, token) as client:
+        client.logbook(book).trim(seqnum, tag=tag)
+    errors().print(f"gone: {what}")
+
+
+def _print_records(records: list[Record], *, as_json: bool) -> None:
+    for record in records:
+        if as_json:
+            print_json(record_json(record))
+        else:
+            results().print("  ".join(_cells(record)), markup=False)
+
+
+def _cells(record: Record) -> Iterator[str]:
+    yield str(record.seqnum)
+    yield time_text(record.time)
+    yield ", ".join(record.tags)
+    yield data_text(record.data)
+
+
+def record_json(record: Record) -> dict[str, Any]:
+    """A record as an object: `data` if it is text, else `data_base64`."""
+    shown: dict[str, Any] = {"seqnum": str(record.seqnum), "time_us": record.time, "tags": list(record.tags)}
+    try:
+        return shown | {"data": record.data.decode()}
+    except UnicodeDecodeError:
+        return shown | {"data_base64": base64.b64encode(record.data).decode()}

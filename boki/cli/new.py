@@ -1,0 +1,43 @@
+"""`boki new`: a small project to start from, with a function, a test that needs no server, and a configuration."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from boki.cli.terminal import results
+from boki.errors import InvalidArgument
+
+TEMPLATE = Path(__file__).parent / "template"
+PLACEHOLDER = "PROJECT_NAME"
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="The project's folder, which must not exist yet.", show_default=False)],
+) -> None:
+    """Make a small project: one function, one test, one configuration file."""
+    folder = create(Path(name))
+    results().print(
+        f"Made {folder}. Next:\n\n  cd {folder}\n  pytest\n  boki dev\n  boki invoke greet Ada", markup=False
+    )
+
+
+def create(folder: Path) -> Path:
+    """Write the project into a folder of its own, which is made. `InvalidArgument` if it is there already."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", folder.name):
+        raise InvalidArgument(f"{folder.name!r} cannot be a project's name: use letters, digits, '.', '_' and '-'")
+    if folder.exists():
+        raise InvalidArgument(f"{folder} exists already: choose another name, or remove it")
+    if not folder.parent.is_dir():
+        raise InvalidArgument(f"there is no folder {folder.parent} to make {folder.name} in")
+    for source in sorted(TEMPLATE.rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            # Dot files would be taken for the repository's own: they are kept without the dot.
+            relative = source.relative_to(TEMPLATE)
+            target = folder / (relative.with_name(f".{relative.name}") if relative.name == "gitignore" else relative)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source.read_text(encoding="utf-8").replace(PLACEHOLDER, folder.name), encoding="utf-8")
+    return folder

@@ -1,0 +1,79 @@
+"""The load over HTTP: what is sent, what is counted, and how wrk is read."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from boki.bench import http_load
+from boki.bench.rows import Round
+from boki.errors import BokiError
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def against(handler: Handler, path: str = "/function/f") -> Round:
+    async def run() -> Round:
+        application = web.Application()
+        application.router.add_post("/function/f", handler)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
+        try:
+            return await http_load.post_load(url, callers=3, duration_s=0.2, body='{"a": "\\"b"}', token="it's")
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(run())
+
+
+def test_our_own_generator_sends_the_body_and_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent is JSON with the bearer token; every answer of the 200s counts."""
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    bodies = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.add((await request.text(), request.content_type, request.headers["Authorization"]))
+        return web.json_response(None)
+
+    one = against(answer)
+    assert http_load.generator_name() == "asyncio"
+    assert bodies == {('{"a": "\\"b"}', "application/json", "Bearer it's")}
+    assert one.op_count > 0
+    assert (one.error_count, one.p50_ms is None) == (0, False)
+
+
+def test_answers_that_are_errors_count_as_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that refuses everything has no throughput."""
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    one = against(refuse)
+    assert one.op_count == 0
+    assert one.error_count > 0
+
+
+def test_the_script_for_wrk_quotes_what_it_is_given(tmp_path: Path) -> None:
+    """Body and token stand in it as Lua strings, whatever they hold."""
+    text = http_load._write_script(tmp_path, '{"a": "\\"b"}', "it's").read_text()
+    assert r'wrk.body = "{\"a\": \"\\\"b\"}"' in text
+    assert """wrk.headers['Authorization'] = "Bearer it's\"""" in text
+    assert "@" not in text
+
+
+def test_the_closing_line_of_wrk_is_read() -> None:
+    """Requests without errors, seconds, and milliseconds."""
+    output = "Running 1s test\nBOKI 1200 200 2.000000 0.250000 1.500000\n"
+    assert http_load.parse_wrk(output) == Round(1000, 200, 2.0, 0.25, 1.5)
+
+
+def test_a_wrk_that_measured_nothing_is_an_error() -> None:
+    """Its own message is shown."""
+    with pytest.raises(BokiError, match="unable to connect"):
+        http_load.parse_wrk("unable to connect to 127.0.0.1:1")
