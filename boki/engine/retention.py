@@ -126,9 +126,7 @@ async def list_books(port: LogPort, operation: ListBooks) -> Books:
     while True:
         page = await port.request(ListBooks(operation.prefix, after, operation.limit), {}, 30.0)
         assert isinstance(page, Books)
-        found += [
-            info for info in page.books if operation.prefix.startswith("boki:") or not info.name.startswith("boki:")
-        ]
+        found += [info for info in page.books if shows_system or not info.name.startswith(SYSTEM_BOOK_PREFIX)]
         if len(found) >= operation.limit or not page.books:
             return Books(tuple(found[: operation.limit]))
         after = page.books[-1].name

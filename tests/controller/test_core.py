@@ -1,0 +1,162 @@
+"""The controller: a term ends with everything acknowledged in it, however messages are lost."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import pytest
+
+from boki.controller.coordinator import LocalCoordinator
+from boki.controller.core import NEXT, Plan, Step, TermChange
+from boki.errors import ConfigError
+from boki.log.ids import NodeId
+from boki.log.metalog import Cut, OpenShard
+from boki.log.view import View
+from boki.messages import AppendEntry, InstallView, Seal
+from boki.sequencer.core import SequencerCore
+from tests.members import ENGINE, SHARD, view
+from tests.world import MemoryDisk, World
+
+NODES = view().sequencers
+ENTRIES = [OpenShard(SHARD, ENGINE, view().storage), *(Cut(n, ((SHARD, n),)) for n in range(1, 6))]
+
+
+def plan() -> Plan:
+    last = view()
+    return Plan(1, last.sequencers, last.incarnations, last.storage, 3, 2)
+
+
+def world_with(lengths: tuple[int, ...]) -> World:
+    """Three sequencers of term 1 that hold so many of the entries."""
+    world = World()
+    for node, length in zip(NODES, lengths, strict=True):
+        core = SequencerCore(node, 1, world.disk(node))
+        world.add(node, core)
+        world.tell(node, InstallView((view(),)))
+        world.run()
+        # as a backup of a primary elsewhere would: straight into the store, durably
+        world.perform(node, [_store(core, length)])  # type: ignore[list-item]
+    return world
+
+
+def _store(core: SequencerCore, length: int) -> object:
+    from boki.effects import Store
+
+    return Store(core._stores[1, 0].add("append", 0, ENTRIES[:length]))
+
+
+def change(world: World, node: str = "controller-1") -> TermChange:
+    core = TermChange(view(), plan())
+    world.add(node, core)
+    return core
+
+
+@pytest.mark.parametrize("lengths", list(product((0, 2, 6), repeat=3)))
+def test_the_next_term_starts_after_everything_that_a_majority_held(lengths: tuple[int, ...]) -> None:
+    """Whatever was on two of three sequencers is kept, and the end is durable on a majority."""
+    world = world_with(lengths)
+    change(world)
+    world.tick(10)
+    installed: View = world.answers["install"]
+    (end,) = installed.previous_ends
+    assert end >= sorted(lengths)[1]
+    assert installed.term == 2
+    held = [node for node in NODES if world.cores[node]._stores[1, 0].length >= end]  # type: ignore[attr-defined]
+    assert len(held) >= 2
+
+
+@pytest.mark.parametrize("lost", NODES)
+def test_one_lost_sequencer_stops_nothing(lost: NodeId) -> None:
+    """A majority is enough to end a term."""
+    world = world_with((6, 6, 2))
+    world.crash(lost)
+    change(world)
+    world.tick(10)
+    assert world.answers["install"].previous_ends == (6,)
+
+
+def test_two_lost_sequencers_stop_the_change_and_it_goes_on_when_one_is_back() -> None:
+    """Without a majority nothing is decided, and nothing wrong is."""
+    world = world_with((6, 6, 2))
+    world.crash(NODES[0])
+    world.crash(NODES[1])
+    change(world)
+    world.tick(20)
+    assert "install" not in world.answers
+    world.add(NODES[1], SequencerCore(NODES[1], 1, world.disk(NODES[1])))
+    world.tell(NODES[1], InstallView((view(),)))
+    world.run()
+    world.tick(20)
+    assert world.answers["install"].previous_ends == (6,)
+
+
+def test_a_wiped_sequencer_does_not_count() -> None:
+    """A disk that is not the one that the view names may have forgotten what it acknowledged (hazard H18)."""
+    world = world_with((6, 0, 6))
+    world.crash(NODES[0])
+    world.crash(NODES[2])
+    world.disks.pop(NODES[2])
+    world.add(NODES[2], SequencerCore(NODES[2], 2, world.disk(NODES[2])))
+    world.tell(NODES[2], InstallView((view(),)))
+    world.run()
+    change(world)
+    world.tick(20)
+    assert "install" not in world.answers
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lost_messages_only_cost_time(seed: int) -> None:
+    """Each step is repeated until it is answered, though every second message is lost."""
+    world = world_with((2, 6, 0))
+    dice = Random(seed)
+    world.loses = lambda *_: dice.random() < 0.5
+    change(world)
+    world.tick(400)
+    assert world.answers["install"].previous_ends[0] >= 2
+
+
+def test_two_controllers_at_once_name_an_end_that_keeps_what_was_acknowledged() -> None:
+    """Both may seal, complete and propose; the compare-and-set takes the first, and both ends are safe."""
+    world = world_with((6, 2, 6))
+    change(world, "controller-1")
+    change(world, "controller-2")
+    world.tick(20)
+    assert world.answers["install"].previous_ends == (6,)
+
+
+def test_after_the_seal_of_a_majority_the_old_term_commits_nothing() -> None:
+    """The seal race: an append that comes after the seal is refused, so the chosen end stays true."""
+    world = world_with((2, 2, 2))
+    change(world)
+    world.tick(10)
+    for backup in NODES[1:]:
+        world.tell(backup, AppendEntry(1, 0, 2, (ENTRIES[2],), 2), NODES[0])
+    world.run()
+    assert all(world.cores[node]._stores[1, 0].length == 2 for node in NODES)  # type: ignore[attr-defined]
+    assert world.messages(Seal)
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_every_step_can_be_reached(step: Step) -> None:
+    """The table of steps has no step that nothing leads to."""
+    assert step in {Step.SEALING, *NEXT.values()}
+
+
+def test_views_are_installed_by_compare_and_set() -> None:
+    """The second view of a term is refused; the chain survives; incarnations never repeat."""
+    disk = MemoryDisk()
+    coordinator = LocalCoordinator(disk)
+    assert coordinator.install(view(1))
+    assert not coordinator.install(view(1, storage=1))
+    assert not coordinator.install(view(3))
+    assert coordinator.install(view(2))
+    again = LocalCoordinator(disk)
+    assert [installed.term for installed in again.views()] == [1, 2]
+    assert [coordinator.next_incarnation(), again.next_incarnation()] == [1, 2]
+
+
+def test_a_plan_that_cannot_work_is_refused_with_every_problem() -> None:
+    """A view is checked when it is made."""
+    with pytest.raises(ConfigError, match=r"write_quorum 4.*storage nodes"):
+        Plan(1, NODES, {}, view().storage[:1], 3, 4).first_view()

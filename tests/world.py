@@ -1,0 +1,138 @@
+"""A small deterministic world for tests of cores: messages in order, disks that forget what was not synced.
+
+Effects are carried out by hand: `deliver` one message, `run` until nothing is under way. Stores become durable only
+when `sync` is called (or at once, by default), so that a test can crash a node between a write and its sync.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from boki.effects import Answer, Core, Delete, Effect, Load, Loaded, Put, Send, Store, Trace
+from boki.log.ids import NodeId
+
+TICK_US = 50_000
+
+
+class MemoryDisk:
+    """A disk of one node: `rows` is what would survive a power cut."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self._keys: list[bytes] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterable[tuple[bytes, bytes]]:
+        keys = self._keys[bisect_left(self._keys, start) : bisect_left(self._keys, stop)]
+        return [(key, self.rows[key]) for key in (reversed(keys) if backward else keys)]
+
+    def write(self, writes: Iterable[Put | Delete]) -> None:
+        for write in writes:
+            if isinstance(write, Put):
+                if write.key not in self.rows:
+                    insort(self._keys, write.key)
+                self.rows[write.key] = write.value
+            else:
+                for key, _ in list(self.scan(write.start, write.stop)):
+                    del self.rows[key]
+                    self._keys.remove(key)
+
+    store_now = write
+
+    def load(self, load: Load) -> Loaded:
+        first = next(iter(self.scan(load.floor, load.key + b"\x00", backward=True)), None)
+        rows: list[tuple[bytes, bytes]] = []
+        size = 0
+        for key, value in self.scan(first[0] if first else load.key, load.stop):
+            rows.append((key, value))
+            size += len(value)
+            if size >= load.max_bytes:
+                break
+        return Loaded(load.token, rows)
+
+
+class World:
+    """Nodes, one queue of messages, a virtual clock. `loses(sender, to, message)` may lose messages."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_000_000_000
+        self.cores: dict[NodeId, Core] = {}
+        self.disks: dict[NodeId, MemoryDisk] = {}
+        self.unsynced: dict[NodeId, deque[Store]] = {}
+        self.holds_syncs: set[NodeId] = set()
+        self.queue: deque[tuple[NodeId, NodeId, Any]] = deque()
+        self.answers: dict[Any, Any] = {}
+        self.traces: list[str] = []
+        self.sent: list[tuple[NodeId, NodeId, Any]] = []
+        self.loses: Callable[[NodeId, NodeId, Any], bool] = lambda _sender, _to, _message: False
+
+    def disk(self, node: str) -> MemoryDisk:
+        return self.disks.setdefault(NodeId(node), MemoryDisk())
+
+    def add(self, node: str, core: Core) -> None:
+        self.cores[NodeId(node)] = core
+        self.unsynced[NodeId(node)] = deque()
+
+    def crash(self, node: str) -> None:
+        """The node is gone; what its disk had not synced is forgotten."""
+        self.cores.pop(NodeId(node), None)
+        self.unsynced.pop(NodeId(node), None)
+        self.queue = deque(entry for entry in self.queue if entry[1] != node)
+
+    def tell(self, node: str, message: Any, sender: str = "test") -> None:
+        self.queue.append((NodeId(sender), NodeId(node), message))
+
+    def perform(self, node: NodeId, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(to, message):
+                    self.sent.append((node, to, message))
+                    if not self.loses(node, to, message):
+                        self.queue.append((node, to, message))
+                case Store():
+                    self.unsynced[node].append(effect)
+                    if node not in self.holds_syncs:
+                        self.sync(node)
+                case Load():
+                    self.queue.append((node, node, self.disk(node).load(effect)))
+                case Answer(token, value):
+                    self.answers[token] = value
+                case Trace(_, text):
+                    self.traces.append(text)
+
+    def sync(self, node: str) -> None:
+        """Everything that the node has stored is durable now; what rides on it goes out."""
+        stores, self.unsynced[NodeId(node)] = self.unsynced[NodeId(node)], deque()
+        for store in stores:
+            self.disk(node).write(store.writes)
+        for store in stores:
+            self.perform(NodeId(node), store.then)
+
+    def run(self) -> None:
+        """Deliver what is under way until nothing is, letting each node settle after each round."""
+        while self.queue:
+            round_, self.queue = self.queue, deque()
+            touched: dict[NodeId, None] = {}
+            for sender, to, message in round_:
+                if to in self.cores:
+                    touched[to] = None
+                    self.perform(to, self.cores[to].receive(sender, message, self.now_us))
+            for node in touched:
+                self.perform(node, self.cores[node].settle(self.now_us))
+
+    def tick(self, count: int = 1) -> None:
+        """Let time pass: `count` ticks, everything delivered after each."""
+        for _ in range(count):
+            self.now_us += TICK_US
+            for node, core in list(self.cores.items()):
+                self.perform(node, core.tick(self.now_us))
+            self.run()
+
+    def messages(self, kind: type[Any]) -> list[Any]:
+        """All messages of a type that were ever sent."""
+        return [message for _, _, message in self.sent if isinstance(message, kind)]
