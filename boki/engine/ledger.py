@@ -147,6 +147,8 @@ def run_again_after(outcome: Outcome, progress: Progress) -> int | None:
     if failure.outcome == "not_applied" and failure.retryable:
         progress.starts -= 1
         progress.refusals += 1
+        if not progress.starts:
+            progress.started_us = 0
         return _backoff_us(progress.refusals)
     if failure.code == CallLost.code and progress.starts < MAX_STARTS:
         return _backoff_us(progress.starts)

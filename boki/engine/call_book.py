@@ -1,0 +1,255 @@
+"""The system book `boki:calls` behind the LogBook API: accept, finish, look up, carry forward, trim, checkpoint.
+
+An append whose answer is lost may have happened, and a ledger must know. So each is of a kind that can be repeated: an
+acceptance under its key, or under the condition that its id has no record yet; everything else under the condition that
+the call's last record is still the one that is known. Whoever loses such a race reads what the winner wrote, and often
+the winner is the same append, a moment earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+
+from boki.calls import Outcome
+from boki.engine.ledger import (
+    ACCEPTED_TAG,
+    BOOK,
+    CHECKPOINT_TAG,
+    FINISHED_TAG,
+    Accepted,
+    Checkpoint,
+    Entry,
+    Finished,
+    Ledger,
+    Waiting,
+    carry_forward,
+    decode_entry,
+    due_at,
+    encode_entry,
+    id_tag,
+)
+from boki.errors import BokiError, ConditionFailed, CorruptData, TooLarge
+from boki.log.ids import MAX_SEQNUM
+from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.log.operations import Failure, Found, Read, TrimBook
+from boki.log.record import Expect, Record
+from boki.runtime.append_gatherer import AppendGatherer
+from boki.runtime.deadline import Caller
+from boki.runtime.log_calls import first_record
+from boki.runtime.logbook import LogAccess
+from boki.runtime.port import LogPort
+
+_log = logging.getLogger("boki.calls")
+
+_FIRST_BACKOFF_S: Final = 0.05
+_MAX_BACKOFF_S: Final = 2.0
+_CARRIED_AT_ONCE: Final = 200
+
+T = TypeVar("T")
+
+
+class CallBook:
+    """The book and the ledger that it folds into. One per engine."""
+
+    def __init__(self, port: LogPort, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.ledger = Ledger()
+        self.appended_count = 0
+        """Records since the last checkpoint."""
+        self._limits = limits
+        self._access = LogAccess(port, AppendGatherer(port, limits), Caller(limits=limits))
+        self._book = self._access.logbook(BOOK)
+        self._floor = 0
+
+    async def recover(self) -> None:
+        """Fold the book up to its tail. `VersionTooNew` if a newer Boki has written there."""
+        await self._book.sync()
+        tail = await self._book.check_tail(CHECKPOINT_TAG)
+        checkpoint = decode_entry(tail.data) if tail else None
+        assert checkpoint is None or isinstance(checkpoint, Checkpoint), "the tag says what the record is"
+        self.ledger = Ledger(checkpoint)
+        start = self.ledger.fold_from
+        while True:
+            page = await self._book.read(start=start)
+            if not page.records:
+                return
+            for record in page.records:
+                self.ledger.apply(decode_entry(record.data), record.seqnum, record.time)
+            self.appended_count += len(page.records)
+            start = page.next_start
+
+    async def accept(self, entry: Accepted, key: str | None) -> tuple[Accepted, int, Waiting | None]:
+        """Log the acceptance: the entry that counts, its time, and, if it is this one, what is to be run.
+
+        Under a key that was used before, the entry of the first use counts. What is raised is a definite refusal.
+        """
+        tag = id_tag(entry.call.id)
+        when = (Expect(tag, 0),) if key is None else ()
+        append = partial(self._book.append, encode_entry(entry), [tag, ACCEPTED_TAG], when=when, key=key)
+        token = self.ledger.issue_append()
+        try:
+            try:
+                seqnum = await _until_decided(append)
+            except ConditionFailed as error:  # an earlier try of this very append has been carried out
+                seqnum = error.actual_seqnum
+            record = await _until_answered(partial(self._book.get, seqnum))
+            first = _accepted(record)
+            waiting = None
+            if first.call.id == entry.call.id:
+                waiting = Waiting(first.call.id, seqnum, due_at(first, record.time))
+                self.ledger.accept(waiting)
+        except BokiError:
+            self._settle(token)
+            raise
+        self._settle(token)
+        return first, record.time, waiting
+
+    async def finish(self, entry: Finished) -> Outcome:
+        """Record how the call ended, unless that has been done: the outcome that counts."""
+        data = self._fitting(entry)
+        tag = id_tag(entry.id)
+        while (waiting := self.ledger.waiting.get(entry.id)) is not None:
+            when = Expect(tag, waiting.seqnum)
+            token = self.ledger.issue_append()
+            try:
+                append = partial(self._book.append, data, [tag, FINISHED_TAG], when=when)
+                seqnum = await _until_decided(append, forever=True)
+                self.ledger.finish(entry.id, seqnum)
+            except ConditionFailed:
+                adopted = await self._catch_up(entry.id)
+                if adopted is not None:
+                    return adopted
+            finally:
+                self._settle(token)
+        return entry.outcome
+
+    def _fitting(self, entry: Finished) -> bytes:
+        """The record of an outcome; one that is too large for a record becomes the failure that says so."""
+        data = encode_entry(entry)
+        if len(data) <= self._limits.record_bytes:
+            return data
+        size = len(entry.outcome.result.data) if entry.outcome.result else len(data)
+        error = TooLarge(
+            f"the function ran, but its result has {size:,} bytes, and that of a logged call may have at most "
+            f"{self._limits.record_bytes:,}: append it to a LogBook and return where it is",
+            outcome="failed",
+            limit=self._limits.record_bytes,
+        )
+        outcome = Outcome(None, Failure.of(error), entry.outcome.positions)
+        return encode_entry(msgspec.structs.replace(entry, outcome=outcome))
+
+    async def _catch_up(self, invocation_id: str) -> Outcome | None:
+        """The call has another last record than was known: learn it. Its outcome, if it is that it has finished."""
+        last = await _until_answered(partial(self.last, invocation_id))
+        if last is None:
+            _log.warning(
+                "the records of call %s are gone before it has finished: was book %s trimmed?", invocation_id, BOOK
+            )
+            self.ledger.finish(invocation_id, 0)
+            return None
+        entry, record = last
+        self.ledger.apply(entry, record.seqnum, record.time)
+        return entry.outcome if isinstance(entry, Finished) else None
+
+    async def last(self, invocation_id: str) -> tuple[Accepted | Finished, Record] | None:
+        """The call's last record; None if there is none."""
+        record = await self._book.check_tail(id_tag(invocation_id))
+        if record is None:
+            return None
+        entry = decode_entry(record.data)
+        assert not isinstance(entry, Checkpoint), "checkpoints carry no id"
+        return entry, record
+
+    async def wait_for_more(self, invocation_id: str, after: Record, wait_s: float) -> None:
+        """Return when the call has a record after this one, or when `wait_s` is over."""
+        await self._book.read_next(id_tag(invocation_id), min_seqnum=after.next_seqnum, wait_s=wait_s)
+
+    async def load(self, waiting: Waiting) -> tuple[Accepted, int]:
+        """The acceptance of an unfinished call, with its payload, and the time of the record."""
+        record = await _until_answered(partial(self._book.get, waiting.seqnum))
+        return _accepted(record), record.time
+
+    async def checkpoint(self) -> None:
+        """Write down which calls are unfinished, so that the next start need not read further back."""
+        data = encode_entry(self.ledger.checkpoint())
+        if len(data) <= self._limits.record_bytes:  # with so many that wait, the next start reads on instead
+            await self._book.append(data, [CHECKPOINT_TAG])
+        self.appended_count = 0
+
+    async def trim(self, older_than_us: int) -> None:
+        """Trim what was recorded before that time, by the log's time. Unfinished calls are carried forward first."""
+        found = await self._access.ask(Read(BOOK, None, 0, MAX_SEQNUM, 1, start_time_us=older_than_us))
+        assert isinstance(found, Found)
+        kept = first_record(found)
+        wanted = self.ledger.fold_from if kept is None else min(kept.seqnum, self.ledger.fold_from)
+        for waiting in self.ledger.waiting_below(wanted, _CARRIED_AT_ONCE):
+            await self._carry(waiting)
+        floor = self.ledger.trim_floor(wanted)
+        if floor > self._floor:
+            await self._access.ask(TrimBook(BOOK, floor))
+            self._floor = floor
+
+    async def _carry(self, waiting: Waiting) -> None:
+        accepted, time_us = await self.load(waiting)
+        carried = carry_forward(accepted, time_us)
+        tag = id_tag(waiting.id)
+        when = Expect(tag, waiting.seqnum)
+        token = self.ledger.issue_append()
+        try:
+            append = partial(self._book.append, encode_entry(carried), [tag, ACCEPTED_TAG], when=when)
+            seqnum = await _until_decided(append, forever=True)
+            self.ledger.accept(Waiting(waiting.id, seqnum, due_at(carried, 0)))
+        except ConditionFailed:
+            await self._catch_up(waiting.id)
+        finally:
+            self._settle(token)
+
+    def _settle(self, token: int) -> None:
+        self.ledger.settle_append(token)
+        self.appended_count += 1
+
+
+def _accepted(record: Record) -> Accepted:
+    entry: Entry = decode_entry(record.data)
+    if not isinstance(entry, Accepted):
+        raise CorruptData(f"record {record.seqnum} of book {BOOK} should accept a call, and is {type(entry).__name__}")
+    return entry
+
+
+async def _until_decided(append: Callable[[], Awaitable[T]], *, forever: bool = False) -> T:
+    """Append until it is known whether it has happened.
+
+    A refusal is raised if no earlier try can have been carried out; with `forever`, only one that will not pass.
+    """
+    is_doubtful = False
+    backoff_s = _FIRST_BACKOFF_S
+    while True:
+        try:
+            return await append()
+        except BokiError as error:
+            is_doubtful = is_doubtful or error.outcome == "unknown"
+            may_pass = error.outcome == "unknown" or (error.retryable and (is_doubtful or forever))
+            if not may_pass:
+                raise
+            _log.info("repeating an append to book %s: %s", BOOK, error)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+
+
+async def _until_answered(read: Callable[[], Awaitable[T]]) -> T:
+    """Read until there is an answer: reading changes nothing, so whatever may pass is waited for."""
+    backoff_s = _FIRST_BACKOFF_S
+    while True:
+        try:
+            return await read()
+        except BokiError as error:
+            if not error.retryable:
+                raise
+            _log.info("repeating a read of book %s: %s", BOOK, error)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
