@@ -1,11 +1,10 @@
 """A node's disk: RocksDB, synced through its write-ahead log, with group commit and no timer.
 
 **Where memory ends and the disk begins.** `Disk.store` takes writes and the effects that may follow them. A committer
-thread writes all that has gathered in one batch, calls ``flush_wal(True)``, and only when that has returned hands the
-effects back to the event loop. While one sync runs, the next writes gather; when it ends they all go. Nothing else in
+thread writes all that has gathered in one batch, syncs, and only when that has returned hands the effects back to the event loop. While one sync runs, the next writes gather; when it ends they all go. Nothing else in
 Boki makes anything durable: every promise about durability rests on the line marked SYNC below.
 
-Writing is split in two because rocksdict holds the GIL in ``write`` and gives it up only in ``flush_wal``.
+Writing and syncing are apart because rocksdict holds the GIL in the first and gives it up only in the second.
 
 A failed write or sync is never repeated (after a failed fsync Linux may call lost pages clean): the disk is dead, and
 its owner must stop the node.
@@ -20,28 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
-
 from boki.effects import Delete, Effect, Load, Loaded, Put, Store
 from boki.errors import StoreFailed
-
-_WRITE_BUFFER_BYTES = 64 << 20
+from boki.host.rocksdb import RocksDb
 
 Then = Callable[[Sequence[Effect]], None]
-
-
-def open_rocksdb(path: Path) -> Rdict:
-    """Open or create the database. A torn tail of the write-ahead log is what was never synced, and is dropped."""
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_paranoid_checks(True)
-    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_recycle_log_file_num(0)
-    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
-    options.set_max_total_wal_size(4 * _WRITE_BUFFER_BYTES)
-    options.set_keep_log_file_num(2)
-    options.set_max_open_files(256)
-    return Rdict(str(path), options)
 
 
 class Disk:
@@ -63,7 +45,7 @@ class Disk:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.sync_count = 0
-        self._db = open_rocksdb(path)
+        self._db = RocksDb(path)
         self._loop = loop
         self._on_failure = on_failure
         self._reserve_bytes = reserve_bytes
@@ -104,17 +86,9 @@ class Disk:
             self._tell(self._finish, group)
 
     def _write(self, stores: Sequence[Store]) -> None:
-        batch = WriteBatch(raw_mode=True)
-        for store in stores:
-            for write in store.writes:
-                if isinstance(write, Put):
-                    batch.put(write.key, write.value)
-                else:
-                    batch.delete_range(write.start, write.stop)
-        if not batch.is_empty():
-            self._db.write(batch)
+        self._db.write(write for store in stores for write in store.writes)
         if self._synced:
-            self._db.flush_wal(True)  # SYNC: what follows this line may be acknowledged, nothing before it
+            self._db.sync()  # SYNC: what follows this line may be acknowledged, nothing before it
             self.sync_count += 1
 
     @staticmethod
@@ -138,25 +112,11 @@ class Disk:
 
     def get(self, key: bytes) -> bytes | None:
         """The value under `key`, synced or not."""
-        value: bytes | None = self._db.get(key)
-        return value
+        return self._db.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) with `start <= key < stop`, ascending or descending, read as they are asked for."""
-        rows = self._db.iter()
-        if backward:
-            rows.seek_for_prev(stop)
-            if rows.valid() and rows.key() == stop:
-                rows.prev()
-        else:
-            rows.seek(start)
-        while rows.valid() and start <= (key := rows.key()) < stop:
-            yield key, rows.value()
-            if backward:
-                rows.prev()
-            else:
-                rows.next()
-        rows.status()
+        return self._db.scan(start, stop, backward=backward)
 
     def load(self, load: Load) -> Loaded:
         """Carry out a `Load`. Errors of the disk come back in the answer, so that another replica can be asked."""
