@@ -1,0 +1,140 @@
+"""What a context knows of the call that it belongs to, and what it makes of it for others. Shared by both contexts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, MutableMapping
+from os import urandom
+from time import monotonic, time
+from typing import Any, Final
+
+from boki.calls import Call, Outcome
+from boki.errors import InvalidArgument
+from boki.log.checks import check_book, check_key, check_seconds
+from boki.log.ids import check_name
+from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.log.metalog import merge_positions
+from boki.runtime.deadline import LONGEST_POLL_S, Caller, Deadline
+from boki.runtime.function import Function
+from boki.runtime.values import NO_PAYLOAD, decode_any, encode_any
+
+UNHURRIED_US: Final = 10 * 365 * 24 * 3600 * 1_000_000
+"""A `timeout_us` beyond every function's own: that one decides."""
+
+MISSING: Final[Any] = object()
+"""No payload was given. None is a payload: JSON's null."""
+
+
+class CallState:
+    """One call under way: its deadline, what it has seen, and the calls and log lines that it gives rise to."""
+
+    __slots__ = ("_wall_clock", "call", "caller", "deadline")
+
+    def __init__(
+        self,
+        call: Call,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        clock: Callable[[], float] = monotonic,
+        wall_clock: Callable[[], float] = time,
+        longest_poll_s: float = LONGEST_POLL_S,
+    ) -> None:
+        self._wall_clock = wall_clock
+        self.call = call
+        self.deadline = Deadline.after(call.timeout_us / 1e6, clock)
+        self.caller = Caller(dict(call.positions), self.deadline, limits, longest_poll_s)
+
+    @property
+    def deadline_time(self) -> float:
+        """When the call must be over, in seconds since the epoch."""
+        return self._wall_clock() + self.deadline.left_s()
+
+    def child(
+        self, function: Callable[..., Any] | str, payload: Any, timeout_s: float | None, book: str | None
+    ) -> Call:
+        """A call of `function` that this one waits for. `DeadlineExceeded` if there is no time left for it."""
+        timeout_s = self.deadline.timeout_s(timeout_s, default_s=UNHURRIED_US / 1e6)
+        return self._call(function, payload, book, int(timeout_s * 1e6), self.call.depth + 1)
+
+    def later(
+        self, function: Callable[..., Any] | str, payload: Any, delay_s: float, key: str | None, book: str | None
+    ) -> Call:
+        """A call of `function` that runs by itself: neither this call's deadline nor its depth bounds it."""
+        check_seconds(delay_s, "delay_s", positive=False)
+        if key is not None:
+            check_key(key, self.caller.limits)
+        return self._call(function, payload, book, UNHURRIED_US, 0)
+
+    def _call(
+        self, function: Callable[..., Any] | str, payload: Any, book: str | None, timeout_us: int, depth: int
+    ) -> Call:
+        invocation_id = new_invocation_id()
+        name, data = _encoded(function, payload)
+        return Call(
+            id=invocation_id,
+            function=name,
+            payload=data,
+            book=self.call.book if book is None else check_book(book),
+            timeout_us=timeout_us,
+            depth=depth,
+            positions=dict(self.caller.positions),
+            traceparent=child_traceparent(self.call.traceparent, self.call.id, invocation_id),
+            parent=self.call.id,
+        )
+
+    def result(self, function: Callable[..., Any] | str, outcome: Outcome) -> Any:
+        """What a child returned; raises what it ended with. This call has then seen what its child has seen."""
+        merge_positions(self.caller.positions, outcome.positions)
+        if outcome.failure is not None:
+            raise outcome.failure.error()
+        if outcome.result is None:
+            return None
+        if isinstance(function, str):
+            return decode_any(outcome.result, f"result of {function}")
+        return Function.of(function).decode_result(outcome.result)
+
+    def logger(self) -> CallLogger:
+        """A logger whose records carry the function's name and the invocation id."""
+        return CallLogger(self.call)
+
+
+def _encoded(function: Callable[..., Any] | str, payload: Any) -> tuple[str, Any]:
+    if isinstance(function, str):
+        name = check_name(function, "function")
+        return name, NO_PAYLOAD if payload is MISSING else encode_any(payload, f"payload of {name}")
+    known = Function.of(function)
+    if payload is not MISSING:
+        return known.info.name, known.encode_payload(payload)
+    if known.payload_codec is not None and not known.has_default:
+        raise InvalidArgument(f"{known.info.name} needs a payload: pass it after the function", field="payload")
+    return known.info.name, NO_PAYLOAD
+
+
+def new_invocation_id() -> str:
+    """32 hex digits, never the same twice."""
+    return urandom(16).hex()
+
+
+def child_traceparent(traceparent: str, parent_id: str, child_id: str) -> str:
+    """The W3C trace context of a child: its parent's trace (or the trace of the parent's id), and a span of its own.
+
+    >>> child_traceparent("00-" + 32 * "a" + "-" + 16 * "b" + "-00", "", 32 * "c")
+    '00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-cccccccccccccccc-00'
+    """
+    parts = traceparent.split("-")
+    trace, flags = (parts[1], parts[3]) if len(parts) == 4 else (parent_id, "01")
+    return f"00-{trace}-{child_id[:16]}-{flags}"
+
+
+class CallLogger(logging.LoggerAdapter[logging.Logger]):
+    """Adds `function` and `invocation` to each log record, beside what its caller gives as `extra`."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(
+            logging.getLogger(f"boki.function.{call.function}"), {"function": call.function, "invocation": call.id}
+        )
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Merge `extra`, which the standard adapter would replace."""
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        return msg, kwargs

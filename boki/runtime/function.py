@@ -1,0 +1,321 @@
+"""`@function`: what may be called by name, and how its payload and result travel.
+
+The decorator checks a function where it stands and hands it back unchanged, so that a unit test calls it as plain
+Python. What it found is kept in the module's own dictionary, where `Registry.of` collects it when the module has been
+loaded: there is no list of functions outside of modules, so loading a module anew leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Final, TypeVar, get_type_hints, overload
+
+from boki.calls import FunctionInfo, Payload
+from boki.errors import BokiError, ConfigError, FunctionFailed, InvalidArgument
+from boki.log.checks import check_book, check_seconds
+from boki.log.ids import check_name
+from boki.log.operations import Failure
+from boki.runtime.values import ValueCodec, codec_for
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ATTRIBUTE: Final = "__boki_function__"
+_REGISTERED: Final = "__boki_functions__"
+_ASYNC_CONTEXT: Final = "boki.Context"
+_BLOCKING_CONTEXT: Final = "boki.blocking.Context"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `@function(...)` was given; see `FunctionInfo` for what each means."""
+
+    name: str | None = None
+    timeout_s: float = 60.0
+    book: str = ""
+    concurrency: int = 256
+    min_workers: int = 0
+    max_workers: int = 4
+    memory_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "function name")
+        if self.book:
+            check_book(self.book)
+        check_seconds(self.timeout_s, "timeout_s", positive=True)
+        for name, least in (("concurrency", 1), ("min_workers", 0), ("max_workers", 1), ("memory_bytes", 1 << 24)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(f"{name} must be an int of at least {least:,}, not {value!r}", field=name)
+        if self.min_workers > self.max_workers:
+            raise ConfigError(
+                f"min_workers {self.min_workers} must be at most max_workers {self.max_workers}", field="min_workers"
+            )
+
+
+@overload
+def function(fn: F, /) -> F: ...
+
+
+@overload
+def function(
+    *,
+    name: str | None = None,
+    timeout_s: float = 60.0,
+    book: str = "",
+    concurrency: int = 256,
+    min_workers: int = 0,
+    max_workers: int = 4,
+    memory_bytes: int = 1 << 30,
+) -> Callable[[F], F]: ...
+
+
+def function(fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
+    """Register a function under its own name, or `name`. It takes the context and at most one payload.
+
+    `async def` functions get a `boki.Context`, plain `def` functions a `boki.blocking.Context`. Payload and result are
+    checked against their annotations. `book` is the LogBook of calls that name none (else: one of the function's name).
+    The other options are those of `FunctionInfo`. `ConfigError` says what to write if the function cannot be called.
+
+    The function itself stays as it is: call it as plain Python, with a context of `boki.testing`.
+    """
+    if fn is not None:
+        return _register(fn, Options())
+    chosen = Options(**options)
+    return lambda decorated: _register(decorated, chosen)
+
+
+def _register(fn: F, options: Options) -> F:
+    _check_shape(fn)
+    definition = _Definition(fn, options)
+    if "<locals>" in fn.__qualname__:  # its annotations may name what only the enclosing function knows
+        definition.names = _locals_of_decorated()
+    with suppress(NameError):  # an annotation may name what comes further down; `Registry.of` tries again
+        definition.resolve()
+    setattr(fn, _ATTRIBUTE, definition)
+    loaded = fn.__globals__.get(_REGISTERED)
+    if loaded is None or loaded.spec is not fn.__globals__.get("__spec__"):
+        loaded = fn.__globals__[_REGISTERED] = _Loaded(fn.__globals__.get("__spec__"))
+    loaded.definitions.append(definition)
+    return fn
+
+
+def _locals_of_decorated() -> dict[str, Any]:
+    """The local names where `@function` was written: three calls up, behind `_register` and `function`."""
+    frame = inspect.currentframe()
+    for _ in range(3):
+        frame = frame.f_back if frame else None
+    return dict(frame.f_locals) if frame else {}
+
+
+def _check_shape(fn: Any) -> None:
+    if not inspect.isfunction(fn):
+        raise ConfigError(f"@function goes on a def or async def, not on {fn!r:.80}")
+    where = _place(fn)
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise ConfigError(f"{fn.__name__} ({where}) must return its result, not yield it: append records instead")
+    parameters = list(inspect.signature(fn).parameters.values())
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters:
+        raise ConfigError(f"{fn.__name__} ({where}) must take the context: write {fn.__name__}(ctx)")
+    if len(parameters) > 2 or any(parameter.kind not in kinds for parameter in parameters):
+        raise ConfigError(
+            f"{fn.__name__} ({where}) must take the context and at most one payload: write "
+            f"{fn.__name__}(ctx, payload), and make payload a dataclass or msgspec.Struct if it needs several values"
+        )
+
+
+@dataclass(slots=True)
+class _Definition:
+    """A decorated function, and what is known of it."""
+
+    fn: Any
+    options: Options
+    names: dict[str, Any] = field(default_factory=dict)
+    """Local names that annotations may use, until they are resolved."""
+    resolved: Function | None = None
+
+    def resolve(self) -> Function:
+        """The function with its types. `NameError` if an annotation is not defined, `ConfigError` if it cannot be."""
+        if self.resolved is None:
+            self.resolved = _resolve(self.fn, self.options, self.names)
+            self.names = {}
+        return self.resolved
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """What one load of a module has registered; `spec` tells one load from the next."""
+
+    spec: Any
+    definitions: list[_Definition] = field(default_factory=list)
+
+
+def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
+    parameters = list(inspect.signature(fn).parameters.values())
+    name = options.name or check_name(fn.__name__, "function name")
+    where = _place(fn)
+    raw = dict(fn.__annotations__)
+    _check_context(fn, raw.pop(parameters[0].name, None), names, where)
+    holder = type("annotations", (), {"__annotations__": raw})
+    hints = get_type_hints(holder, {**fn.__globals__, **names}, include_extras=True)
+    payload_codec = None
+    if len(parameters) == 2:
+        what = f"payload of {name} ({where})"
+        payload_codec = codec_for(hints.get(parameters[1].name, Any), what)
+    result_codec = codec_for(hints.get("return", Any), f"result of {name} ({where})")
+    info = FunctionInfo(
+        name=name,
+        module=fn.__module__,
+        is_async=inspect.iscoroutinefunction(fn),
+        doc=inspect.getdoc(fn) or "",
+        book=options.book,
+        timeout_s=options.timeout_s,
+        concurrency=options.concurrency if inspect.iscoroutinefunction(fn) else 1,
+        min_workers=options.min_workers,
+        max_workers=options.max_workers,
+        memory_bytes=options.memory_bytes,
+        payload_schema=payload_codec.schema if payload_codec else {"type": "null"},
+        payload_encoding=payload_codec.encoding if payload_codec else "json",
+        result_schema=result_codec.schema,
+        result_encoding=result_codec.encoding,
+    )
+    has_default = len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty
+    return Function(info, fn, where, payload_codec, result_codec, has_default)
+
+
+def _check_context(fn: Any, annotation: Any, names: dict[str, Any], where: str) -> None:
+    """`async def` takes the async context and `def` the blocking one; both may leave the annotation out."""
+    if annotation is None:
+        return
+    if isinstance(annotation, str):
+        try:
+            annotation = get_type_hints(
+                type("annotations", (), {"__annotations__": {"ctx": annotation}}), {**fn.__globals__, **names}
+            )["ctx"]
+        except NameError:
+            return  # imported for the type checker alone, which then checks it
+    given = {
+        "boki.runtime.context.Context": _ASYNC_CONTEXT,
+        "boki.runtime.blocking_context.Context": _BLOCKING_CONTEXT,
+    }.get(f"{getattr(annotation, '__module__', '')}.{getattr(annotation, '__qualname__', '')}")
+    is_async = inspect.iscoroutinefunction(fn)
+    due = _ASYNC_CONTEXT if is_async else _BLOCKING_CONTEXT
+    if given == due:
+        return
+    kind, other = ("async def", "def") if is_async else ("def", "async def")
+    remedy = f"annotate it with {due}" + (f", or make the function {other!r}" if given else "")
+    raise ConfigError(f"{kind} {fn.__name__} ({where}): the first parameter is the context: {remedy}")
+
+
+def _place(fn: Any) -> str:
+    return f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A registered function: what others may know of it (`info`), and how to run it."""
+
+    info: FunctionInfo
+    run: Callable[..., Any]
+    """The function itself; `run(context, *arguments(payload))`."""
+    place: str
+    """File and line, for messages."""
+    payload_codec: ValueCodec | None
+    result_codec: ValueCodec
+    has_default: bool
+
+    @staticmethod
+    def of(fn: Callable[..., Any]) -> Function:
+        """What `@function` has found out about `fn`; `InvalidArgument` if it is not decorated."""
+        definition = getattr(fn, _ATTRIBUTE, None)
+        if not isinstance(definition, _Definition):
+            raise InvalidArgument(
+                f"{fn!r:.80} is not a function to be called: decorate it with @function", field="function"
+            )
+        return _resolved(definition)
+
+    def arguments(self, payload: Payload) -> tuple[Any, ...]:
+        """What to pass after the context; `InvalidArgument` naming the field if the payload does not fit."""
+        if self.payload_codec is None:
+            if payload.data in (b"", b"null"):
+                return ()
+            raise InvalidArgument(f"{self.info.name} takes no payload: send an empty body", field="payload")
+        if self.has_default and not payload.data:
+            return ()
+        return (self.payload_codec.decode(payload, f"payload of {self.info.name}"),)
+
+    def encode_payload(self, value: Any) -> Payload:
+        """A caller's value as it travels; `InvalidArgument` naming the field if it does not fit."""
+        if self.payload_codec is None:
+            raise InvalidArgument(f"{self.info.name} takes no payload: leave it out", field="payload")
+        return self.payload_codec.encode(value, f"payload of {self.info.name}")
+
+    def encode_result(self, value: Any) -> Payload:
+        """What the function returned, as it travels; `FunctionFailed` if it does not fit the annotation."""
+        try:
+            return self.result_codec.encode(value, f"result of {self.info.name}")
+        except InvalidArgument as error:
+            raise FunctionFailed(
+                f"{error.message}: the function at {self.place} does not return what it is annotated with",
+                error_type="TypeError",
+                function=self.info.name,
+            ) from None
+
+    def decode_result(self, payload: Payload) -> Any:
+        """A result that came, as the type that the function is annotated with."""
+        return self.result_codec.decode(payload, f"result of {self.info.name}")
+
+
+def _resolved(definition: _Definition) -> Function:
+    try:
+        return definition.resolve()
+    except NameError as error:
+        raise ConfigError(
+            f"{definition.fn.__name__} ({_place(definition.fn)}): {error}, which an annotation names: define it in the "
+            "module, or import it at run time and not only for the type checker"
+        ) from None
+
+
+class Registry:
+    """The functions of one load of a module, by name."""
+
+    def __init__(self, functions: dict[str, Function]) -> None:
+        self.functions = functions
+
+    @staticmethod
+    def of(module: ModuleType) -> Registry:
+        """What the module registers. `ConfigError` names the place if a function cannot be called, or both places if
+        two have one name. Functions that it imported from elsewhere are registered there.
+        """
+        loaded = vars(module).get(_REGISTERED)
+        functions: dict[str, Function] = {}
+        for definition in loaded.definitions if isinstance(loaded, _Loaded) else ():
+            found = _resolved(definition)
+            other = functions.setdefault(found.info.name, found)
+            if other is not found:
+                raise ConfigError(
+                    f"two functions are named {found.info.name!r}: at {other.place} and at {found.place}; give one of "
+                    'them another with @function(name="...")'
+                )
+        return Registry(functions)
+
+    @property
+    def infos(self) -> tuple[FunctionInfo, ...]:
+        """What the engine and the gateway are told."""
+        return tuple(function.info for function in self.functions.values())
+
+
+def failure_of(name: str, error: BaseException, *, with_traceback: bool = False) -> Failure:
+    """How a call of the function `name` ended that raised `error`: type and message, and the traceback if wanted."""
+    failed = FunctionFailed(f"{name}: {type(error).__name__}: {error}", error_type=type(error).__name__, function=name)
+    if isinstance(error, BokiError):
+        failed.details["error_code"] = error.code
+    if with_traceback:
+        failed.details["traceback"] = "".join(traceback.format_exception(error))
+    return Failure.of(failed)

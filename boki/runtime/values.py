@@ -1,0 +1,247 @@
+"""Payloads and results as Python values: what an annotation accepts, and the bytes that travel.
+
+`bytes` travels raw, `str` as text, everything else as JSON that msgspec (or pydantic, for its models) checks against
+the annotation. Text stands for a str value wherever it arrives, so a JSON function that takes a str takes text, and a
+text function takes a JSON string. pydantic is never imported here: who annotates with a model has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Protocol, get_args
+
+import msgspec
+
+from boki.calls import Encoding, Payload
+from boki.errors import ConfigError, InvalidArgument
+
+NO_PAYLOAD = Payload("bytes", b"")
+"""What a caller sends that gives no payload."""
+
+
+class ValueCodec(Protocol):
+    """The values of one annotation. `what` names their place in messages, such as "payload of greet"."""
+
+    encoding: Encoding
+    schema: dict[str, Any] | None
+    """JSON schema; None for text and bytes."""
+
+    def encode(self, value: Any, what: str) -> Payload:
+        """The value as it travels; `InvalidArgument` naming the field if it does not fit the annotation."""
+
+    def decode(self, payload: Payload, what: str) -> Any:
+        """The value that came; `InvalidArgument` naming the field if it does not fit the annotation."""
+
+
+def codec_for(annotation: Any, what: str) -> ValueCodec:
+    """The codec of an annotation; `ConfigError` if its values cannot travel."""
+    if annotation is bytes:
+        return BytesCodec()
+    if annotation is str:
+        return TextCodec()
+    if annotation is Any or annotation is object:
+        return AnyCodec()
+    if any(_is_pydantic(part) for part in _parts(annotation)):
+        return PydanticCodec(annotation, what)
+    return JsonCodec(annotation, what)
+
+
+def encode_any(value: Any, what: str) -> Payload:
+    """A value as it travels to a function whose annotation is not known here."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Payload("bytes", bytes(value))
+    if isinstance(value, str):
+        return Payload("text", value.encode())
+    try:
+        return Payload("json", msgspec.json.encode(value, enc_hook=_encode_model))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{what} cannot be written as JSON: {error}", field=_field(what)) from None
+
+
+def decode_any(payload: Payload, what: str) -> Any:
+    """The value of bytes, text or JSON as it came."""
+    if payload.encoding == "bytes":
+        return payload.data
+    if payload.encoding == "text":
+        return _text(payload.data, what)
+    try:
+        return msgspec.json.decode(payload.data)
+    except msgspec.DecodeError as error:
+        raise _mismatch(what, error) from None
+
+
+class BytesCodec:
+    """Bytes as they are; also the bytes of what came as text or JSON."""
+
+    encoding: Encoding = "bytes"
+    schema: dict[str, Any] | None = None
+
+    def encode(self, value: Any, what: str) -> Payload:
+        """See `ValueCodec`."""
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise InvalidArgument(f"{what} must be bytes, not {type(value).__name__}", field=_field(what))
+        return Payload("bytes", bytes(value))
+
+    def decode(self, payload: Payload, what: str) -> bytes:  # noqa: ARG002 - any bytes will do
+        """See `ValueCodec`."""
+        return payload.data
+
+
+class TextCodec:
+    """UTF-8 text; also a JSON string."""
+
+    encoding: Encoding = "text"
+    schema: dict[str, Any] | None = None
+
+    def encode(self, value: Any, what: str) -> Payload:
+        """See `ValueCodec`."""
+        if not isinstance(value, str):
+            raise InvalidArgument(f"{what} must be str, not {type(value).__name__}", field=_field(what))
+        return Payload("text", value.encode())
+
+    def decode(self, payload: Payload, what: str) -> str:
+        """See `ValueCodec`."""
+        if payload.encoding != "json":
+            return _text(payload.data, what)
+        try:
+            return msgspec.json.decode(payload.data, type=str)
+        except msgspec.DecodeError as error:
+            raise _mismatch(what, error) from None
+
+
+class AnyCodec:
+    """Whatever comes, when there is no annotation."""
+
+    encoding: Encoding = "json"
+
+    def __init__(self) -> None:
+        self.schema: dict[str, Any] | None = {}
+
+    def encode(self, value: Any, what: str) -> Payload:
+        """See `ValueCodec`."""
+        return encode_any(value, what)
+
+    def decode(self, payload: Payload, what: str) -> Any:
+        """See `ValueCodec`."""
+        return decode_any(payload, what) if payload.data else None
+
+
+class JsonCodec:
+    """JSON types, dataclasses, TypedDicts, enums, msgspec structs: whatever msgspec can check."""
+
+    encoding: Encoding = "json"
+
+    def __init__(self, annotation: Any, what: str) -> None:
+        try:
+            self.schema: dict[str, Any] | None = msgspec.json.schema(annotation)
+            self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(annotation)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{what}: {annotation!r} cannot travel ({str(error).splitlines()[-1]}); annotate it with bytes, str, "
+                "a JSON type, a dataclass, a msgspec.Struct or a pydantic model",
+                field=_field(what),
+            ) from None
+        self._annotation = annotation
+
+    def encode(self, value: Any, what: str) -> Payload:
+        """See `ValueCodec`. What was written is read again, so that a misfit is found here and not by the peer."""
+        try:
+            data = msgspec.json.encode(value)
+            self._decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise _mismatch(what, error) from None
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"{what} cannot be written as JSON: {error}", field=_field(what)) from None
+        return Payload("json", data)
+
+    def decode(self, payload: Payload, what: str) -> Any:
+        """See `ValueCodec`."""
+        try:
+            if payload.encoding == "text":
+                return msgspec.convert(_text(payload.data, what), self._annotation)
+            if payload.encoding == "json" or not payload.data:
+                return self._decoder.decode(payload.data or b"null")
+        except msgspec.DecodeError as error:
+            raise _mismatch(what, error, payload) from None
+        raise _not_json(what)
+
+
+class PydanticCodec:
+    """Annotations in which a pydantic model occurs."""
+
+    encoding: Encoding = "json"
+
+    def __init__(self, annotation: Any, what: str) -> None:
+        pydantic = sys.modules["pydantic"]
+        self._invalid: type[Exception] = pydantic.ValidationError
+        try:
+            self._adapter: Any = pydantic.TypeAdapter(annotation)
+            self.schema: dict[str, Any] | None = self._adapter.json_schema()
+        except pydantic.errors.PydanticUserError as error:
+            raise ConfigError(f"{what}: {annotation!r} cannot travel ({error})", field=_field(what)) from None
+
+    def encode(self, value: Any, what: str) -> Payload:
+        """See `ValueCodec`."""
+        try:
+            return Payload("json", self._adapter.dump_json(self._adapter.validate_python(value)))
+        except self._invalid as error:
+            raise self._mismatch(what, error) from None
+
+    def decode(self, payload: Payload, what: str) -> Any:
+        """See `ValueCodec`."""
+        try:
+            if payload.encoding == "text":
+                return self._adapter.validate_python(_text(payload.data, what))
+            if payload.encoding == "json" or not payload.data:
+                return self._adapter.validate_json(payload.data or b"null")
+        except self._invalid as error:
+            raise self._mismatch(what, error) from None
+        raise _not_json(what)
+
+    def _mismatch(self, what: str, error: Any) -> InvalidArgument:
+        first = error.errors(include_url=False, include_context=False)[0]
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        return InvalidArgument(f"{what}: {first['msg']} - at `${path}`", field=f"{_field(what)}{path}")
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """The annotation and all that stands inside its brackets."""
+    yield annotation
+    for argument in get_args(annotation):
+        yield from _parts(argument)
+
+
+def _is_pydantic(part: Any) -> bool:
+    return isinstance(part, type) and hasattr(part, "__pydantic_core_schema__")
+
+
+def _encode_model(value: Any) -> Any:
+    """What msgspec cannot write: a pydantic model says itself how."""
+    if _is_pydantic(type(value)) and hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise NotImplementedError(f"objects of type {type(value).__name__} are not supported")
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{what} must be UTF-8 text: {error}", field=_field(what)) from None
+
+
+def _mismatch(what: str, error: msgspec.DecodeError, payload: Payload | None = None) -> InvalidArgument:
+    path = str(error).partition(" - at `")[2]
+    remedy = "; send JSON (Content-Type: application/json)" if payload and payload.encoding == "text" else ""
+    return InvalidArgument(f"{what}: {error}{remedy}", field=f"{_field(what)}{path.rstrip('`').removeprefix('$')}")
+
+
+def _not_json(what: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{what} must be JSON, not raw bytes: send JSON (Content-Type: application/json)", field=_field(what)
+    )
+
+
+def _field(what: str) -> str:
+    """The first word: of "payload of greet" it is "payload"."""
+    return what.split()[0]
