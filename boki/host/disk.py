@@ -1,8 +1,9 @@
 """A node's disk: RocksDB, synced through its write-ahead log, with group commit and no timer.
 
 **Where memory ends and the disk begins.** `Disk.store` takes writes and the effects that may follow them. A committer
-thread writes all that has gathered in one batch, syncs, and only when that has returned hands the effects back to the event loop. While one sync runs, the next writes gather; when it ends they all go. Nothing else in
-Boki makes anything durable: every promise about durability rests on the line marked SYNC below.
+thread writes all that has gathered in one batch, syncs, and only when that has returned hands the effects back to the
+event loop. While one sync runs, the next writes gather; when it ends they all go. Nothing else in Boki makes records or
+metalogs durable: every promise about durability rests on the line marked SYNC below.
 
 Writing and syncing are apart because rocksdict holds the GIL in the first and gives it up only in the second.
 

@@ -1,0 +1,196 @@
+"""The disk: effects leave after the sync, writes gather while one runs, a failure is final."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import boki.host.disk
+from boki.effects import Delete, Load, Put, Send, Store
+from boki.errors import ConfigError, DataDirectoryInUse, StoreFailed, VersionTooNew
+from boki.host.data_directory import DataDirectory
+from boki.host.disk import Disk
+from boki.host.host import Host
+from boki.host.links import Links
+from boki.host.rocksdb import RocksDb
+from boki.log.ids import NodeId
+
+THEN = (Send(NodeId("somebody"), "stored"),)
+
+
+class GatedDb(RocksDb):
+    """A real RocksDB whose sync waits until the test lets it go."""
+
+    gate: threading.Event
+    entered: threading.Event
+    error: Exception | None = None
+    written: list[int]
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        type(self).gate, type(self).entered, type(self).written = threading.Event(), threading.Event(), []
+        type(self).error = None
+
+    def write(self, writes: Iterable[Put | Delete]) -> None:
+        writes = list(writes)
+        self.written.append(len(writes))
+        super().write(writes)
+
+    def sync(self) -> None:
+        self.entered.set()
+        assert self.gate.wait(30)
+        if self.error is not None:
+            raise self.error
+        super().sync()
+
+
+def in_loop(body: Any) -> None:
+    asyncio.run(asyncio.wait_for(body, 60))
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> type[GatedDb]:
+    monkeypatch.setattr(boki.host.disk, "RocksDb", GatedDb)
+    return GatedDb
+
+
+def test_effects_leave_only_after_the_sync_and_in_order(tmp_path: Path, gated: type[GatedDb]) -> None:
+    """While the sync runs nothing is acknowledged; what gathers meanwhile is one group."""
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        disk = Disk(tmp_path / "d", loop, on_failure=pytest.fail)
+        done: asyncio.Queue[int] = asyncio.Queue()
+        disk.store(Store([Put(b"0", b"")], THEN), lambda _: done.put_nowait(0))
+        await asyncio.to_thread(gated.entered.wait, 30)
+        for number in range(1, 4):
+            disk.store(Store([Put(b"%d" % number, b"")], THEN), lambda _, number=number: done.put_nowait(number))
+        assert done.empty()
+        gated.gate.set()
+        assert [await done.get() for _ in range(4)] == [0, 1, 2, 3]
+        assert gated.written == [1, 3]
+        disk.close()
+
+    in_loop(body())
+
+
+def test_a_failed_sync_is_never_repeated_and_nothing_is_acknowledged_after_it(
+    tmp_path: Path, gated: type[GatedDb]
+) -> None:
+    """After a failed fsync the kernel may call lost pages clean, so the node stops (hazard H20)."""
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[StoreFailed] = loop.create_future()
+        disk = Disk(tmp_path / "d", loop, on_failure=failed.set_result)
+        acknowledged: list[object] = []
+        gated.error = OSError("EIO")
+        disk.store(Store([Put(b"a", b"")], THEN), acknowledged.append)
+        gated.gate.set()
+        error = await failed
+        assert "EIO" in str(error)
+        assert error.outcome == "unknown"
+        gated.error = None
+        disk.store(Store([Put(b"b", b"")], THEN), acknowledged.append)
+        disk.close()
+        await asyncio.sleep(0)
+        assert acknowledged == []
+
+    in_loop(body())
+
+
+def test_reading_what_was_written(tmp_path: Path) -> None:
+    """Scans go both ways and end before `stop`; a load begins at the key that covers the one asked for."""
+
+    async def body() -> None:
+        disk = Disk(tmp_path / "d", asyncio.get_running_loop(), on_failure=pytest.fail)
+        disk.store_now([Put(b"b%02d" % n, b"%d" % n) for n in range(0, 50, 10)])
+        assert [key for key, _ in disk.scan(b"b10", b"b30")] == [b"b10", b"b20"]
+        assert [key for key, _ in disk.scan(b"b10", b"b30", backward=True)] == [b"b20", b"b10"]
+        assert [key for key, _ in disk.load(Load("t", b"b25", b"b00", b"b41", 1 << 20)).rows] == [
+            b"b20",
+            b"b30",
+            b"b40",
+        ]
+        assert [key for key, _ in disk.load(Load("t", b"b25", b"b21", b"b41", 1)).rows] == [b"b30"]
+        disk.store_now([Delete(b"b10", b"b40")])
+        assert [key for key, _ in disk.scan(b"a", b"c")] == [b"b00", b"b40"]
+        assert disk.get(b"b40") == b"40"
+        assert disk.get(b"b10") is None
+        disk.close()
+
+    in_loop(body())
+
+
+def test_a_disk_has_room_while_more_than_its_reserve_is_free(tmp_path: Path) -> None:
+    """The reserve decides, and it is compared with what the file system really has."""
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        disk = Disk(tmp_path / "d", loop, on_failure=pytest.fail, reserve_bytes=1)
+        full = Disk(tmp_path / "f", loop, on_failure=pytest.fail, reserve_bytes=1 << 60)
+        assert disk.has_room
+        assert not full.has_room
+        disk.close()
+        full.close()
+
+    in_loop(body())
+
+
+def test_a_stopped_host_does_nothing_not_even_what_waited_for_its_disk(tmp_path: Path, gated: type[GatedDb]) -> None:
+    """A node that was switched off sends no acknowledgement afterwards."""
+
+    class Storing:
+        def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Any]:
+            return (Store([Put(b"k", b"v")], THEN),)
+
+        def settle(self, now_us: int) -> Iterable[Any]:
+            return ()
+
+        tick = settle
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        links = Links()
+        heard: list[object] = []
+        links.attach(NodeId("somebody"), lambda _sender, message: heard.append(message))
+        disk = Disk(tmp_path / "d", loop, on_failure=pytest.fail)
+        host = Host(NodeId("node"), Storing(), links, loop, disk=disk)
+        host.deliver(NodeId("x"), "store this")
+        await asyncio.to_thread(gated.entered.wait, 30)
+        host.stop()
+        gated.gate.set()
+        disk.close()
+        await asyncio.sleep(0)
+        assert heard == []
+
+    in_loop(body())
+
+
+def test_a_data_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+    """The second owner is refused by name, and may have it when the first is gone."""
+    first = DataDirectory(tmp_path / "data")
+    with pytest.raises(DataDirectoryInUse, match=r"in use by process \d+.*--data"):
+        DataDirectory(tmp_path / "data")
+    first.close()
+    DataDirectory(tmp_path / "data").close()
+
+
+def test_a_data_directory_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
+    """What is newer is refused by name; a folder with other things in it is not taken over."""
+    DataDirectory(tmp_path / "data").close()
+    (tmp_path / "data" / "version").write_text("99\n")
+    with pytest.raises(VersionTooNew, match="data version 99"):
+        DataDirectory(tmp_path / "data")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    with pytest.raises(ConfigError, match=r"letter\.txt"):
+        DataDirectory(tmp_path / "home")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--data"):
+        DataDirectory(tmp_path / "file")
