@@ -102,8 +102,8 @@ class DiskReader(Protocol):
     def get(self, key: bytes) -> bytes | None:
         """The value under `key`."""
 
-    def scan(self, start: bytes, stop: bytes) -> Iterable[tuple[bytes, bytes]]:
-        """All (key, value) with `start <= key < stop`, ascending. Lazy: a caller may stop."""
+    def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterable[tuple[bytes, bytes]]:
+        """All (key, value) with `start <= key < stop`, ascending; descending if `backward`. Lazy: a caller may stop."""
 
 
 class Core(Protocol):
