@@ -20,6 +20,7 @@ class ForgetfulDb:
     """Stands in for `boki.host.rocksdb.RocksDb`."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         current = path / "current"
         durable = path / "durable"
         shutil.rmtree(current, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""Boki in one process: the log, the functions and the gateway over one data directory. `boki dev` runs this.
+
+The parts know each other by callables and small protocols only; this is the one place where they are put together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
+from boki.config import DevConfig
+from boki.engine.log_service import LogService
+from boki.engine.logged_calls import LoggedCalls
+from boki.engine.pools import ConsoleLine, FunctionHost
+from boki.errors import StoreFailed
+from boki.gateway.config import GatewayConfig
+from boki.gateway.server import Gateway
+from boki.local_log import ENGINE, LocalLog
+from boki.log.ids import NodeId
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Operation
+
+_log = logging.getLogger("boki")
+
+
+class Dev:
+    """A running system. Make it with `start`; `stop` drains it. `url` is where it listens."""
+
+    def __init__(self, config: DevConfig, log: LocalLog, console: Callable[[ConsoleLine], None]) -> None:
+        self.config = config
+        self.log = log
+        self.service = LogService(log.port, log.engine)
+        self.functions = FunctionHost(
+            config.functions,
+            limits=config.limits,
+            submit=self.service.submit,
+            later=self._later,
+            console=console,
+            reload=config.reload,
+            show_tracebacks=True,
+        )
+        self.calls = LoggedCalls(self.service, self.functions.call, keep_s=config.keep_calls_s, limits=config.limits)
+        gateway = GatewayConfig(
+            host=config.host,
+            port=config.port,
+            token=config.token,
+            insecure=config.insecure,
+            show_tracebacks=True,
+            limits=config.limits,
+        )
+        self.gateway = Gateway(_Backend(self), gateway)
+        self.is_open = False
+
+    @classmethod
+    async def start(cls, config: DevConfig, console: Callable[[ConsoleLine], None] | None = None) -> Dev:
+        """Start everything and listen. `console` is given each line that a function prints or logs."""
+        # The address is checked before the data directory is touched.
+        log = await LocalLog.start(config, _on_failure)
+        dev = cls(config, log, console or _print)
+        try:
+            await dev.service.start()
+            await dev.functions.start()
+            await dev.calls.start()
+            dev.is_open = True
+            await dev.gateway.start()
+        except BaseException:
+            await dev.stop(0)
+            raise
+        return dev
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return self.gateway.url
+
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to know, as JSON values."""
+        return {
+            "version": version("boki"),
+            "pid": os.getpid(),
+            "ready": self.is_open and self.log.port.is_ready,
+            "url": self.url,
+            "data": str(self.config.data),
+            "functions": sorted(self.functions.functions),
+            "modules": [
+                {"module": module.module, "path": module.path, "error": module.error}
+                for module in self.functions.modules
+            ],
+            "pools": self.functions.stats(),
+            "calls": {"waiting": self.calls.waiting_count, "running": self.calls.running_count},
+            "log": self.log.status(),
+        }
+
+    async def stop(self, drain_s: float) -> None:
+        """Not ready any more; wait at most `drain_s` for what is under way; then stop every part."""
+        self.is_open = False
+        self.gateway.drain()
+        deadline = asyncio.get_running_loop().time() + drain_s
+
+        def left_s() -> float:
+            return max(0.0, deadline - asyncio.get_running_loop().time())
+
+        await self.gateway.stop(left_s())
+        await self.calls.stop(left_s())
+        await self.functions.stop(left_s())
+        await self.service.stop()
+        await self.log.stop()
+
+    async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
+        return await self.calls.accept(call, key=key, delay_s=delay_s)
+
+
+class _Backend:
+    """`boki.gateway.backend.Backend` over the parts of this process."""
+
+    def __init__(self, dev: Dev) -> None:
+        self._dev = dev
+        self.engines: Sequence[NodeId] = (ENGINE,)
+
+    @property
+    def ready(self) -> bool:
+        return self._dev.is_open and self._dev.log.port.is_ready
+
+    @property
+    def functions(self) -> Mapping[str, FunctionInfo]:
+        return self._dev.functions.functions
+
+    @property
+    def modules(self) -> Sequence[ModuleInfo]:
+        return self._dev.functions.modules
+
+    @property
+    def ledger(self) -> LoggedCalls:
+        return self._dev.calls
+
+    def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:  # noqa: ARG002
+        self._dev.functions.start_call(call, done)
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        return await self._dev.service.request(operation, positions, timeout_s)
+
+    def check_positions(self, positions: Positions) -> None:
+        self._dev.service.check_positions(positions)
+
+    def status(self) -> dict[str, Any]:
+        return self._dev.status()
+
+
+def _on_failure(node: str, error: StoreFailed) -> None:
+    _log.critical("%s has stopped: %s", node, error)
+
+
+def _print(line: ConsoleLine) -> None:
+    _log.info("%s", line)

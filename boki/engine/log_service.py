@@ -1,0 +1,85 @@
+"""What an engine offers to workers and to the gateway: the log operations of its core, and those made of several.
+
+Retention rules and the listing of books go through records and the index both, so they are carried out here; all else
+goes straight to the core. Operations must have been checked (`boki.log.checks`) by whoever took them in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from boki.engine.core import EngineCore
+from boki.engine.retention import Retention, list_books
+from boki.engine.server import EnginePort, Finish
+from boki.errors import BokiError, InvalidArgument
+from boki.log.metalog import Positions, merge_positions, split_position
+from boki.log.operations import Answer, Done, Failure, ListBooks, Operation, SetRetention, TrimBook
+
+
+class LogService:
+    """A `LogPort`, and the callback form of it, over one engine of this process."""
+
+    def __init__(self, port: EnginePort, engine: EngineCore) -> None:
+        self._port = port
+        self._engine = engine
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.retention = Retention(port, lambda: engine.index)
+
+    async def start(self) -> None:
+        """Read the retention rules and begin to apply them."""
+        await self.retention.start()
+
+    async def stop(self) -> None:
+        """Apply retention no more."""
+        await self.retention.stop()
+
+    def submit(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
+        """Carry out an operation; `finish(answer, positions)` is called once, in this loop, maybe before returning."""
+        if isinstance(operation, SetRetention | ListBooks) or (
+            isinstance(operation, TrimBook) and operation.everything
+        ):
+            self._spawn(self._answer(operation, positions, timeout_us, finish))
+        else:
+            self._port.submit(operation, positions, timeout_us, finish)
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        """See `boki.runtime.port.LogPort`."""
+        match operation:
+            case SetRetention():
+                await self.retention.set(operation)
+                return Done()
+            case ListBooks():
+                return self.retention.describe(await list_books(self._port, operation))
+            case TrimBook(book, everything=True):
+                answer = await self._port.request(operation, positions, timeout_s)
+                await self.retention.forget(book)
+                return answer
+        return await self._port.request(operation, positions, timeout_s)
+
+    async def _answer(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
+        seen = dict(positions)
+        try:
+            answer = await self.request(operation, seen, timeout_us / 1_000_000)
+        except BokiError as error:
+            answer = Failure.of(error)
+        merge_positions(positions, seen)
+        finish(answer, seen)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def check_positions(self, positions: Positions) -> None:
+        """`InvalidArgument` if a position lies in a log or a term that does not exist."""
+        view = self._engine.follower.chain.current
+        for log, position in positions.items():
+            term, _ = split_position(position)
+            if term > view.term or (term == view.term and log >= view.log_count):
+                raise InvalidArgument(
+                    f"Boki-Position names log {log} of term {term}; this system is in term {view.term} with "
+                    f"{view.log_count} logs: it is not of this system",
+                    field="Boki-Position",
+                )

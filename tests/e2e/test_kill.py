@@ -1,0 +1,118 @@
+"""Killed at random moments of concurrent appends, the log loses no acknowledged record and doubles none.
+
+SIGKILL keeps what the kernel has, so the same is done over databases that forget everything which no returned sync had
+covered; and to show that this would be noticed, with one role's sync taken away.
+
+`BOKI_KILL_ROUNDS` sets the number of rounds (20).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+ROUNDS = int(os.environ.get("BOKI_KILL_ROUNDS", "20"))
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Broken(AssertionError):
+    """A promise was broken."""
+
+
+class Ledger:
+    """What was acknowledged and what was found, over all rounds."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[str, tuple[str, int]] = {}
+        self.found: dict[str, tuple[str, int]] = {}
+
+    def check(self, found: dict[str, tuple[str, int]], complete: bool) -> None:
+        """`found` is what a start has found; all of it if `complete`."""
+        for name, place in found.items():
+            for known in (self.acknowledged, self.found):
+                if known.get(name, place) != place:
+                    raise Broken(f"{name} was at {known[name]} and is at {place}")
+        if complete:
+            for what, known in (("acknowledged", self.acknowledged), ("read", self.found)):
+                lost = known.keys() - found.keys()
+                if lost:
+                    raise Broken(f"{len(lost)} of {len(known)} records that were {what} are gone: {sorted(lost)[:5]}")
+            self.found = found
+
+
+def play_round(ledger: Ledger, dice: Random, settings: dict[str, Any]) -> None:
+    """Start a log, let it tell what it has, let it append, and kill it after a random number of lines."""
+    found: dict[str, tuple[str, int]] = {}
+    kill_after = dice.randrange(0, 50) if dice.random() < 0.1 else dice.randrange(1, 2_000)
+    kills_early = dice.random() < 0.1
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.appender", json.dumps(settings)], stdout=subprocess.PIPE, cwd=REPOSITORY
+    )
+    assert child.stdout is not None
+    is_ready = False
+    lines = 0
+    try:
+        for line in child.stdout:
+            word, *rest = line.decode().split()
+            if word == "ready":
+                is_ready, lines = True, 0
+                ledger.check(found, complete=True)
+            elif word == "failed":
+                raise Broken(line.decode())
+            elif word == "have":
+                if rest[2] in found:
+                    raise Broken(f"{rest[2]} is there twice")
+                found[rest[2]] = (rest[0], int(rest[1]))
+            elif word == "ack":
+                place = (rest[0], int(rest[1]))
+                if ledger.acknowledged.setdefault(rest[2], place) != place:
+                    raise Broken(f"{rest[2]} was acknowledged twice")
+            lines += 1
+            if lines == kill_after and (is_ready or kills_early):
+                child.kill()  # what it still said before is read to the end
+    finally:
+        child.kill()
+        child.stdout.close()
+        child.wait()
+    if not is_ready and not kills_early:
+        raise Broken("the log did not start")
+    ledger.check(found, complete=is_ready)
+
+
+def play(tmp_path: Path, rounds: int, seed: str, **settings: Any) -> Ledger:
+    ledger = Ledger()
+    dice = Random(seed)
+    for number in range(rounds):
+        play_round(ledger, dice, {"data": str(tmp_path / "data"), "round": number, **settings})
+    return ledger
+
+
+@pytest.mark.parametrize("forgetful", [False, True], ids=["killed", "power-cut"])
+@pytest.mark.parametrize(("replicas", "logs"), [(1, 1), (3, 2)])
+def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, forgetful: bool, replicas: int, logs: int) -> None:
+    """Every acknowledged record is found once, at its seqnum, after every kill."""
+    rounds = ROUNDS if replicas == 1 else ROUNDS // 2
+    settings = {"forgetful": forgetful, "replicas": replicas, "logs": logs}
+    ledger = play(tmp_path, rounds, f"{forgetful} {replicas}", **settings)
+    assert len(ledger.acknowledged) > 20 * rounds
+
+
+@pytest.mark.parametrize("node", ["storage-2", "sequencer-3"])
+def test_one_replica_may_stop_in_mid_append(tmp_path: Path, node: str) -> None:
+    """With three replicas, appends go on without one of them, and nothing is lost when it comes back."""
+    ledger = play(tmp_path, 4, node, forgetful=True, replicas=3, logs=2, stop_node=node)
+    assert len(ledger.acknowledged) > 200
+
+
+@pytest.mark.parametrize("role", ["storage", "sequencer", "coordinator"])
+def test_without_any_one_sync_the_loss_is_noticed(tmp_path: Path, role: str) -> None:
+    """The test above can fail: take away a role's sync, and it does."""
+    with pytest.raises(Broken):
+        play(tmp_path, 6, role, forgetful=True, replicas=1, logs=1, unsynced=role)
