@@ -1,0 +1,72 @@
+"""What the gateway needs from whoever runs functions and keeps logs. Roles never import each other: this is the seam.
+
+`boki dev` puts an engine of the same process behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from boki.calls import Call, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.log.ids import NodeId
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Operation
+
+
+class CallLedger(Protocol):
+    """Calls that are put into the log before they run."""
+
+    async def accept(self, call: Call, *, key: str | None = None, delay_s: float = 0.0) -> str:
+        """Log the call, to be run after `delay_s`: its invocation id, once the record is durable.
+
+        Under a key that was used before for the same request, the id of the first call; for another: `KeyReused`.
+        """
+
+    async def call_once(self, call: Call, key: str) -> tuple[str, Outcome]:
+        """Run the call and wait for its end: its invocation id and outcome.
+
+        Under a key that was used before for the same request, those of the first call; for another: `KeyReused`.
+        """
+
+    async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
+        """What is known of a logged call, after waiting `wait_s` at most for its end. `NoSuchInvocation`."""
+
+
+class Backend(Protocol):
+    """Engines and logs, as the gateway sees them."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls and log operations would be carried out now."""
+
+    @property
+    def engines(self) -> Sequence[NodeId]:
+        """The engines that are up when the gateway starts; later changes are told to the gateway."""
+
+    @property
+    def functions(self) -> Mapping[str, FunctionInfo]:
+        """The registered functions by name."""
+
+    @property
+    def modules(self) -> Sequence[ModuleInfo]:
+        """The modules of the functions folder, the broken ones included."""
+
+    @property
+    def ledger(self) -> CallLedger:
+        """Where logged calls go."""
+
+    def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:
+        """Hand the call to that engine. `done` is called once with its outcome, at the call's deadline at the latest.
+
+        Raises the `BokiError` that refuses it; `done` is then never called.
+        """
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        """See `boki.runtime.port.LogPort`."""
+
+    def check_positions(self, positions: Positions) -> None:
+        """`InvalidArgument` if a position lies in a log or a term that does not exist."""
+
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to know, as JSON values."""

@@ -1,0 +1,53 @@
+"""What one gateway is told when it is made: where it listens, whom it lets in, and its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from boki.config import is_loopback
+from boki.errors import ConfigError
+from boki.gateway.core import Budget
+from boki.log.limits import DEFAULT_LIMITS, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long clients may take, in seconds."""
+
+    head_s: float = 60.0
+    """Until the head of a request is complete, from the connection's start or from the last answer."""
+    body_s: float = 30.0
+    """Until the body of a request is complete."""
+    reader_s: float = 30.0
+    """Until a large answer, or one piece of a subscription, is taken."""
+    heartbeat_s: float = 15.0
+    """How often a subscription without records says that it is alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """A gateway's settings. `ConfigError` if it would be open to strangers without anybody having said so."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0: any free one."""
+    token: str = field(default="", repr=False)
+    """The bearer token that every request must carry; empty: none."""
+    insecure: bool = False
+    """Listen on any address without a token."""
+    show_tracebacks: bool = False
+    """Whether callers are told where in the code a function raised."""
+    max_connections: int = 10_000
+    limits: Limits = DEFAULT_LIMITS
+    budget: Budget = field(default_factory=Budget)
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if not (self.token or self.insecure or is_loopback(self.host)):
+            raise ConfigError(
+                f"{self.host} can be reached from other machines, and anybody there could run functions and write to "
+                "the log: set a token (--token), or say that this is meant (--insecure)",
+                field="host",
+            )
+        if not self.token.isascii() or any(not 32 < ord(character) < 127 for character in self.token):
+            raise ConfigError("a token is printable ASCII without spaces, so that it fits in a header", field="token")

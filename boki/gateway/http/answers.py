@@ -1,0 +1,105 @@
+"""How outcomes and errors look as HTTP answers: one form of body, one table of status codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, Final
+
+import msgspec
+from aiohttp.web import Response
+
+from boki.calls import Encoding, InvocationState, Payload
+from boki.errors import BokiError
+from boki.log.metalog import Positions, format_positions
+from boki.log.operations import Failure
+
+INVOCATION: Final = "Boki-Invocation"
+POSITION: Final = "Boki-Position"
+BOOK: Final = "Boki-Book"
+TIMEOUT: Final = "Boki-Timeout"
+KEY: Final = "Idempotency-Key"
+TRACEPARENT: Final = "traceparent"
+
+CONTENT_TYPES: Final[Mapping[Encoding, str]] = {
+    "json": "application/json",
+    "text": "text/plain; charset=utf-8",
+    "bytes": "application/octet-stream",
+}
+_DEFAULT_RETRY_AFTER_S: Final = 1
+
+
+def json_answer(value: Any, positions: Positions | None = None) -> Response:
+    """A 200 with a JSON document."""
+    headers = {"Content-Type": "application/json"}
+    if positions:
+        headers[POSITION] = format_positions(positions)
+    return Response(body=msgspec.json.encode(value), headers=headers)
+
+
+def error_body(error: BokiError) -> dict[str, Any]:
+    """An error as JSON: every field is there, whatever its value."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "outcome": error.outcome,
+        "retryable": error.retryable,
+        "details": error.details,
+    }
+
+
+def refusal(error: BokiError) -> Response:
+    """The answer that tells an error. `answer["code"]` is the error's code, for whoever counts."""
+    headers = {"Content-Type": "application/json"}
+    allow = error.details.get("allow")  # of the router: the path is right and the method is not
+    status = 405 if allow else error.http_status
+    if status in {429, 503}:
+        headers["Retry-After"] = str(ceil(error.details.get("retry_after_s", _DEFAULT_RETRY_AFTER_S)))
+    elif status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    elif allow:
+        headers["Allow"] = ", ".join(allow)
+    body = msgspec.json.encode(error_body(error), enc_hook=str)
+    answer = Response(status=status, body=body, headers=headers)
+    answer["code"] = error.code
+    return answer
+
+
+def without_traceback(failure: Failure) -> Failure:
+    """The failure as a stranger may see it: type and message, but not where in the code."""
+    if "traceback" not in failure.details:
+        return failure
+    details = {name: value for name, value in failure.details.items() if name != "traceback"}
+    return msgspec.structs.replace(failure, details=details)
+
+
+def invocation_body(state: InvocationState, failure: Failure | None) -> dict[str, Any]:
+    """A logged call as JSON, with its failure as the caller may see it.
+
+    The result is a JSON value or a string; bytes stand in `result_base64`.
+    """
+    body: dict[str, Any] = {
+        "id": state.id,
+        "function": state.function,
+        "book": state.book,
+        "state": state.state,
+        "attempts": state.attempts,
+    }
+    for name in ("accepted_us", "due_us", "started_us", "finished_us"):
+        if time_us := getattr(state, name):
+            body[name] = time_us
+    if state.result is not None:
+        body |= _result(state.result)
+    if failure is not None:
+        body["error"] = error_body(failure.error())
+    return body
+
+
+def _result(result: Payload) -> dict[str, Any]:
+    match result.encoding:
+        case "json":
+            return {"result": msgspec.Raw(result.data)}
+        case "text":
+            return {"result": result.data.decode("utf-8", "replace")}
+        case "bytes":
+            return {"result_base64": result.data}

@@ -1,0 +1,147 @@
+"""Headers, queries and JSON bodies as checked values. Every refusal names the field, and says what it should look like.
+
+Whoever calls may send anything: unknown query parameters and JSON fields are refused too, because they are mistakes
+that would otherwise go unnoticed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+from aiohttp.web import BaseRequest
+from multidict import CIMultiDictProxy
+
+from boki.errors import InvalidArgument
+from boki.gateway.http.answers import KEY, POSITION, TIMEOUT, TRACEPARENT
+from boki.log.ids import MAX_LOG, MAX_SEQNUM
+from boki.log.metalog import Positions, parse_positions
+
+MAX_TIMEOUT_S: Final = 24 * 3600.0
+MAX_DELAY_S: Final = 365 * 24 * 3600.0
+MAX_WAIT_S: Final = 60.0
+"""The longest that one request may wait for something to happen. Ask again."""
+_TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_KEY: Final = re.compile(r"[ -~]{1,255}")
+
+Body = TypeVar("Body")
+
+
+def seconds(text: str, field: str, most: float) -> float:
+    """A number of seconds from 0 to `most`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= most:
+        raise InvalidArgument(f"{field} must be a number of seconds from 0 to {most:g}, not {text[:60]!r}", field=field)
+    return value
+
+
+def timeout_us(headers: CIMultiDictProxy[str], default_s: float) -> int:
+    """The deadline of a call, from the `Boki-Timeout` header."""
+    text = headers.get(TIMEOUT)
+    if text is None:
+        return int(default_s * 1e6)
+    value = seconds(text, TIMEOUT, MAX_TIMEOUT_S)
+    if value < 0.001:
+        raise InvalidArgument(f"{TIMEOUT} must be at least 0.001 s, not {text[:60]!r}", field=TIMEOUT)
+    return int(value * 1e6)
+
+
+def positions(headers: CIMultiDictProxy[str]) -> Positions:
+    """What the caller has seen of the logs, from the `Boki-Position` header."""
+    text = headers.get(POSITION)
+    return parse_positions(text) if text else {}
+
+
+def check_positions(positions: Positions, field: str) -> None:
+    """Hold positions of a stranger to what they can be at all."""
+    for log, position in positions.items():
+        if not (0 <= log <= MAX_LOG and 0 <= position <= MAX_SEQNUM):
+            raise InvalidArgument(f"{field} names no place in a log: {log}, {position}", field=field)
+
+
+def key(headers: CIMultiDictProxy[str]) -> str | None:
+    """The idempotency key, if there is one."""
+    text = headers.get(KEY)
+    if text is not None and not _KEY.fullmatch(text):
+        raise InvalidArgument(f"{KEY} must be 1 to 255 characters of printable ASCII, not {text[:60]!r}", field=KEY)
+    return text
+
+
+def trace_for(headers: CIMultiDictProxy[str], invocation_id: str) -> str:
+    """The call's `traceparent`: the caller's trace, or one that starts here, named after the invocation.
+
+    One that is malformed is ignored, as the W3C recommendation asks.
+    """
+    given = headers.get(TRACEPARENT)
+    if given is not None and _TRACEPARENT.fullmatch(given):
+        return f"{given[:36]}{invocation_id[:16]}{given[52:]}"
+    return f"00-{invocation_id}-{invocation_id[:16]}-00"
+
+
+def query(request: BaseRequest, allowed: Collection[str], repeated: str = "") -> Mapping[str, str]:
+    """The query parameters. Each may stand there once, but for `repeated`, whose values `query_list` gives."""
+    values = request.query
+    for name in set(values):
+        if name not in allowed:
+            raise InvalidArgument(
+                f"unknown query parameter {name[:60]!r}; allowed: {', '.join(sorted(allowed)) or 'none'}",
+                field=name[:60],
+            )
+        if name != repeated and len(values.getall(name)) > 1:
+            raise InvalidArgument(f"query parameter {name} may stand there once", field=name)
+    return values
+
+
+def query_list(request: BaseRequest, name: str) -> list[str]:
+    """All values of a query parameter that may be repeated."""
+    return request.query.getall(name, [])
+
+
+def query_seconds(values: Mapping[str, str], name: str, most: float) -> float:
+    """A number of seconds; 0 if it is not given."""
+    text = values.get(name)
+    return 0.0 if text is None else seconds(text, name, most)
+
+
+def query_int(values: Mapping[str, str], name: str, default: int, most: int = MAX_SEQNUM) -> int:
+    """A whole number from 0 to `most`."""
+    text = values.get(name)
+    return default if text is None else whole_number(text, name, most)
+
+
+def query_flag(values: Mapping[str, str], name: str) -> bool:
+    """`true` or `false`; false if it is not given."""
+    text = values.get(name, "false")
+    if text not in {"true", "false"}:
+        raise InvalidArgument(f"{name} must be true or false, not {text[:60]!r}", field=name)
+    return text == "true"
+
+
+def whole_number(text: str, field: str, most: int = MAX_SEQNUM) -> int:
+    """A whole number from 0 to `most`, as decimal digits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= most):
+        raise InvalidArgument(f"{field} must be a whole number from 0 to {most}, not {text[:60]!r}", field=field)
+    return int(text)
+
+
+def json_body(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """The body as a checked value; `InvalidArgument` names the field that is wrong."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$")
+        field = place.rstrip("`").lstrip(".") or "body"
+        raise InvalidArgument(f"{field}: {_plain(text)}", field=field) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the body is not JSON: {error}", field="body") from None
+
+
+def _plain(text: str) -> str:
+    text = text.replace("`", "")
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,225 @@
+"""Functions over HTTP: call one and wait, put a call into the log, ask what became of it.
+
+The route of a plain call is the busiest of all, so it is written to do little: the budget is taken before the body is
+read, a body that came with the head is taken without waiting, and one future is all that waits for the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import Final
+
+from aiohttp.web import BaseRequest, Response
+
+from boki.calls import Call, Encoding, FunctionInfo, Outcome, Payload
+from boki.effects import Answer
+from boki.errors import NoSuchFunction
+from boki.gateway.backend import Backend
+from boki.gateway.config import GatewayConfig
+from boki.gateway.core import GatewayCore
+from boki.gateway.http import answers, arguments
+from boki.gateway.http.connections import body_size, read_body, send
+from boki.gateway.http.routing import Route
+from boki.log.checks import check_book
+from boki.log.metalog import format_positions
+
+_TICK_S = 0.25
+
+
+class FunctionCalls:
+    """The handlers of `/function`, `/asyncFunction` and `/invocation`."""
+
+    def __init__(self, backend: Backend, core: GatewayCore, config: GatewayConfig, clock: Callable[[], int]) -> None:
+        self._backend = backend
+        self._core = core
+        self._config = config
+        self._clock = clock
+        self._waiting: dict[str, asyncio.Future[Outcome]] = {}
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to look at deadlines."""
+        self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def stop(self) -> None:
+        """Stop to look at deadlines."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    def routes(self) -> list[Route]:
+        """What is answered here."""
+        return [
+            Route("POST", "/function/{name}", self.invoke, is_call=True),
+            Route("POST", "/asyncFunction/{name}", self.invoke_later),
+            Route("GET", "/invocation/{id}", self.invocation),
+        ]
+
+    def give_up(self, lost: Iterable[Answer]) -> None:
+        """These calls are not waited for any more: tell their callers what is known."""
+        for answer in lost:
+            self._resolve(answer.token, answer.value)
+
+    async def invoke(self, request: BaseRequest, name: str) -> Response:
+        """`POST /function/{name}`: run it, answer its result."""
+        info = self._find(name)
+        key = arguments.key(request.headers)
+        if key is not None:
+            return await self._invoke_once(request, info, key)
+        call = self._call(request, info)
+        size = body_size(request, self._config.limits.request_bytes)
+        engine = self._core.start(call.id, size, self._clock() + call.timeout_us)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        try:
+            self._waiting[call.id] = future
+            call = await self._with_payload(request, info, call)
+            if not future.done():  # it is if the body took longer than the call may
+                self._backend.start_call(engine, call, partial(self._ended, call.id))
+            outcome = await future
+        finally:
+            # Nothing to do if the call has ended; if it was refused, or the client left, its place is free now.
+            self._core.finish(call.id)
+            self._waiting.pop(call.id, None)
+        return await self._answer(request, call, outcome)
+
+    async def invoke_later(self, request: BaseRequest, name: str) -> Response:
+        """`POST /asyncFunction/{name}`: answer the invocation's id once the call is in the log."""
+        info = self._find(name)
+        key = arguments.key(request.headers)
+        values = arguments.query(request, {"delay_s"})
+        delay_s = arguments.query_seconds(values, "delay_s", arguments.MAX_DELAY_S)
+        call = self._call(request, info)
+        size = body_size(request, self._config.limits.request_bytes)
+        self._core.begin_request(size)
+        try:
+            call = await self._with_payload(request, info, call)
+            invocation_id = await self._backend.ledger.accept(call, key=key, delay_s=delay_s)
+        finally:
+            self._core.end_request(size)
+        answer = answers.json_answer({"id": invocation_id})
+        answer.set_status(202)
+        answer.headers["Location"] = f"/invocation/{invocation_id}"
+        answer.headers[answers.INVOCATION] = invocation_id
+        return answer
+
+    async def invocation(self, request: BaseRequest, invocation_id: str) -> Response:
+        """`GET /invocation/{id}`: its state, and its result once there is one."""
+        values = arguments.query(request, {"wait_s"})
+        wait_s = arguments.query_seconds(values, "wait_s", arguments.MAX_WAIT_S)
+        self._core.begin_request(0)
+        try:
+            state = await self._backend.ledger.state(invocation_id, wait_s)
+        finally:
+            self._core.end_request(0)
+        if state.failure is not None and not self._config.show_tracebacks:
+            failure = answers.without_traceback(state.failure)
+            answer = answers.json_answer(answers.invocation_body(state, failure))
+        else:
+            answer = answers.json_answer(answers.invocation_body(state, state.failure))
+        answer.headers[answers.INVOCATION] = invocation_id
+        return await send(request, answer, self._config.patience)
+
+    async def _invoke_once(self, request: BaseRequest, info: FunctionInfo, key: str) -> Response:
+        call = self._call(request, info)
+        size = body_size(request, self._config.limits.request_bytes)
+        self._core.begin_request(size)
+        try:
+            call = await self._with_payload(request, info, call)
+            first_id, outcome = await self._backend.ledger.call_once(call, key)
+        finally:
+            self._core.end_request(size)
+        return await self._answer(request, call, outcome, first_id)
+
+    def _find(self, name: str) -> FunctionInfo:
+        info = self._backend.functions.get(name)
+        if info is None:
+            raise no_such_function(name, self._backend.functions)
+        return info
+
+    def _call(self, request: BaseRequest, info: FunctionInfo) -> Call:
+        """The call that the head of the request asks for, still without its payload."""
+        headers = request.headers
+        positions = arguments.positions(headers)
+        if positions:
+            self._backend.check_positions(positions)
+        book = headers.get(answers.BOOK)
+        invocation_id = os.urandom(16).hex()
+        return Call(
+            invocation_id,
+            info.name,
+            _NO_PAYLOAD,
+            info.book or info.name if book is None else check_book(book),
+            arguments.timeout_us(headers, info.timeout_s),
+            0,
+            positions,
+            arguments.trace_for(headers, invocation_id),
+        )
+
+    async def _with_payload(self, request: BaseRequest, info: FunctionInfo, call: Call) -> Call:
+        body = await read_body(request, self._config.limits.request_bytes, self._config.patience)
+        encoding = payload_encoding(request.headers.get("Content-Type", ""), info.payload_encoding)
+        payload = Payload(encoding, body)
+        return Call(
+            call.id, call.function, payload, call.book, call.timeout_us, 0, call.positions, call.traceparent, ""
+        )
+
+    def _ended(self, token: str, outcome: Outcome) -> None:
+        if self._core.finish(token):
+            self._resolve(token, outcome)
+
+    def _resolve(self, token: str, outcome: Outcome) -> None:
+        future = self._waiting.pop(token, None)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    def _tick(self) -> None:
+        self.give_up(self._core.tick(self._clock()))
+        self.start()
+
+    async def _answer(self, request: BaseRequest, call: Call, outcome: Outcome, first_id: str = "") -> Response:
+        headers = {answers.INVOCATION: first_id or call.id, answers.TRACEPARENT: call.traceparent}
+        if outcome.positions:
+            headers[answers.POSITION] = format_positions(outcome.positions)
+        result = outcome.result
+        if outcome.failure is not None:
+            failure = outcome.failure
+            if not self._config.show_tracebacks:
+                failure = answers.without_traceback(failure)
+            answer = answers.refusal(failure.error())
+            answer.headers.update(headers)
+            return answer
+        assert result is not None, "an outcome is a result or a failure"
+        headers["Content-Type"] = answers.CONTENT_TYPES[result.encoding]
+        return await send(request, Response(body=result.data, headers=headers), self._config.patience)
+
+
+_NO_PAYLOAD: Final = Payload("bytes", b"")
+_ENCODINGS: Final[Mapping[str, Encoding]] = {
+    "application/json": "json",
+    "text/plain": "text",
+    "application/octet-stream": "bytes",
+}
+
+
+def payload_encoding(content_type: str, wanted: Encoding) -> Encoding:
+    """How the body is to be read for a function that takes `wanted`: an explicit content type decides.
+
+    Others are mostly what a tool made up (curl's form for `-d`), and say nothing.
+
+    >>> payload_encoding("application/x-www-form-urlencoded", "json")
+    'json'
+    >>> payload_encoding("application/json; charset=utf-8", "text")
+    'json'
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    return "json" if kind.endswith("+json") else _ENCODINGS.get(kind, wanted)
+
+
+def no_such_function(name: str, functions: Mapping[str, FunctionInfo]) -> NoSuchFunction:
+    """The error for a name that nobody registered; it lists close ones."""
+    close = get_close_matches(name[:128], functions, n=3)
+    remedy = f"did you mean {' or '.join(close)}?" if close else "GET /status lists the functions that there are"
+    return NoSuchFunction(f"there is no function {name[:128]!r}; {remedy}", field="function", close=close)

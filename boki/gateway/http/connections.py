@@ -1,0 +1,148 @@
+"""Connections that cannot be abused: how many, how long a head or a body may take, how long a reader may stall.
+
+aiohttp parses; this file sets the bounds that it leaves open and gives its own errors (a head that is not HTTP, a head
+that is too large) the form of all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final, cast
+
+from aiohttp.web import BaseRequest, RequestHandler, Response, Server, StreamResponse
+
+from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, TooLarge, Unavailable
+from boki.gateway.config import Patience
+from boki.gateway.http.answers import refusal
+
+_log = logging.getLogger("boki.gateway")
+
+_SMALL_ANSWER_BYTES: Final = 64 * 1024
+_LINGER_S: Final = 2.0
+
+
+class Connections(Server):
+    """Makes the protocol of each connection, and refuses connections beyond `max_count`."""
+
+    def __init__(self, handler: Any, *, patience: Patience, max_count: int) -> None:
+        super().__init__(handler)
+        self._patience = patience
+        self._max_count = max_count
+
+    def __call__(self) -> RequestHandler:
+        """A protocol for a new connection."""
+        return _Connection(
+            self,
+            loop=self._loop,
+            keepalive_timeout=self._patience.head_s,
+            lingering_time=_LINGER_S,
+            access_log=cast("logging.Logger", None),
+            auto_decompress=False,  # a body is what was sent: nobody can make us unpack a bomb
+        )
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        """A client has connected."""
+        super().connection_made(handler, transport)
+        if len(self._connections) > self._max_count:
+            error = Unavailable(f"{self._max_count} connections are open, as many as this gateway takes")
+            transport.write(_raw(refusal(error)))
+            transport.close()
+
+
+def _raw(response: Response) -> bytes:
+    body = bytes(cast("bytes", response.body))
+    head = f"HTTP/1.1 {response.status} {response.reason}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    fields = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items() if name != "Content-Length")
+    return (head + fields + "\r\n").encode() + body
+
+
+class _Connection(RequestHandler):
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> StreamResponse:
+        """Answer what aiohttp itself refuses."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer was under way")
+        if status == 500:
+            _log.error("answering %s failed", request.path, exc_info=exc)
+            response = refusal(BokiError("the gateway failed to answer; its log says why", outcome="unknown"))
+        else:
+            _log.debug("a request was refused by the HTTP parser: %s", message)
+            response = refusal(InvalidArgument(f"not a valid HTTP request: {message}"[:300], field="request"))
+            response.set_status(status)
+        response.force_close()
+        return response
+
+
+def body_size(request: BaseRequest, limit: int) -> int:
+    """How many bytes the body will take: refused before a byte of it is read if that is over the limit.
+
+    A chunked body does not say, so it counts as the limit until it has been read.
+    """
+    if encoding := request.headers.get("Content-Encoding"):
+        raise InvalidArgument(f"send the body as it is: Content-Encoding {encoding[:20]!r} is not taken", field="body")
+    size = request.content_length
+    if size is None:
+        return limit if request.body_exists else 0
+    if size > limit:
+        raise _too_large(limit)
+    return size
+
+
+async def read_body(request: BaseRequest, limit: int, patience: Patience) -> bytes:
+    """The whole body. `TooLarge`, or `DeadlineExceeded` if it does not arrive in time."""
+    content = request.content
+    if content.is_eof() and content.exception() is None:
+        # Small bodies arrive with the head: no timer, no waiting.
+        body = content.read_nowait(-1)
+        if len(body) > limit:
+            raise _too_large(limit)
+        return body
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    parts = bytearray()
+    try:
+        async with asyncio.timeout(patience.body_s):
+            while chunk := await content.readany():
+                parts += chunk
+                if len(parts) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"the body did not arrive within {patience.body_s:g} s: nothing was done", outcome="not_applied"
+        ) from None
+    return bytes(parts)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(
+        f"a request body may have at most {limit:,} bytes: send several requests", field="body", limit=limit
+    )
+
+
+async def send(request: BaseRequest, response: Response, patience: Patience) -> Response:
+    """Send the answer now if it is large, so that a reader who stalls is cut off; small ones are left to aiohttp."""
+    body = response.body
+    if not isinstance(body, bytes) or len(body) <= _SMALL_ANSWER_BYTES:
+        return response
+    try:
+        async with asyncio.timeout(patience.reader_s):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        cut_off(request)
+    return response
+
+
+def cut_off(request: BaseRequest) -> None:
+    """End the connection at once, whatever is still to be sent."""
+    if request.transport is not None:
+        request.transport.abort()

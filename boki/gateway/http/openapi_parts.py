@@ -1,0 +1,344 @@
+"""What the OpenAPI document says whatever functions there are: schemas, headers, and the fixed paths.
+
+Data, and small functions that spare it repetition.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from boki.gateway.http import answers
+from boki.gateway.http.arguments import MAX_WAIT_S
+
+Json = dict[str, Any]
+
+_SEQNUM: Final[Json] = {"type": "string", "pattern": "^[0-9]{1,19}$", "description": "A seqnum: 63 bits, as digits"}
+_TIME: Final[Json] = {"type": "integer", "description": "Microseconds since the epoch, by the log's time"}
+_TEXT: Final[Json] = {"type": "string"}
+_SECONDS: Final[Json] = {"type": "number", "minimum": 0}
+
+
+def _object(required: Json, optional: Json | None = None, description: str = "") -> Json:
+    body: Json = {"type": "object", "required": list(required), "properties": required | (optional or {})}
+    return body | ({"description": description} if description else {})
+
+
+def _array(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _json(schema: Json) -> Json:
+    return {"application/json": {"schema": schema}}
+
+
+_DATA: Final[Json] = {
+    "text": _TEXT | {"description": "The data, if it is valid UTF-8"},
+    "base64": _TEXT | {"contentEncoding": "base64", "description": "The data, if it is not valid UTF-8"},
+}
+_NEW_DATA: Final[Json] = {
+    "text": _TEXT | {"description": "The data as text, stored as UTF-8"},
+    "data": _TEXT | {"description": "The same as text"},
+    "json": {"description": "The data as a JSON value, stored as it is written here"},
+    "base64": _TEXT | {"contentEncoding": "base64", "description": "The data as bytes"},
+}
+_TAGS: Final[Json] = _array(_TEXT)
+_WHEN: Final[Json] = {"anyOf": [_ref("Expect"), _array(_ref("Expect"))]}
+_NULL_OR_SECONDS: Final[Json] = {"type": ["number", "null"], "exclusiveMinimum": 0}
+_NULL_OR_BYTES: Final[Json] = {"type": ["integer", "null"], "exclusiveMinimum": 0}
+
+SCHEMAS: Final[dict[str, Json]] = {
+    "Error": _object(
+        {
+            "code": _TEXT | {"description": "A stable name for programs"},
+            "message": _TEXT,
+            "outcome": {
+                "enum": ["not_applied", "unknown", "failed"],
+                "description": "It did not happen and never will; it may have happened; the function ran and raised",
+            },
+            "retryable": {"type": "boolean", "description": "Whether the very same request may succeed later"},
+            "details": {"type": "object", "description": "Facts behind the message, such as the field that is wrong"},
+        }
+    ),
+    "Data": {"type": "object", "properties": _DATA, "minProperties": 1, "maxProperties": 1},
+    "Record": _object(
+        {"seqnum": _SEQNUM, "tags": _TAGS, "time_us": _TIME},
+        _DATA | {"auxdata": _ref("Data")},
+        "A record. Its data stands in `text` if it is valid UTF-8, else in `base64`.",
+    ),
+    "Page": _object(
+        {
+            "records": _array(_ref("Record")),
+            "next_start": _SEQNUM | {"description": "Where the next page starts"},
+            "first_seqnum": _SEQNUM | {"description": "Records below this have been trimmed"},
+            "is_end": {"type": "boolean", "description": "Whether there was nothing more in the range"},
+        }
+    ),
+    "Expect": _object({"tag": _TEXT}, {"last_seqnum": _SEQNUM}, "Holds if the tag's last record is this one; 0: none."),
+    "NewRecord": _object(
+        {}, _NEW_DATA | {"tags": _TAGS}, "A record to append: exactly one of text, data, json, base64."
+    ),
+    "Append": _object(
+        {},
+        _NEW_DATA | {"tags": _TAGS, "when": _WHEN, "key": _TEXT},
+        "A record to append: exactly one of text, data, json, base64.",
+    ),
+    "AppendMany": _object({"records": _array(_ref("NewRecord"))}, {"when": _WHEN, "key": _TEXT}),
+    "Book": _object(
+        {
+            "name": _TEXT,
+            "record_count": {"type": "integer"},
+            "first_seqnum": _SEQNUM,
+            "last_seqnum": _SEQNUM,
+            "last_time_us": _TIME,
+            "size_bytes": {"type": "integer"},
+            "retention_age_s": {"type": ["number", "null"]},
+            "retention_size_bytes": {"type": ["integer", "null"]},
+        }
+    ),
+    "Invocation": _object(
+        {
+            "id": _TEXT,
+            "function": _TEXT,
+            "book": _TEXT,
+            "state": {"enum": ["accepted", "running", "done", "failed"]},
+            "attempts": {"type": "integer"},
+        },
+        {
+            "accepted_us": _TIME,
+            "due_us": _TIME,
+            "started_us": _TIME,
+            "finished_us": _TIME,
+            "result": {"description": "The result of a function that returns JSON or text"},
+            "result_base64": _TEXT | {"contentEncoding": "base64", "description": "The result, if it is bytes"},
+            "error": _ref("Error"),
+        },
+    ),
+}
+
+SECURITY_SCHEMES: Final[Json] = {"token": {"type": "http", "scheme": "bearer"}}
+
+
+def _header(name: str, description: str, schema: Json = _TEXT) -> Json:
+    return {"name": name, "in": "header", "description": description, "schema": schema}
+
+
+def _query(name: str, description: str, schema: Json = _TEXT) -> Json:
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+def _path(name: str, description: str, schema: Json = _TEXT) -> Json:
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+
+
+_POSITION: Final = _header(answers.POSITION, "What the caller has seen: the Boki-Position of an earlier answer")
+_TIMEOUT: Final = _header(answers.TIMEOUT, "Seconds until the answer is of no use", _SECONDS)
+_KEY: Final = _header(answers.KEY, "The same key within 24 hours gives the first answer and does nothing")
+_BOOK: Final = _path("book", "The LogBook's name")
+_TAG: Final = _query("tag", "Only records with this tag; without it, all of the book")
+_FRESH: Final = _query("fresh", "Linearizable: not older than anything acknowledged before", {"type": "boolean"})
+_WAIT: Final = _query("wait_s", "Wait so long if there is nothing yet", _SECONDS | {"maximum": MAX_WAIT_S})
+
+CALL_HEADERS: Final[list[Json]] = [
+    _header(answers.BOOK, "The call's LogBook; without it, the function's own"),
+    _POSITION,
+    _TIMEOUT,
+    _KEY,
+    _header(answers.TRACEPARENT, "W3C trace context"),
+]
+
+ACCEPTED: Final[Json] = {
+    "description": "The call is in the log and will run",
+    "content": _json(_object({"id": _TEXT | {"description": "See /invocation/{id}"}})),
+}
+
+
+def errors(*statuses: int) -> Json:
+    """Answers that carry an error."""
+    return {
+        str(status): {"description": HTTPStatus(status).phrase, "content": _json(_ref("Error"))} for status in statuses
+    }
+
+
+def _operation(
+    name: str, summary: str, parameters: list[Json], answer: Json, *, body: Json | None = None, tag: str = "LogBook"
+) -> Json:
+    operation: Json = {
+        "operationId": name,
+        "tags": [tag],
+        "summary": summary,
+        "parameters": parameters,
+        "responses": {
+            "200": {"description": "Done", "content": answer},
+            **errors(400, 401, 404, 409, 410, 413, 429, 503, 504),
+        },
+    }
+    return operation if body is None else operation | {"requestBody": {"required": True, "content": body}}
+
+
+def _log(name: str, summary: str, parameters: list[Json], answer: Json, *, body: Json | None = None) -> Json:
+    return _operation(name, summary, [*parameters, _POSITION, _TIMEOUT], _json(answer), body=body)
+
+
+_SEQNUM_IN_PATH: Final = _path("seqnum", "The record's seqnum", _SEQNUM)
+_ONE: Final = _object({"record": {"anyOf": [_ref("Record"), {"type": "null"}]}})
+_NOTHING: Final[Json] = {"type": "object"}
+_BYTES: Final[Json] = {"application/octet-stream": {}}
+
+_BOOKS: Final[Json] = {
+    "get": _log(
+        "listBooks",
+        "LogBooks by name",
+        [
+            _query("prefix", "Only names that start with this"),
+            _query("after", "Only names that come after this one: the last name of the page before"),
+            _query("limit", "At most so many", {"type": "integer", "minimum": 1}),
+        ],
+        _object({"books": _array(_ref("Book"))}),
+    ),
+    "post": _operation(
+        "carryOut",
+        "One log operation as msgpack, for boki.Client",
+        [],
+        {"application/vnd.boki+msgpack": {}},
+        body={"application/vnd.boki+msgpack": {}},
+    ),
+}
+
+_READS: Final[Json] = {
+    "/logbook/{book}/records/{seqnum}": {
+        "get": _log("getRecord", "Exactly that record", [_BOOK, _SEQNUM_IN_PATH], _ref("Record"))
+    },
+    "/logbook/{book}/read": {
+        "get": _log(
+            "read",
+            "A page of records, ascending. It may be shorter than the limit, and is empty only at the end",
+            [
+                _BOOK,
+                _TAG,
+                _query("start", "From this seqnum on", _SEQNUM),
+                _query("stop", "Below this seqnum", _SEQNUM),
+                _query("limit", "At most so many", {"type": "integer", "minimum": 1}),
+                _query("backward", "The last ones in the range", {"type": "boolean"}),
+                _WAIT,
+                _query("start_time_us", "From this time on", _TIME),
+                _FRESH,
+            ],
+            _ref("Page"),
+        )
+    },
+    "/logbook/{book}/read_next": {
+        "get": _log(
+            "readNext",
+            "The first record from a seqnum on",
+            [_BOOK, _TAG, _query("min_seqnum", "From this seqnum on", _SEQNUM), _WAIT],
+            _ONE,
+        )
+    },
+    "/logbook/{book}/read_prev": {
+        "get": _log(
+            "readPrev",
+            "The last record up to a seqnum",
+            [_BOOK, _TAG, _query("max_seqnum", "Up to this seqnum", _SEQNUM)],
+            _ONE,
+        )
+    },
+    "/logbook/{book}/check_tail": {"get": _log("checkTail", "The last record", [_BOOK, _TAG, _FRESH], _ONE)},
+    "/logbook/{book}/subscribe": {
+        "get": _operation(
+            "subscribe",
+            "Records and those to come, as server-sent events: id is the seqnum, data a Record. An event `trimmed` or "
+            "`error` carries an Error and is the last one",
+            [
+                _BOOK,
+                _TAG,
+                _query("start", "A seqnum, or now"),
+                _query("on_trimmed", "What to do about records trimmed unread", {"enum": ["raise", "skip"]}),
+                _header("Last-Event-ID", "Go on after this seqnum", _SEQNUM),
+                _POSITION,
+            ],
+            {"text/event-stream": {"schema": _TEXT}},
+        )
+    },
+}
+
+_WRITES: Final[Json] = {
+    "/logbook/{book}/append": {
+        "post": _log(
+            "append",
+            "Append a record: durable and ordered when this answers. A body that is not JSON is the data itself",
+            [_BOOK, _query("tag", "Tags of a raw body; may be repeated", _TAGS), _KEY],
+            _object({"seqnum": _SEQNUM}),
+            body=_json(_ref("Append")) | _BYTES,
+        )
+    },
+    "/logbook/{book}/append_many": {
+        "post": _log(
+            "appendMany",
+            "Append all records or none, as neighbours",
+            [_BOOK, _KEY],
+            _object({"seqnums": _array(_SEQNUM)}),
+            body=_json(_ref("AppendMany")),
+        )
+    },
+    "/logbook/{book}/records/{seqnum}/auxdata": {
+        "put": _log("setAuxdata", "Cache bytes beside a record", [_BOOK, _SEQNUM_IN_PATH], _NOTHING, body=_BYTES)
+    },
+    "/logbook/{book}/trim": {
+        "post": _log(
+            "trim",
+            "Records below a seqnum are gone",
+            [_BOOK],
+            _NOTHING,
+            body=_json(_object({"before": _SEQNUM}, {"tag": _TEXT})),
+        )
+    },
+    "/logbook/{book}/sync": {"post": _log("sync", "Catch up with all that is acknowledged", [_BOOK], _NOTHING)},
+    "/logbook/{book}/retention": {
+        "put": _log(
+            "setRetention",
+            "Have the book trimmed by age and size",
+            [_BOOK],
+            _NOTHING,
+            body=_json(_object({}, {"age_s": _NULL_OR_SECONDS, "size_bytes": _NULL_OR_BYTES})),
+        )
+    },
+    "/logbook/{book}": {"delete": _log("deleteBook", "Delete the book", [_BOOK], _NOTHING)},
+}
+
+
+def _page(name: str, summary: str, content: Json, *, is_open: bool = False) -> Json:
+    operation = {
+        "operationId": name,
+        "tags": ["System"],
+        "summary": summary,
+        "responses": {"200": {"description": "Done", "content": content}, **errors(401)},
+    }
+    if is_open:
+        operation |= {"security": []}
+    return {"get": operation}
+
+
+FIXED_PATHS: Final[dict[str, Json]] = {
+    "/invocation/{id}": {
+        "get": _operation(
+            "invocation",
+            "The state of a logged call, and its result",
+            [_path("id", "The invocation's id"), _WAIT],
+            _json(_ref("Invocation")),
+            tag="Invocations",
+        )
+    },
+    "/logbook": _BOOKS,
+    **_READS,
+    **_WRITES,
+    "/healthz": _page("healthz", "The process answers", _json(_NOTHING), is_open=True),
+    "/readyz": _page("readyz", "Calls would be carried out; 503 if not", _json(_NOTHING), is_open=True),
+    "/metrics": _page("metrics", "Everything that is counted, for Prometheus", {"text/plain": {"schema": _TEXT}}),
+    "/status": _page("status", "What an operator wants to know", _json(_NOTHING)),
+    "/openapi.json": _page("openapi", "This document", _json(_NOTHING)),
+}

@@ -1,0 +1,115 @@
+"""Subscriptions over HTTP: server-sent events, one per record, at the reader's own speed.
+
+One page is read, sent, and only then the next one is asked for, so a slow reader costs one page of memory; one that
+stalls is cut off. The event's id is the seqnum: a browser that reconnects says it in `Last-Event-ID`, and goes on after
+it. Records that a trim took away unread are told as an event `trimmed`, whose id lies before the next record, so that a
+reconnecting reader goes on there and is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import msgspec
+from aiohttp.web import BaseRequest, StreamResponse
+
+from boki.errors import BokiError, InvalidArgument, Trimmed
+from boki.gateway.http import answers
+from boki.gateway.http.arguments import query, whole_number
+from boki.gateway.http.connections import cut_off
+from boki.gateway.http.log_access import LogDoor
+from boki.gateway.http.records import record_body
+from boki.gateway.http.routing import Route
+from boki.log.checks import check_book
+from boki.log.operations import Found
+from boki.log.record import Page
+from boki.runtime.deadline import Caller
+from boki.runtime.log_calls import Cursor
+from boki.runtime.logbook import LogAccess
+
+_HEARTBEAT = b": still here\n\n"
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # a proxy must not collect events
+}
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class Subscriptions:
+    """The handler of `/logbook/{book}/subscribe`."""
+
+    def __init__(self, door: LogDoor) -> None:
+        self._door = door
+
+    def routes(self) -> list[Route]:
+        """What is answered here."""
+        return [Route("GET", "/logbook/{book}/subscribe", self.subscribe)]
+
+    async def subscribe(self, request: BaseRequest, book: str) -> StreamResponse:
+        """Records from `start` on, and those to come, until the reader leaves."""
+        access = LogAccess(self._door, self._door.appends, self._caller(request))
+        cursor = _cursor(request, check_book(book), access.caller)
+        self._door.core.begin_stream()
+        try:
+            response = StreamResponse(headers=_HEADERS)
+            await response.prepare(request)
+            await self._send(request, response, b": boki\n\n")
+            try:
+                await self._follow(request, response, access, cursor)
+            except Trimmed as error:
+                await self._send(request, response, _event("trimmed", error, error.next_seqnum - 1))
+            except BokiError as error:
+                await self._send(request, response, _event("error", error))
+        finally:
+            self._door.core.end_stream()
+        return response
+
+    def _caller(self, request: BaseRequest) -> Caller:
+        patience = self._door.config.patience
+        return Caller(
+            self._door.positions(request), limits=self._door.config.limits, longest_poll_s=patience.heartbeat_s
+        )
+
+    async def _follow(self, request: BaseRequest, response: StreamResponse, access: LogAccess, cursor: Cursor) -> None:
+        while request.transport is not None and not request.transport.is_closing():
+            read = cursor.read()
+            found = await access.ask(read, read.wait_us / 1e6)
+            assert isinstance(found, Found)
+            page = cursor.take(found)
+            if page is not None:
+                await self._send(request, response, _events(page))
+            elif read.wait_us:
+                await self._send(request, response, _HEARTBEAT)
+
+    async def _send(self, request: BaseRequest, response: StreamResponse, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._door.config.patience.reader_s):
+                await response.write(data)
+        except TimeoutError:
+            cut_off(request)
+            raise ConnectionResetError("a subscriber does not read") from None
+
+
+def _cursor(request: BaseRequest, book: str, caller: Caller) -> Cursor:
+    values = query(request, {"tag", "start", "on_trimmed"})
+    text = values.get("start", "0")
+    start: int | Literal["now"] = "now" if text == "now" else whole_number(text, "start")
+    last = request.headers.get("Last-Event-ID")
+    if last:
+        start = whole_number(last, "Last-Event-ID") + 1
+    on_trimmed = values.get("on_trimmed", "raise")
+    if on_trimmed not in {"raise", "skip"}:
+        raise InvalidArgument(f"on_trimmed must be raise or skip, not {on_trimmed[:60]!r}", field="on_trimmed")
+    return Cursor(book, values.get("tag"), start, "skip" if on_trimmed == "skip" else "raise", caller)
+
+
+def _events(page: Page) -> bytes:
+    """The page's records as events. JSON has no line breaks of its own, so each is one `data` line."""
+    return b"".join(b"id: %d\ndata: %b\n\n" % (record.seqnum, _encode(record_body(record))) for record in page.records)
+
+
+def _event(name: str, error: BokiError, last_id: int | None = None) -> bytes:
+    place = b"" if last_id is None else b"id: %d\n" % last_id
+    return b"event: %b\n%bdata: %b\n\n" % (name.encode(), place, _encode(answers.error_body(error)))

@@ -1,0 +1,83 @@
+"""What operators and tools ask: is it alive, is it ready, what does it count, what can it do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp.web import BaseRequest, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from boki.gateway.backend import Backend
+from boki.gateway.core import GatewayCore
+from boki.gateway.http import answers
+from boki.gateway.http.metrics import GatewayMetrics
+from boki.gateway.http.openapi import document
+from boki.gateway.http.routing import Route
+
+
+class SystemPages:
+    """The handlers of the pages that are about the system itself."""
+
+    def __init__(self, backend: Backend, core: GatewayCore, metrics: GatewayMetrics) -> None:
+        self._backend = backend
+        self._core = core
+        self._metrics = metrics
+
+    def routes(self) -> list[Route]:
+        """What is answered here. Probes of a load balancer need no token."""
+        return [
+            Route("GET", "/healthz", self.healthz, is_open=True),
+            Route("GET", "/readyz", self.readyz, is_open=True),
+            Route("GET", "/metrics", self.metrics),
+            Route("GET", "/status", self.status),
+            Route("GET", "/openapi.json", self.openapi),
+        ]
+
+    async def healthz(self, _request: BaseRequest) -> Response:
+        """The process answers."""
+        return answers.json_answer({"status": "alive"})
+
+    async def readyz(self, _request: BaseRequest) -> Response:
+        """Calls would be carried out: 200, or 503 while it starts or drains."""
+        if self._core.is_draining:
+            return _not_ready("draining")
+        if not self._backend.ready:
+            return _not_ready("starting")
+        return answers.json_answer({"status": "ready"})
+
+    async def metrics(self, _request: BaseRequest) -> Response:
+        """Everything that is counted, for Prometheus."""
+        return Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def status(self, _request: BaseRequest) -> Response:
+        """What an operator wants to know."""
+        body: dict[str, Any] = {
+            **self._backend.status(),
+            "ready": self._backend.ready and not self._core.is_draining,
+            "functions": sorted(self._backend.functions),
+            "modules": [
+                {"module": module.module, "path": module.path, "error": module.error or None}
+                for module in self._backend.modules
+            ],
+            "gateway": {
+                "draining": self._core.is_draining,
+                "calls": self._core.call_count,
+                "requests": self._core.request_count,
+                "streams": self._core.stream_count,
+                "bytes_in_flight": self._core.bytes_in_flight,
+                "engines": self._core.engines(),
+            },
+        }
+        return answers.json_answer(body)
+
+    async def openapi(self, _request: BaseRequest) -> Response:
+        """The OpenAPI document of these paths, with the functions' schemas."""
+        return answers.json_answer(document(self._backend.functions))
+
+
+def _not_ready(why: str) -> Response:
+    answer = answers.json_answer({"status": why})
+    answer.set_status(503)
+    answer.headers["Retry-After"] = "1"
+    answer["code"] = "unavailable"
+    return answer

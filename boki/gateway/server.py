@@ -1,0 +1,189 @@
+"""The gateway's shell: one HTTP listener in front of a `Backend`.
+
+Every request takes the same way: find the route, check the token, run the handler, turn whatever it raises into an
+answer, count. aiohttp's low-level server carries it: its application layer (router, middlewares, signals) costs a
+quarter of what an empty call takes, and none of it is needed.
+
+Without a token the gateway trusts whoever can reach it, which on a loopback address includes every page that a browser
+of this machine shows. So pages of other origins are refused, and so are names that only pretend to be this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from aiohttp.web import BaseRequest, StreamResponse
+from prometheus_client import CollectorRegistry
+
+from boki.config import is_loopback
+from boki.errors import BokiError, Unauthorized
+from boki.gateway.backend import Backend
+from boki.gateway.config import GatewayConfig
+from boki.gateway.core import GatewayCore
+from boki.gateway.http import answers
+from boki.gateway.http.binary import BinaryEndpoint
+from boki.gateway.http.books import LogBooks
+from boki.gateway.http.calls import FunctionCalls
+from boki.gateway.http.connections import Connections
+from boki.gateway.http.log_access import LogDoor
+from boki.gateway.http.metrics import GatewayMetrics
+from boki.gateway.http.routing import Route, Routes
+from boki.gateway.http.subscriptions import Subscriptions
+from boki.gateway.http.system import SystemPages
+from boki.host.clock import now_us
+from boki.log.ids import NodeId
+
+_log = logging.getLogger("boki.gateway")
+
+
+class Gateway:
+    """One listener. `start` it, `drain` it, `stop` it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: GatewayConfig,
+        *,
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], int] = now_us,
+    ) -> None:
+        self.config = config
+        self.core = GatewayCore(config.budget)
+        self._backend = backend
+        self._clock = clock
+        self._token = config.token.encode()
+        self._trusts_browsers = bool(config.token) or config.insecure
+        self._metrics = GatewayMetrics(self.core, registry or CollectorRegistry())
+        self._calls = FunctionCalls(backend, self.core, config, clock)
+        self._door = LogDoor(backend, self.core, config)
+        self._routes = Routes(
+            [
+                *self._calls.routes(),
+                *LogBooks(self._door).routes(),
+                *Subscriptions(self._door).routes(),
+                *BinaryEndpoint(self._door).routes(),
+                *SystemPages(backend, self.core, self._metrics).routes(),
+            ]
+        )
+        self._answered = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._connections: Connections | None = None
+        for engine in backend.engines:
+            self.core.add_engine(engine)
+
+    async def start(self) -> None:
+        """Listen. `OSError` if the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        self._connections = Connections(
+            self._handle, patience=self.config.patience, max_count=self.config.max_connections
+        )
+        self._server = await loop.create_server(
+            self._connections, self.config.host, self.config.port, backlog=1024, reuse_address=True
+        )
+        self._calls.start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        assert self._server is not None, "started"
+        return cast("int", self._server.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"http://{host}:{self.port}"
+
+    def engine_joined(self, engine: NodeId) -> None:
+        """The engine takes calls from now on."""
+        self.core.add_engine(engine)
+
+    def engine_lost(self, engine: NodeId) -> None:
+        """The engine is gone; its calls end, and nobody knows how far they came."""
+        self._calls.give_up(self.core.lose_engine(engine))
+
+    def drain(self) -> None:
+        """Say that it is not ready, refuse what is new, end subscriptions and long polls; calls go on."""
+        self.core.drain()
+        self._door.close()
+
+    async def stop(self, drain_s: float = 10.0) -> None:
+        """Drain, wait for the calls in flight at most `drain_s`, then close every connection."""
+        self.drain()
+        if self._server is None or self._connections is None:
+            return
+        self._server.close()
+        try:
+            async with asyncio.timeout(drain_s):
+                while not self.core.is_idle:
+                    self._answered.clear()
+                    await self._answered.wait()
+        except TimeoutError:
+            _log.warning("stopping with %d calls in flight: their outcome is unknown", self.core.call_count)
+        self._calls.stop()
+        self._connections.pre_shutdown()
+        await self._connections.shutdown(1.0)
+        await self._server.wait_closed()
+
+    async def _handle(self, request: BaseRequest) -> StreamResponse:
+        started_us = self._clock()
+        raw_path = request.raw_path
+        path = raw_path.partition("?")[0] if raw_path[:1] == "/" else request.rel_url.raw_path
+        template = "none"
+        function = ""
+        try:
+            route, values = self._find(request, path)
+            template = route.template
+            if route.is_call:
+                function = values[0]
+            answer = await route.handler(request, *values)
+        except BokiError as error:
+            answer = answers.refusal(error)
+        finally:
+            if self.core.is_draining:
+                self._answered.set()
+        code = "ok" if answer.status < 400 else answer["code"]
+        known = function in self._backend.functions
+        meter = self._metrics.function(function) if known else self._metrics.route(template)
+        meter.count(code, (self._clock() - started_us) / 1e6)
+        return answer
+
+    def _find(self, request: BaseRequest, path: str) -> tuple[Route, list[str]]:
+        """The route of a request that is let in. Who is not does not learn which paths there are."""
+        try:
+            found = self._routes.find(request.method, path)
+        except BokiError:
+            self._authorize(request)
+            raise
+        if not found[0].is_open:
+            self._authorize(request)
+        return found
+
+    def _authorize(self, request: BaseRequest) -> None:
+        headers = request.headers
+        if self._token:
+            scheme, _, token = headers.get("Authorization", "").partition(" ")
+            is_right = hmac.compare_digest(token.strip().encode("utf-8", "replace"), self._token)
+            if scheme.lower() != "bearer" or not is_right:
+                raise Unauthorized("this gateway needs a token: send the header Authorization: Bearer TOKEN")
+        elif not self._trusts_browsers and not _is_local(headers.get("Host", ""), headers.get("Origin")):
+            raise Unauthorized(
+                "without a token this gateway serves this machine's own clients only, under its own name: no web page "
+                "of another origin, no other name; start it with --token"
+            )
+
+
+def _is_local(host: str, origin: str | None) -> bool:
+    """Whether a request to a loopback address comes from a client that is meant to reach it.
+
+    >>> _is_local("localhost:8080", None), _is_local("rebound.example:8080", None)
+    (True, False)
+    >>> _is_local("127.0.0.1:8080", "http://127.0.0.1:8080"), _is_local("127.0.0.1:8080", "https://evil.example")
+    (True, False)
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return (not host or is_loopback(name)) and (origin is None or origin.partition("//")[2] == host)
