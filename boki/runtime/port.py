@@ -25,7 +25,7 @@ class LogPort(Protocol):
 
 
 class BlockingLogPort(Protocol):
-    """The same for blocking code."""
+    """The same for blocking code; several threads of one function may use it at once."""
 
     def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `LogPort.request`."""
@@ -50,7 +50,7 @@ class CallPort(Protocol):
 
 
 class BlockingCallPort(Protocol):
-    """The same for blocking code."""
+    """The same for blocking code; several threads of one function may use it at once."""
 
     def invoke(self, call: Call) -> Outcome:
         """See `CallPort.invoke`."""

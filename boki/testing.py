@@ -1,0 +1,319 @@
+"""Test your functions without a server: contexts over a log in memory, in virtual time.
+
+A function is plain Python, so a test calls it::
+
+    import boki.testing
+    from app import greet, remind              # @function async def ...
+
+    async def test_greeting_is_logged() -> None:
+        async with boki.testing.context(book="guests") as ctx:
+            assert await greet(ctx, "Ada") == "Hello Ada, this is visit number 1!"
+            record = await ctx.logbook.check_tail("guest:Ada")
+            assert record is not None and record.data == b"Ada"
+
+    async def test_reminder_comes_after_an_hour() -> None:
+        async with boki.testing.context(functions=[remind]) as ctx:
+            call = await ctx.invoke_later("remind", "Ada", delay_s=3600)
+            await ctx.clock.advance(3599)
+            assert await ctx.logbook.check_tail() is None
+            assert await ctx.result_of(call) == "reminded"          # waits that hour, in no time
+
+Blocking functions get a blocking context, and no `await`::
+
+    def test_blocking_greeting() -> None:
+        with boki.testing.blocking_context(book="guests") as ctx:
+            assert greet_blocking(ctx, "Ada").startswith("Hello Ada")
+            ctx.clock.advance(60)
+
+`ctx.invoke` runs other functions for real, of both kinds: those passed as objects, and by name those given in
+`functions` or seen as objects before. Waits (`wait_s`), delays, deadlines and the 24 hours of a key pass at once when
+nothing else runs, so wait for the log or the clock rather than with `asyncio.sleep`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from threading import Thread
+from typing import Any
+
+from boki.calls import Call, Outcome, Payload
+from boki.errors import (
+    BokiError,
+    CallTooDeep,
+    DeadlineExceeded,
+    InvalidArgument,
+    KeyReused,
+    NoSuchFunction,
+    NoSuchInvocation,
+)
+from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.log.memory import MemoryLog
+from boki.log.operations import Failure
+from boki.runtime import blocking_context as blocking
+from boki.runtime import context as asynchronous
+from boki.runtime.append_gatherer import AppendGatherer
+from boki.runtime.call_state import UNHURRIED_US, CallState, new_invocation_id
+from boki.runtime.function import Function, failure_of
+from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
+from boki.runtime.values import NO_PAYLOAD, decode_any
+from boki.runtime.virtual_clock import Clock
+
+__all__ = ["BlockingClock", "BlockingContext", "Clock", "Context", "MemoryLog", "blocking_context", "context"]
+
+_logger = logging.getLogger("boki.testing")
+
+
+class Context(asynchronous.Context):
+    """A `boki.Context` for tests, with the clock and the results of later calls."""
+
+    __slots__ = ("_calls_made", "clock")
+
+    def __init__(self, call: Call, calls: _Calls) -> None:
+        super().__init__(_State(call, calls), calls.port, calls.appends, calls)
+        self._calls_made = calls
+        self.clock = calls.port.clock
+        """Virtual time: `await ctx.clock.advance(seconds)`."""
+
+    async def result_of(self, invocation_id: str) -> Any:
+        """What a call of `invoke_later` returned, once it has run; raises what it ended with."""
+        return await self._calls_made.result_of(invocation_id)
+
+
+class BlockingContext(blocking.Context):
+    """A `boki.blocking.Context` for tests, with the clock and the results of later calls."""
+
+    __slots__ = ("_calls_made", "clock")
+
+    def __init__(self, call: Call, calls: _Calls) -> None:
+        super().__init__(_State(call, calls), BlockingMemoryPort(calls.port), _BlockingCalls(calls))
+        self._calls_made = calls
+        self.clock = BlockingClock(calls.port)
+        """Virtual time: `ctx.clock.advance(seconds)`."""
+
+    def result_of(self, invocation_id: str) -> Any:
+        """What a call of `invoke_later` returned, once it has run; raises what it ended with."""
+        return self._calls_made.port.bridge(self._calls_made.result_of(invocation_id))
+
+
+class BlockingClock:
+    """The clock for blocking code."""
+
+    def __init__(self, port: MemoryPort) -> None:
+        self._port = port
+
+    def time(self) -> float:
+        """Seconds since the epoch."""
+        return self._port.clock.time()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with all that is due meanwhile."""
+        self._port.bridge(self._port.clock.advance(seconds))
+
+
+@asynccontextmanager
+async def context(
+    book: str = "test",
+    *,
+    functions: Iterable[Callable[..., Any]] = (),
+    log: MemoryLog | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> AsyncIterator[Context]:
+    """A context for `async def` functions, whose LogBook is `book`. `log`: what an earlier context left behind."""
+    calls = _Calls(MemoryPort(log, limits=limits), functions)
+    try:
+        yield Context(_first_call(book), calls)
+    finally:
+        await calls.close()
+
+
+@contextmanager
+def blocking_context(
+    book: str = "test",
+    *,
+    functions: Iterable[Callable[..., Any]] = (),
+    log: MemoryLog | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[BlockingContext]:
+    """A context for `def` functions, to be used in the thread that entered it."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, daemon=True, name="boki-test-log")
+    thread.start()
+
+    async def open_calls() -> _Calls:
+        calls = _Calls(MemoryPort(log, limits=limits), functions)
+        calls.port.clock.thread_started()  # the test itself
+        return calls
+
+    calls = asyncio.run_coroutine_threadsafe(open_calls(), loop).result()
+    try:
+        yield BlockingContext(_first_call(book), calls)
+    finally:
+        asyncio.run_coroutine_threadsafe(calls.close(), loop).result()
+        asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def _first_call(book: str) -> Call:
+    return Call(new_invocation_id(), "test", NO_PAYLOAD, book, UNHURRIED_US)
+
+
+class _State(CallState):
+    """A call's state in virtual time, which tells the functions that it sees to those who run them."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self, call: Call, calls: _Calls) -> None:
+        clock = calls.port.clock.time
+        super().__init__(call, limits=calls.port.limits, clock=clock, wall_clock=clock, longest_poll_s=ENDLESS_S)
+        self._known = calls
+
+    def child(
+        self, function: Callable[..., Any] | str, payload: Any, timeout_s: float | None, book: str | None
+    ) -> Call:
+        if not isinstance(function, str):
+            self._known.learn(function)
+        return super().child(function, payload, timeout_s, book)
+
+    def later(
+        self, function: Callable[..., Any] | str, payload: Any, delay_s: float, key: str | None, book: str | None
+    ) -> Call:
+        if not isinstance(function, str):
+            self._known.learn(function)
+        return super().later(function, payload, delay_s, key, book)
+
+
+class _Calls:
+    """A `CallPort` that runs functions in this process: async ones as tasks, blocking ones in threads."""
+
+    def __init__(self, port: MemoryPort, functions: Iterable[Callable[..., Any]]) -> None:
+        self.port = port
+        self.appends = AppendGatherer(port, port.limits)
+        self._functions: dict[str, Function] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._later: dict[str, asyncio.Future[Outcome]] = {}
+        self._keys: dict[str, tuple[str, tuple[str, str, Payload, float], int]] = {}
+        for function in functions:
+            self.learn(function)
+
+    def learn(self, function: Callable[..., Any]) -> None:
+        """Have the function be known by its name from now on."""
+        known = Function.of(function)
+        other = self._functions.setdefault(known.info.name, known)
+        if other is not known:
+            raise InvalidArgument(
+                f"two functions are named {known.info.name!r}: at {other.place} and at {known.place}", field="function"
+            )
+
+    async def invoke(self, call: Call) -> Outcome:
+        """See `boki.runtime.port.CallPort`."""
+        task = self._start(self._run(call))
+        timeout_us = call.timeout_us
+        known = self._functions.get(call.function)
+        if known is not None:
+            timeout_us = min(timeout_us, round(known.info.timeout_s * 1e6))
+        timer = self.port.clock.call_at(self.port.clock.now_us + timeout_us, task.cancel)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                error = DeadlineExceeded(f"{call.function} was not done after {timeout_us / 1e6:g} s and was ended")
+                return Outcome(None, Failure.of(error))
+            task.cancel()
+            raise
+        finally:
+            timer.cancel()
+
+    async def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
+        """See `boki.runtime.port.CallPort`."""
+        clock = self.port.clock
+        clock.note_activity()
+        request = (call.function, call.book, call.payload, delay_s)
+        if key is not None:
+            earlier = self._keys.get(key)
+            if earlier is not None and clock.now_us < earlier[2] + self.port.limits.key_window_s * 1e6:
+                if earlier[1] != request:
+                    raise KeyReused(f"key {key!r} came with another call before", key=key)
+                return earlier[0]
+            self._keys[key] = (call.id, request, clock.now_us)
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._later[call.id] = done
+        clock.call_at(clock.now_us + round(delay_s * 1e6), lambda: self._start(self._run_later(call, done)))
+        return call.id
+
+    async def _run_later(self, call: Call, done: asyncio.Future[Outcome]) -> None:
+        outcome = await self.invoke(call)
+        if outcome.failure is not None:
+            _logger.error("later call %s of %s: %s", call.id, call.function, outcome.failure.message)
+        done.set_result(outcome)
+
+    async def result_of(self, invocation_id: str) -> Any:
+        """What a later call returned, once it has run; raises what it ended with."""
+        done = self._later.get(invocation_id)
+        if done is None:
+            raise NoSuchInvocation(f"no later call has the id {invocation_id!r:.80}")
+        with self.port.clock.waiting():
+            outcome = await asyncio.shield(done)
+        if outcome.failure is not None:
+            raise outcome.failure.error()
+        return None if outcome.result is None else decode_any(outcome.result, "result")
+
+    async def _run(self, call: Call) -> Outcome:
+        known = self._functions.get(call.function)
+        try:
+            if known is None:
+                raise NoSuchFunction(f"no function {call.function!r}: give it to boki.testing.context(functions=[...])")
+            if call.depth > self.port.limits.call_depth:
+                raise CallTooDeep(f"calls may be nested {self.port.limits.call_depth} deep: {call.function} is deeper")
+            arguments = known.arguments(call.payload)
+        except BokiError as error:
+            return Outcome(None, Failure.of(error), call.positions)
+        return await self._run_known(known, call, arguments)
+
+    async def _run_known(self, known: Function, call: Call, arguments: tuple[Any, ...]) -> Outcome:
+        context: Context | BlockingContext
+        try:
+            if known.info.is_async:
+                context = Context(call, self)
+                result = await known.run(context, *arguments)
+            else:
+                context = BlockingContext(call, self)
+                result = await self.port.run_in_thread(known.run, context, *arguments)
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is its outcome
+            return Outcome(None, failure_of(known.info.name, error, with_traceback=True), context.positions)
+        try:
+            return Outcome(known.encode_result(result), None, context.positions)
+        except BokiError as error:
+            return Outcome(None, Failure.of(error), context.positions)
+
+    def _start(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End what still runs; later calls that are not due are forgotten."""
+        self.port.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class _BlockingCalls:
+    """The same for blocking functions in a thread."""
+
+    def __init__(self, calls: _Calls) -> None:
+        self._calls = calls
+
+    def invoke(self, call: Call) -> Outcome:
+        """See `boki.runtime.port.BlockingCallPort`."""
+        return self._calls.port.bridge(self._calls.invoke(call))
+
+    def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
+        """See `boki.runtime.port.BlockingCallPort`."""
+        return self._calls.port.bridge(self._calls.invoke_later(call, delay_s, key))
