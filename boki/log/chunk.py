@@ -205,6 +205,16 @@ class Chunk:
         """Whether trimming has taken the payload of record `i` away."""
         return bool(self._entry(i)[3] & FREED)
 
+    def _flags(self) -> set[int]:
+        """The flags that occur, by one strided slice: they stand in the 13th byte of each entry."""
+        start = self._columns[3]
+        return set(self.buffer[start + 12 : start + _ENTRY.size * self.count : _ENTRY.size])
+
+    @property
+    def has_freed(self) -> bool:
+        """Whether any payload has been taken away."""
+        return any(flags & FREED for flags in self._flags())
+
     def tag_rows(self) -> dict[str, Sequence[int]]:
         """Which records carry each tag, key tags included: what an index adds to its rows."""
         strings = self.strings
@@ -229,6 +239,11 @@ class Chunk:
         """How many tags each record carries, key tags included."""
         return [b - a for a, b in pairwise([0, *(entry[1] for entry in self._entries())])]
 
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes of data all records have together."""
+        return self.offset + self.size - self._columns[6]
+
     def payload_sizes(self) -> list[int]:
         """How many bytes of data each record has."""
         return [b - a for a, b in pairwise([0, *(entry[0] for entry in self._entries())])]
@@ -238,7 +253,7 @@ class Chunk:
         """Whether any group depends on a condition or a key: if not, an index keeps all records unseen."""
         if self._columns[5] != self._columns[6]:
             return True
-        return any(flags & KEYED for *_, flags in self._entries())
+        return any(flags & KEYED for flags in self._flags())
 
     def groups(self) -> list[Span]:
         """The groups in order, with what each depends on."""
