@@ -69,10 +69,22 @@ class Dispatch:
 
         Calls that no worker has yet go to the new version.
         """
+        self._broken.pop(module, None)
+        self._replace(module, version, functions, now_us)
+        return self._take()
+
+    def withdraw(self, module: str, error: str, now_us: int) -> list[DispatchEffect]:
+        """The module is gone (or, with an error, cannot be loaded and never could): its functions are unknown."""
+        self._broken.pop(module, None)
+        if error:
+            self._broken[module] = error
+        self._replace(module, 0, (), now_us)
+        return self._take()
+
+    def _replace(self, module: str, version: int, functions: Iterable[FunctionInfo], now_us: int) -> None:
         kinds: dict[bool, dict[str, FunctionInfo]] = {}
         for info in functions:
             kinds.setdefault(info.is_async, {})[info.name] = info
-        self._broken.pop(module, None)
         self._routes = {name: route for name, route in self._routes.items() if route[0].module != module}
         old = [pool for pool in self._fleet.pools.values() if pool.key.module == module and not pool.retired]
         for is_async, named in kinds.items():
@@ -86,14 +98,6 @@ class Dispatch:
                 self._drop(live)
                 self._reroute(live, now_us)
             self._fleet.retire(pool, now_us)
-        return self._take()
-
-    def withdraw(self, module: str, error: str, now_us: int) -> list[DispatchEffect]:
-        """The module is gone (or, with an error, cannot be loaded and never could): its functions are unknown."""
-        effects = self.install(module, 0, (), now_us)
-        if error:
-            self._broken[module] = error
-        return effects
 
     # calls
 
@@ -126,6 +130,7 @@ class Dispatch:
         above = self._live.get(parent)
         if above is None or above.worker is None or above.worker.id != worker_id:
             return []
+        above.held = [told for told in above.held if told[0] != request]
         child = above.children.get(request)
         if child is not None:
             self._give_up(child)
@@ -237,6 +242,8 @@ class Dispatch:
                 self._answer(live, failed(refusals.stopping()))
         for worker in self._fleet.workers.values():
             self._fleet.kill(worker, "stop", "was killed because the engine stopped")
+        for pool in list(self._fleet.pools.values()):
+            self._fleet.forget_empty(pool)
         return self._take()
 
     # a call's way in

@@ -266,11 +266,19 @@ class Pool:
         """How many workers are in one of these phases."""
         return sum(1 for worker in self.workers.values() if worker.phase in phases)
 
+    def count_starting(self) -> int:
+        """How many workers may yet become ready, or will yet be seen to have failed."""
+        return sum(
+            1
+            for worker in self.workers.values()
+            if not worker.has_started and worker.phase in (Phase.STARTING, Phase.KILLED)
+        )
+
     def missing(self) -> int:
         """How many workers should be started now, for the calls in the queue and for the least that was asked for."""
         if self.retired:
             return 0
-        starting = self.count(Phase.STARTING)
+        starting = self.count_starting()
         alive = starting + self.count(Phase.READY)
         if self.key.is_async:
             wanted = max((-(-len(q) // self.functions[f].concurrency) for f, q in self.queues.items() if q), default=0)
@@ -282,7 +290,7 @@ class Pool:
 
     def is_hopeless(self, now_us: int) -> bool:
         """No worker is there or may be started now: the calls in the queue need not wait."""
-        return now_us < self.retry_us and not self.count(Phase.STARTING, Phase.READY)
+        return now_us < self.retry_us and not self.count_starting() and not self.count(Phase.READY)
 
     def is_choked(self) -> bool:
         """Every worker is there and all that its calls do is wait for other calls: no room comes until those end."""
