@@ -242,7 +242,8 @@ class Chunk:
     @property
     def payload_bytes(self) -> int:
         """How many bytes of data all records have together."""
-        return self.offset + self.size - self._columns[6]
+        size_bytes: int = self.offset + self.size - self._columns[6]
+        return size_bytes
 
     def payload_sizes(self) -> list[int]:
         """How many bytes of data each record has."""

@@ -1,0 +1,194 @@
+"""The order history: of every seqnum ever ordered, where its record is and when it was ordered.
+
+Each (term, log) has its own history, a chain of **pages**. A page is an `OrderTable` of a bounded number of cuts, so
+that a checkpoint writes only the last ones, and old ones go to the disk until somebody asks about them. When each page
+begins is always in memory: 16 bytes for about a thousand cuts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+from boki.effects import Put
+from boki.engine.layout import (
+    HISTORY_PAGES,
+    HISTORY_STARTS,
+    after_prefix,
+    number_bytes,
+    page_key,
+    read_number,
+    read_page_key,
+)
+from boki.engine.residence import Residence
+from boki.log.cuts import OrderTable, Piece
+from boki.log.ids import POSITION_BITS, LogId, Term, make_seqnum
+from boki.log.metalog import Cut
+
+PAGE_ENTRIES: Final = 2048
+"""A page takes no more cuts when its cuts and runs are so many."""
+
+_PAGE_BYTES: Final = 1100
+_HISTORY_BYTES: Final = 600
+
+
+class LogHistory:
+    """Of one (term, log). Made for the first cut, or with what the disk says about when its pages begin."""
+
+    __slots__ = (
+        "_clean_until",
+        "_is_listed",
+        "_is_open",
+        "_log",
+        "_pages",
+        "_residence",
+        "_starts",
+        "_term",
+        "_times",
+        "_used",
+        "_writing_from",
+    )
+
+    def __init__(self, residence: Residence, term: Term, log: LogId) -> None:
+        self._residence = residence
+        self._term = term
+        self._log = log
+        self._starts = array("q")
+        self._times = array("q")
+        self._pages: list[OrderTable | None] = []
+        self._used = bytearray()
+        self._clean_until = 0
+        self._writing_from: int | None = None
+        self._is_listed = False
+        self._is_open = False
+        residence.used_bytes += _HISTORY_BYTES
+        residence.admit(self)
+
+    def add_start(self, first_seqnum: int, time_us: int) -> None:
+        """Learn from the disk that the next page begins there, and with a cut of that time."""
+        self._starts.append(first_seqnum)
+        self._times.append(time_us)
+        self._pages.append(None)
+        self._used.append(0)
+        self._clean_until = len(self._pages)
+
+    def _page(self, at: int) -> OrderTable:
+        self._used[at] = 1
+        page = self._pages[at]
+        if page is None:
+            stored = self._residence.disk.get(page_key(HISTORY_PAGES, self._term, self._log, self._starts[at]))
+            assert stored is not None, "a page leaves memory only when the disk has it"
+            page = self._pages[at] = OrderTable.decode(stored)
+            self._residence.used_bytes += page.size_bytes + _PAGE_BYTES
+        return page
+
+    def pieces(self, cut: Cut) -> list[Piece]:
+        """See `OrderTable.pieces`."""
+        return self._page(-1).pieces(cut) if self._pages else OrderTable(self._term, self._log).pieces(cut)
+
+    def apply_cut(self, cut: Cut) -> list[Piece]:
+        """See `OrderTable.apply_cut`."""
+        page = self._page(len(self._pages) - 1) if self._pages else None
+        if page is None or page.entry_count >= PAGE_ENTRIES:
+            following = OrderTable(self._term, self._log) if page is None else page.successor()
+            self._starts.append(following.first_seqnum)
+            self._times.append(cut.time_us)
+            self._pages.append(following)
+            self._used.append(1)
+            self._residence.used_bytes += following.size_bytes + _PAGE_BYTES
+            page = following
+        self._is_open = True
+        before = page.size_bytes
+        pieces = page.apply_cut(cut)
+        grown = page.size_bytes - before
+        self._residence.used_bytes += grown
+        self._residence.dirty_bytes += grown
+        self._clean_until = min(self._clean_until, len(self._pages) - 1)
+        if not self._is_listed:
+            self._is_listed = True
+            self._residence.changed(self)
+        return pieces
+
+    @property
+    def next_seqnum(self) -> int:
+        """The seqnum that the next record of this log gets."""
+        if not self._pages:
+            return make_seqnum(self._term, self._log, 0)
+        return self._page(len(self._pages) - 1).next_seqnum
+
+    def table_of(self, seqnum: int) -> OrderTable:
+        """The table that tells of this seqnum. If it never was ordered: `KeyError`, from here or from the table."""
+        at = bisect_right(self._starts, seqnum) - 1
+        if at < 0:
+            raise KeyError(seqnum)
+        return self._page(at)
+
+    def first_seqnum_at(self, time_us: int) -> int | None:
+        """See `OrderTable.first_seqnum_at`."""
+        at = bisect_left(self._times, time_us)
+        if at:
+            # a page that begins before that time may reach beyond it
+            found = self._page(at - 1).first_seqnum_at(time_us)
+            if found is not None:
+                return found
+        return self._starts[at] if at < len(self._starts) else None
+
+    # checkpoints and eviction: see `boki.engine.residence.Resident`
+
+    def writes(self) -> Iterable[Put]:
+        """The pages that have changed."""
+        self._is_listed = False
+        self._writing_from = self._clean_until
+        self._clean_until = len(self._pages)
+        for at in range(self._writing_from, len(self._pages)):
+            place = (self._term, self._log, self._starts[at])
+            yield Put(page_key(HISTORY_PAGES, *place), self._page(at).encode())
+            yield Put(page_key(HISTORY_STARTS, *place), number_bytes(self._times[at]))
+
+    def stored(self) -> None:
+        """See `Resident.stored`."""
+        self._writing_from = None
+
+    def shrink(self) -> bool:
+        """See `Resident.shrink`. The page that grows stays."""
+        until = self._clean_until if self._writing_from is None else min(self._clean_until, self._writing_from)
+        for at in range(min(until, len(self._pages) - self._is_open)):
+            page = self._pages[at]
+            if page is not None and not self._used[at]:
+                self._residence.used_bytes -= page.size_bytes + _PAGE_BYTES
+                self._pages[at] = None
+            self._used[at] = 0
+        return True
+
+
+class OrderHistory:
+    """Of all terms and logs."""
+
+    def __init__(self, residence: Residence) -> None:
+        self._residence = residence
+        self._logs: dict[int, LogHistory] = {}
+        for key, value in residence.disk.scan(HISTORY_STARTS, after_prefix(HISTORY_STARTS)):
+            term, log, first_seqnum = read_page_key(key)
+            self.log(term, log).add_start(first_seqnum, read_number(value))
+
+    def find(self, term: Term, log: LogId) -> LogHistory | None:
+        """The history of one log in one term; None if nothing was ever asked of it."""
+        return self._logs.get(make_seqnum(term, log, 0) >> POSITION_BITS)
+
+    def log(self, term: Term, log: LogId) -> LogHistory:
+        """The same, made if need be."""
+        place = make_seqnum(term, log, 0) >> POSITION_BITS
+        found = self._logs.get(place)
+        if found is None:
+            found = self._logs[place] = LogHistory(self._residence, term, log)
+        return found
+
+    def table_of(self, seqnum: int) -> OrderTable:
+        """See `LogHistory.table_of`."""
+        return self._logs[seqnum >> POSITION_BITS].table_of(seqnum)
+
+    def time_of(self, seqnum: int) -> int:
+        """When it was ordered; `KeyError` if it never was."""
+        return self.table_of(seqnum).cut_of(seqnum)[1]

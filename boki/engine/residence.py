@@ -1,0 +1,92 @@
+"""What of the index is in memory, what of that is not on the disk yet, and what goes first when memory is short.
+
+Everything of the index lives in residents: rows of tags, books, the order history of a log. A resident that changes
+says so once (`changed`), writes itself into the next checkpoint (`writes`), and may give up memory again only after it
+has heard that the checkpoint can be read back (`stored`).
+
+Eviction is second chance: a hand goes round all residents, drops what is clean and was not used since it last came by,
+and stops as soon as the budget is kept. It moves only between operations (`evict`), never under one that holds a row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from boki.effects import Delete, DiskReader, Put
+
+
+class Resident(Protocol):
+    """Something of the index that is in memory and may be on the disk."""
+
+    def writes(self) -> Iterable[Put | Delete]:
+        """What brings the disk to the state now. What is written stays in memory until `stored`."""
+
+    def stored(self) -> None:
+        """The last `writes` can be read back from the disk."""
+
+    def shrink(self) -> bool:
+        """Drop what is on the disk and was not used since the last time; False if nothing is left in memory."""
+
+
+class Residence:
+    """The memory of one index. Whoever adds or drops something counts it in `used_bytes`."""
+
+    def __init__(self, disk: DiskReader, limit_bytes: int) -> None:
+        self.disk = disk
+        self.used_bytes = 0
+        self.dirty_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._evict_above = limit_bytes
+        self._residents: deque[Resident] = deque()
+        self._dirty: list[Resident] = []
+        self._writing: list[Resident] = []
+        self._deletes: list[Delete] = []
+
+    def admit(self, resident: Resident) -> None:
+        """A resident has come into being."""
+        self._residents.append(resident)
+
+    def changed(self, resident: Resident) -> None:
+        """It must be in the next checkpoint. It says so once, until its `writes` have been asked for."""
+        self._dirty.append(resident)
+
+    def delete(self, start: bytes, stop: bytes) -> None:
+        """Let the next checkpoint remove these keys, before it writes anything."""
+        self._deletes.append(Delete(start, stop))
+
+    def writes(self) -> list[Put | Delete]:
+        """Everything that changed since the last time. One checkpoint at a time."""
+        assert not self._writing, "the checkpoint before has not been stored yet"
+        self._writing, self._dirty = self._dirty, []
+        writes: list[Put | Delete] = list(self._deletes)
+        self._deletes.clear()
+        self.dirty_bytes = 0
+        for resident in self._writing:
+            writes += resident.writes()
+        return writes
+
+    def stored(self) -> None:
+        """The last writes can be read back."""
+        for resident in self._writing:
+            resident.stored()
+        self._writing = []
+        self._evict_above = self._limit_bytes
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether `evict` should be called. False also while it would find nothing, because all is dirty."""
+        return self.used_bytes > self._evict_above
+
+    def evict(self) -> None:
+        """Let the hand go round, twice at most, until the budget is kept."""
+        for _ in range(2 * len(self._residents)):
+            if self.used_bytes <= self._limit_bytes:
+                self._evict_above = self._limit_bytes
+                return
+            resident = self._residents.popleft()
+            if resident.shrink():
+                self._residents.append(resident)
+        # what is left is in use or not stored yet: do not go round again before it has grown, or been stored
+        self._evict_above = max(self._limit_bytes, self.used_bytes + self._limit_bytes // 16)

@@ -1,0 +1,399 @@
+"""Rows: which records carry a tag, as ascending seqnums, some in memory and the rest on the disk.
+
+A row is a chain of **parts**. A part covers the seqnums from its `start` until its `until`, and knows every record of
+the row between them; on the disk it stands under its start. Memory holds any of the parts, with gaps between them, and
+a gap is read from the disk when somebody asks about it::
+
+    disk      [0 ........)[700 .......)[1400 .....)[2100 ..)
+    memory    [0 ........)             [1400 .....)[2100 .. newest ...
+                          ^ a gap: read when needed
+
+Only the newest part grows. An append to a row of which nothing is in memory opens a new part at its own seqnum, so it
+reads nothing; the disk then has several small parts where one would do, and whoever reads them makes them one.
+
+What the floors of trims hide may still stand in a part: callers say from where on they look.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Final
+
+from boki.effects import Delete, Put
+from boki.engine.layout import number_bytes, read_number, row_prefix, tag_floor_key
+from boki.engine.residence import Residence
+from boki.log.cuts import pack_column, unpack_column
+from boki.log.ids import MAX_SEQNUM
+
+END: Final = MAX_SEQNUM
+"""Where the newest part of a row ends: above every seqnum."""
+
+PART_RECORDS: Final = 512
+"""A part that holds this many grows no more."""
+_READ_BYTES: Final = 8 * PART_RECORDS
+"""Parts on the disk are read together until they have this much."""
+CLOSE_RECORDS: Final = 128
+"""Nor does a part on the disk that holds this many, so that a row that grows slowly does not rewrite much."""
+
+DIRTY: Final = 1
+"""The disk does not have it as it is."""
+WRITING: Final = 2
+"""It is in a checkpoint that cannot be read back yet."""
+SCATTERED: Final = 4
+"""The disk has it under several keys, or under another one than its start."""
+CLOSED: Final = 8
+"""It grows no more."""
+USED: Final = 16
+"""Somebody looked at it since the hand of the eviction came by."""
+
+_LISTED: Final = 1
+_FLOOR_CHANGED: Final = 2
+_FLOOR_WRITING: Final = 4
+_GONE: Final = 8
+
+_PART_BYTES: Final = 176
+RECORD_BYTES: Final = 9
+"""What a record costs in a part: eight bytes, and what arrays keep in reserve."""
+_ROW_BYTES: Final = 288
+_DIRTY_ROW_BYTES: Final = 64
+
+_start_of = attrgetter("start")
+
+
+class Shelf:
+    """The rows of one book that are in memory, by tag. The row of all its records stands under None."""
+
+    __slots__ = ("name", "residence", "rows")
+
+    def __init__(self, name: str, residence: Residence) -> None:
+        self.name = name
+        self.residence = residence
+        self.rows: dict[str | None, Row] = {}
+
+
+class Part:
+    """The records of a row from `start` until `until`, as far as memory knows: all of them."""
+
+    __slots__ = ("flags", "seqnums", "start", "until")
+
+    def __init__(self, start: int, until: int, flags: int = 0) -> None:
+        self.start = start
+        self.until = until
+        self.flags = flags
+        self.seqnums = array("q")
+
+    def encode(self) -> bytes:
+        """The part as a value on the disk."""
+        return pack_column(self.seqnums)
+
+    def take(self, value: bytes) -> None:
+        """Add what a value on the disk holds: the part that follows."""
+        self.seqnums.extend(unpack_column("q", value))
+
+    def drop_below(self, floor: int) -> None:
+        """Forget the records below the floor."""
+        del self.seqnums[: bisect_left(self.seqnums, floor)]
+
+    @property
+    def is_hollow(self) -> bool:
+        """Whether it need not stand on the disk, because it says nothing."""
+        return not self.seqnums
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held, about."""
+        return _PART_BYTES + RECORD_BYTES * len(self.seqnums)
+
+
+class Row:
+    """The row of one tag. All methods may read the disk where memory has a gap, but for `append` and `extend`."""
+
+    __slots__ = ("_flags", "_floor", "newest", "older", "shelf", "tag")
+
+    def __init__(self, shelf: Shelf, tag: str | None) -> None:
+        self.shelf = shelf
+        self.tag = tag
+        self.newest: Part | None = None
+        self.older: Sequence[Part] = ()
+        self._floor = -1
+        self._flags = 0
+        shelf.rows[tag] = self
+        shelf.residence.used_bytes += _ROW_BYTES
+        shelf.residence.admit(self)
+
+    # growing
+
+    def append(self, seqnum: int) -> None:
+        """Add one record; its seqnum is above all that the row holds. The caller counts the memory."""
+        self._grow(seqnum).seqnums.append(seqnum)
+
+    def extend(self, seqnums: Sequence[int]) -> None:
+        """Add records in ascending order, above all that the row holds. The caller counts the memory."""
+        at = 0
+        while at < len(seqnums):
+            column = self._grow(seqnums[at]).seqnums
+            until = at + PART_RECORDS - len(column)
+            column.extend(seqnums[at:until])
+            at = until
+
+    def _grow(self, seqnum: int) -> Part:
+        """The newest part, ready to take that seqnum."""
+        newest = self.newest
+        if newest is None:
+            newest = self._open(seqnum)
+        elif newest.flags & CLOSED or len(newest.seqnums) >= PART_RECORDS:
+            newest.until = seqnum
+            newest.flags |= CLOSED
+            if isinstance(self.older, list):
+                self.older.append(newest)
+            else:
+                self.older = [newest]
+            newest = self._open(seqnum)
+        if not newest.flags & DIRTY:
+            self._touch(newest)
+        return newest
+
+    def _open(self, seqnum: int) -> Part:
+        self.newest = self._new_part(seqnum, END)
+        self.shelf.residence.used_bytes += _PART_BYTES
+        return self.newest
+
+    def _new_part(self, start: int, until: int) -> Part:
+        return Part(start, until)
+
+    def _touch(self, part: Part) -> None:
+        """The part has changed, or is about to."""
+        part.flags |= DIRTY | USED
+        self._list()
+
+    def _list(self) -> None:
+        if not self._flags & _LISTED:
+            self._flags |= _LISTED
+            self.shelf.residence.dirty_bytes += _DIRTY_ROW_BYTES
+            self.shelf.residence.changed(self)
+
+    # looking
+
+    def page(self, low: int, stop: int, limit: int, *, backward: bool = False) -> array[int]:
+        """Seqnums with `low <= seqnum < stop`, ascending: the first `limit` of them, or the last if `backward`."""
+        newest = self.newest
+        if newest is None or low < newest.start:
+            pages = self._pages_backward(low, stop, limit) if backward else self._pages(low, stop, limit)
+            found = array("q")
+            for page in pages:
+                found.extend(page)
+            return found
+        newest.flags |= USED
+        column = newest.seqnums
+        first = bisect_left(column, low)
+        if backward:
+            until = bisect_left(column, stop, first)
+            return column[max(first, until - limit) : until]
+        if column and column[-1] < stop:
+            return column[first : first + limit]
+        return column[first : min(first + limit, bisect_left(column, stop, first))]
+
+    def _pages(self, low: int, stop: int, limit: int) -> Iterator[array[int]]:
+        stop = min(stop, END)
+        while low < stop and limit > 0:
+            part = self.part_at(low)
+            first = bisect_left(part.seqnums, low)
+            until = min(first + limit, bisect_left(part.seqnums, stop, first))
+            yield part.seqnums[first:until]
+            limit -= until - first
+            low = part.until
+
+    def _pages_backward(self, low: int, stop: int, limit: int) -> list[array[int]]:
+        stop = min(stop, END)
+        pages: list[array[int]] = []
+        while low < stop and limit > 0:
+            part = self.part_at(stop - 1, backward=True)
+            until = bisect_left(part.seqnums, stop)
+            first = max(bisect_left(part.seqnums, low, 0, until), until - limit)
+            pages.append(part.seqnums[first:until])
+            limit -= until - first
+            stop = part.start
+        pages.reverse()
+        return pages
+
+    def last(self, low: int) -> int:
+        """The last seqnum that is not below `low`; 0 if there is none."""
+        newest = self.newest
+        if newest is not None and newest.seqnums:
+            seqnum = newest.seqnums[-1]
+            return seqnum if seqnum >= low else 0
+        page = self.page(low, END, 1, backward=True)
+        return page[0] if page else 0
+
+    def parts(self) -> Iterator[Part]:
+        """The parts in memory, ascending."""
+        yield from self.older
+        if self.newest is not None:
+            yield self.newest
+
+    def part_at(self, seqnum: int, *, backward: bool = False) -> Part:
+        """The part that covers that seqnum; read from the disk, with what lies behind or before it, if need be."""
+        newest = self.newest
+        if newest is not None and seqnum >= newest.start:
+            newest.flags |= USED
+            return newest
+        older = self.older
+        at = bisect_right(older, seqnum, key=_start_of)
+        if at and seqnum < older[at - 1].until:
+            older[at - 1].flags |= USED
+            return older[at - 1]
+        low = older[at - 1].until if at else 0
+        high = older[at].start if at < len(older) else (END if newest is None else newest.start)
+        part = self._read_before(seqnum, low, high) if backward else self._read_after(seqnum, low, high)
+        self.shelf.residence.used_bytes += part.size_bytes
+        if part.until == END:
+            self.newest = part
+        elif isinstance(older, list):
+            older.insert(at, part)
+        else:
+            self.older = [part]
+        return part
+
+    def _read_after(self, seqnum: int, low: int, high: int) -> Part:
+        """The gap from `low` until `high`, from where it concerns `seqnum`, until there is enough for a part."""
+        start = low
+        if seqnum > low:
+            start = next((at for at, _ in self._scan(low, seqnum + 1, backward=True)), low)
+        found: list[tuple[int, bytes]] = []
+        size = 0
+        for at, value in self._scan(start, high):
+            if size >= _READ_BYTES and at > seqnum:
+                return self._join(start, at, found)
+            found.append((at, value))
+            size += len(value)
+        return self._join(start, high, found)
+
+    def _read_before(self, seqnum: int, low: int, high: int) -> Part:
+        """The same, for somebody who goes backward: what lies before `seqnum`."""
+        until = next((at for at, _ in self._scan(seqnum + 1, high)), high)
+        found: list[tuple[int, bytes]] = []
+        size = 0
+        for at, value in self._scan(low, seqnum + 1, backward=True):
+            found.append((at, value))
+            size += len(value)
+            if size >= _READ_BYTES:
+                return self._join(at, until, found[::-1])
+        return self._join(low, until, found[::-1])
+
+    def _scan(self, low: int, high: int, *, backward: bool = False) -> Iterator[tuple[int, bytes]]:
+        """(start, value) of the parts on the disk that start in `low <= start < high`."""
+        if low < high:
+            prefix = row_prefix(self.shelf.name, self.tag)
+            rows = self.shelf.residence.disk.scan(
+                prefix + number_bytes(low), prefix + number_bytes(high), backward=backward
+            )
+            for key, value in rows:
+                yield read_number(key), value
+
+    def _join(self, start: int, until: int, found: Sequence[tuple[int, bytes]]) -> Part:
+        """One part of all that was found; nothing else of the row is between `start` and `until`."""
+        part = self._new_part(start, until)
+        for _, value in found:
+            part.take(value)
+        part.flags |= USED
+        if len(found) > 1 or (found and found[0][0] != start):
+            part.flags |= SCATTERED
+        if len(part.seqnums) >= CLOSE_RECORDS:
+            part.flags |= CLOSED
+        return part
+
+    # floors
+
+    @property
+    def floor(self) -> int:
+        """What trims of this very tag have reached."""
+        if self._floor < 0:
+            assert self.tag is not None, "the floor of a whole book is the book's"
+            stored = self.shelf.residence.disk.get(tag_floor_key(self.shelf.name, self.tag))
+            self._floor = 0 if stored is None else read_number(stored)
+        return self._floor
+
+    def trim(self, floor: int) -> None:
+        """Move the floor, and forget what is below it."""
+        self._floor = floor
+        self._flags |= _FLOOR_CHANGED
+        self._list()
+        self.drop_below(floor)
+
+    def drop_below(self, floor: int) -> Part:
+        """Forget all records below `floor`, in memory and with the next checkpoint on the disk; the part at `floor`."""
+        holder = self.part_at(floor)
+        residence = self.shelf.residence
+        if self.older:
+            residence.used_bytes -= sum(part.size_bytes for part in self.older if part.until <= floor)
+            self.older = [part for part in self.older if part.until > floor] or ()
+        residence.used_bytes -= holder.size_bytes
+        holder.drop_below(floor)
+        residence.used_bytes += holder.size_bytes
+        until = holder.start
+        if holder.is_hollow:
+            holder.flags &= ~DIRTY
+            until = holder.until
+        prefix = row_prefix(self.shelf.name, self.tag)
+        residence.delete(prefix + number_bytes(0), prefix + number_bytes(until))
+        return holder
+
+    def discard(self) -> None:
+        """The row is no more; whoever needs it makes a new one. Its keys are deleted by the caller."""
+        self.shelf.residence.used_bytes -= _ROW_BYTES + sum(part.size_bytes for part in self.parts())
+        self.newest, self.older, self._flags = None, (), _GONE
+        del self.shelf.rows[self.tag]
+
+    # checkpoints and eviction: see `boki.engine.residence.Resident`
+
+    def writes(self) -> Iterable[Put | Delete]:
+        """The parts and the floor that have changed."""
+        flags = self._flags
+        if flags & _FLOOR_CHANGED:
+            assert self.tag is not None
+            yield Put(tag_floor_key(self.shelf.name, self.tag), number_bytes(self._floor))
+            flags = flags & ~_FLOOR_CHANGED | _FLOOR_WRITING
+        self._flags = flags & ~_LISTED
+        dirty = [part for part in self.parts() if part.flags & DIRTY]
+        if not dirty:
+            return
+        prefix = row_prefix(self.shelf.name, self.tag)
+        for part in dirty:
+            if part.flags & SCATTERED:
+                yield Delete(prefix + number_bytes(part.start + 1), prefix + number_bytes(part.until))
+            part.flags = part.flags & ~(DIRTY | SCATTERED) | WRITING
+            if len(part.seqnums) >= CLOSE_RECORDS:
+                part.flags |= CLOSED
+            yield Put(prefix + number_bytes(part.start), part.encode())
+
+    def stored(self) -> None:
+        """See `Resident.stored`."""
+        self._flags &= ~_FLOOR_WRITING
+        for part in self.parts():
+            part.flags &= ~WRITING
+
+    def shrink(self) -> bool:
+        """See `Resident.shrink`."""
+        if self._flags & _GONE:
+            return False
+        residence = self.shelf.residence
+        if self.older:
+            kept = [part for part in self.older if part.flags & (DIRTY | WRITING | USED)]
+            dropped = [part for part in self.older if not part.flags & (DIRTY | WRITING | USED)]
+            residence.used_bytes -= sum(part.size_bytes for part in dropped)
+            for part in kept:
+                part.flags &= ~USED
+            self.older = kept or ()
+        newest = self.newest
+        if newest is not None:
+            if not newest.flags & (DIRTY | WRITING | USED):
+                residence.used_bytes -= newest.size_bytes
+                self.newest = None
+            newest.flags &= ~USED
+        if self.newest is None and not self.older and not self._flags and self.tag is not None:
+            self.discard()
+            return False
+        return True
