@@ -189,8 +189,8 @@ class Appends:
 
     def batches_of(self, log: LogId, piece: Piece) -> list[Batch] | None:
         """The batches that a piece of a cut orders, if the shard is this engine's own."""
-        writer = self._writers[log]
-        if writer.shard != piece.shard:
+        writer = self._writers.get(log)
+        if writer is None or writer.shard != piece.shard:
             return None
         found: list[Batch] = []
         for sent in writer.sent:
@@ -200,8 +200,10 @@ class Appends:
         return found
 
     def order(self, log: LogId, piece: Piece, refusals: Sequence[Refusal]) -> Iterable[Effect]:
-        """A piece of this engine's shard has its seqnums: answer whoever waits for them."""
-        writer = self._writers[log]
+        """A piece has its seqnums: if it is of this engine's shard, answer whoever waits for them."""
+        writer = self._writers.get(log)
+        if writer is None or writer.shard != piece.shard:
+            return
         refused = {refusal.seqnum: refusal for refusal in refusals}
         seqnum = piece.first_seqnum
         while writer.sent and writer.sent[0].batch.header.first_lid < piece.until_lid:

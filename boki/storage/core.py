@@ -135,6 +135,8 @@ class StorageCore:
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`: repeat uncovered reports, fetch what is ordered and not here, free space."""
+        if not self.follower.chain:
+            return ()
         if now_us >= self._repeat_at:
             self._repeat_at = now_us + _REPEAT_US
             for key, shard in self._shards.items():

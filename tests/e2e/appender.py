@@ -1,8 +1,8 @@
 """A process that keeps a log and appends to it until it is killed: `python -m tests.e2e.appender SETTINGS-JSON`.
 
 It speaks in lines on its standard output, each one system call: first `have BOOK SEQNUM ID` for every record that it
-finds, then `ready`, then `ack BOOK SEQNUM ID` for every append that has returned. With `forgetful`, its databases forget
-at a kill what no returned sync had covered; with `unsynced`, the sync of that role's databases is taken away as well.
+finds, then `ready`, then `ack BOOK SEQNUM ID` for every append that has returned. With `forgetful`, its databases
+forget at a kill what no returned sync had covered; with `unsynced`, that role's databases are never synced at all.
 """
 
 from __future__ import annotations
