@@ -40,7 +40,7 @@ from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.operations import Failure, Found, Read, TrimBook
 from boki.log.record import Expect, Record
 from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.deadline import Caller
+from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.log_calls import first_record
 from boki.runtime.logbook import LogAccess
 from boki.runtime.port import LogPort
@@ -62,7 +62,10 @@ class CallBook:
         self.appended_count = 0
         """Records since the last checkpoint."""
         self._limits = limits
-        self._access = LogAccess(port, AppendGatherer(port, limits), Caller(limits=limits))
+        deadline = Deadline(clock=lambda: asyncio.get_running_loop().time())
+        self._access = LogAccess(
+            port, AppendGatherer(port, limits), Caller(deadline=deadline, limits=limits, is_runtime=True)
+        )
         self._book = self._access.logbook(BOOK)
         self._floor = 0
 

@@ -48,7 +48,7 @@ class Retention:
         self._port = port
         self._index = index
         self._interval_s = interval_s
-        self._book = LogAccess(port, AppendGatherer(port), Caller()).logbook(BOOK)
+        self._book = LogAccess(port, AppendGatherer(port), Caller(is_runtime=True)).logbook(BOOK)
         self._rules: dict[str, Rule] = {}
         self._next_start = 0
         self._task: asyncio.Task[None] | None = None

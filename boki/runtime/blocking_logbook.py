@@ -40,6 +40,7 @@ class LogAccess:
     def append(self, book: str, group: Group, timeout_s: float | None) -> Sequence[int]:
         """Append a group by a request of its own."""
         caller = self.caller
+        caller.check_writable(book)
         timeout_s = caller.deadline.timeout_s(timeout_s)
         operation = log_calls.append_operation(book, [group], caller.limits)
         answer = self.port.request(operation, caller.positions, timeout_s)
@@ -152,7 +153,7 @@ class LogBook:
         `before` is clamped to the tail, so trimming at MAX never takes what comes later. A trim of the whole book
         spares system tags (those that start with "!").
         """
-        self._access.ask(log_calls.trim(self.name, before, tag, self._access.caller.limits))
+        self._access.ask(log_calls.trim(self.name, before, tag, self._access.caller))
 
     def set_auxdata(self, seqnum: int, data: bytes) -> None:
         """Keep `data` beside a record as a cache: later reads may carry it as `record.auxdata`, or may not."""
@@ -164,14 +165,14 @@ class LogBook:
 
     def delete(self) -> None:
         """Take all records of the book away, with its system tags, keys and retention. Appends begin it anew."""
-        self._access.ask(log_calls.delete(self.name))
+        self._access.ask(log_calls.delete(self.name, self._access.caller))
 
     def set_retention(self, *, age_s: float | None = None, size_bytes: int | None = None) -> None:
         """Have the book trimmed from now on: records older than `age_s`, and the oldest beyond `size_bytes` of data.
 
         Age is counted in the log's time. None lifts a bound. Trims come some time after they are due.
         """
-        self._access.ask(log_calls.set_retention(self.name, age_s, size_bytes))
+        self._access.ask(log_calls.set_retention(self.name, age_s, size_bytes, self._access.caller))
 
     def _find(self, operation: Read | Get) -> Found:
         wait_s = operation.wait_us / 1e6 if isinstance(operation, Read) else 0.0

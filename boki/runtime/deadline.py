@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Final
 
 from boki.errors import DeadlineExceeded
-from boki.log.checks import check_seconds
+from boki.log.checks import check_seconds, check_writable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions
 
@@ -66,3 +66,10 @@ class Caller:
     deadline: Deadline = field(default_factory=Deadline)
     limits: Limits = DEFAULT_LIMITS
     longest_poll_s: float = LONGEST_POLL_S
+    is_runtime: bool = False
+    """Whether it is the runtime itself, which alone writes the books of the runtime."""
+
+    def check_writable(self, book: str) -> None:
+        """`InvalidArgument` if this caller may not write the book."""
+        if not self.is_runtime:
+            check_writable(book)

@@ -25,7 +25,6 @@ from boki.log.checks import (
     check_seqnum,
     check_tags,
     check_when,
-    check_writable,
 )
 from boki.log.chunk import Chunk, Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, check_tag
@@ -265,15 +264,15 @@ class Cursor:
 # The book itself
 
 
-def trim(book: str, before: int, tag: str | None, limits: Limits) -> TrimBook:
+def trim(book: str, before: int, tag: str | None, caller: Caller) -> TrimBook:
     """The operation of `trim`."""
-    check_writable(book)
-    return TrimBook(book, check_seqnum(before, "before"), _checked_tag(tag, limits))
+    caller.check_writable(book)
+    return TrimBook(book, check_seqnum(before, "before"), _checked_tag(tag, caller.limits))
 
 
-def delete(book: str) -> TrimBook:
+def delete(book: str, caller: Caller) -> TrimBook:
     """The operation of `delete`."""
-    check_writable(book)
+    caller.check_writable(book)
     return TrimBook(book, MAX_SEQNUM, everything=True)
 
 
@@ -282,9 +281,9 @@ def set_auxdata(book: str, seqnum: int, data: bytes, limits: Limits) -> SetAuxda
     return SetAuxdata(book, check_seqnum(seqnum, "seqnum"), check_data(data, limits.aux_bytes, "auxdata"))
 
 
-def set_retention(book: str, age_s: float | None, size_bytes: int | None) -> SetRetention:
+def set_retention(book: str, age_s: float | None, size_bytes: int | None, caller: Caller) -> SetRetention:
     """The operation of `set_retention`."""
-    check_writable(book)
+    caller.check_writable(book)
     check_retention(age_s, size_bytes)
     return SetRetention(book, age_s, size_bytes)
 

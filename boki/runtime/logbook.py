@@ -44,6 +44,7 @@ class LogAccess:
     def append(self, book: str, group: Group, timeout_s: float | None) -> Future[Sequence[int]]:
         """Append a group together with what else is appended in this turn of the loop."""
         caller = self.caller
+        caller.check_writable(book)
         return self.appends.add(book, group, caller.positions, caller.deadline.timeout_s(timeout_s))
 
     async def books(self, prefix: str = "", *, after: str = "", limit: int = DEFAULT_PAGE_RECORDS) -> list[BookInfo]:
@@ -151,7 +152,7 @@ class LogBook:
         `before` is clamped to the tail, so trimming at MAX never takes what comes later. A trim of the whole book
         spares system tags (those that start with "!").
         """
-        await self._access.ask(log_calls.trim(self.name, before, tag, self._access.caller.limits))
+        await self._access.ask(log_calls.trim(self.name, before, tag, self._access.caller))
 
     async def set_auxdata(self, seqnum: int, data: bytes) -> None:
         """Keep `data` beside a record as a cache: later reads may carry it as `record.auxdata`, or may not."""
@@ -163,14 +164,14 @@ class LogBook:
 
     async def delete(self) -> None:
         """Take all records of the book away, with its system tags, keys and retention. Appends begin it anew."""
-        await self._access.ask(log_calls.delete(self.name))
+        await self._access.ask(log_calls.delete(self.name, self._access.caller))
 
     async def set_retention(self, *, age_s: float | None = None, size_bytes: int | None = None) -> None:
         """Have the book trimmed from now on: records older than `age_s`, and the oldest beyond `size_bytes` of data.
 
         Age is counted in the log's time. None lifts a bound. Trims come some time after they are due.
         """
-        await self._access.ask(log_calls.set_retention(self.name, age_s, size_bytes))
+        await self._access.ask(log_calls.set_retention(self.name, age_s, size_bytes, self._access.caller))
 
     async def _find(self, operation: Read | Get) -> Found:
         wait_s = operation.wait_us / 1e6 if isinstance(operation, Read) else 0.0
