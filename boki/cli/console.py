@@ -19,7 +19,7 @@ from boki.config import DevConfig, LogFormat
 from boki.runtime.frames import ConsoleLine
 
 _ID_DIGITS = 8
-_STYLES = ((logging.ERROR, "red"), (logging.WARNING, "yellow"))
+_COLOURS = ((logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"))
 
 
 class Screen:
@@ -76,12 +76,19 @@ class Screen:
                 names = ", ".join(sorted(function.name for function in module.functions)) or "no functions"
                 console.print(f"             {module.module}: {names}", markup=False)
 
+    def show_log(self) -> None:
+        """Show what Boki itself logs, from now on."""
+        logger = logging.getLogger("boki")
+        logger.addHandler(_ScreenHandler(self))
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
     def event(self, event: str, text: str, level: int = logging.INFO, **facts: Any) -> None:
         """Something happened to the system."""
         if self._as_json:
             self._json(level, event, text, **facts)
         else:
-            results().print(text, style=_style(level), markup=False)
+            _write_line(text, _colour(level))
 
     def line(self, line: ConsoleLine) -> None:
         """Something that a function printed, logged or raised."""
@@ -101,7 +108,7 @@ class Screen:
         clock = datetime.fromtimestamp(line.time_us / 1e6).astimezone().strftime("%H:%M:%S.%f")[:-3]
         level = "" if line.stream in ("stdout", "stderr") else f"{logging.getLevelName(line.level)} "
         for text in line.text.rstrip("\n").split("\n"):
-            results().print(f"{clock} {who} {level}{text}", style=_style(line.level), markup=False)
+            _write_line(f"{clock} {who} {level}{text}", _colour(line.level))
 
     def _json(self, level: int, event: str, text: str, *, time_us: int | None = None, **facts: Any) -> None:
         now = datetime.now(UTC) if time_us is None else datetime.fromtimestamp(time_us / 1e6, UTC)
@@ -110,7 +117,7 @@ class Screen:
         sys.stdout.flush()
 
 
-class ScreenHandler(logging.Handler):
+class _ScreenHandler(logging.Handler):
     """Shows what Boki itself logs."""
 
     def __init__(self, screen: Screen) -> None:
@@ -133,8 +140,14 @@ def _log_text(config: DevConfig) -> str:
     return f"{replicas}, {logs}, {durability}"
 
 
-def _style(level: int) -> str:
-    return next((style for least, style in _STYLES if level >= least), "")
+def _colour(level: int) -> str:
+    return next((colour for least, colour in _COLOURS if level >= least), "")
+
+
+def _write_line(text: str, colour: str) -> None:
+    """Plainly, because functions may print thousands of lines a second in front of the loop that serves them."""
+    sys.stdout.write(f"{colour}{text}\x1b[0m\n" if colour and sys.stdout.isatty() else f"{text}\n")
+    sys.stdout.flush()
 
 
 def _indented(text: str, width: int) -> str:

@@ -56,8 +56,9 @@ async def serve(config: DevConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number.name)
-    dev = await Dev.start(config)
-    screen.started(dev.url, config, dev.status())
+    screen.show_log()
+    dev = await Dev.start(config, screen.line)
+    screen.started(dev.url, config, dev.functions.modules)
     await stop.wait()
     await dev.stop(config.drain_s)
     screen.event("stopped", "stopped")

@@ -45,7 +45,7 @@ def books(
             print_json(
                 {
                     "name": book.name,
-                    "records": book.record_count,
+                    "record_count": book.record_count,
                     "first_seqnum": str(book.first_seqnum),
                     "last_seqnum": str(book.last_seqnum),
                     "last_time_us": book.last_time_us,
@@ -191,9 +191,9 @@ def _cells(record: Record) -> Iterator[str]:
 
 
 def record_json(record: Record) -> dict[str, Any]:
-    """A record as an object: `data` if it is text, else `data_base64`."""
+    """A record as an object, in the same form as over HTTP: `text` if it is UTF-8, else `base64`."""
     shown: dict[str, Any] = {"seqnum": str(record.seqnum), "time_us": record.time, "tags": list(record.tags)}
     try:
-        return shown | {"data": record.data.decode()}
+        return shown | {"text": record.data.decode()}
     except UnicodeDecodeError:
-        return shown | {"data_base64": base64.b64encode(record.data).decode()}
+        return shown | {"base64": base64.b64encode(record.data).decode()}

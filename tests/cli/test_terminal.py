@@ -18,7 +18,7 @@ def test_seqnums_are_strings_in_json() -> None:
 
 @pytest.mark.parametrize(
     ("data", "expected"),
-    [(b'{"a": 1}', {"data": '{"a": 1}'}), (b"\xff\x00", {"data_base64": "/wA="}), (b"", {"data": ""})],
+    [(b'{"a": 1}', {"text": '{"a": 1}'}), (b"\xff\x00", {"base64": "/wA="}), (b"", {"text": ""})],
 )
 def test_data_is_text_if_it_is_text_and_base64_if_not(data: bytes, expected: dict[str, str]) -> None:
     """Nothing is lost or replaced."""

@@ -1,0 +1,52 @@
+"""`boki status`: one screen that says what is up, how far the logs are, and which functions there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from boki.cli.connection import DEFAULT_URL, AsJson, Token, Url, connect
+from boki.cli.terminal import bytes_text, errors, print_json, print_table, results
+
+
+def command(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = "") -> None:
+    """Show what is up, how far the logs are, and which functions there are."""
+    with connect(url, token) as client:
+        status = client.status()
+    if as_json:
+        print_json(status)
+    else:
+        show(status)
+
+
+def show(status: Mapping[str, Any]) -> None:
+    """The screen. What a status does not say is left out, so that an older system can be looked at too."""
+    ready = "[bold green]ready[/]" if status.get("ready") else "[bold red]not ready[/]"
+    results().print(f"Boki {status.get('version', '')} at {status.get('url', '')} is {ready}")
+    log: Mapping[str, Any] = status.get("log", {})
+    engine: Mapping[str, Any] = log.get("engine", {})
+    gateway: Mapping[str, Any] = status.get("gateway", {})
+    calls: Mapping[str, Any] = status.get("calls", {})
+    facts = {
+        "data": status.get("data"),
+        "durability": log.get("durability"),
+        "term": log.get("term"),
+        "replicas": f"{log.get('replicas')}, write quorum {log.get('write_quorum')}",
+        "free on disk": bytes_text(log.get("free_bytes", 0)),
+        "index": bytes_text(engine.get("index_bytes", 0)),
+        "record cache": bytes_text(engine.get("cache_bytes", 0)),
+        "records appended since the start": f"{engine.get('appended_records', 0):,}",
+        "calls in flight": gateway.get("calls"),
+        "logged calls": f"{calls.get('running', 0)} running, {calls.get('waiting', 0)} waiting",
+    }
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if value is not None:
+            results().print(f"  {name:<{width}}  {value}", markup=False)
+    positions = log.get("metalog_entries", {})
+    print_table(["log", "metalog entries>"], sorted(positions.items()), title="Logs")
+    print_table(["node", "state"], sorted(log.get("nodes", {}).items()), title="Nodes")
+    broken = [module for module in status.get("modules", ()) if module.get("error")]
+    results().print(f"Functions: {', '.join(status.get('functions', ())) or 'none'}", markup=False)
+    for module in broken:
+        errors().print(f"{module['module']} is broken: {module['error']}", style="red", markup=False)

@@ -1,0 +1,122 @@
+"""The documents are true: every Python snippet runs, every command parses, every setting is listed, every link leads on."""
+
+import ast
+import asyncio
+import inspect
+import re
+import shlex
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import boki.testing
+from boki.cli.app import app
+from boki.config import DevConfig, flag, settings
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "boki/cli/template/README.md"]
+
+
+def snippets(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """The words after `boki` of every command in a console snippet."""
+    found = []
+    for document in DOCUMENTS:
+        for line in "".join(snippets(document, "console")).splitlines():
+            for part in re.split(r"&&|\|(?= boki)", line):
+                words = shlex.split(part.split(" > ")[0], comments=True)
+                if words[:1] == ["boki"]:
+                    found.append(words[1:])
+    return found
+
+
+def parse(words: list[str]) -> None:
+    """Let the command line take the words apart without running anything; it raises on what it does not know."""
+    command = typer.main.get_command(app)
+    context = command.make_context("boki", list(words), resilient_parsing=False)
+    while hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        assert command is not None
+        context = command.make_context(name, rest, parent=context)
+
+
+async def run_snippets(document: Path) -> list[str]:
+    """All Python snippets of a document, one after the other in one module, as if inside a function; then the tests that
+    they define. What was run.
+    """
+    module = types.ModuleType("snippets")
+    ran = []
+    async with boki.testing.context(book="docs") as ctx:
+        vars(module)["ctx"] = ctx
+        for number, snippet in enumerate(snippets(document, "python"), 1):
+            name = f"{document.name}, snippet {number}"
+            code = compile(snippet, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            await _finished(eval(code, vars(module)))
+            ran.append(name)
+    for name, test in list(vars(module).items()):
+        if name.startswith("test_"):
+            await _finished(await asyncio.to_thread(test))
+            ran.append(name)
+    return ran
+
+
+async def _finished(result: Any) -> None:
+    if inspect.isawaitable(result):
+        await result
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/api.md", "docs/testing.md"])
+def test_every_python_snippet_runs(name: str) -> None:
+    """What a reader copies works."""
+    assert asyncio.run(run_snippets(ROOT / name))
+
+
+def test_a_snippet_that_is_wrong_is_found(tmp_path: Path) -> None:
+    """The check above can fail, in a snippet and in a test that a snippet defines."""
+    document = tmp_path / "bad.md"
+    for snippet in ("assert await ctx.logbook.check_tail() is not None", "def test_it():\n    assert False"):
+        document.write_text(f"```python\n{snippet}\n```\n")
+        with pytest.raises(AssertionError):
+            asyncio.run(run_snippets(document))
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_in_the_documents_parses(words: list[str]) -> None:
+    """Commands, flags and arguments are those of the command line."""
+    parse(words)
+
+
+def test_a_command_with_an_unknown_flag_is_found() -> None:
+    """The check above can fail."""
+    assert len(commands()) > 15
+    for words in (["invoke", "greet", "--colour"], ["lgo", "books"], ["log", "raed", "flights"], ["dev", "more"]):
+        with pytest.raises(Exception, match=r"(?i)no such|unexpected"):
+            parse(words)
+
+
+def test_the_readme_has_exactly_two_set_up_commands() -> None:
+    """One to see it work, one to test it."""
+    lines = [line for block in snippets(ROOT / "README.md", "console") for line in block.splitlines() if "pip " in line]
+    assert lines == ["pip install '.[demo]' && boki demo", "pip install '.[dev]' && pytest"]
+
+
+def test_every_setting_is_listed_with_its_flag_and_variable() -> None:
+    """The table of settings is the struct's."""
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `(\S+)` \| `(\S+)` \|", text, re.MULTILINE)
+    assert rows == [(setting.name, flag(setting.name), setting.variable) for setting in settings(DevConfig)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_to_one(document: Path) -> None:
+    """No document points at what is not there."""
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
