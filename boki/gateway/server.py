@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 from aiohttp.web import BaseRequest, StreamResponse
@@ -177,6 +178,7 @@ class Gateway:
             )
 
 
+@lru_cache(maxsize=256)  # clients send the same name over and over, and reading an address is slow
 def _is_local(host: str, origin: str | None) -> bool:
     """Whether a request to a loopback address comes from a client that is meant to reach it.
 

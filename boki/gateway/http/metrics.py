@@ -71,7 +71,7 @@ class GatewayMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Everything, for one scrape."""
         yield from _families("boki_call", "Function calls over HTTP", "function", self._functions)
-        yield from _families("boki_http", "HTTP requests other than calls", "route", self._routes)
+        yield from _families("boki_http_request", "HTTP requests other than calls", "route", self._routes)
         flight = GaugeMetricFamily("boki_gateway_in_flight", "What is in flight, by kind", labels=["kind"])
         flight.add_metric(["call"], self._core.call_count)
         flight.add_metric(["request"], self._core.request_count)

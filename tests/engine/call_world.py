@@ -1,0 +1,178 @@
+"""A world for logged calls: a log in memory that can fail or stop at any operation, functions, and virtual time.
+
+The event loop's clock jumps to the next timer whenever nothing is left to do, so back-offs and delays of a year take no
+time, and the same test always runs the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal, TypeVar
+
+from boki.calls import Call, Outcome, Payload
+from boki.engine.ledger import BOOK, Accepted, Checkpoint, Finished, decode_entry
+from boki.engine.logged_calls import LoggedCalls
+from boki.errors import ConnectionLost, Unavailable
+from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.log.memory import MemoryLog
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Found, Operation, Read
+from boki.runtime.log_calls import records_of
+
+T = TypeVar("T")
+EPOCH_US = 1_700_000_000_000_000
+
+Fault = Literal["refuse", "lose_request", "lose_answer", "halt_before", "halt_after"]
+
+
+class _Jump(selectors.SelectSelector):
+    """Waits for nothing: where a real selector would, time passes."""
+
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("everybody waits, and nothing is going to happen")
+        if timeout > 0:
+            self.now_s += timeout
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now_s
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end in virtual time."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+def now_us() -> int:
+    """Virtual time, as the log sees it."""
+    return EPOCH_US + round(asyncio.get_running_loop().time() * 1e6)
+
+
+class FaultyPort:
+    """A `LogPort` over a `MemoryLog`. `faults` says what goes wrong at which operation; a halt stops everything."""
+
+    def __init__(self, log: MemoryLog, faults: dict[int, Fault] | None = None) -> None:
+        self.log = log
+        self.faults = faults or {}
+        self.operations: list[Operation] = []
+        self.is_halted = False
+        self.halted = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        """See `boki.runtime.port.LogPort`."""
+        fault = self.faults.get(len(self.operations))
+        self.operations.append(operation)
+        await asyncio.sleep(0)
+        if fault == "halt_before":
+            self._halt()
+        if self.is_halted:
+            await asyncio.get_running_loop().create_future()
+        if fault == "refuse":
+            raise Unavailable("refused")
+        if fault == "lose_request":
+            raise ConnectionLost("the request was lost")
+        answer = await self._answer(operation)
+        if fault == "halt_after":
+            self._halt()
+        if self.is_halted:
+            await asyncio.get_running_loop().create_future()
+        if fault == "lose_answer":
+            raise ConnectionLost("the answer was lost")
+        return answer
+
+    async def _answer(self, operation: Operation) -> Answer:
+        answer = self.log.answer(operation, now_us())
+        if not isinstance(answer, Found):
+            self._changed.set()
+            self._changed = asyncio.Event()
+            return answer
+        if isinstance(operation, Read) and operation.wait_us and not answer.slabs:
+            until = asyncio.get_running_loop().time() + operation.wait_us / 1e6
+            while not answer.slabs and (left_s := until - asyncio.get_running_loop().time()) > 0:
+                try:
+                    async with asyncio.timeout(left_s):
+                        await self._changed.wait()
+                except TimeoutError:
+                    break
+                found = self.log.answer(operation, now_us())
+                assert isinstance(found, Found)
+                answer = found
+        return answer
+
+    def _halt(self) -> None:
+        self.is_halted = True
+        self.halted.set()
+
+
+Body = Callable[[Call], Awaitable[Outcome]]
+
+
+class CallWorld:
+    """One log, one process after the other. `bodies` are the functions; `ran` are the calls that were started."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
+        self.log = MemoryLog(limits)
+        self.ran: list[Call] = []
+        self.bodies: dict[str, Body] = {}
+        self.port = FaultyPort(self.log)
+        self.calls: LoggedCalls
+
+    async def start(self, faults: dict[int, Fault] | None = None, **options: Any) -> LoggedCalls:
+        """A process starts, on what the one before has left."""
+        self.port = FaultyPort(self.log, faults)
+        self.calls = LoggedCalls(self.port, self._run, clock=now_us, limits=self.limits, **options)
+        await self.calls.start()
+        return self.calls
+
+    async def kill(self) -> None:
+        """The process is gone, with everything that it was doing."""
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for timer in (self.calls._timer, self.calls._trimmer):
+            if timer is not None:
+                timer.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, call: Call) -> Outcome:
+        self.ran.append(call)
+        return await self.bodies.get(call.function, echo)(call)
+
+    def entries(self) -> list[Accepted | Finished | Checkpoint]:
+        """What the book says, in order."""
+        found = self.log.answer(Read(BOOK, limit=10_000), now_us())
+        assert isinstance(found, Found)
+        return [decode_entry(record.data) for record in records_of(found)]
+
+    def finished(self) -> list[Finished]:
+        """The outcomes that are recorded."""
+        return [entry for entry in self.entries() if isinstance(entry, Finished)]
+
+
+async def echo(call: Call) -> Outcome:
+    """A function that returns its payload."""
+    return Outcome(call.payload, None, {0: 7})
+
+
+def a_call(number: int = 1, function: str = "echo", data: bytes = b'"hello"', timeout_s: float = 60.0) -> Call:
+    """A call as the gateway makes it."""
+    return Call(f"{number:032x}", function, Payload("json", data), "book", int(timeout_s * 1e6))
