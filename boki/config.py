@@ -144,7 +144,7 @@ class Setting:
     @property
     def holds_path(self) -> bool:
         """Whether the value is a path in the file system."""
-        return self.type is Path or Path in get_args(self.type)
+        return _is_path(self.type)
 
     @property
     def variable(self) -> str:
@@ -301,11 +301,17 @@ def _build(
 
 
 def _field_problem(name: str, value: Any, kind: Any) -> str:
+    if _is_path(kind) and not isinstance(value, Path):
+        return f"{name} = {value!r}: expected a Path, got {type(value).__name__}"
     try:
         msgspec.convert(msgspec.to_builtins(value, enc_hook=str), kind, dec_hook=_to_path)
     except msgspec.ValidationError as error:
         return f"{name} = {value!r}: {_lower(error)}"
     return ""
+
+
+def _is_path(kind: Any) -> bool:
+    return kind is Path or Path in get_args(kind)
 
 
 def _to_path(kind: type[Any], value: Any) -> Any:

@@ -143,6 +143,8 @@ def test_values_made_in_python_are_checked_too() -> None:
         DevConfig(sequencers=2)
     with pytest.raises(ConfigError, match="port"):
         DevConfig(port="80")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Path"):
+        DevConfig(data=".boki")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="append_buffer_bytes"):
         DevConfig(append_buffer_bytes=1 << 20)
 

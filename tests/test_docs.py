@@ -1,4 +1,4 @@
-"""The documents are true: every Python snippet runs, every command parses, every setting is listed, every link leads on."""
+"""The documents are true: snippets run, commands parse, every setting is listed, every link leads somewhere."""
 
 import ast
 import asyncio
@@ -48,9 +48,7 @@ def parse(words: list[str]) -> None:
 
 
 async def run_snippets(document: Path) -> list[str]:
-    """All Python snippets of a document, one after the other in one module, as if inside a function; then the tests that
-    they define. What was run.
-    """
+    """Run all Python snippets of a document in one module, as if inside a function, then the tests that they define."""
     module = types.ModuleType("snippets")
     ran = []
     async with boki.testing.context(book="docs") as ctx:

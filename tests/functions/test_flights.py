@@ -5,9 +5,9 @@ import importlib.util
 from itertools import islice
 from types import ModuleType
 
-import boki.testing
 import msgspec
 
+import boki.testing
 from boki.cli.demo import functions_folder
 from boki.demo.flights import flights as rows
 from boki.demo.flights import table_path

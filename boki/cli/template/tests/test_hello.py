@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import boki.testing
 from hello import greet
+
+import boki.testing
 
 
 def test_every_visit_is_written_down_and_counted() -> None:
