@@ -1,0 +1,114 @@
+"""The implementations of the log that the contract suite runs against.
+
+To add one: a generator that yields a `Run` (it runs one scenario by name, in a LogBook that nobody else uses, and
+raises if the scenario fails), in `IMPLEMENTATIONS`, with the capabilities it has. A test asks for the fixture of the
+capability that it needs, so nothing is ever skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+import boki.testing
+from boki.runtime import blocking_logbook
+from boki.runtime.deadline import Caller, Deadline
+from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
+from tests.contract.awaitable import AwaitableLogs
+from tests.contract.functions import run_scenarios
+from tests.contract.scenarios import SCENARIOS, TIMED
+
+Run = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A way to reach a log. `open` may take long: each is opened once for all scenarios."""
+
+    open: Callable[[], AbstractContextManager[Run]]
+    moves_time: bool = False
+
+
+@contextmanager
+def memory() -> Iterator[Run]:
+    """MemoryLog, through the async LogBook."""
+
+    async def run_scenario(name: str) -> None:
+        async with boki.testing.context(book=book_for(name)) as ctx:
+            await (SCENARIOS | TIMED)[name](ctx)
+
+    yield lambda name: asyncio.run(run_scenario(name))
+
+
+@contextmanager
+def memory_blocking() -> Iterator[Run]:
+    """MemoryLog, through the blocking LogBook, in threads."""
+
+    async def run_scenario(name: str) -> None:
+        port = MemoryPort()
+        caller = Caller(deadline=Deadline(clock=port.clock.time), longest_poll_s=ENDLESS_S)
+        access = blocking_logbook.LogAccess(BlockingMemoryPort(port), caller)
+        logs = AwaitableLogs(BlockingLogs(access, book_for(name)), port.run_in_thread)
+        logs.clock = port.clock
+        await (SCENARIOS | TIMED)[name](logs)
+        port.close()
+
+    yield lambda name: asyncio.run(run_scenario(name))
+
+
+@contextmanager
+def memory_in_function() -> Iterator[Run]:
+    """MemoryLog, from inside an async function."""
+
+    async def run_scenario(name: str) -> None:
+        async with boki.testing.context() as ctx:
+            assert not await ctx.invoke(run_scenarios.run_scenario, name, book=book_for(name))
+
+    yield lambda name: asyncio.run(run_scenario(name))
+
+
+class BlockingLogs:
+    """LogBooks by name over one access, as a blocking context has them."""
+
+    def __init__(self, access: blocking_logbook.LogAccess, book: str) -> None:
+        self.logbook = access.logbook(book)
+        self.logbook_named = access.logbook
+        self.books = access.books
+
+
+def book_for(scenario: str) -> str:
+    """A LogBook for one run of a scenario."""
+    return f"contract.{scenario}"
+
+
+IMPLEMENTATIONS = {
+    "memory": Implementation(memory, moves_time=True),
+    "memory-in-function": Implementation(memory_in_function),
+    "memory-blocking": Implementation(memory_blocking, moves_time=True),
+}
+
+
+def _open(request: pytest.FixtureRequest) -> Iterator[Run]:
+    with IMPLEMENTATIONS[request.param].open() as run:
+        yield run
+
+
+def _parameters(names: list[str]) -> list[object]:
+    """Each implementation is one group, so that it is opened in one process of a parallel test run."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(f"contract-{name}")) for name in names]
+
+
+@pytest.fixture(scope="session", params=_parameters(list(IMPLEMENTATIONS)))
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Runs a scenario against each implementation."""
+    yield from _open(request)
+
+
+@pytest.fixture(scope="session", params=_parameters([n for n, i in IMPLEMENTATIONS.items() if i.moves_time]))
+def run_timed(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """The same, for those whose time can be moved."""
+    yield from _open(request)
