@@ -25,6 +25,7 @@ from boki.log.operations import Appended, Rejected
 from boki.messages import ShardProgress, StoreBatch
 
 _RESEND_US: Final = 300_000
+_FULL_US: Final = 1_000_000
 _BATCHES_IN_FLIGHT: Final = 16
 """More than this many unordered batches of a shard wait, so that they gather into fewer and larger ones."""
 
@@ -60,7 +61,8 @@ class ShardWriter:
     unsent: deque[Unordered] = field(default_factory=deque)
     sent: deque[_Sent] = field(default_factory=deque)
     stored: dict[NodeId, int] = field(default_factory=dict)
-    full: set[NodeId] = field(default_factory=set)
+    full: dict[NodeId, int] = field(default_factory=dict)
+    """Replicas without room, and until when that is believed: they repeat it while it is so."""
 
 
 class Appends:
@@ -121,16 +123,16 @@ class Appends:
         self._writers[log].unsent.append(waiting)
         self.pending_bytes += len(waiting.chunk)
 
-    def note_progress(self, sender: NodeId, progress: ShardProgress) -> None:
+    def note_progress(self, sender: NodeId, progress: ShardProgress, now_us: int) -> None:
         """A replica says how far it holds the shard, and whether it has room for more."""
         writer = self._writers.get(progress.log)
         if writer is None or writer.shard != progress.shard:
             return
         writer.stored[sender] = max(writer.stored.get(sender, 0), progress.stored_until)
         if progress.has_room:
-            writer.full.discard(sender)
+            writer.full.pop(sender, None)
         else:
-            writer.full.add(sender)
+            writer.full[sender] = now_us + _FULL_US
 
     # going out
 
@@ -165,6 +167,7 @@ class Appends:
     def tick(self, now_us: int) -> Iterable[Effect]:
         """Send again what should long have been ordered, and answer those whose deadline has passed."""
         for writer in self._writers.values():
+            writer.full = {node: until for node, until in writer.full.items() if until > now_us}
             for sent in writer.sent:
                 if now_us - sent.sent_at > _RESEND_US:
                     sent.sent_at = now_us

@@ -210,7 +210,7 @@ class EngineCore:
             case Metalog():
                 self.follower.offer(message, now_us)
             case ShardProgress():
-                self.appends.note_progress(sender, message)
+                self.appends.note_progress(sender, message, now_us)
             case BatchesFetched(request) if request > 0:
                 return self._stamp(self.reads.on_fetched(message, now_us))
             case BatchesFetched():

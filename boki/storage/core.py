@@ -105,7 +105,7 @@ class StorageCore:
         """See `boki.effects.Core`."""
         match message:
             case StoreBatch(batch):
-                return self._store(batch)
+                return self._store(batch, sender)
             case Metalog():
                 self.follower.offer(message, now_us)
             case FetchBatches():
@@ -115,7 +115,7 @@ class StorageCore:
             case Loaded(SweepStep(), rows, error):
                 return self.sweep.advance(rows, error)
             case BatchesFetched(_, _, batches):
-                return [effect for batch in batches for effect in self._store(batch)]
+                return [effect for batch in batches for effect in self._store(batch, None)]
             case InstallView(views):
                 self.follower.install(views)
             case DiskRoom(has_room):
@@ -140,7 +140,8 @@ class StorageCore:
         if now_us >= self._repeat_at:
             self._repeat_at = now_us + _REPEAT_US
             for key, shard in self._shards.items():
-                if shard.stored_until > shard.order.until_lid:
+                is_full = not self.has_room and key[0] == self.follower.term
+                if is_full or shard.stored_until > shard.order.until_lid:
                     self._reports.add(key)
         effects = list(self.settle(now_us))
         for key, shard in self._shards.items():
@@ -151,7 +152,7 @@ class StorageCore:
 
     # storing
 
-    def _store(self, batch: bytes) -> Iterable[Effect]:
+    def _store(self, batch: bytes, engine: NodeId | None) -> Iterable[Effect]:
         try:
             header = read_header(batch)
         except BokiError as error:
@@ -165,6 +166,7 @@ class StorageCore:
             return ()  # its term is over without it; its engine appends it anew
         if shard is None:
             shard = self._shards[key] = Shard()
+        shard.engine = shard.engine or engine
         self._reports.add(key)
         if shard.has(header.first_lid, header.until_lid) or not self.has_room:
             return ()
