@@ -18,6 +18,7 @@ import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from boki.effects import Delete, Effect, Load, Loaded, Put, Store
@@ -51,10 +52,7 @@ class Disk:
         self._on_failure = on_failure
         self._reserve_bytes = reserve_bytes
         self._synced = synced
-        self._pending: list[tuple[Store, Then]] = []
-        self._wake = threading.Condition()
-        self._closing = False
-        self._dead = False
+        self._pending: SimpleQueue[tuple[Store, Then] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._commit_for_ever, name=f"commit {path.name}", daemon=True)
         self._thread.start()
 
@@ -62,10 +60,7 @@ class Disk:
 
     def store(self, store: Store, then: Then) -> None:
         """Make `store.writes` durable, after all earlier ones; then call `then(store.then)` in the event loop."""
-        with self._wake:
-            self._pending.append((store, then))
-            if len(self._pending) == 1:
-                self._wake.notify()
+        self._pending.put((store, then))
 
     def store_now(self, writes: Sequence[Put | Delete]) -> None:
         """Make the writes durable before returning. For starting up, when nothing else waits for the loop."""
@@ -73,18 +68,18 @@ class Disk:
 
     def _commit_for_ever(self) -> None:
         while True:
-            with self._wake:
-                while not self._pending and not self._closing:
-                    self._wake.wait()
-                group, self._pending = self._pending, []
-                if not group:
-                    return
+            group = [self._pending.get()]
+            while not self._pending.empty():
+                group.append(self._pending.get())
+            stores = [item for item in group if item is not None]
             try:
-                self._write([store for store, _ in group])
+                self._write([store for store, _ in stores])
             except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
                 self._fail(error)
                 return
-            self._tell(self._finish, group)
+            self._tell(self._finish, stores)
+            if None in group:
+                return
 
     def _write(self, stores: Sequence[Store]) -> None:
         self._db.write(write for store in stores for write in store.writes)
@@ -99,7 +94,6 @@ class Disk:
                 then(store.then)
 
     def _fail(self, error: Exception) -> None:
-        self._dead = True
         failed = StoreFailed(
             f"{self.path}: a write or sync failed ({error}); the node has stopped. Look at the disk, then start again"
         )
@@ -148,8 +142,6 @@ class Disk:
 
     def close(self) -> None:
         """Write what is pending, stop the thread and close the database."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
+        self._pending.put(None)
         self._thread.join()
         self._db.close()
