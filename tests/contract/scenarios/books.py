@@ -20,15 +20,16 @@ async def a_book_is_listed_from_its_first_append(logs: Logs) -> None:
 async def books_are_listed_by_name(logs: Logs) -> None:
     """In the order of their names, by prefix, a page at a time."""
     names = sorted([f"{logs.logbook.name}.{suffix}" for suffix in ("a", "a.b", "a:c", "b", "B", "z-", "Z_")])
-    for name in names:
+    for name in reversed(names):
         await logs.logbook_named(name).append(b"x")
     prefix = f"{logs.logbook.name}."
     assert [book.name for book in await logs.books(prefix)] == names
     assert [book.name for book in await logs.books(prefix + "a")] == [n for n in names if n.startswith(prefix + "a")]
     paged: list[str] = []
     while page := await logs.books(prefix, after=paged[-1] if paged else "", limit=2):
-        assert len(page) <= 2
         paged += [book.name for book in page]
+        assert len(page) <= 2
+        assert len(paged) <= len(names)
     assert paged == names
     assert await logs.books(prefix + "none") == []
 
