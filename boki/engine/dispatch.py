@@ -85,7 +85,7 @@ class Dispatch:
         kinds: dict[bool, dict[str, FunctionInfo]] = {}
         for info in functions:
             kinds.setdefault(info.is_async, {})[info.name] = info
-        self._routes = {name: route for name, route in self._routes.items() if route[0].module != module}
+        self._routes = {name: route for name, route in self._routes.items() if route[1].key.module != module}
         old = [pool for pool in self._fleet.pools.values() if pool.key.module == module and not pool.retired]
         for is_async, named in kinds.items():
             key = PoolKey(module, is_async, version)

@@ -104,14 +104,21 @@ class ConsoleLine(Frame, frozen=True):
     time_us: int
 
 
-class Console(Frame, frozen=True, tag=8):
+class Said(Frame, frozen=True, tag=8):
     """Lines in the order in which they were written; `dropped` more were left out since the last frame."""
 
     lines: tuple[ConsoleLine, ...]
     dropped: int = 0
 
 
-FromWorker = Hello | Broken | Described | LogRequest | Invoke | InvokeLater | Ended | Console
+class Abandon(Frame, frozen=True, tag=9):
+    """The call `ticket` no longer waits for what it asked for with `Invoke`."""
+
+    id: int
+    ticket: int
+
+
+FromWorker = Hello | Broken | Described | LogRequest | Invoke | InvokeLater | Ended | Said | Abandon
 
 
 # engine -> worker

@@ -1,0 +1,186 @@
+"""A warm process that forks workers: what they need is imported once, here, so that a worker is there in a millisecond.
+
+It does nothing else. It has one thread and starts no loop, because only such a process may be forked safely; it never
+imports a user's module, so nothing of a user's can break it. It obeys its engine over an inherited socket, reports how
+each of its children ended, and when the socket closes it kills them all and goes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from typing import Final, NoReturn
+
+import boki.blocking  # noqa: F401 - what functions import is imported here, once for all workers
+from boki.log.limits import KIB
+from boki.runtime.blocking_worker import BlockingWorker
+from boki.runtime.confine import IS_LINUX, confine, die_with_parent, die_with_peer, quiet
+from boki.runtime.event_loop import new_loop
+from boki.runtime.frames import (
+    VERSION,
+    Described,
+    Exited,
+    Fork,
+    Forked,
+    Frame,
+    Kill,
+    Up,
+    encode_frame,
+    to_zygote,
+)
+from boki.runtime.loading import describe, load_registry, prepare_path
+from boki.runtime.tally import Tally
+from boki.runtime.worker import AsyncWorker
+
+_FDS_PER_FORK: Final = 2
+_MAX_FDS: Final = 16
+_CRASHED: Final = 70
+"""The exit status of a child that failed before it could say why over its socket (EX_SOFTWARE)."""
+
+
+class Zygote:
+    """The loop that forks, kills and reaps."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._decoder = to_zygote()
+        self._fds: deque[int] = deque()
+        """Received with the frames that are still to come."""
+        self._children: dict[int, int] = {}
+        """pid -> the engine's number for it."""
+        self._woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Until the engine closes its end."""
+        self._send(Up(VERSION, os.getpid()))
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._obey():
+                return
+
+    def _obey(self) -> bool:
+        data, fds, _, _ = socket.recv_fds(self._control, 64 * KIB, _MAX_FDS)
+        self._fds.extend(fds)
+        for frame in self._decoder.feed(data):
+            match frame:
+                case Fork():
+                    self._fork(frame, self._fds.popleft(), self._fds.popleft())
+                case Kill(child):
+                    for pid in [pid for pid, number in self._children.items() if number == child]:
+                        _kill(pid)
+        return bool(data)
+
+    def _fork(self, plan: Fork, sock: int, tally: int) -> None:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._send(Forked(plan.child, 0, f"{type(error).__name__}: {error}"))
+        else:
+            if pid == 0:
+                _become(plan, sock, tally, parent)
+            self._children[pid] = plan.child
+            self._send(Forked(plan.child, pid))
+        os.close(sock)
+        os.close(tally)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            _kill(pid)  # what it has started itself and left behind
+            child = self._children.pop(pid, None)
+            if child is not None:
+                self._send(Exited(child, os.waitstatus_to_exitcode(status)))
+
+    def end(self) -> None:
+        """Kill all children."""
+        for pid in self._children:
+            _kill(pid)
+
+    def _send(self, frame: Frame) -> None:
+        self._control.sendall(encode_frame(frame))
+
+
+def _kill(pid: int) -> None:
+    """Kill the process and those of its session. A child leads its own session, which bears its pid."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def _become(plan: Fork, sock: int, tally: int, parent: int) -> NoReturn:
+    """In the fork: be a worker, or describe a module. Never returns into the zygote's loop."""
+    try:
+        die_with_parent(parent)
+        confine((sock, tally), plan.memory_bytes)
+        if not IS_LINUX:
+            die_with_peer(sock)
+        _serve(plan, socket.socket(fileno=sock), Tally(tally))
+    except BaseException:  # noqa: BLE001 - nothing may unwind into the zygote's own frames
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(_CRASHED)
+
+
+def _serve(plan: Fork, sock: socket.socket, tally: Tally) -> NoReturn:
+    prepare_path(plan.folder, write_bytecode=plan.write_bytecode)
+    if plan.kind == "async":
+        worker = AsyncWorker(plan, tally, new_loop())
+        worker.console.install()
+        found = load_registry(plan.module, plan.path, plan.folder)
+        if isinstance(found, str):
+            worker.fail(sock, found)
+        worker.serve(sock, found.functions)
+    blocking = BlockingWorker(plan, tally, sock)
+    blocking.console.install()
+    if plan.kind == "describe":
+        sock.sendall(encode_frame(Described(*describe(plan.module, plan.path, plan.folder))))
+        os._exit(0)
+    found = load_registry(plan.module, plan.path, plan.folder)
+    if isinstance(found, str):
+        blocking.fail(found)
+    blocking.serve(found.functions)
+
+
+def main() -> None:
+    """`python -m boki.runtime.zygote FD`: FD is this end of the control socket."""
+    die_with_parent(os.getppid())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    quiet()
+    assert threading.active_count() == 1, "only a process with one thread may be forked"
+    zygote = Zygote(socket.socket(fileno=int(sys.argv[1])))
+    gc.collect()
+    gc.freeze()  # so that no collection in a child touches, and thereby copies, the pages that all share
+    try:
+        zygote.run()
+    except OSError:
+        return  # the engine is gone
+    finally:
+        zygote.end()
+
+
+if __name__ == "__main__":
+    main()
