@@ -89,7 +89,9 @@ def check_tag(tag: object, max_bytes: int) -> str:
     if not tag:
         raise InvalidArgument("a tag must not be empty; None means the whole book", field="tags")
     if len(tag) > max_bytes or (not tag.isascii() and len(tag.encode("utf-8", "surrogatepass")) > max_bytes):
-        raise TooLarge(f"a tag may have at most {max_bytes} bytes of UTF-8: {_shorten(tag)}", limit=max_bytes)
+        raise TooLarge(
+            f"a tag may have at most {max_bytes} bytes of UTF-8: {_shorten(tag)}", field="tags", limit=max_bytes
+        )
     if not tag.isprintable() and _CONTROL.search(tag):
         raise InvalidArgument(f"a tag must not hold control characters: {_shorten(tag)}", field="tags")
     return tag
