@@ -183,10 +183,11 @@ class MemoryLog:
         return tuple(slabs)
 
     def _get(self, get: Get) -> Found:
+        """The book's own row decides: what a trim of the book has passed is only found by its system tags."""
         floor = self._floor(get.book, None)
         for record in self._records:
             if (record.book, record.seqnum) == (get.book, get.seqnum):
-                if not self._is_gone(record):
+                if record.seqnum >= floor and not self._is_gone(record):
                     return Found(self._slabs([record]), record.seqnum + 1, floor)
                 floor = max(floor, record.seqnum + 1)
         if get.seqnum < floor:
