@@ -97,15 +97,16 @@ class AppendGatherer:
             answer = await self._port.request(operation, seen, timeout_s)
             assert isinstance(answer, Appended)
             _settle(members, answer, gathering.book, seen)
-        except BokiError as error:
+        except Exception as error:  # noqa: BLE001 - also a bug of the port is news for all that wait
             for member in members:
                 if not member.future.done():
-                    member.future.set_exception(BokiError.from_body(error.body()))  # each its own traceback
+                    own = BokiError.from_body(error.body()) if isinstance(error, BokiError) else error
+                    member.future.set_exception(own)  # with a traceback of its own
         finally:
             for timer in timers:
                 timer.cancel()
             for member in members:
-                member.future.cancel()  # of those not done: this task was cancelled, or a bug is on its way out
+                member.future.cancel()  # of those not done: this task was cancelled
 
 
 def _expire_earlier(members: Sequence[_Waiting], timeout_s: float) -> list[asyncio.TimerHandle]:
