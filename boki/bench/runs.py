@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from boki.bench import index_memory
 from boki.bench.http_load import generator_name, post_load
 from boki.bench.load_functions.load import TAG, Fill, Load
 from boki.bench.rows import Round, Row, measured, rate, summary
@@ -120,6 +121,25 @@ def restart(options: Options, step: Step) -> Iterator[Row]:
             one = measured(samples_s, 0, sum(samples_s))
             details = {"records": record_count, "after": how}
             yield _row(options, "restart", 1, 100, **summary([one]) | {"ops_per_s": None}, details=details)
+
+
+def memory(options: Options, step: Step) -> Iterator[Row]:
+    """Memory of the index for each record, with tags that many records share and with tags of its own."""
+    for unique in (False, True):
+        step(f"indexing {options.record_count:,} records with {'unique' if unique else 'shared'} tags")
+        yield index_memory.row(
+            options.record_count, unique=unique, replicas=options.replicas, durability=options.durability
+        )
+
+
+BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
+    "append": append,
+    "read": read,
+    "invoke": invoke,
+    "cold-start": cold_start,
+    "restart": restart,
+    "memory": memory,
+}
 
 
 def _rounds(options: Options, step: Step, what: str, system: Target, function: str, payload: Any) -> Iterator[Round]:
