@@ -4,9 +4,9 @@ The row of the whole book carries two things beside the seqnums. Of each record,
 yet: when the last one goes, so does the record (`trim` of a tag). And where such records are missing, so that `get` can
 tell a trimmed record from one that never was.
 
-There are two floors. Below `floor` nothing can be read any more. Below `deleted_below`, where the book was deleted as a
-whole, there is nothing at all: between the two, system tags and keys keep their rows, so that what fences outlives a
-trim of the book (design section 2, "Conditions").
+There are two floors. Below `floor` the row of the whole book is empty, and so are those of ordinary tags. Below
+`deleted_below`, where the book was deleted as a whole, there is nothing at all: between the two, system tags and keys
+keep their rows, so that what fences outlives a trim of the book (design section 2, "Conditions").
 """
 
 from __future__ import annotations
@@ -322,23 +322,20 @@ class Book(Shelf):
     # looking
 
     def floor_of(self, tag: str | None) -> int:
-        """No record of that row below this can be read any more."""
-        return self.floor if tag is None else max(self.floor, self.row(tag).floor)
+        """No record of that row below this can be read any more. System tags outlive trims of the book as a whole."""
+        if tag is None:
+            return self.floor
+        return max(self.deleted_below if is_system_tag(tag) else self.floor, self.row(tag).floor)
 
     def last(self, tag: str | None) -> int:
         """The last seqnum of a row, 0 if it is empty: what conditions look at."""
         if tag is None:
             return self.last_seqnum
-        row = self.row(tag)
-        return row.last(max(self.state.spared_from(tag), row.floor))
+        return self.row(tag).last(self.floor_of(tag))
 
     def page(self, tag: str | None, start: int, stop: int, limit: int, *, backward: bool = False) -> array[int]:
         """See `boki.engine.index.Index.page`."""
-        row = self.row(tag)
-        floor = self.floor
-        if tag is not None:
-            floor = max(floor, row.floor)
-        return row.page(max(start, floor), stop, limit, backward=backward)
+        return self.row(tag).page(max(start, self.floor_of(tag)), stop, limit, backward=backward)
 
     # trimming
 
@@ -363,13 +360,12 @@ class Book(Shelf):
         return moved
 
     def _trim_tag(self, tag: str, floor: int) -> bool:
-        row = self.row(tag)
-        if tag.startswith(KEY_TAG_PREFIX) or floor <= row.floor:
+        if tag.startswith(KEY_TAG_PREFIX) or floor <= self.floor_of(tag):
             return False
+        row = self.row(tag)
         if floor > self.floor:
-            low = max(self.floor, row.floor)
-            count, size = self.whole.release(row.page(low, floor, END))
-            self._shorten(count, size)
+            # each record loses this tag; below the book's floor nobody counts any more
+            self._shorten(*self.whole.release(row.page(max(self.floor, row.floor), floor, END)))
             self._list()
         row.trim(floor)
         return True
@@ -400,13 +396,16 @@ class Book(Shelf):
         before = at = self.floor
         while payload_bytes > 0 and at <= self.last_seqnum:
             part = self.whole.part_at(at)
-            if part.seqnums:
-                count = len(part.seqnums)
-                if part.payload_bytes > payload_bytes:
+            # a part that was read back may still hold what the floor hides
+            first = bisect_left(part.seqnums, self.floor)
+            count = len(part.seqnums) - first
+            size = part.share(count)
+            if count:
+                if size > payload_bytes:
                     # taking the part's records for equally long, so many, rounded up
-                    count = -(-count * payload_bytes // part.payload_bytes)
-                before = part.seqnums[count - 1] + 1
-            payload_bytes -= part.payload_bytes
+                    count = -(-count * payload_bytes // size)
+                before = part.seqnums[first + count - 1] + 1
+            payload_bytes -= size
             at = part.until
         return before
 

@@ -124,7 +124,9 @@ class EngineCore:
         self.aux = AuxCache(config.aux_cache_bytes)
         self.appends = Appends(buffer_bytes=config.append_buffer_bytes, batch_bytes=config.batch_bytes)
         self.follower = MetalogFollower(self.index.applied)
-        self.reads = Reads(self.index, self.cache, self.aux, limits, self._replicas_of, self._is_caught_up)
+        self.reads = Reads(
+            self.index, self.cache, self.aux, limits, self._replicas_of, self._is_caught_up, self._tail_of
+        )
         self.tails = Tails()
         stored = disk.get(PLACEMENT_KEY)
         rows = msgspec.msgpack.decode(stored, type=list[tuple[Place, tuple[NodeId, ...]]]) if stored else []
@@ -281,6 +283,10 @@ class EngineCore:
             batches = self._gather(log, pieces, now_us, effects)
             if batches is None:
                 break
+            if books and isinstance(entry, Trim):
+                # who waits must have seen what stands before the trim, or it would look as if the trim took it away
+                effects += self.reads.on_applied(books, now_us)
+                books = set()
             applied = self.index.apply(log, entry, batches)
             self.follower.advance(log)
             books |= applied.books
@@ -436,6 +442,9 @@ class EngineCore:
             if position is not None:
                 positions[log] = position
         return Answer(waiter.token, Answered(effect.value, positions))
+
+    def _tail_of(self, book: str) -> int:
+        return self.index.next_seqnum(self.follower.view.log_of(book))
 
     def _replicas_of(self, place: Place) -> tuple[NodeId, ...]:
         return self._placement[place]

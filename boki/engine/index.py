@@ -255,10 +255,7 @@ class Index:
         return page
 
     def last(self, book: str, tag: str | None) -> int:
-        """The last seqnum of the tag, as conditions see it; 0 if there is none, or all are trimmed.
-
-        Unlike `page`, it sees the records of system tags that trims of the whole book have taken away.
-        """
+        """The last seqnum of the tag, as conditions see it; 0 if there is none, or all are trimmed."""
         found = self._book(book)
         last = 0 if found is None else found.last(tag)
         self._settle()
@@ -288,6 +285,10 @@ class Index:
         self._settle()
         return was_trimmed
 
+    def next_seqnum(self, log: LogId) -> int:
+        """Every record that the log orders from now on, in this term or a later one, stands at or above this."""
+        return self._history.log(self.current_term, log).next_seqnum
+
     def locate(self, seqnum: int) -> tuple[Term, LogId, ShardId, int, int]:
         """(term, log, shard, local id, how many records at least follow it there, itself included, without a gap).
 
@@ -305,19 +306,15 @@ class Index:
         return time_us
 
     def first_seqnum_at(self, book: str, time_us: int) -> int:
-        """The first record of the book that was ordered at or after that time; `MAX_SEQNUM` if there is none."""
-        start: int | None = None
-        for term in range(self.current_term, self._first_term - 1, -1):
-            log = place_book(book, self._log_counts[term - self._first_term])
-            history = self._history.find(term, log)
-            if history is None:
-                continue
-            found = history.first_seqnum_at(time_us)
-            if found is None:
-                break  # all of this term was before that time, so all of earlier terms was, too
-            start = found
-        page = array("q") if start is None else self.page(book, None, start, MAX_SEQNUM, 1)
-        return page[0] if page else MAX_SEQNUM
+        """Every record of the book ordered at or after that time stands at or above this, and all others below.
+
+        `MAX_SEQNUM` if nothing was ordered that late.
+        """
+        terms = range(self.current_term, self._first_term - 1, -1)
+        places = ((term, place_book(book, self._log_counts[term - self._first_term])) for term in terms)
+        found = self._history.first_seqnum_at(time_us, places)
+        self._settle()
+        return MAX_SEQNUM if found is None else found
 
     def retention_floor(self, book: str, *, older_than_us: int | None, keep_bytes: int | None) -> int:
         """The `before` of the trim that a retention asks for now: the floor as it is, if for none.
@@ -356,7 +353,8 @@ class Index:
         return infos
 
     def _new_names(self, prefix: str, after: str) -> list[tuple[str, bytes]]:
-        return sorted((name, b"") for name in self._new_books if name > after and name.startswith(prefix))
+        names = (name for name in self._new_books if name in self._books)  # one that stayed empty may be gone already
+        return sorted((name, b"") for name in names if name > after and name.startswith(prefix))
 
     def _stored_names(self, prefix: str, after: str) -> Iterator[tuple[str, bytes]]:
         start = max(book_key(prefix), book_key(after) + b"\x00")

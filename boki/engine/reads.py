@@ -20,7 +20,7 @@ from boki.engine.index import Index
 from boki.engine.waiter import Waiter
 from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Trimmed
 from boki.log.batch import Batch
-from boki.log.ids import MAX_SEQNUM, LogId, NodeId, ShardId, Term, shard_incarnation
+from boki.log.ids import LogId, NodeId, ShardId, Term, shard_incarnation
 from boki.log.limits import Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Done, Found, Get, Read, Sync
@@ -42,6 +42,8 @@ class PendingRead:
     deadline_us: int
     wait_until_us: int
     is_done: bool = False
+    seen_until: int = 0
+    """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class Reads:
         limits: Limits,
         replicas_of: Callable[[Place], tuple[NodeId, ...]],
         is_caught_up: Callable[[PendingRead], bool],
+        tail_of: Callable[[str], int],
     ) -> None:
         self._index = index
         self._cache = cache
@@ -78,6 +81,7 @@ class Reads:
         self._limits = limits
         self._replicas_of = replicas_of
         self._is_caught_up = is_caught_up
+        self._tail_of = tail_of
         self._behind: list[PendingRead] = []
         self._watching: dict[str, list[PendingRead]] = {}
         self._due: list[tuple[int, int, PendingRead]] = []
@@ -142,15 +146,21 @@ class Reads:
         if len(seqnums):
             return self._collect(read, seqnums, operation.limit, now_us)
         if read.wait_until_us > now_us:
+            read.seen_until = self._tail_of(operation.book)
             self._watching.setdefault(operation.book, []).append(read)
             return []
-        return [self._finish(read, self._nothing(operation))]
-
-    def _nothing(self, operation: Read) -> Found:
         next_start = operation.start
-        if not operation.backward and operation.stop < MAX_SEQNUM:
-            next_start = max(operation.stop, operation.start)
-        return Found((), next_start, self._index.floor(operation.book, operation.tag), is_end=True)
+        if not operation.backward:
+            next_start = max(operation.start, min(operation.stop, self._tail_of(operation.book)))
+        return [self._finish(read, Found((), next_start, self._first_seqnum(read), is_end=True))]
+
+    def _first_seqnum(self, read: PendingRead) -> int:
+        """Below this, trims have taken records that the read has not seen; no more than its start if they have not."""
+        operation = read.operation
+        floor = self._index.floor(operation.book, operation.tag if isinstance(operation, Read) else None)
+        if isinstance(operation, Read) and floor <= read.seen_until:
+            return min(floor, operation.start)
+        return floor
 
     def _collect(self, read: PendingRead, seqnums: array[int], limit: int, now_us: int) -> list[Effect]:
         slabs, covered = self._cache.collect(seqnums, self._limits.page_bytes, self._index.time_of, self._aux)
@@ -163,8 +173,7 @@ class Reads:
             return self._fetch(read, seqnums[covered], now_us)
         is_end = covered == len(seqnums) and len(seqnums) < limit
         next_start = seqnums[0] if backward else seqnums[covered - 1] + 1
-        floor = self._index.floor(operation.book, operation.tag if isinstance(operation, Read) else None)
-        return [self._finish(read, Found(tuple(slabs), next_start, floor, is_end))]
+        return [self._finish(read, Found(tuple(slabs), next_start, self._first_seqnum(read), is_end))]
 
     def _finish(self, read: PendingRead, value: Found | Done | BokiError) -> Effect:
         read.is_done = True

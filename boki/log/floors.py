@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
+from boki.log.ids import is_system_tag
 from boki.log.metalog import Trim
+
+DELETED: Final = ""
+"""Stands where a tag stands, for the floor of a deletion. No tag is empty."""
 
 
 class Floors:
     """Per book and per tag of a book, the seqnum below which records are gone. Floors never go back.
 
     A record may be freed when its book's floor has passed it, or the floors of all its tags (design section 4, "Trim").
+    System tags are exempt from the book's floor: a record that has one is kept until the tag's own floor has passed it.
+    Only a deletion of the book spares nothing.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str | None, int]] = ()) -> None:
@@ -22,9 +29,10 @@ class Floors:
         """Move a floor; `tail_seqnum` is the next seqnum at the trim's place in the order. True if it moved."""
         floors = self._books.setdefault(trim.book, {})
         floor = min(trim.before, tail_seqnum)
-        if floor <= floors.get(trim.tag, 0):
+        tag = DELETED if trim.everything else trim.tag
+        if floor <= floors.get(tag, 0):
             return False
-        floors[trim.tag] = floor
+        floors[tag] = floor
         return True
 
     def touches(self, book: str) -> bool:
@@ -36,12 +44,17 @@ class Floors:
         floors = self._books.get(book)
         if floors is None:
             return False
-        return seqnum < floors.get(None, 0) or (bool(tags) and all(seqnum < floors.get(tag, 0) for tag in tags))
+        if seqnum < floors.get(DELETED, 0):
+            return True
+        is_below = seqnum < floors.get(None, 0)
+        if not tags:
+            return is_below
+        return all(seqnum < floors.get(tag, 0) or (is_below and not is_system_tag(tag)) for tag in tags)
 
     def covering(self, book: str, tags: Iterable[str], seqnum: int) -> Iterable[tuple[str, str | None]]:
         """Which floors stand above that record, as (book, tag)."""
         floors = self._books.get(book, {})
-        return [(book, tag) for tag in (None, *tags) if seqnum < floors.get(tag, 0)]
+        return [(book, tag) for tag in (None, DELETED, *tags) if seqnum < floors.get(tag, 0)]
 
     def rows(self) -> list[tuple[str, str | None, int]]:
         """All floors, for a checkpoint."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,7 @@ from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from tests.contract.awaitable import AwaitableLogs
 from tests.contract.functions import run_scenarios
+from tests.contract.live import EngineLogs, local_log
 from tests.contract.scenarios import SCENARIOS, TIMED
 
 Run = Callable[[str], None]
@@ -71,6 +73,13 @@ def memory_in_function() -> Iterator[Run]:
     yield lambda name: asyncio.run(run_scenario(name))
 
 
+@contextmanager
+def engine(*stopped: str, **settings: int) -> Iterator[Run]:
+    """The real log in one process: RocksDB, fsync, storage nodes, sequencers and an engine."""
+    with local_log(*stopped, **settings) as (loop, service):
+        yield lambda name: loop.run(SCENARIOS[name](EngineLogs(service, book_for(name))))
+
+
 class BlockingLogs:
     """LogBooks by name over one access, as a blocking context has them."""
 
@@ -89,6 +98,9 @@ IMPLEMENTATIONS = {
     "memory": Implementation(memory, moves_time=True),
     "memory-in-function": Implementation(memory_in_function),
     "memory-blocking": Implementation(memory_blocking, moves_time=True),
+    "engine": Implementation(engine),
+    "engine-3-replicas-2-logs": Implementation(partial(engine, replicas=3, logs=2)),
+    "engine-one-replica-stopped": Implementation(partial(engine, "storage-2", "sequencer-3", replicas=3, logs=2)),
 }
 
 

@@ -1,0 +1,74 @@
+"""Real logs for the contract suite: the whole system in this process, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from boki.config import DevConfig
+from boki.engine.log_service import LogService
+from boki.local_log import LocalLog
+from boki.runtime.append_gatherer import AppendGatherer
+from boki.runtime.deadline import Caller
+from boki.runtime.logbook import LogAccess, LogBook
+
+T = TypeVar("T")
+_TIMEOUT_S = 120
+
+
+class LoopThread:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class EngineLogs:
+    """What a scenario is given, straight over the engine's port."""
+
+    def __init__(self, service: LogService, book: str) -> None:
+        self._access = LogAccess(service, AppendGatherer(service), Caller())
+        self.logbook = self._access.logbook(book)
+        self.books = self._access.books
+
+    def logbook_named(self, name: str) -> LogBook:
+        return self._access.logbook(name)
+
+
+@contextmanager
+def local_log(*stopped: str, **settings: Any) -> Iterator[tuple[LoopThread, LogService]]:
+    """A log in one process, with some of its nodes stopped."""
+    loop = LoopThread()
+    with tempfile.TemporaryDirectory() as folder:
+        log = loop.run(LocalLog.start(DevConfig(data=Path(folder) / "data", **settings)))
+
+        async def open_service() -> LogService:
+            service = LogService(log.port, log.engine)
+            await service.start()
+            for node in stopped:
+                log.stop_node(node)
+            return service
+
+        service = loop.run(open_service())
+        yield loop, service
+        loop.run(service.stop())
+        loop.run(log.stop())
+    loop.close()
