@@ -51,7 +51,8 @@ def test_every_module_stands_in_a_layer() -> None:
         path.relative_to(ROOT).with_suffix("") for path in (ROOT / "boki").rglob("*.py") if path.stem != "__init__"
     ]
     assert len(files) > 20
-    assert not unlayered([".".join(path.parts) for path in files])
+    missing = unlayered([".".join(path.parts) for path in files])
+    assert not missing, f"name them in a layer of pyproject.toml: {missing}"
 
 
 def test_a_module_outside_of_all_layers_is_found() -> None:

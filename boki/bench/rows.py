@@ -42,7 +42,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     def flat(self) -> dict[str, Any]:
         """The row as one object without nesting."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
-        return fields | fields.pop("details")
+        details: dict[str, Any] = fields.pop("details")
+        return fields | details
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:

@@ -62,9 +62,9 @@ class Screen:
         """The functions that are there, by module, and the errors of modules that could not be loaded."""
         if self._as_json:
             for module in modules:
-                names = [function.name for function in module.functions]
+                loaded = [function.name for function in module.functions]
                 level = logging.ERROR if module.error else logging.INFO
-                self._json(level, "module", module.error or "loaded", module=module.module, functions=names)
+                self._json(level, "module", module.error or "loaded", module=module.module, functions=loaded)
             return
         console = results()
         console.print(f"  functions  {config.functions.resolve()}{'' if modules else ' (none found)'}", markup=False)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -183,11 +182,8 @@ def _print_records(records: list[Record], *, as_json: bool) -> None:
             results().print("  ".join(_cells(record)), markup=False)
 
 
-def _cells(record: Record) -> Iterator[str]:
-    yield str(record.seqnum)
-    yield time_text(record.time)
-    yield ", ".join(record.tags)
-    yield data_text(record.data)
+def _cells(record: Record) -> tuple[str, ...]:
+    return str(record.seqnum), time_text(record.time), ", ".join(record.tags), data_text(record.data)
 
 
 def record_json(record: Record) -> dict[str, Any]:
