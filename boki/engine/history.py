@@ -74,6 +74,11 @@ class LogHistory:
         self._used.append(0)
         self._clean_until = len(self._pages)
 
+    @property
+    def has_cuts(self) -> bool:
+        """Whether it has ordered anything."""
+        return bool(self._pages)
+
     def _page(self, at: int) -> OrderTable:
         self._used[at] = 1
         page = self._pages[at]
@@ -91,7 +96,7 @@ class LogHistory:
     def apply_cut(self, cut: Cut) -> list[Piece]:
         """See `OrderTable.apply_cut`."""
         page = self._page(len(self._pages) - 1) if self._pages else None
-        if page is None or page.entry_count >= PAGE_ENTRIES:
+        if page is None or (page.entry_count >= PAGE_ENTRIES and page.next_seqnum > page.first_seqnum):
             following = OrderTable(self._term, self._log) if page is None else page.successor()
             self._starts.append(following.first_seqnum)
             self._times.append(cut.time_us)
@@ -173,17 +178,26 @@ class OrderHistory:
             term, log, first_seqnum = read_page_key(key)
             self.log(term, log).add_start(first_seqnum, read_number(value))
 
-    def find(self, term: Term, log: LogId) -> LogHistory | None:
-        """The history of one log in one term; None if nothing was ever asked of it."""
-        return self._logs.get(make_seqnum(term, log, 0) >> POSITION_BITS)
-
     def log(self, term: Term, log: LogId) -> LogHistory:
-        """The same, made if need be."""
+        """The history of one log in one term, made if need be."""
         place = make_seqnum(term, log, 0) >> POSITION_BITS
         found = self._logs.get(place)
         if found is None:
             found = self._logs[place] = LogHistory(self._residence, term, log)
         return found
+
+    def first_seqnum_at(self, time_us: int, places: Iterable[tuple[Term, LogId]]) -> int | None:
+        """The first seqnum at or after that time in these logs, the latest of which comes first; None if there is none."""
+        start = None
+        for term, log in places:
+            history = self._logs.get(make_seqnum(term, log, 0) >> POSITION_BITS)
+            if history is None or not history.has_cuts:
+                continue
+            found = history.first_seqnum_at(time_us)
+            if found is None:
+                break  # all of it was before that time, and so was all that is earlier
+            start = found
+        return start
 
     def table_of(self, seqnum: int) -> OrderTable:
         """See `LogHistory.table_of`."""

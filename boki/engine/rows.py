@@ -157,9 +157,9 @@ class Row:
         return newest
 
     def _open(self, seqnum: int) -> Part:
-        self.newest = self._new_part(seqnum, END)
-        self.shelf.residence.used_bytes += _PART_BYTES
-        return self.newest
+        self.newest = newest = self._new_part(seqnum, END)
+        self.shelf.residence.used_bytes += newest.size_bytes
+        return newest
 
     def _new_part(self, start: int, until: int) -> Part:
         return Part(start, until)

@@ -32,11 +32,13 @@ class Sweep:
             self._cursor, self.is_wanted = TAG_FLOORS, False
         dead: list[bytes] = []
         for key, value in self._next_keys(key_count):
-            if is_dead(key, value):
-                dead.append(key)
-            elif dead:
+            is_next_dead = is_dead(key, value)
+            # one range must not reach from the floors to the rows: what stands between them is not ours
+            if dead and not (is_next_dead and key.startswith(dead[0][: len(TAG_ROWS)])):
                 yield dead[0], dead[-1] + b"\x00"
                 dead = []
+            if is_next_dead:
+                dead.append(key)
         if dead:
             yield dead[0], dead[-1] + b"\x00"
 
