@@ -17,7 +17,7 @@ import msgspec
 
 from boki.calls import Call, ModuleInfo, Outcome
 from boki.errors import CorruptData
-from boki.log.limits import KIB, Limits
+from boki.log.limits import KIB, MIB, Limits
 from boki.log.operations import Failure, Reply, Request
 
 VERSION: Final = 1
@@ -27,6 +27,9 @@ engine; then the engine must be restarted."""
 _HEADROOM_BYTES: Final = 256 * KIB
 """What a frame may need beside the bytes that `Limits` speaks of: names, positions, tags, a traceback."""
 _LENGTH_BYTES: Final = 4
+_ZYGOTE_FRAME_BYTES: Final = 16 * MIB
+MAX_SOURCES_BYTES: Final = 2 * MIB
+"""Sources that travel in one frame; a module that has more is read from the disk by each of its workers."""
 
 ProcessKind = Literal["describe", "async", "blocking"]
 
@@ -52,10 +55,13 @@ class Broken(Frame, frozen=True, tag=2):
 
 
 class Described(Frame, frozen=True, tag=3):
-    """What the module registers. `files` are all files of the functions folder that its import has loaded."""
+    """What the module registers. `sources`: all files of the functions folder that its import has read; if `is_pinned`,
+    with what they held, so that later workers of this version run the same code.
+    """
 
     module: ModuleInfo
-    files: tuple[str, ...]
+    sources: dict[str, bytes]
+    is_pinned: bool
 
 
 class LogRequest(Request, frozen=True, array_like=True, tag=4):
@@ -165,7 +171,8 @@ ToWorker = Start | Cancel | LogReply | ChildEnded | Accepted
 class Fork(Frame, frozen=True, tag=1):
     """Fork a process. Two file descriptors ride on the frame: its end of a socket, and its `Tally`. → `Forked`
 
-    `kind` "describe" imports the module, says `Described` and exits; the other kinds run its calls.
+    `kind` "describe" imports the module, says `Described` and exits; the other kinds run its calls. `pin_sources`: the
+    module and what it imports from the folder are as in `sources`, or are read anew where they are not in it.
     """
 
     child: int
@@ -176,7 +183,8 @@ class Fork(Frame, frozen=True, tag=1):
     memory_bytes: int
     limits: Limits
     show_tracebacks: bool
-    write_bytecode: bool
+    pin_sources: bool
+    sources: dict[str, bytes] = {}
 
 
 class Kill(Frame, frozen=True, tag=2):
@@ -218,7 +226,8 @@ FromZygote = Up | Forked | Exited
 
 def max_frame_bytes(limits: Limits) -> int:
     """The largest frame that anybody may send under these limits: a request, or a page and the record that ends it."""
-    return max(limits.request_bytes, limits.page_bytes + limits.record_bytes) + _HEADROOM_BYTES
+    largest = max(limits.request_bytes, limits.page_bytes + limits.record_bytes, MAX_SOURCES_BYTES)
+    return largest + _HEADROOM_BYTES
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -287,12 +296,12 @@ def to_worker(limits: Limits) -> FrameDecoder[ToWorker]:
 
 def from_zygote() -> FrameDecoder[FromZygote]:
     """The engine's end of the zygote's socket."""
-    return FrameDecoder(_FROM_ZYGOTE, _HEADROOM_BYTES)
+    return FrameDecoder(_FROM_ZYGOTE, _ZYGOTE_FRAME_BYTES)
 
 
 def to_zygote() -> FrameDecoder[ToZygote]:
     """The zygote's end."""
-    return FrameDecoder(_TO_ZYGOTE, _HEADROOM_BYTES)
+    return FrameDecoder(_TO_ZYGOTE, _ZYGOTE_FRAME_BYTES)
 
 
 _FROM_WORKER: Final[msgspec.msgpack.Decoder[FromWorker]] = msgspec.msgpack.Decoder(FromWorker)

@@ -25,7 +25,6 @@ from boki.runtime.confine import IS_LINUX, confine, die_with_parent, die_with_pe
 from boki.runtime.event_loop import new_loop
 from boki.runtime.frames import (
     VERSION,
-    Described,
     Exited,
     Fork,
     Forked,
@@ -35,7 +34,7 @@ from boki.runtime.frames import (
     encode_frame,
     to_zygote,
 )
-from boki.runtime.loading import describe, load_registry, prepare_path
+from boki.runtime.loading import Sources
 from boki.runtime.tally import Tally
 from boki.runtime.worker import AsyncWorker
 
@@ -146,20 +145,21 @@ def _become(plan: Fork, sock: int, tally: int, parent: int) -> NoReturn:
 
 
 def _serve(plan: Fork, sock: socket.socket, tally: Tally) -> NoReturn:
-    prepare_path(plan.folder, write_bytecode=plan.write_bytecode)
+    sources = Sources(plan.folder, pinned=plan.sources if plan.pin_sources else None)
+    sources.install()
     if plan.kind == "async":
         worker = AsyncWorker(plan, tally, new_loop())
         worker.console.install()
-        found = load_registry(plan.module, plan.path, plan.folder)
+        found = sources.registry(plan.module, plan.path)
         if isinstance(found, str):
             worker.fail(sock, found)
         worker.serve(sock, found.functions)
     blocking = BlockingWorker(plan, tally, sock)
     blocking.console.install()
     if plan.kind == "describe":
-        sock.sendall(encode_frame(Described(*describe(plan.module, plan.path, plan.folder))))
+        sock.sendall(encode_frame(sources.describe(plan.module, plan.path)))
         os._exit(0)
-    found = load_registry(plan.module, plan.path, plan.folder)
+    found = sources.registry(plan.module, plan.path)
     if isinstance(found, str):
         blocking.fail(found)
     blocking.serve(found.functions)

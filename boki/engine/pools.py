@@ -1,0 +1,409 @@
+"""`FunctionHost`: runs functions in worker processes. The shell of `boki.engine.dispatch`, which decides everything.
+
+It carries out what dispatch asks, tells it what workers say and how they end, watches their memory, and keeps the
+catalog of modules in step with the functions folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
+from boki.effects import Answer, Trace
+from boki.engine.catalog import Catalog, Install
+from boki.engine.describing import Description
+from boki.engine.dispatch import Dispatch
+from boki.engine.fleet import NEVER
+from boki.engine.modules import Modules
+from boki.engine.orders import (
+    Budget,
+    DispatchEffect,
+    KillWorker,
+    PoolStats,
+    RetireWorker,
+    SendCall,
+    SendCancel,
+    SendChild,
+    StartWorker,
+)
+from boki.engine.processes import Processes
+from boki.engine.worker_link import Submit, WorkerLink
+from boki.errors import BokiError
+from boki.host.clock import now_us
+from boki.log.limits import Limits
+from boki.log.operations import Failure
+from boki.runtime.confine import IS_LINUX
+from boki.runtime.frames import (
+    Abandon,
+    Accepted,
+    Broken,
+    Cancel,
+    ChildEnded,
+    ConsoleLine,
+    Described,
+    Ended,
+    Fork,
+    Frame,
+    Hello,
+    Invoke,
+    InvokeLater,
+    ProcessKind,
+    Said,
+    Start,
+)
+
+__all__ = ["ConsoleLine", "FunctionHost", "Later", "Submit"]
+
+_log = logging.getLogger("boki.functions")
+
+Later = Callable[[Call, float, str | None], Awaitable[str]]
+"""Logs a call that is to be run after so many seconds, under an idempotency key; its invocation id once it is durable.
+Raises the `BokiError` that refuses it."""
+
+_WATCH_S: Final = 0.25
+_POLL_S: Final = 0.5
+_TIMER_S: Final = 0.005
+"""Deadlines that are so close together are looked at together."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_DESCRIBE_BYTES: Final = 1 << 30
+
+
+class FunctionHost:
+    """All functions of one engine. `folder` None: there are none."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        limits: Limits,
+        submit: Submit,
+        later: Later,
+        console: Callable[[ConsoleLine], None],
+        reload: bool,
+        show_tracebacks: bool,
+        budget: Budget | None = None,
+    ) -> None:
+        self._folder = folder.resolve() if folder is not None else None
+        self._limits = limits
+        self._submit = submit
+        self._later = later
+        self._console = console
+        self._reload = reload
+        self._show_tracebacks = show_tracebacks
+        self._budget = budget or Budget()
+        self._dispatch = Dispatch(limits, self._budget)
+        self._catalog = Catalog()
+        self._functions: dict[str, FunctionInfo] = {}
+        self._pinned: dict[tuple[str, int], dict[str, bytes] | None] = {}
+        self._memory_bytes: dict[int, int] = {}
+        self._tickets = count(1)
+        self._describing = count(-1, -1)
+        self._done: dict[int, Callable[[Outcome], None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = NEVER
+        self._watcher: asyncio.TimerHandle | None = None
+        self._empty: asyncio.Event | None = None
+        self._effects: deque[DispatchEffect] = deque()
+        self._is_performing = False
+        self._loop: asyncio.AbstractEventLoop
+        self._processes: Processes
+        self._modules: Modules
+
+    @property
+    def functions(self) -> dict[str, FunctionInfo]:
+        """What can be called, by name."""
+        return self._functions
+
+    @property
+    def modules(self) -> list[ModuleInfo]:
+        """The modules of the folder as they are called now, with what is wrong with their latest version."""
+        return self._catalog.modules
+
+    def stats(self) -> list[PoolStats]:
+        """Every pool of workers, for status and metrics."""
+        return self._dispatch.stats()
+
+    async def start(self) -> None:
+        """Start the zygote, describe all modules, and begin to start the least number of workers."""
+        self._loop = asyncio.get_running_loop()
+        if self._folder is None:
+            return
+        self._processes = Processes(self._limits, self._submit)
+        self._modules = Modules(self._folder, self._describe)
+        await self._processes.start()
+        await self._refresh()
+        self._watcher = self._loop.call_later(_WATCH_S, self._watch)
+        if not IS_LINUX:
+            _log.warning("this system does not tell how much memory a process has: only its hard limit bounds workers")
+        if self._reload:
+            self._spawn(self._poll())
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new calls, wait `drain_s` at most for those that are there, then kill all workers."""
+        self._dispatch.drain()
+        if not self._dispatch.is_empty and drain_s > 0:
+            self._empty = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._empty.wait(), drain_s)
+            except TimeoutError:
+                _log.warning("calls that still ran after %g s are lost", drain_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._perform(self._dispatch.stop())
+        if self._folder is not None:
+            await self._processes.stop()
+        for timer in (self._timer, self._watcher):
+            if timer is not None:
+                timer.cancel()
+
+    # calls
+
+    def start_call(self, call: Call, done: Callable[[Outcome], None]) -> int:
+        """Run the call; `done` is called once with how it ended, maybe at once. A number for `cancel_call`."""
+        ticket = next(self._tickets)
+        self._done[ticket] = done
+        self._perform(self._dispatch.submit(ticket, call, now_us()))
+        return ticket
+
+    def cancel_call(self, ticket: int) -> None:
+        """Nobody waits for the call any more: its `done` is not called, and its function is cancelled."""
+        if self._done.pop(ticket, None) is not None:
+            self._perform(self._dispatch.cancel(ticket, now_us()))
+
+    async def call(self, call: Call) -> Outcome:
+        """Run the call and wait for its end, whatever it is. Cancelling the waiting task cancels the call."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        ticket = self.start_call(call, future.set_result)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.cancel_call(ticket)
+            raise
+
+    # what dispatch asks
+
+    def _perform(self, effects: list[DispatchEffect]) -> None:
+        """Carry out effects in the order in which they were decided, also those that carrying out others leads to:
+        a worker must be sent its calls in the order that dispatch has counted them in.
+        """
+        self._effects.extend(effects)
+        if self._is_performing:
+            return
+        self._is_performing = True
+        try:
+            while self._effects:
+                self._carry_out(self._effects.popleft())
+        finally:
+            self._is_performing = False
+        if self._dispatch.due_us < self._timer_us:
+            self._arm()
+        if self._empty is not None and self._dispatch.is_empty:
+            self._empty.set()
+
+    def _carry_out(self, effect: DispatchEffect) -> None:
+        match effect:
+            case SendCall(worker, ticket, call):
+                self._send(worker, Start(ticket, call))
+            case Answer(ticket, outcome):
+                done = self._done.pop(ticket, None)
+                if done is not None:
+                    done(outcome)
+            case SendChild(worker, request, outcome):
+                self._send(worker, ChildEnded(request, outcome))
+            case SendCancel(worker, ticket):
+                self._send(worker, Cancel(ticket))
+            case StartWorker(worker, pool, memory_bytes):
+                self._memory_bytes[worker] = memory_bytes
+                kind: ProcessKind = "async" if pool.is_async else "blocking"
+                pinned = self._pinned.get((pool.module, pool.version))
+                self._processes.spawn(self._plan(worker, kind, pool.module, memory_bytes, pinned), self)
+            case RetireWorker(worker):
+                if (link := self._processes.links.get(worker)) is not None:
+                    link.close()
+            case KillWorker(worker):
+                self._processes.kill(worker)
+            case Trace(level, text):
+                _log.log(level, "%s", text)
+
+    def _send(self, worker: int, frame: Frame) -> None:
+        link = self._processes.links.get(worker)
+        if link is not None:  # else it is gone, and dispatch has seen to its calls
+            link.send(frame)
+
+    def _plan(
+        self, child: int, kind: ProcessKind, module: str, memory_bytes: int, pinned: dict[str, bytes] | None
+    ) -> Fork:
+        assert self._folder is not None
+        return Fork(
+            child=child,
+            kind=kind,
+            module=module,
+            path=str(self._folder / f"{module}.py"),
+            folder=str(self._folder),
+            memory_bytes=memory_bytes,
+            limits=self._limits,
+            show_tracebacks=self._show_tracebacks,
+            pin_sources=pinned is not None,
+            sources=pinned or {},
+        )
+
+    # time
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_us = self._dispatch.due_us
+        delay_s = max((self._timer_us - now_us()) / 1_000_000, _TIMER_S)
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_us = None, NEVER
+        self._tell_progress()
+        self._perform(self._dispatch.tick(now_us()))
+        if self._timer is None and self._dispatch.due_us < NEVER:
+            self._arm()
+
+    def _watch(self) -> None:
+        """Look at what workers do not say: how far they are, and how large."""
+        self._watcher = self._loop.call_later(_WATCH_S, self._watch)
+        self._tell_progress()
+        if IS_LINUX:
+            for worker, limit_bytes in list(self._memory_bytes.items()):
+                link = self._processes.links.get(worker)
+                used_bytes = _resident_bytes(link.pid) if link is not None and link.pid else 0
+                if used_bytes > limit_bytes:
+                    how = f"used {used_bytes:,} bytes of memory, more than its memory_bytes of {limit_bytes:,}"
+                    self._perform(self._dispatch.worker_broken(worker, "memory", f"was killed because it {how}"))
+
+    def _tell_progress(self) -> None:
+        for worker in list(self._memory_bytes):
+            link = self._processes.links.get(worker)
+            if link is not None:
+                self._perform(self._dispatch.worker_progress(worker, link.tally.begun, now_us()))
+
+    # what workers say
+
+    def from_worker(self, link: WorkerLink, frame: Frame) -> None:
+        """See `LinkOwner.from_worker`."""
+        worker, dispatch = link.number, self._dispatch
+        match frame:
+            case Ended(ticket, outcome):
+                self._perform(dispatch.call_ended(worker, ticket, outcome, now_us()))
+            case Invoke(request, parent, call):
+                ticket = next(self._tickets)
+                self._perform(dispatch.child_called(worker, parent, request, ticket, call, now_us()))
+            case InvokeLater():
+                self._spawn(self._accept(link, frame))
+            case Abandon(request, parent):
+                self._perform(dispatch.child_abandoned(worker, parent, request, now_us()))
+            case Said(lines, dropped):
+                self._say(lines, dropped)
+            case Hello():
+                self._perform(dispatch.worker_ready(worker, now_us()))
+            case Broken(error):
+                self._perform(dispatch.worker_broken(worker, "start", f"could not import it: {error}"))
+            case _:
+                self.misbehaved(link, f"sent {type(frame).__name__}")
+
+    def misbehaved(self, link: WorkerLink, how: str) -> None:
+        """See `LinkOwner.misbehaved`."""
+        self._perform(self._dispatch.worker_broken(link.number, "protocol", f"was killed because it {how}"))
+
+    def gone(self, link: WorkerLink) -> None:
+        """See `LinkOwner.gone`."""
+        begun = link.tally.begun
+        link.tally.close()
+        del self._memory_bytes[link.number]
+        self._perform(self._dispatch.worker_exited(link.number, link.ending, begun, now_us()))
+
+    async def _accept(self, link: WorkerLink, frame: InvokeLater) -> None:
+        try:
+            answer = Accepted(frame.id, await self._later(frame.call, frame.delay_s, frame.key))
+        except BokiError as error:
+            answer = Accepted(frame.id, "", Failure.of(error))
+        link.send(answer)
+
+    def _say(self, lines: tuple[ConsoleLine, ...], dropped: int) -> None:
+        for line in lines:
+            self._console(line)
+        if dropped:
+            _log.warning("%d console lines of functions were left out: they came faster than they are shown", dropped)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # modules
+
+    async def _describe(self, module: str, path: str) -> Described:
+        child = next(self._describing)
+        description = Description(module, path, self._say, lambda: self._processes.kill(child))
+        nothing: dict[str, bytes] | None = {} if self._reload else None
+        self._processes.spawn(self._plan(child, "describe", module, _DESCRIBE_BYTES, nothing), description)
+        timeout_s = self._budget.start_us / 1_000_000
+        try:
+            return await asyncio.wait_for(description.done, timeout_s)
+        except TimeoutError:
+            self._processes.kill(child)
+            return description.failed(f"importing it took longer than {timeout_s:g} s")
+
+    async def _refresh(self) -> None:
+        """Take over what has changed in the folder."""
+        refreshed = await self._modules.refresh()
+        for change in self._catalog.update(refreshed.described, refreshed.gone):
+            self._pinned = {key: pinned for key, pinned in self._pinned.items() if key[0] != change.module}
+            if isinstance(change, Install):
+                self._pinned[change.module, change.version] = self._modules.sources(change.module)
+                effects = self._dispatch.install(change.module, change.version, change.functions, now_us())
+            else:
+                effects = self._dispatch.withdraw(change.module, change.error, now_us())
+            self._perform(effects)
+        self._functions = self._catalog.functions
+
+    async def _poll(self) -> None:
+        """Refresh for ever, and tell what has come of it."""
+        trouble = ""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            before = {module.module: module for module in self.modules}
+            try:
+                await self._refresh()
+            except BokiError as error:
+                if error.message != trouble:
+                    _log.error("%s", error)
+                trouble = error.message
+                continue
+            trouble = ""
+            after = {module.module: module for module in self.modules}
+            for name in before.keys() - after.keys():
+                _log.info("module %r is gone, with its functions", name)
+            for name, module in after.items():
+                if module != before.get(name):
+                    _announce(module)
+
+
+def _announce(module: ModuleInfo) -> None:
+    names = ", ".join(sorted(info.name for info in module.functions))
+    if not module.error:
+        _log.info("module %r is loaded: %s", module.module, names or "no functions")
+    elif names:
+        _log.error("%s; its last good version keeps running: %s", module.error, names)
+    else:
+        _log.error("%s", module.error)
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0  # it has just ended

@@ -1,0 +1,149 @@
+"""The processes of an engine: forked by a zygote, each with its link, none forgotten and none left behind.
+
+A process and its socket end together: who closes its socket without leave is killed, and whose socket stays open when
+it is dead (something that it started has it) loses it. A zygote that dies takes its children with it; it is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from typing import Final
+
+from boki.engine.worker_link import LinkOwner, Submit, WorkerLink, ending_of
+from boki.engine.zygote_link import Zygote
+from boki.errors import BokiError
+from boki.log.limits import Limits
+from boki.runtime.frames import Fork
+from boki.runtime.tally import Tally
+
+_log = logging.getLogger("boki.functions")
+
+_HEAR_OUT_S: Final = 1.0
+"""How long what a dead process has said may take to arrive."""
+_RETRY_S: Final = 1.0
+_STOP_S: Final = 2.0
+
+
+class Processes:
+    """A zygote and all that it has forked, by the numbers that the owners choose."""
+
+    def __init__(self, limits: Limits, submit: Submit) -> None:
+        self.links: dict[int, WorkerLink] = {}
+        self._limits = limits
+        self._submit = submit
+        self._zygote: Zygote | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+        self._loop = asyncio.get_running_loop()
+        self._empty = asyncio.Event()
+
+    @property
+    def zygote_pid(self) -> int:
+        """The zygote's process id; 0 while there is none."""
+        return self._zygote.pid if self._zygote else 0
+
+    async def start(self) -> None:
+        """Start the zygote. `Unavailable` if it does not come up."""
+        self._zygote = await Zygote.start(self)
+
+    async def stop(self) -> None:
+        """Kill what is left, and the zygote; every owner has been told when this returns."""
+        self._is_stopping = True
+        if self._zygote is not None:
+            await self._zygote.close()
+            self._zygote = None
+        for link in list(self.links.values()):
+            link.end("was killed because the engine stopped")
+            link.abort()
+        if self.links:
+            self._empty.clear()
+            try:
+                await asyncio.wait_for(self._empty.wait(), _STOP_S)
+            except TimeoutError:  # writes of theirs that the log has not decided
+                _log.warning("%d workers had writes under way when the engine stopped", len(self.links))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, plan: Fork, owner: LinkOwner) -> None:
+        """Fork the process `plan.child`. Its owner is told when it is gone, also if it never was there."""
+        tally, tally_fd = Tally.create()
+        ours, theirs = socket.socketpair()
+        link = WorkerLink(plan.child, owner, self, self._limits, self._submit, tally)
+        self.links[plan.child] = link
+        if self._zygote is not None:
+            self._zygote.fork(plan, theirs.fileno(), tally_fd)
+        else:
+            self._loop.call_soon(self.forked, plan.child, 0, "the process that forks workers is being replaced")
+        os.close(tally_fd)
+        theirs.close()
+        self._spawn_task(self._connect(link, ours))
+
+    async def _connect(self, link: WorkerLink, sock: socket.socket) -> None:
+        await self._loop.create_unix_connection(lambda: link, sock=sock)
+
+    def kill(self, number: int) -> None:
+        """Kill the process and all that it has started."""
+        if self._zygote is not None:
+            self._zygote.kill(number)
+
+    # what the zygote says
+
+    def forked(self, child: int, pid: int, error: str) -> None:
+        """See `ZygoteOwner.forked`."""
+        link = self.links.get(child)
+        if link is None:
+            return
+        link.pid = pid
+        if pid == 0:
+            link.end(f"could not be started: {error}")
+            link.abort()
+
+    def exited(self, child: int, status: int) -> None:
+        """See `ZygoteOwner.exited`."""
+        link = self.links.get(child)
+        if link is not None:
+            link.end(ending_of(status))
+            self._loop.call_later(_HEAR_OUT_S, link.abort)
+
+    def zygote_lost(self, why: str) -> None:
+        """See `ZygoteOwner.zygote_lost`."""
+        lost, self._zygote = self._zygote, None
+        _log.error("the process that forks workers is gone: %s; its workers are gone with it", why)
+        for link in list(self.links.values()):
+            link.end("was killed because the process that forks workers ended")
+            self._loop.call_later(_HEAR_OUT_S, link.abort)
+        if not self._is_stopping:
+            self._spawn_task(self._replace(lost))
+
+    async def _replace(self, lost: Zygote | None) -> None:
+        if lost is not None:
+            await lost.close()
+        while self._zygote is None and not self._is_stopping:
+            try:
+                await self.start()
+            except BokiError as error:
+                _log.error("%s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    # what links say
+
+    def link_closed(self, link: WorkerLink) -> None:
+        """See `LinkKeeper.link_closed`."""
+        if not link.ending and not link.is_leaving:
+            self.kill(link.number)
+
+    def link_gone(self, link: WorkerLink) -> None:
+        """See `LinkKeeper.link_gone`."""
+        del self.links[link.number]
+        if not self.links:
+            self._empty.set()
+
+    def _spawn_task(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,229 @@
+"""The engine's end of one worker's socket: frames in and out, and its operations carried to the log.
+
+A worker is gone when three things are known, in whatever order they come: its socket is closed, so that everything it
+has said was heard; the zygote has told how it ended; and every write that it had asked of the log is decided, so that
+nothing of it can happen after its calls were reported lost and maybe begun again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol, cast
+
+from boki.errors import BokiError, CorruptData
+from boki.log.checks import check_append, check_operation
+from boki.log.chunk import Chunk
+from boki.log.limits import MIB, Limits
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Append, Failure, Operation, SetRetention, TrimBook
+from boki.runtime.frames import (
+    VERSION,
+    Frame,
+    Hello,
+    LogReply,
+    LogRequest,
+    encode_frame,
+    from_worker,
+)
+from boki.runtime.tally import Tally
+
+Finish = Callable[[Answer, Positions], None]
+Submit = Callable[[Operation, Positions, int, Finish], None]
+"""Carries out a log operation within so many microseconds. `finish` is called once, in the same loop, maybe at once."""
+
+_MAX_REQUESTS: Final = 1024
+"""A worker with more log operations under way is not listened to until some are answered."""
+_MAX_UNSENT_BYTES: Final = 64 * MIB
+"""Nor is one that does not read what it is sent."""
+_WRITES: Final = (Append, TrimBook, SetRetention)
+
+
+class LinkOwner(Protocol):
+    """Who is told what comes from a worker, and of its end."""
+
+    def from_worker(self, link: WorkerLink, frame: Frame) -> None:
+        """It said something that is no log operation."""
+
+    def misbehaved(self, link: WorkerLink, how: str) -> None:
+        """It does not keep to the protocol: the worker process "sent a frame that …"."""
+
+    def gone(self, link: WorkerLink) -> None:
+        """It is over in every way; `link.ending` says how."""
+
+
+class LinkKeeper(Protocol):
+    """Who sees to it that a process ends with its socket, and the socket with its process."""
+
+    def link_closed(self, link: WorkerLink) -> None:
+        """Its socket is closed; the process is over, or should be."""
+
+    def link_gone(self, link: WorkerLink) -> None:
+        """It is over in every way."""
+
+
+class WorkerLink(asyncio.Protocol):
+    """One worker, from its fork to its end."""
+
+    def __init__(
+        self, number: int, owner: LinkOwner, keeper: LinkKeeper, limits: Limits, submit: Submit, tally: Tally
+    ) -> None:
+        self.number = number
+        self.owner = owner
+        self.pid = 0
+        self.tally = tally
+        self.is_leaving = False
+        """It has been let go, and exits by itself."""
+        self.ending = ""
+        """How the process ended; empty while it lives."""
+        self.is_closed = False
+        self._keeper = keeper
+        self._limits = limits
+        self._submit = submit
+        self._decoder = from_worker(limits)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._is_flush_due = False
+        self._requests = 0
+        self._writes = 0
+        self._is_slow = False
+        self._is_paused = False
+
+    # the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast("asyncio.Transport", transport)
+        if self.is_closed:
+            self._transport.abort()
+        self._transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """See `asyncio.Protocol`."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._keeper.link_closed(self)
+            self._check_gone()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._is_slow = True
+        self._listen()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._is_slow = False
+        self._listen()
+
+    def _listen(self) -> None:
+        """Read from the worker, or let it wait: with too much under way for it, it must not ask for more."""
+        wanted = self._is_slow or self._requests > _MAX_REQUESTS
+        if wanted != self._is_paused and self._transport is not None and not self.is_closed:
+            self._is_paused = wanted
+            if wanted:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        try:
+            frames = self._decoder.feed(data)
+        except CorruptData as error:
+            self.owner.misbehaved(self, f"sent what is no frame ({error.message})")
+            return
+        for frame in frames:
+            if isinstance(frame, LogRequest):
+                self._carry_out(frame)
+            elif isinstance(frame, Hello) and frame.version != VERSION:
+                self.owner.misbehaved(self, f"speaks version {frame.version} of the protocol, not {VERSION}")
+            else:
+                self.owner.from_worker(self, frame)
+
+    def send(self, frame: Frame | LogReply) -> None:
+        """Tell the worker; frames of one turn of the loop leave together."""
+        self._out.append(encode_frame(frame))
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        out, self._out = self._out, []
+        if self._transport is not None and not self.is_closed:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def close(self) -> None:
+        """Let the worker go: it exits when it sees its socket closed."""
+        self.is_leaving = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the socket at once, whatever is still to be read or sent."""
+        if self._transport is not None:
+            self._transport.abort()
+        elif not self.is_closed:
+            self.connection_lost(None)
+
+    def end(self, ending: str) -> None:
+        """The process is over: how it ended, to stand after "the worker process"."""
+        if not self.ending:
+            self.ending = ending
+            self._check_gone()
+
+    def _check_gone(self) -> None:
+        if self.is_closed and self.ending and not self._writes:
+            self._keeper.link_gone(self)
+            self.owner.gone(self)
+
+    # the log
+
+    def _carry_out(self, request: LogRequest) -> None:
+        operation = request.operation
+        try:
+            check_operation(operation, self._limits)
+            if isinstance(operation, Append):
+                check_append(Chunk(operation.chunk), operation.book, self._limits)
+        except BokiError as error:
+            self.send(LogReply(request.id, request.positions, Failure.of(error)))
+            return
+        is_write = isinstance(operation, _WRITES)
+        self._requests += 1
+        self._writes += is_write
+        if self._requests > _MAX_REQUESTS:
+            self._listen()
+        self._submit(
+            operation, request.positions, max(request.timeout_us, 0), partial(self._reply, request.id, is_write)
+        )
+
+    def _reply(self, request_id: int, is_write: bool, answer: Answer, positions: Positions) -> None:
+        self._requests -= 1
+        if not self.is_closed:
+            self.send(LogReply(request_id, positions, answer))
+        if self._is_paused:
+            self._listen()
+        if is_write:
+            self._writes -= 1
+            if self.is_closed:
+                self._check_gone()
+
+
+def ending_of(status: int) -> str:
+    """How a process ended, to stand after "the worker process".
+
+    >>> ending_of(3)
+    'exited with status 3'
+    >>> ending_of(-9)
+    'was killed by signal 9 (SIGKILL; by the system, if its memory ran out)'
+    """
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-status} ({name}{'; by the system, if its memory ran out' if status == -9 else ''})"
