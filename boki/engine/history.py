@@ -187,7 +187,7 @@ class OrderHistory:
         return found
 
     def first_seqnum_at(self, time_us: int, places: Iterable[tuple[Term, LogId]]) -> int | None:
-        """The first seqnum at or after that time in these logs, the latest of which comes first; None if there is none."""
+        """The first seqnum at or after that time in these logs, the latest of them first; None if there is none."""
         start = None
         for term, log in places:
             history = self._logs.get(make_seqnum(term, log, 0) >> POSITION_BITS)
