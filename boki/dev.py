@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
+
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.config import DevConfig
 from boki.engine.log_service import LogService
 from boki.engine.logged_calls import LoggedCalls
-from boki.engine.pools import ConsoleLine, FunctionHost
+from boki.engine.pools import FunctionHost
 from boki.errors import StoreFailed
 from boki.gateway.config import GatewayConfig
 from boki.gateway.server import Gateway
@@ -24,6 +26,7 @@ from boki.local_log import ENGINE, LocalLog
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
+from boki.runtime.frames import ConsoleLine
 
 _log = logging.getLogger("boki")
 
@@ -91,7 +94,7 @@ class Dev:
                 {"module": module.module, "path": module.path, "error": module.error}
                 for module in self.functions.modules
             ],
-            "pools": self.functions.stats(),
+            "pools": [msgspec.to_builtins(pool) for pool in self.functions.stats()],
             "calls": {"waiting": self.calls.waiting_count, "running": self.calls.running_count},
             "log": self.log.status(),
         }
