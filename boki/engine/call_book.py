@@ -34,7 +34,7 @@ from boki.engine.ledger import (
     encode_entry,
     id_tag,
 )
-from boki.errors import BokiError, ConditionFailed, CorruptData, TooLarge
+from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, TooLarge
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.operations import Failure, Found, Read, TrimBook
@@ -50,6 +50,8 @@ _log = logging.getLogger("boki.calls")
 _FIRST_BACKOFF_S: Final = 0.05
 _MAX_BACKOFF_S: Final = 2.0
 _CARRIED_AT_ONCE: Final = 200
+_LONGEST_POLL_S: Final = 3600.0
+"""The engine is in this process: nothing on the way gives up."""
 
 T = TypeVar("T")
 
@@ -171,6 +173,17 @@ class CallBook:
     async def wait_for_more(self, invocation_id: str, after: Record, wait_s: float) -> None:
         """Return when the call has a record after this one, or when `wait_s` is over."""
         await self._book.read_next(id_tag(invocation_id), min_seqnum=after.next_seqnum, wait_s=wait_s)
+
+    async def outcome(self, invocation_id: str) -> Outcome:
+        """The call's outcome, once it is recorded, by whomever. `NoSuchInvocation` if its records are trimmed."""
+        while True:
+            found = await _until_answered(partial(self.last, invocation_id))
+            if found is None:
+                raise NoSuchInvocation(f"the records of call {invocation_id} have been trimmed", outcome="unknown")
+            entry, record = found
+            if isinstance(entry, Finished):
+                return entry.outcome
+            await _until_answered(partial(self.wait_for_more, invocation_id, record, _LONGEST_POLL_S))
 
     async def load(self, waiting: Waiting) -> tuple[Accepted, int]:
         """The acceptance of an unfinished call, with its payload, and the time of the record."""

@@ -153,24 +153,17 @@ class LoggedCalls:
         until = loop.time() + call.timeout_us / 1e6
         first = await self._shielded(self._accept(call, key, 0, is_urgent=True), call.id, call.timeout_us / 1e6)
         invocation_id = first.call.id
-        while (left_s := until - loop.time()) > 0:
-            if invocation_id in self._book.ledger.waiting:
-                end = self._ends.setdefault(invocation_id, loop.create_future())
-                await asyncio.wait([end], timeout=left_s)
-                if end.done():
-                    return invocation_id, end.result()
-                continue
-            found = await self._book.last(invocation_id)
-            if found is None:
-                raise NoSuchInvocation(f"the records of call {invocation_id} have been trimmed", outcome="unknown")
-            entry, record = found
-            if isinstance(entry, Finished):
-                return invocation_id, entry.outcome
-            await self._book.wait_for_more(invocation_id, record, left_s)
-        raise DeadlineExceeded(
-            f"call {invocation_id} has not ended in time; it goes on, and the same key gives its outcome later",
-            invocation=invocation_id,
-        )
+        try:
+            async with asyncio.timeout_at(until):
+                if invocation_id in self._book.ledger.waiting:
+                    end = self._ends.setdefault(invocation_id, loop.create_future())
+                    return invocation_id, await asyncio.shield(end)
+                return invocation_id, await self._book.outcome(invocation_id)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"call {invocation_id} has not ended in time; it goes on, and the same key gives its outcome later",
+                invocation=invocation_id,
+            ) from None
 
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
         """What is known of a call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""

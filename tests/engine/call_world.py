@@ -65,6 +65,11 @@ def now_us() -> int:
     return EPOCH_US + round(asyncio.get_running_loop().time() * 1e6)
 
 
+async def time_passes(seconds: float) -> None:
+    """Let virtual time pass, with all that is due meanwhile."""
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
+
+
 class FaultyPort:
     """A `LogPort` over a `MemoryLog`. `faults` says what goes wrong at which operation; a halt stops everything."""
 
@@ -145,10 +150,12 @@ class CallWorld:
 
     async def kill(self) -> None:
         """The process is gone, with everything that it was doing."""
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        self.port.is_halted = True
         for timer in (self.calls._timer, self.calls._trimmer):
             if timer is not None:
                 timer.cancel()
+        self.calls._is_open = False
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
