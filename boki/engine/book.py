@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -21,6 +21,7 @@ from boki.effects import Delete, Put
 from boki.engine.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
 from boki.engine.residence import Residence
 from boki.engine.rows import END, PART_RECORDS, RECORD_BYTES, Part, Row, Shelf
+from boki.log.chunk import Chunk
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag
 from boki.log.metalog import Trim
@@ -272,30 +273,26 @@ class Book(Shelf):
             (rows.get(key_tag) or Row(self, key_tag)).append(seqnum)
         self._count(seqnum, seqnum, 1, len(tags) + (key_tag is not None), payload_bytes)
 
-    def append_all(self, first: int, count: int, tags: Mapping[str, Sequence[int]], payload_bytes: int) -> None:
-        """Add `count` records at consecutive seqnums from `first`; `tags` says which of them carry each tag, by index.
-
-        Key tags come through `append`.
-        """
-        marks = array("H", (0,)) * count
-        entries = shared = 0
+    def append_chunk(self, first: int, chunk: Chunk) -> None:
+        """Add all records of a chunk that has no keys, at consecutive seqnums from `first`."""
+        count = chunk.count
+        tags = chunk.tag_rows()
         rows = self.rows
+        entries = shared = 0
         for tag, indexes in tags.items():
             row = rows.get(tag) or Row(self, tag)
             entries += len(indexes)
             if len(indexes) == count:
                 shared += 1
                 row.extend(range(first, first + count))
-                continue
-            row.extend([first + i for i in indexes])
-            for i in indexes:
-                marks[i] += 1
+            else:
+                row.extend([first + i for i in indexes])
         if entries == shared * count:
             marks = array("H", (shared or _UNTAGGED,)) * count
         else:
-            marks = array("H", [mark + shared or _UNTAGGED for mark in marks])
-        self.whole.add(range(first, first + count), marks, payload_bytes)
-        self._count(first, first + count - 1, count, entries, payload_bytes)
+            marks = array("H", [tag_count or _UNTAGGED for tag_count in chunk.tag_counts()])
+        self.whole.add(range(first, first + count), marks, chunk.payload_bytes)
+        self._count(first, first + count - 1, count, entries, chunk.payload_bytes)
 
     def _count(self, first: int, last: int, count: int, entries: int, payload_bytes: int) -> None:
         assert first > self.last_seqnum, "records of a book are applied in the order of their seqnums"

@@ -428,4 +428,4 @@ def _keep_all(book: Book, chunk: Chunk, first: int) -> None:
     if chunk.count == 1:
         book.append(first, chunk.tags(0), chunk.payload_bytes)
     else:
-        book.append_all(first, chunk.count, chunk.tag_rows(), chunk.payload_bytes)
+        book.append_chunk(first, chunk)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from struct import Struct
 from struct import error as StructError
@@ -77,13 +76,22 @@ def read_header(data: bytes) -> BatchHeader:
 class Batch:
     """A batch with its chunks, decoded when asked. Raises like `read_header` and `Chunk`."""
 
+    __slots__ = ("_chunks", "_starts", "data", "header")
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.header = read_header(data)
+        self._chunks: list[Chunk] | None = None
+        self._starts: list[int] | None = None
 
-    @cached_property
+    @property
     def chunks(self) -> list[Chunk]:
         """The chunks in order."""
+        if self._chunks is None:
+            self._chunks = self._read_chunks()
+        return self._chunks
+
+    def _read_chunks(self) -> list[Chunk]:
         found: list[Chunk] = []
         offset = HEADER_BYTES
         for _ in range(self.header.chunk_count):
@@ -96,15 +104,13 @@ class Batch:
             )
         return found
 
-    @cached_property
-    def chunk_starts(self) -> list[int]:
-        """Of each chunk, the index of its first record in the batch."""
-        return list(accumulate((chunk.count for chunk in self.chunks[:-1]), initial=0))
-
     def find(self, index: int) -> tuple[int, int]:
         """Where the batch's `index`-th record stands: (number of the chunk, index in it)."""
-        n = bisect_right(self.chunk_starts, index) - 1
-        return n, index - self.chunk_starts[n]
+        starts = self._starts
+        if starts is None:
+            starts = self._starts = list(accumulate((chunk.count for chunk in self.chunks[:-1]), initial=0))
+        n = bisect_right(starts, index) - 1
+        return n, index - starts[n]
 
     def verify(self) -> None:
         """Check every checksum in the batch; `CorruptData` says what failed."""

@@ -19,6 +19,9 @@ All integers are little-endian. The layout is version 1 and pinned by golden fil
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack_from
@@ -39,6 +42,8 @@ FREED: Final = 4
 _HEADER: Final = Struct("<2sHIIIIIII")
 _CRC_FROM: Final = 8  # the checksum covers everything after itself
 _ENTRY: Final = Struct("<IIIBxxx")
+_PAYLOAD_END: Final = 0
+_TAG_END: Final = 1
 _CONDITION: Final = Struct("<IIq")
 
 
@@ -221,23 +226,30 @@ class Chunk:
         tags = self._tag_column()
         if not tags:
             return {}
-        if len(tags) % self.count == 0:
-            width = len(tags) // self.count
-            if tags == tags[:width] * self.count and all(
-                entry[1] == width * (i + 1) for i, entry in enumerate(self._entries())
-            ):
-                return {strings[n]: range(self.count) for n in tags[:width]}
-        rows: dict[int, list[int]] = {}
+        ends = self._ends(_TAG_END)
+        width = len(tags) // self.count
+        if tags == tags[:width] * self.count and ends == array("I", range(width, len(tags) + 1, width)):
+            return {strings[n]: range(self.count) for n in tags[:width]}
+        rows: defaultdict[int, list[int]] = defaultdict(list)
         start = 0
-        for i, (_, stop, _, _) in enumerate(self._entries()):
+        for i, stop in enumerate(ends):
             for n in tags[start:stop]:
-                rows.setdefault(n, []).append(i)
+                rows[n].append(i)
             start = stop
         return {strings[n]: row for n, row in rows.items()}
 
+    def _ends(self, field: int) -> array[int]:
+        """Of every record, where its payload or its tags end: a column of the entries."""
+        start = self._columns[3]
+        numbers = array("I")
+        numbers.frombytes(memoryview(self.buffer)[start : start + _ENTRY.size * self.count])
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers[field :: _ENTRY.size // 4]
+
     def tag_counts(self) -> list[int]:
         """How many tags each record carries, key tags included."""
-        return [b - a for a, b in pairwise([0, *(entry[1] for entry in self._entries())])]
+        return [b - a for a, b in pairwise((0, *self._ends(_TAG_END)))]
 
     @property
     def payload_bytes(self) -> int:
@@ -247,7 +259,7 @@ class Chunk:
 
     def payload_sizes(self) -> list[int]:
         """How many bytes of data each record has."""
-        return [b - a for a, b in pairwise([0, *(entry[0] for entry in self._entries())])]
+        return [b - a for a, b in pairwise((0, *self._ends(_PAYLOAD_END)))]
 
     @property
     def is_conditional(self) -> bool:
