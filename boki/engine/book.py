@@ -143,8 +143,19 @@ class BookRow(Row):
         assert isinstance(part, BookPart)
         return part
 
+    def add_one(self, seqnum: int, mark: int, payload_bytes: int) -> None:
+        """Let a record follow, whose mark tells how many tags it has."""
+        part = self._grow(seqnum)
+        assert isinstance(part, BookPart)
+        if part.flags & GAP_AT_END:
+            mark |= _GAP_BEFORE
+            part.flags &= ~GAP_AT_END
+        part.seqnums.append(seqnum)
+        part.marks.append(mark)
+        part.payload_bytes += payload_bytes
+
     def add(self, seqnums: Sequence[int], marks: Sequence[int], payload_bytes: int) -> None:
-        """Let records follow, of which each mark tells how many tags it has."""
+        """The same for many."""
         at = 0
         while at < len(seqnums):
             part = self._grow(seqnums[at])
@@ -265,7 +276,7 @@ class Book(Shelf):
 
     def append(self, seqnum: int, tags: Sequence[str], payload_bytes: int, key_tag: str | None = None) -> None:
         """Add one record. Its seqnum is above all others of the book."""
-        self.whole.add((seqnum,), (len(tags) or _UNTAGGED,), payload_bytes)
+        self.whole.add_one(seqnum, len(tags) or _UNTAGGED, payload_bytes)
         rows = self.rows
         for tag in tags:
             (rows.get(tag) or Row(self, tag)).append(seqnum)
@@ -322,13 +333,25 @@ class Book(Shelf):
         """No record of that row below this can be read any more. System tags outlive trims of the book as a whole."""
         if tag is None:
             return self.floor
-        return max(self.deleted_below if is_system_tag(tag) else self.floor, self.row(tag).floor)
+        if not is_system_tag(tag):
+            return max(self.floor, self.row(tag).floor)
+        if tag.startswith(KEY_TAG_PREFIX):
+            return self.deleted_below  # nobody trims a key
+        return max(self.deleted_below, self.row(tag).floor)
 
     def last(self, tag: str | None) -> int:
         """The last seqnum of a row, 0 if it is empty: what conditions look at."""
         if tag is None:
             return self.last_seqnum
         return self.row(tag).last(self.floor_of(tag))
+
+    def has(self, seqnum: int) -> bool:
+        """Whether the row of the whole book has that record."""
+        if seqnum < self.floor:
+            return False
+        column = self.whole.part_at(seqnum).seqnums
+        at = bisect_left(column, seqnum)
+        return at < len(column) and column[at] == seqnum
 
     def page(self, tag: str | None, start: int, stop: int, limit: int, *, backward: bool = False) -> array[int]:
         """See `boki.engine.index.Index.page`."""

@@ -42,6 +42,7 @@ class LogHistory:
         "_is_listed",
         "_is_open",
         "_log",
+        "_open_bytes",
         "_pages",
         "_residence",
         "_starts",
@@ -63,6 +64,7 @@ class LogHistory:
         self._writing_from: int | None = None
         self._is_listed = False
         self._is_open = False
+        self._open_bytes = 0
         residence.used_bytes += _HISTORY_BYTES
         residence.admit(self)
 
@@ -95,19 +97,15 @@ class LogHistory:
 
     def apply_cut(self, cut: Cut) -> list[Piece]:
         """See `OrderTable.apply_cut`."""
-        page = self._page(len(self._pages) - 1) if self._pages else None
-        if page is None or (page.entry_count >= PAGE_ENTRIES and page.next_seqnum > page.first_seqnum):
-            following = OrderTable(self._term, self._log) if page is None else page.successor()
-            self._starts.append(following.first_seqnum)
+        page = self._pages[-1] if self._is_open else self._open()
+        assert page is not None, "the page that grows stays in memory"
+        if page.entry_count >= PAGE_ENTRIES and page.next_seqnum > page.first_seqnum:
+            page = self._add(page.successor())
+        if len(self._times) < len(self._pages):
             self._times.append(cut.time_us)
-            self._pages.append(following)
-            self._used.append(1)
-            self._residence.used_bytes += following.size_bytes + _PAGE_BYTES
-            page = following
-        self._is_open = True
-        before = page.size_bytes
         pieces = page.apply_cut(cut)
-        grown = page.size_bytes - before
+        grown = page.size_bytes - self._open_bytes
+        self._open_bytes += grown
         self._residence.used_bytes += grown
         self._residence.dirty_bytes += grown
         self._clean_until = min(self._clean_until, len(self._pages) - 1)
@@ -115,6 +113,23 @@ class LogHistory:
             self._is_listed = True
             self._residence.changed(self)
         return pieces
+
+    def _open(self) -> OrderTable:
+        """The page that grows, for the first cut since the index was started."""
+        self._is_open = True
+        if not self._pages:
+            return self._add(OrderTable(self._term, self._log))
+        page = self._page(len(self._pages) - 1)
+        self._open_bytes = page.size_bytes
+        return page
+
+    def _add(self, page: OrderTable) -> OrderTable:
+        self._starts.append(page.first_seqnum)
+        self._pages.append(page)
+        self._used.append(1)
+        self._open_bytes = page.size_bytes
+        self._residence.used_bytes += page.size_bytes + _PAGE_BYTES
+        return page
 
     @property
     def next_seqnum(self) -> int:

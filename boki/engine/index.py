@@ -263,7 +263,10 @@ class Index:
 
     def has(self, book: str, seqnum: int) -> bool:
         """Whether the book has that record, and it can be read."""
-        return len(self.page(book, None, seqnum, seqnum + 1, 1)) == 1
+        found = self._book(book)
+        has = found is not None and found.has(seqnum)
+        self._settle()
+        return has
 
     def floor(self, book: str, tag: str | None) -> int:
         """Seqnums below this are trimmed, in that tag's row or in the whole book."""

@@ -181,11 +181,7 @@ class Row:
         """Seqnums with `low <= seqnum < stop`, ascending: the first `limit` of them, or the last if `backward`."""
         newest = self.newest
         if newest is None or low < newest.start:
-            pages = self._pages_backward(low, stop, limit) if backward else self._pages(low, stop, limit)
-            found = array("q")
-            for page in pages:
-                found.extend(page)
-            return found
+            return self._page_of_parts(low, stop, limit, backward)
         newest.flags |= USED
         column = newest.seqnums
         first = bisect_left(column, low)
@@ -195,6 +191,23 @@ class Row:
         if column and column[-1] < stop:
             return column[first : first + limit]
         return column[first : min(first + limit, bisect_left(column, stop, first))]
+
+    def _page_of_parts(self, low: int, stop: int, limit: int, backward: bool) -> array[int]:
+        if backward:
+            pages: Iterable[array[int]] = self._pages_backward(low, stop, limit)
+        else:
+            if low < stop:
+                # most often the first part will do
+                column = self.part_at(low).seqnums
+                first = bisect_left(column, low)
+                page = column[first : first + limit]
+                if len(page) == limit and page[-1] < stop:
+                    return page
+            pages = self._pages(low, stop, limit)
+        found = array("q")
+        for page in pages:
+            found.extend(page)
+        return found
 
     def _pages(self, low: int, stop: int, limit: int) -> Iterator[array[int]]:
         stop = min(stop, END)
