@@ -34,7 +34,9 @@ _log = logging.getLogger("boki")
 class Dev:
     """A running system. Make it with `start`; `stop` drains it. `url` is where it listens."""
 
-    def __init__(self, config: DevConfig, log: LocalLog, console: Callable[[ConsoleLine], None]) -> None:
+    def __init__(
+        self, config: DevConfig, gateway: GatewayConfig, log: LocalLog, console: Callable[[ConsoleLine], None]
+    ) -> None:
         self.config = config
         self.log = log
         self.service = LogService(log.port, log.engine)
@@ -48,23 +50,15 @@ class Dev:
             show_tracebacks=True,
         )
         self.calls = LoggedCalls(self.service, self.functions.call, keep_s=config.keep_calls_s, limits=config.limits)
-        gateway = GatewayConfig(
-            host=config.host,
-            port=config.port,
-            token=config.token,
-            insecure=config.insecure,
-            show_tracebacks=True,
-            limits=config.limits,
-        )
         self.gateway = Gateway(_Backend(self), gateway)
         self.is_open = False
 
     @classmethod
     async def start(cls, config: DevConfig, console: Callable[[ConsoleLine], None] | None = None) -> Dev:
         """Start everything and listen. `console` is given each line that a function prints or logs."""
-        # The address is checked before the data directory is touched.
+        gateway = _gateway_config(config)  # refuses an open address before anything is touched
         log = await LocalLog.start(config, _on_failure)
-        dev = cls(config, log, console or _print)
+        dev = cls(config, gateway, log, console or _print)
         try:
             await dev.service.start()
             await dev.functions.start()
@@ -152,6 +146,17 @@ class _Backend:
 
     def status(self) -> dict[str, Any]:
         return self._dev.status()
+
+
+def _gateway_config(config: DevConfig) -> GatewayConfig:
+    return GatewayConfig(
+        host=config.host,
+        port=config.port,
+        token=config.token,
+        insecure=config.insecure,
+        show_tracebacks=True,
+        limits=config.limits,
+    )
 
 
 def _on_failure(node: str, error: StoreFailed) -> None:

@@ -21,7 +21,7 @@ from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from tests.contract.awaitable import AwaitableLogs
 from tests.contract.functions import run_scenarios
-from tests.contract.live import EngineLogs, local_log
+from tests.contract.live import EngineLogs, dev_system, local_log, run_in_worker
 from tests.contract.scenarios import SCENARIOS, TIMED
 
 Run = Callable[[str], None]
@@ -80,6 +80,13 @@ def engine(*stopped: str, **settings: int) -> Iterator[Run]:
         yield lambda name: loop.run(SCENARIOS[name](EngineLogs(service, book_for(name))))
 
 
+@contextmanager
+def in_worker(function: str, *stopped: str, **settings: int) -> Iterator[Run]:
+    """From inside a function in a forked worker process."""
+    with dev_system(*stopped, **settings) as (loop, dev):
+        yield lambda name: loop.run(run_in_worker(dev, function, name, book_for(name)))
+
+
 class BlockingLogs:
     """LogBooks by name over one access, as a blocking context has them."""
 
@@ -100,6 +107,9 @@ IMPLEMENTATIONS = {
     "memory-blocking": Implementation(memory_blocking, moves_time=True),
     "engine": Implementation(engine),
     "engine-3-replicas-2-logs": Implementation(partial(engine, replicas=3, logs=2)),
+    "function": Implementation(partial(in_worker, "run_scenario")),
+    "blocking-function": Implementation(partial(in_worker, "run_scenario_blocking")),
+    "function-3-replicas-2-logs": Implementation(partial(in_worker, "run_scenario", replicas=3, logs=2)),
     "engine-one-replica-stopped": Implementation(partial(engine, "storage-2", "sequencer-3", replicas=3, logs=2)),
 }
 

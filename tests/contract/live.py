@@ -9,10 +9,13 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import uvloop
 
+from boki.calls import Call, Payload
 from boki.config import DevConfig
+from boki.dev import Dev
 from boki.engine.log_service import LogService
 from boki.local_log import LocalLog
 from boki.runtime.append_gatherer import AppendGatherer
@@ -72,3 +75,29 @@ def local_log(*stopped: str, **settings: Any) -> Iterator[tuple[LoopThread, LogS
         loop.run(service.stop())
         loop.run(log.stop())
     loop.close()
+
+
+FUNCTIONS = Path(__file__).parent / "functions"
+
+
+@contextmanager
+def dev_system(*stopped: str, **settings: Any) -> Iterator[tuple[LoopThread, Dev]]:
+    """All of `boki dev` in this process, with the suite's functions in worker processes beside it."""
+    loop = LoopThread()
+    with tempfile.TemporaryDirectory() as folder:
+        config = DevConfig(data=Path(folder) / "data", functions=FUNCTIONS, port=0, reload=False, **settings)
+        dev = loop.run(Dev.start(config))
+        for node in stopped:
+            dev.log.stop_node(node)
+        yield loop, dev
+        loop.run(dev.stop(5))
+    loop.close()
+
+
+async def run_in_worker(dev: Dev, function: str, scenario: str, book: str) -> None:
+    """Run a scenario in a worker process; its traceback is the error."""
+    payload = Payload("text", scenario.encode())
+    outcome = await dev.functions.call(Call(uuid4().hex, function, payload, book, 120_000_000))
+    assert outcome.failure is None, outcome.failure
+    assert outcome.result is not None
+    assert not outcome.result.data, outcome.result.data.decode()
