@@ -202,7 +202,7 @@ class CallBook:
         found = await self._access.ask(Read(BOOK, None, 0, MAX_SEQNUM, 1, start_time_us=older_than_us))
         assert isinstance(found, Found)
         kept = first_record(found)
-        wanted = self.ledger.fold_from if kept is None else min(kept.seqnum, self.ledger.fold_from)
+        wanted = self.ledger.fold_from if kept is None else kept.seqnum
         for waiting in self.ledger.waiting_below(wanted, _CARRIED_AT_ONCE):
             await self._carry(waiting)
         floor = self.ledger.trim_floor(wanted)

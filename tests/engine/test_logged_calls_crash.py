@@ -100,16 +100,26 @@ def test_whatever_fails_wherever_a_call_is_finished_once(client: Client, fault: 
     count = operation_count(client)
     assert count > 5
     for at in range(count):
-        run(_one_fault(client, fault, at))
+        run(_play_and_check(client, {at: fault}))
 
 
-async def _one_fault(client: Client, fault: Fault, at: int) -> None:
+@pytest.mark.parametrize("second", ["refuse", "lose_answer", "halt_before"])
+@pytest.mark.parametrize("client", SCENARIOS, ids=lambda client: client.__name__)
+def test_after_a_lost_answer_a_second_failure_decides_nothing(client: Client, second: Fault) -> None:
+    """What may have happened is not called off by a refusal of its repetition."""
+    for at in range(operation_count(client)):
+        run(_play_and_check(client, {at: "lose_answer", at + 1: second}))
+
+
+async def _play_and_check(client: Client, faults: dict[int, Fault]) -> None:
     world = CallWorld()
     try:
-        answer = await play(world, client, {at: fault})
+        answer = await play(world, client, faults)
     except BokiError as error:  # the start itself failed
         answer = error
-    where = f"{fault} at operation {at}: {answer!r}"
+    where = f"{faults}: {answer!r}"
+    acceptances = [entry for entry in world.entries() if isinstance(entry, Accepted) and not entry.accepted_us]
+    assert len(acceptances) <= 1, where
     is_logged = any(isinstance(entry, Accepted | Finished) for entry in world.entries())
     if isinstance(answer, str):
         assert is_logged, where
