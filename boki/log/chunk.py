@@ -127,7 +127,7 @@ class Chunk:
     checked by `verify_payloads`, which whoever reads them from a disk or from a stranger calls.
     """
 
-    __slots__ = ("_columns", "_strings", "buffer", "count", "offset", "size")
+    __slots__ = ("_columns", "_occurring", "_strings", "buffer", "count", "offset", "size")
 
     def __init__(self, buffer: bytes, offset: int = 0) -> None:
         try:
@@ -154,6 +154,7 @@ class Chunk:
             raise CorruptData(f"a chunk of {self.count} records fails its checksum")
         self._columns = (lengths, string_count, strings, entries, tags, conditions, payload)
         self._strings: list[str] | None = None
+        self._occurring: frozenset[int] | None = None
 
     @property
     def data(self) -> bytes:
@@ -210,10 +211,12 @@ class Chunk:
         """Whether trimming has taken the payload of record `i` away."""
         return bool(self._entry(i)[3] & FREED)
 
-    def _flags(self) -> set[int]:
+    def _flags(self) -> frozenset[int]:
         """The flags that occur, by one strided slice: they stand in the 13th byte of each entry."""
-        start = self._columns[3]
-        return set(self.buffer[start + 12 : start + _ENTRY.size * self.count : _ENTRY.size])
+        if self._occurring is None:
+            start = self._columns[3]
+            self._occurring = frozenset(self.buffer[start + 12 : start + _ENTRY.size * self.count : _ENTRY.size])
+        return self._occurring
 
     @property
     def has_freed(self) -> bool:
