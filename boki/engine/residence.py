@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from boki.effects import Delete, DiskReader, Put
+
+_STEPS: Final = 1000
 
 
 class Resident(Protocol):
@@ -43,6 +45,8 @@ class Residence:
         self._dirty: list[Resident] = []
         self._writing: list[Resident] = []
         self._deletes: list[Delete] = []
+        self._fruitless = 0
+        """How many residents in a row had nothing to give."""
 
     def admit(self, resident: Resident) -> None:
         """A resident has come into being."""
@@ -80,13 +84,16 @@ class Residence:
         return self.used_bytes > self._evict_above
 
     def evict(self) -> None:
-        """Let the hand go round, twice at most, until the budget is kept."""
-        for _ in range(2 * len(self._residents)):
-            if self.used_bytes <= self._limit_bytes:
-                self._evict_above = self._limit_bytes
-                return
+        """Let the hand go on until the budget is kept; not far at once, so that no operation waits for long."""
+        for _ in range(min(_STEPS, len(self._residents))):
+            before = self.used_bytes
+            if before <= self._limit_bytes:
+                break
             resident = self._residents.popleft()
             if resident.shrink():
                 self._residents.append(resident)
-        # what is left is in use or not stored yet: do not go round again before it has grown, or been stored
-        self._evict_above = max(self._limit_bytes, self.used_bytes + self._limit_bytes // 16)
+            self._fruitless = self._fruitless + 1 if self.used_bytes == before else 0
+        if self._fruitless > 2 * len(self._residents):
+            # what is left is in use or not stored yet: stand still until it has grown, or been stored
+            self._fruitless = 0
+            self._evict_above = self.used_bytes + self._limit_bytes // 16

@@ -57,8 +57,8 @@ _GONE: Final = 8
 _PART_BYTES: Final = 176
 RECORD_BYTES: Final = 9
 """What a record costs in a part: eight bytes, and what arrays keep in reserve."""
-_ROW_BYTES: Final = 288
-_DIRTY_ROW_BYTES: Final = 64
+_ROW_BYTES: Final = 230
+_DIRTY_ROW_BYTES: Final = 160
 
 _start_of = attrgetter("start")
 
