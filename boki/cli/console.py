@@ -67,7 +67,8 @@ class Screen:
                 self._json(level, "module", module.error or "loaded", module=module.module, functions=loaded)
             return
         console = results()
-        console.print(f"  functions  {config.functions.resolve()}{'' if modules else ' (none found)'}", markup=False)
+        missing = " (there is no such folder)" if not config.functions.is_dir() else "" if modules else " (none found)"
+        console.print(f"  functions  {config.functions.resolve()}{missing}", markup=False)
         for module in modules:
             if module.error:
                 console.print(f"             [bold red]{module.module} is broken[/]")

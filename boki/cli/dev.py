@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 
 from boki.config import DevConfig, Setting, flag, load, settings
+from boki.errors import Unavailable
 
 INTERRUPTED = 130
 
@@ -57,7 +58,13 @@ async def serve(config: DevConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number.name)
     screen.show_log()
-    dev = await Dev.start(config, screen.line)
+    try:
+        dev = await Dev.start(config, screen.line)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot start at {config.host}:{config.port} with {config.data}: {error.strerror or error}",
+            errno=error.errno,
+        ) from error
     screen.started(dev.url, config, dev.functions.modules)
     await stop.wait()
     await dev.stop(config.drain_s)
