@@ -72,9 +72,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class DiskRoom:
-    """The shell's word to a core whether its disk has room for more records."""
+    """The shell's word to a core about its disk.
+
+    Without `has_room` the reserve is touched: no new records should come. What is on its way may still be stored, so
+    that nobody is left in doubt, until `may_store` is false, too.
+    """
 
     has_room: bool
+    may_store: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from boki.effects import Delete, Effect, Load, Loaded, Put, Store
+from boki.effects import Delete, DiskRoom, Effect, Load, Loaded, Put, Store
 from boki.errors import StoreFailed
 from boki.host.rocksdb import RocksDb
 
@@ -136,9 +136,10 @@ class Disk:
         return stat.f_bavail * stat.f_frsize
 
     @property
-    def has_room(self) -> bool:
-        """Whether records may still be added: the reserve is kept for trims, metalog entries and compaction."""
-        return self.free_bytes > self._reserve_bytes
+    def room(self) -> DiskRoom:
+        """Whether records may be added. The last quarter of the reserve is for trims, metalogs and compaction alone."""
+        free_bytes = self.free_bytes
+        return DiskRoom(free_bytes > self._reserve_bytes, free_bytes > self._reserve_bytes // 4)
 
     def close(self) -> None:
         """Write what is pending, stop the thread and close the database."""

@@ -45,7 +45,7 @@ class Host:
         self._answer = answer
         self._inbox: list[tuple[NodeId, Any]] = []
         self._scheduled = False
-        self._has_room = True
+        self._room = DiskRoom(True)
         self._timer: TimerHandle | None = None
         links.attach(node, self.deliver)
         self._tick()
@@ -99,9 +99,9 @@ class Host:
         if self.stopped:
             return
         self._timer = self._loop.call_later(TICK_S, self._tick)
-        if self.disk is not None and self.disk.has_room != self._has_room:
-            self._has_room = not self._has_room
-            self.deliver(self.node, DiskRoom(self._has_room))
+        if self.disk is not None and (room := self.disk.room) != self._room:
+            self._room = room
+            self.deliver(self.node, room)
         self.perform(self.core.tick(now_us()))
 
     def fail(self, error: StoreFailed) -> None:

@@ -77,6 +77,7 @@ class StorageCore:
         self.node = node
         self.incarnation = incarnation
         self.has_room = True
+        self._may_store = True
         stored = disk.get(CHECKPOINT_KEY)
         state = msgspec.msgpack.decode(stored, type=Checkpoint) if stored is not None else Checkpoint()
         self.follower = MetalogFollower(state.applied)
@@ -118,8 +119,8 @@ class StorageCore:
                 return [effect for batch in batches for effect in self._store(batch, None)]
             case InstallView(views):
                 self.follower.install(views)
-            case DiskRoom(has_room):
-                return self._change_room(has_room)
+            case DiskRoom():
+                return self._change_room(message)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
@@ -168,7 +169,7 @@ class StorageCore:
             shard = self._shards[key] = Shard()
         shard.engine = shard.engine or engine
         self._reports.add(key)
-        if shard.has(header.first_lid, header.until_lid) or not self.has_room:
+        if shard.has(header.first_lid, header.until_lid) or not self._may_store:
             return ()
         shard.add(header.first_lid, header.until_lid)
         self._puts.append(Put(batch_key(key, header.first_lid), batch))
@@ -182,10 +183,10 @@ class StorageCore:
         if shard.engine is not None:
             yield Send(shard.engine, progress)
 
-    def _change_room(self, has_room: bool) -> Iterable[Effect]:
-        self.has_room = has_room
+    def _change_room(self, room: DiskRoom) -> Iterable[Effect]:
+        self.has_room, self._may_store = room.has_room, room.may_store
         self._reports |= {key for key, shard in self._shards.items() if key[0] == self.follower.term}
-        word = "has room again" if has_room else "is nearly full: appends are refused, reads and trims go on"
+        word = "has room again" if room.has_room else "is nearly full: appends are refused, reads and trims go on"
         return (Trace(logging.WARNING, f"the disk {word}"),)
 
     # following the metalogs
@@ -247,7 +248,7 @@ class StorageCore:
         if shard.gap_since == 0:
             shard.gap_since = now_us
         peers = [peer for peer in shard.replicas if peer != self.node]
-        if now_us - shard.gap_since < _GAP_PATIENCE_US or not peers or not self.has_room:
+        if now_us - shard.gap_since < _GAP_PATIENCE_US or not peers or not self._may_store:
             return
         shard.gap_since = now_us
         self._fetch_number += 1

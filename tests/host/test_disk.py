@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import boki.host.disk
-from boki.effects import Delete, Load, Put, Send, Store
+from boki.effects import Delete, DiskRoom, Load, Put, Send, Store
 from boki.errors import ConfigError, DataDirectoryInUse, StoreFailed, VersionTooNew
 from boki.host.data_directory import DataDirectory
 from boki.host.disk import Disk
@@ -134,8 +134,8 @@ def test_a_disk_has_room_while_more_than_its_reserve_is_free(tmp_path: Path) -> 
         loop = asyncio.get_running_loop()
         disk = Disk(tmp_path / "d", loop, on_failure=pytest.fail, reserve_bytes=1)
         full = Disk(tmp_path / "f", loop, on_failure=pytest.fail, reserve_bytes=1 << 60)
-        assert disk.has_room
-        assert not full.has_room
+        assert disk.room == DiskRoom(True)
+        assert full.room == DiskRoom(False, may_store=False)
         disk.close()
         full.close()
 

@@ -115,17 +115,17 @@ def test_a_full_disk_refuses_batches_and_says_so_and_takes_them_again_when_there
     publish(world, 0, OpenShard(SHARD, ENGINE, REPLICAS))
     world.tell(NODE, StoreBatch(batch(0, b"a")))
     world.run()
-    world.tell(NODE, DiskRoom(False))
-    world.tell(NODE, StoreBatch(batch(1, b"b")))
-    world.run()
-    last = reports(world)[-1]
-    assert (last.stored_until, last.has_room) == (1, False)
-    assert fetch(world, 0, 1).holding is Holding.HAVE
-    world.tell(NODE, DiskRoom(True))
-    world.tell(NODE, StoreBatch(batch(1, b"b")))
-    world.run()
-    last = reports(world)[-1]
-    assert (last.stored_until, last.has_room) == (2, True)
+    for room, first, stored in [
+        (DiskRoom(False), 1, 2),  # what is on its way is taken, so that nobody is left in doubt
+        (DiskRoom(False, may_store=False), 2, 2),
+        (DiskRoom(True), 2, 3),
+    ]:
+        world.tell(NODE, room)
+        world.tell(NODE, StoreBatch(batch(first, b"b")))
+        world.run()
+        last = reports(world)[-1]
+        assert (last.stored_until, last.has_room) == (stored, room.has_room)
+        assert fetch(world, 0, 1).holding is Holding.HAVE
 
 
 def test_a_fetch_gets_the_bytes_that_were_stored() -> None:
