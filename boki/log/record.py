@@ -31,7 +31,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         """The data, decoded as JSON; `InvalidArgument` if it is not JSON."""
         try:
             return msgspec.json.decode(self.data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidArgument(f"record {self.seqnum} does not hold JSON: {error}") from None
 
 
