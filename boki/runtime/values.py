@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, Protocol, get_args
+from typing import Any, Final, Protocol, get_args
 
 import msgspec
 
 from boki.calls import Encoding, Payload
 from boki.errors import ConfigError, InvalidArgument
 
-NO_PAYLOAD = Payload("bytes", b"")
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON may raise: another type, no JSON, no UTF-8, nested too deep."""
+_UNWRITABLE: Final = (TypeError, ValueError, RecursionError)
+
+NO_PAYLOAD: Final = Payload("bytes", b"")
 """What a caller sends that gives no payload."""
 
 
@@ -52,10 +56,10 @@ def encode_any(value: Any, what: str) -> Payload:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Payload("bytes", bytes(value))
     if isinstance(value, str):
-        return Payload("text", value.encode())
+        return _encode_text(value, what)
     try:
         return Payload("json", msgspec.json.encode(value, enc_hook=_encode_model))
-    except (TypeError, ValueError) as error:
+    except _UNWRITABLE as error:
         raise InvalidArgument(f"{what} cannot be written as JSON: {error}", field=_field(what)) from None
 
 
@@ -67,7 +71,7 @@ def decode_any(payload: Payload, what: str) -> Any:
         return _text(payload.data, what)
     try:
         return msgspec.json.decode(payload.data)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise _mismatch(what, error) from None
 
 
@@ -98,7 +102,7 @@ class TextCodec:
         """See `ValueCodec`."""
         if not isinstance(value, str):
             raise InvalidArgument(f"{what} must be str, not {type(value).__name__}", field=_field(what))
-        return Payload("text", value.encode())
+        return _encode_text(value, what)
 
     def decode(self, payload: Payload, what: str) -> str:
         """See `ValueCodec`."""
@@ -106,7 +110,7 @@ class TextCodec:
             return _text(payload.data, what)
         try:
             return msgspec.json.decode(payload.data, type=str)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise _mismatch(what, error) from None
 
 
@@ -148,11 +152,12 @@ class JsonCodec:
         """See `ValueCodec`. What was written is read again, so that a misfit is found here and not by the peer."""
         try:
             data = msgspec.json.encode(value)
-            self._decoder.decode(data)
-        except msgspec.DecodeError as error:
-            raise _mismatch(what, error) from None
-        except (TypeError, ValueError) as error:
+        except _UNWRITABLE as error:
             raise InvalidArgument(f"{what} cannot be written as JSON: {error}", field=_field(what)) from None
+        try:
+            self._decoder.decode(data)
+        except _UNREADABLE as error:
+            raise _mismatch(what, error) from None
         return Payload("json", data)
 
     def decode(self, payload: Payload, what: str) -> Any:
@@ -162,7 +167,7 @@ class JsonCodec:
                 return msgspec.convert(_text(payload.data, what), self._annotation)
             if payload.encoding == "json" or not payload.data:
                 return self._decoder.decode(payload.data or b"null")
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise _mismatch(what, error, payload) from None
         raise _not_json(what)
 
@@ -220,7 +225,14 @@ def _encode_model(value: Any) -> Any:
     """What msgspec cannot write: a pydantic model says itself how."""
     if _is_pydantic(type(value)) and hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise NotImplementedError(f"objects of type {type(value).__name__} are not supported")
+    raise TypeError(f"objects of type {type(value).__name__} are not supported")
+
+
+def _encode_text(value: str, what: str) -> Payload:
+    try:
+        return Payload("text", value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} must be text that UTF-8 can hold: {error}", field=_field(what)) from None
 
 
 def _text(data: bytes, what: str) -> str:
@@ -230,7 +242,7 @@ def _text(data: bytes, what: str) -> str:
         raise InvalidArgument(f"{what} must be UTF-8 text: {error}", field=_field(what)) from None
 
 
-def _mismatch(what: str, error: msgspec.DecodeError, payload: Payload | None = None) -> InvalidArgument:
+def _mismatch(what: str, error: Exception, payload: Payload | None = None) -> InvalidArgument:
     path = str(error).partition(" - at `")[2]
     remedy = "; send JSON (Content-Type: application/json)" if payload and payload.encoding == "text" else ""
     return InvalidArgument(f"{what}: {error}{remedy}", field=f"{_field(what)}{path.rstrip('`').removeprefix('$')}")
