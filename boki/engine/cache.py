@@ -8,18 +8,21 @@ asked for. Which records may be seen is the index's business; only those are ask
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
 from boki.log.batch import Batch
 from boki.log.chunk import Chunk
+from boki.log.cuts import pack_column
 from boki.log.operations import Slab
 
-_ENTRY_BYTES: Final = 400
-_CHUNK_BYTES: Final = 600
-"""What a decoded chunk holds beside its bytes: the object, its string table."""
+_BATCH_BYTES: Final = 250
+_AUX_BYTES: Final = 180
+"""What an entry holds beside its data: numbers, places in tables, objects."""
+
+_SPARE_STARTS: Final = 1000
 
 
 class AuxCache:
@@ -34,7 +37,7 @@ class AuxCache:
         """Keep `data` beside the record, instead of what was there."""
         self.drop(seqnum)
         self._data[seqnum] = data
-        self.used_bytes += len(data) + _ENTRY_BYTES
+        self.used_bytes += len(data) + _AUX_BYTES
         while self.used_bytes > self._size_bytes and self._data:
             self.drop(next(iter(self._data)))
 
@@ -49,13 +52,17 @@ class AuxCache:
         """Forget one entry."""
         data = self._data.pop(seqnum, None)
         if data is not None:
-            self.used_bytes -= len(data) + _ENTRY_BYTES
+            self.used_bytes -= len(data) + _AUX_BYTES
 
     def of(self, seqnums: array[int]) -> dict[int, bytes]:
         """The entries of these records."""
         if not self._data:
             return {}
-        return {seqnum: data for seqnum in seqnums if (data := self.get(seqnum)) is not None}
+        kept = self._data
+        found = [seqnum for seqnum in seqnums if seqnum in kept]
+        for seqnum in found:
+            kept.move_to_end(seqnum)
+        return {seqnum: kept[seqnum] for seqnum in found}
 
 
 class RecordCache:
@@ -65,6 +72,7 @@ class RecordCache:
         self._size_bytes = size_bytes
         self._batches: OrderedDict[int, Batch] = OrderedDict()
         self._starts: list[int] = []
+        """Ascending, so that a seqnum finds its batch. Those of dropped batches go later, many at once."""
         self.used_bytes = 0
         self.hits = 0
         self.misses = 0
@@ -75,23 +83,30 @@ class RecordCache:
         if first_seqnum in self._batches or size_bytes > self._size_bytes:
             return
         self._batches[first_seqnum] = batch
-        if not self._starts or first_seqnum > self._starts[-1]:
-            self._starts.append(first_seqnum)
-        else:
-            insort(self._starts, first_seqnum)
+        self._add_start(first_seqnum)
         self.used_bytes += size_bytes
         while self.used_bytes > self._size_bytes:
-            oldest, dropped = self._batches.popitem(last=False)
+            _, dropped = self._batches.popitem(last=False)
             self.used_bytes -= _held_bytes(dropped)
-            del self._starts[bisect_right(self._starts, oldest) - 1]
+        if len(self._starts) > 2 * len(self._batches) + _SPARE_STARTS:
+            self._starts = sorted(self._batches)
+
+    def _add_start(self, first_seqnum: int) -> None:
+        starts = self._starts
+        if not starts or first_seqnum > starts[-1]:
+            starts.append(first_seqnum)
+            return
+        at = bisect_left(starts, first_seqnum)
+        if starts[at] != first_seqnum:
+            starts.insert(at, first_seqnum)
 
     def find(self, seqnum: int) -> tuple[int, Batch] | None:
         """The batch that covers `seqnum`, with the seqnum of its first record."""
         at = bisect_right(self._starts, seqnum) - 1
         if at >= 0:
             first = self._starts[at]
-            batch = self._batches[first]
-            if seqnum < first + batch.header.record_count:
+            batch = self._batches.get(first)
+            if batch is not None and seqnum < first + batch.header.record_count:
                 self._batches.move_to_end(first)
                 self.hits += 1
                 return first, batch
@@ -110,21 +125,19 @@ class RecordCache:
         at = size_bytes = 0
         count = len(seqnums)
         while at < count and size_bytes < max_bytes:
-            found = self.find(seqnums[at])
+            seqnum = seqnums[at]
+            found = self.find(seqnum)
             if found is None:
                 break
             first, batch = found
-            number, index = batch.find(seqnums[at] - first)
+            number, index = batch.find(seqnum - first)
             chunk = batch.chunks[number]
-            base = seqnums[at] - index
+            base = seqnum - index
             stop = at + 1
-            if seqnums[count - 1] - base < chunk.count and count - at > 1:
-                stop = count
-            else:
-                while stop < count and seqnums[stop] - base < chunk.count:
-                    stop += 1
-            stop = _within(chunk, seqnums, at, stop, base, max_bytes - size_bytes)
-            slab = _slab(chunk, seqnums[at:stop], base, time_of(seqnums[at]), aux)
+            if stop < count:
+                stop = bisect_left(seqnums, base + chunk.count, stop)
+                stop = _within(chunk, seqnums, at, stop, base, max_bytes - size_bytes)
+            slab = _slab(chunk, seqnums[at:stop], base, time_of(seqnum), aux)
             if slab is not None:
                 slabs.append(slab)
                 size_bytes += len(slab.chunk)
@@ -134,7 +147,7 @@ class RecordCache:
 
 def _within(chunk: Chunk, seqnums: array[int], start: int, stop: int, base: int, max_bytes: int) -> int:
     """Where to end so that the payloads are not much more than `max_bytes`."""
-    if chunk.size <= max_bytes or stop - start == 1:
+    if chunk.size <= max_bytes:
         return stop
     sizes = chunk.payload_sizes()
     size_bytes = 0
@@ -147,14 +160,13 @@ def _within(chunk: Chunk, seqnums: array[int], start: int, stop: int, base: int,
 
 def _slab(chunk: Chunk, seqnums: array[int], base: int, time_us: int, aux: AuxCache) -> Slab | None:
     """The records of a chunk at these seqnums; None if all of them were freed."""
-    indexes = [seqnum - base for seqnum in seqnums]
     if chunk.has_freed:
-        indexes = [index for index in indexes if not chunk.is_freed(index)]
-        if not indexes:
+        seqnums = array("q", [seqnum for seqnum in seqnums if not chunk.is_freed(seqnum - base)])
+        if not seqnums:
             return None
-        seqnums = array("q", [base + index for index in indexes])
-    return Slab(seqnums.tobytes(), time_us, chunk.select(indexes), aux.of(seqnums))
+    data = chunk.data if len(seqnums) == chunk.count else chunk.select([seqnum - base for seqnum in seqnums])
+    return Slab(pack_column(seqnums), time_us, data, aux.of(seqnums))
 
 
 def _held_bytes(batch: Batch) -> int:
-    return len(batch.data) + _ENTRY_BYTES + _CHUNK_BYTES * batch.header.chunk_count
+    return len(batch.data) + _BATCH_BYTES + sum(chunk.decoded_bytes for chunk in batch.chunks)

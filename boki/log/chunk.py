@@ -42,6 +42,8 @@ FREED: Final = 4
 _HEADER: Final = Struct("<2sHIIIIIII")
 _CRC_FROM: Final = 8  # the checksum covers everything after itself
 _ENTRY: Final = Struct("<IIIBxxx")
+_OBJECT_BYTES: Final = 500
+_STRING_BYTES: Final = 64
 _PAYLOAD_END: Final = 0
 _TAG_END: Final = 1
 _CONDITION: Final = Struct("<IIq")
@@ -174,6 +176,13 @@ class Chunk:
             except UnicodeDecodeError as error:
                 raise CorruptData(f"a chunk's string table is not UTF-8: {error}") from None
         return self._strings
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory that it holds beside its buffer once its strings have been decoded, about."""
+        _, string_count, strings, entries, *_ = self._columns
+        held_bytes: int = _OBJECT_BYTES + _STRING_BYTES * string_count + entries - strings
+        return held_bytes
 
     @property
     def book(self) -> str:
