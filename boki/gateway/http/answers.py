@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
 from typing import Any, Final
 
 import msgspec
 from aiohttp.web import Response
 
-from boki.calls import Encoding, InvocationState, Payload
+from boki.calls import InvocationState, Payload
 from boki.errors import BokiError
 from boki.log.metalog import Positions, format_positions
 from boki.log.operations import Failure
+from boki.runtime.http_exchange import POSITION
 
-INVOCATION: Final = "Boki-Invocation"
-POSITION: Final = "Boki-Position"
-BOOK: Final = "Boki-Book"
-TIMEOUT: Final = "Boki-Timeout"
-KEY: Final = "Idempotency-Key"
-TRACEPARENT: Final = "traceparent"
-
-CONTENT_TYPES: Final[Mapping[Encoding, str]] = {
-    "json": "application/json",
-    "text": "text/plain; charset=utf-8",
-    "bytes": "application/octet-stream",
-}
 _DEFAULT_RETRY_AFTER_S: Final = 1
 
 

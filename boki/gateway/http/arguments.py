@@ -16,16 +16,13 @@ from aiohttp.web import BaseRequest
 from multidict import CIMultiDictProxy
 
 from boki.errors import InvalidArgument
-from boki.gateway.http.answers import KEY, POSITION, TIMEOUT, TRACEPARENT
 from boki.log.ids import MAX_LOG, MAX_SEQNUM
 from boki.log.metalog import Positions, parse_positions
+from boki.runtime import http_exchange
+from boki.runtime.http_exchange import KEY, MAX_TIMEOUT_S, POSITION, TIMEOUT, TRACEPARENT
 
-MAX_TIMEOUT_S: Final = 24 * 3600.0
 MAX_DELAY_S: Final = 365 * 24 * 3600.0
-MAX_WAIT_S: Final = 60.0
-"""The longest that one request may wait for something to happen. Ask again."""
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_KEY: Final = re.compile(r"[ -~]{1,255}")
 
 Body = TypeVar("Body")
 
@@ -41,11 +38,11 @@ def seconds(text: str, field: str, most: float) -> float:
     return value
 
 
-def timeout_us(headers: CIMultiDictProxy[str], default_s: float) -> int:
-    """The deadline of a call, from the `Boki-Timeout` header."""
+def timeout_us(headers: CIMultiDictProxy[str]) -> int | None:
+    """How long its caller waits, from the `Boki-Timeout` header."""
     text = headers.get(TIMEOUT)
     if text is None:
-        return int(default_s * 1e6)
+        return None
     value = seconds(text, TIMEOUT, MAX_TIMEOUT_S)
     if value < 0.001:
         raise InvalidArgument(f"{TIMEOUT} must be at least 0.001 s, not {text[:60]!r}", field=TIMEOUT)
@@ -68,9 +65,7 @@ def check_positions(positions: Positions, field: str) -> None:
 def key(headers: CIMultiDictProxy[str]) -> str | None:
     """The idempotency key, if there is one."""
     text = headers.get(KEY)
-    if text is not None and not _KEY.fullmatch(text):
-        raise InvalidArgument(f"{KEY} must be 1 to 255 characters of printable ASCII, not {text[:60]!r}", field=KEY)
-    return text
+    return None if text is None else http_exchange.check_key(text)
 
 
 def trace_for(headers: CIMultiDictProxy[str], invocation_id: str) -> str:

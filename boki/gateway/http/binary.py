@@ -13,7 +13,6 @@ import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki.errors import BokiError, CorruptData, InvalidArgument, VersionTooNew
-from boki.gateway.http import arguments
 from boki.gateway.http.connections import body_size, read_body, send
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
@@ -21,8 +20,8 @@ from boki.log.checks import check_append, check_operation
 from boki.log.chunk import Chunk
 from boki.log.limits import KIB, Limits
 from boki.log.operations import Answer, Append, Failure, Operation, Read, Reply, Request
+from boki.runtime.http_exchange import LOG_CONTENT_TYPE, MAX_TIMEOUT_S, MAX_WAIT_S
 
-CONTENT_TYPE: Final = "application/vnd.boki+msgpack"
 _ENVELOPE_BYTES: Final = 64 * KIB
 """What a request may need beside the chunk of an append: positions, names, tags."""
 _ANSWER_MARGIN_US: Final = 100_000
@@ -45,9 +44,9 @@ class BinaryEndpoint:
 
     async def carry_out(self, request: BaseRequest) -> Response:
         """Carry out one operation."""
-        if request.headers.get("Content-Type") != CONTENT_TYPE:
+        if request.headers.get("Content-Type") != LOG_CONTENT_TYPE:
             raise InvalidArgument(
-                f"this path takes {CONTENT_TYPE} only; append to /logbook/BOOK/append", field="Content-Type"
+                f"this path takes {LOG_CONTENT_TYPE} only; append to /logbook/BOOK/append", field="Content-Type"
             )
         size = body_size(request, self._max_bytes)
         with self._door.admitted(size):
@@ -63,7 +62,7 @@ class BinaryEndpoint:
                 answer = Failure.of(error)
         body = _encode(Reply(asked.id, positions, answer))
         return await send(
-            request, Response(body=body, headers={"Content-Type": CONTENT_TYPE}), self._door.config.patience
+            request, Response(body=body, headers={"Content-Type": LOG_CONTENT_TYPE}), self._door.config.patience
         )
 
 
@@ -73,7 +72,7 @@ def decode_request(body: bytes) -> Request:
         asked = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is not a request of this version: {error}", field="body") from None
-    if not 0 < asked.timeout_us <= arguments.MAX_TIMEOUT_S * 1e6:
+    if not 0 < asked.timeout_us <= MAX_TIMEOUT_S * 1e6:
         raise InvalidArgument(
             f"timeout_us must be above 0 and at most a day, not {asked.timeout_us}", field="timeout_us"
         )
@@ -95,5 +94,5 @@ def _with_wait_bounded(operation: Operation, timeout_us: int) -> Operation:
     """A read that waits ends before its caller gives up, so that an empty answer is an answer."""
     if not isinstance(operation, Read) or not operation.wait_us:
         return operation
-    most = min(int(arguments.MAX_WAIT_S * 1e6), max(timeout_us - _ANSWER_MARGIN_US, timeout_us // 2))
+    most = min(int(MAX_WAIT_S * 1e6), max(timeout_us - _ANSWER_MARGIN_US, timeout_us // 2))
     return msgspec.structs.replace(operation, wait_us=min(operation.wait_us, most))

@@ -20,6 +20,7 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Appended, Found, Rejected
 from boki.log.record import Record
 from boki.runtime import log_calls
+from boki.runtime.http_exchange import KEY, MAX_WAIT_S
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, NewRecord
 from boki.runtime.logbook import LogAccess
 
@@ -107,7 +108,7 @@ class LogBooks:
         if rejected is not None and not await self._is_repetition(access, book, group, rejected):
             raise KeyReused(
                 f"key {group.key!r} was used in book {book!r} for other records: use a new key",
-                field=answers.KEY,
+                field=KEY,
                 seqnum=str(seqnums[0]),
             )
         return seqnums
@@ -143,7 +144,7 @@ class LogBooks:
     async def read(self, request: BaseRequest, book: str) -> Response:
         """A page of records."""
         values = query(request, {"tag", "start", "stop", "limit", "backward", "wait_s", "start_time_us", "fresh"})
-        wait_s = query_seconds(values, "wait_s", arguments.MAX_WAIT_S)
+        wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
         start = query_int(values, "start", 0)
         stop = query_int(values, "stop", MAX_SEQNUM)
         limit = query_int(values, "limit", DEFAULT_PAGE_RECORDS)
@@ -172,7 +173,7 @@ class LogBooks:
     async def read_next(self, request: BaseRequest, book: str) -> Response:
         """The first record from a seqnum on."""
         values = query(request, {"tag", "min_seqnum", "wait_s"})
-        wait_s = query_seconds(values, "wait_s", arguments.MAX_WAIT_S)
+        wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
         access = self._door.access(request, wait_s)
         min_seqnum = query_int(values, "min_seqnum", 0)
         with self._door.admitted():
@@ -267,5 +268,5 @@ def _one_key(request: BaseRequest, in_body: str | None) -> str | None:
     """The key of an append: from its header or its body."""
     in_header = arguments.key(request.headers)
     if None not in (in_header, in_body) and in_header != in_body:
-        raise InvalidArgument(f"{answers.KEY} and the body name different keys: send one", field="key")
+        raise InvalidArgument(f"{KEY} and the body name different keys: send one", field="key")
     return in_body if in_header is None else in_header

@@ -26,6 +26,7 @@ from boki.gateway.http.connections import body_size, read_body, send
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
+from boki.runtime.http_exchange import BOOK, CONTENT_TYPES, ENCODINGS, INVOCATION, MAX_WAIT_S, POSITION, TRACEPARENT
 
 _TICK_S = 0.25
 
@@ -102,13 +103,13 @@ class FunctionCalls:
         answer = answers.json_answer({"id": invocation_id})
         answer.set_status(202)
         answer.headers["Location"] = f"/invocation/{invocation_id}"
-        answer.headers[answers.INVOCATION] = invocation_id
+        answer.headers[INVOCATION] = invocation_id
         return answer
 
     async def invocation(self, request: BaseRequest, invocation_id: str) -> Response:
         """`GET /invocation/{id}`: its state, and its result once there is one."""
         values = arguments.query(request, {"wait_s"})
-        wait_s = arguments.query_seconds(values, "wait_s", arguments.MAX_WAIT_S)
+        wait_s = arguments.query_seconds(values, "wait_s", MAX_WAIT_S)
         self._core.begin_request(0)
         try:
             state = await self._backend.ledger.state(invocation_id, wait_s)
@@ -119,7 +120,7 @@ class FunctionCalls:
             answer = answers.json_answer(answers.invocation_body(state, failure))
         else:
             answer = answers.json_answer(answers.invocation_body(state, state.failure))
-        answer.headers[answers.INVOCATION] = invocation_id
+        answer.headers[INVOCATION] = invocation_id
         return await send(request, answer, self._config.patience)
 
     async def _invoke_once(self, request: BaseRequest, info: FunctionInfo, key: str) -> Response:
@@ -145,14 +146,16 @@ class FunctionCalls:
         positions = arguments.positions(headers)
         if positions:
             self._backend.check_positions(positions)
-        book = headers.get(answers.BOOK)
+        book = headers.get(BOOK)
+        own_us = int(info.timeout_s * 1e6)
+        asked_us = arguments.timeout_us(headers)
         invocation_id = os.urandom(16).hex()
         return Call(
             invocation_id,
             info.name,
             _NO_PAYLOAD,
             info.book or info.name if book is None else check_book(book),
-            arguments.timeout_us(headers, info.timeout_s),
+            own_us if asked_us is None else min(asked_us, own_us),
             0,
             positions,
             arguments.trace_for(headers, invocation_id),
@@ -180,9 +183,9 @@ class FunctionCalls:
         self.start()
 
     async def _answer(self, request: BaseRequest, call: Call, outcome: Outcome, first_id: str = "") -> Response:
-        headers = {answers.INVOCATION: first_id or call.id, answers.TRACEPARENT: call.traceparent}
+        headers = {INVOCATION: first_id or call.id, TRACEPARENT: call.traceparent}
         if outcome.positions:
-            headers[answers.POSITION] = format_positions(outcome.positions)
+            headers[POSITION] = format_positions(outcome.positions)
         result = outcome.result
         if outcome.failure is not None:
             failure = outcome.failure
@@ -192,16 +195,11 @@ class FunctionCalls:
             answer.headers.update(headers)
             return answer
         assert result is not None, "an outcome is a result or a failure"
-        headers["Content-Type"] = answers.CONTENT_TYPES[result.encoding]
+        headers["Content-Type"] = CONTENT_TYPES[result.encoding]
         return await send(request, Response(body=result.data, headers=headers), self._config.patience)
 
 
 _NO_PAYLOAD: Final = Payload("bytes", b"")
-_ENCODINGS: Final[Mapping[str, Encoding]] = {
-    "application/json": "json",
-    "text/plain": "text",
-    "application/octet-stream": "bytes",
-}
 
 
 def payload_encoding(content_type: str, wanted: Encoding) -> Encoding:
@@ -215,7 +213,7 @@ def payload_encoding(content_type: str, wanted: Encoding) -> Encoding:
     'json'
     """
     kind = content_type.partition(";")[0].strip().lower()
-    return "json" if kind.endswith("+json") else _ENCODINGS.get(kind, wanted)
+    return "json" if kind.endswith("+json") else ENCODINGS.get(kind, wanted)
 
 
 def no_such_function(name: str, functions: Mapping[str, FunctionInfo]) -> NoSuchFunction:

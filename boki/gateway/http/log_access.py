@@ -12,11 +12,12 @@ from boki.errors import Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
-from boki.gateway.http import answers, arguments
+from boki.gateway.http import arguments
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import DEFAULT_TIMEOUT_S, Caller, Deadline
+from boki.runtime.http_exchange import POSITION
 from boki.runtime.logbook import LogAccess
 
 
@@ -51,7 +52,8 @@ class LogDoor:
 
     def access(self, request: BaseRequest, wait_s: float = 0.0) -> LogAccess:
         """The log for one request: what its caller has seen, and the deadline that it has."""
-        timeout_s = arguments.timeout_us(request.headers, DEFAULT_TIMEOUT_S + wait_s) / 1e6
+        asked_us = arguments.timeout_us(request.headers)
+        timeout_s = DEFAULT_TIMEOUT_S + wait_s if asked_us is None else asked_us / 1e6
         return LogAccess(
             self, self.appends, Caller(self.positions(request), Deadline.after(timeout_s), self.config.limits)
         )
@@ -65,7 +67,7 @@ class LogDoor:
     def check_positions(self, positions: Positions) -> None:
         """`InvalidArgument` if there is no such place in the log."""
         if positions:
-            arguments.check_positions(positions, answers.POSITION)
+            arguments.check_positions(positions, POSITION)
             self._backend.check_positions(positions)
 
     @contextmanager

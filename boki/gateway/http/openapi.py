@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 from boki.calls import Encoding, FunctionInfo
-from boki.gateway.http.answers import CONTENT_TYPES
 from boki.gateway.http.openapi_parts import (
     ACCEPTED,
     CALL_HEADERS,
@@ -19,6 +18,7 @@ from boki.gateway.http.openapi_parts import (
     SECURITY_SCHEMES,
     errors,
 )
+from boki.runtime.http_exchange import CONTENT_TYPES
 
 
 def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:

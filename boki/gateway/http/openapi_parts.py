@@ -8,8 +8,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any, Final
 
-from boki.gateway.http import answers
-from boki.gateway.http.arguments import MAX_WAIT_S
+from boki.runtime import http_exchange
+from boki.runtime.http_exchange import MAX_WAIT_S
 
 Json = dict[str, Any]
 
@@ -135,20 +135,20 @@ def _path(name: str, description: str, schema: Json = _TEXT) -> Json:
     return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
 
 
-_POSITION: Final = _header(answers.POSITION, "What the caller has seen: the Boki-Position of an earlier answer")
-_TIMEOUT: Final = _header(answers.TIMEOUT, "Seconds until the answer is of no use", _SECONDS)
-_KEY: Final = _header(answers.KEY, "The same key within 24 hours gives the first answer and does nothing")
+_POSITION: Final = _header(http_exchange.POSITION, "What the caller has seen: the Boki-Position of an earlier answer")
+_TIMEOUT: Final = _header(http_exchange.TIMEOUT, "Seconds until the answer is of no use", _SECONDS)
+_KEY: Final = _header(http_exchange.KEY, "The same key within 24 hours gives the first answer and does nothing")
 _BOOK: Final = _path("book", "The LogBook's name")
 _TAG: Final = _query("tag", "Only records with this tag; without it, all of the book")
 _FRESH: Final = _query("fresh", "Linearizable: not older than anything acknowledged before", {"type": "boolean"})
 _WAIT: Final = _query("wait_s", "Wait so long if there is nothing yet", _SECONDS | {"maximum": MAX_WAIT_S})
 
 CALL_HEADERS: Final[list[Json]] = [
-    _header(answers.BOOK, "The call's LogBook; without it, the function's own"),
+    _header(http_exchange.BOOK, "The call's LogBook; without it, the function's own"),
     _POSITION,
     _TIMEOUT,
     _KEY,
-    _header(answers.TRACEPARENT, "W3C trace context"),
+    _header(http_exchange.TRACEPARENT, "W3C trace context"),
 ]
 
 ACCEPTED: Final[Json] = {
@@ -204,8 +204,8 @@ _BOOKS: Final[Json] = {
         "carryOut",
         "One log operation as msgpack, for boki.Client",
         [],
-        {"application/vnd.boki+msgpack": {}},
-        body={"application/vnd.boki+msgpack": {}},
+        {http_exchange.LOG_CONTENT_TYPE: {}},
+        body={http_exchange.LOG_CONTENT_TYPE: {}},
     ),
 }
 
@@ -270,7 +270,7 @@ _WRITES: Final[Json] = {
     "/logbook/{book}/append": {
         "post": _log(
             "append",
-            "Append a record: durable and ordered when this answers. A body that is not JSON is the data itself",
+            "Append a record: durable and ordered when this http_exchange. A body that is not JSON is the data itself",
             [_BOOK, _query("tag", "Tags of a raw body; may be repeated", _TAGS), _KEY],
             _object({"seqnum": _SEQNUM}),
             body=_json(_ref("Append")) | _BYTES,
@@ -340,5 +340,6 @@ FIXED_PATHS: Final[dict[str, Json]] = {
     "/readyz": _page("readyz", "Calls would be carried out; 503 if not", _json(_NOTHING), is_open=True),
     "/metrics": _page("metrics", "Everything that is counted, for Prometheus", {"text/plain": {"schema": _TEXT}}),
     "/status": _page("status", "What an operator wants to know", _json(_NOTHING)),
+    "/functions": _page("functions", "The registered functions and the modules, the broken ones too", _json(_NOTHING)),
     "/openapi.json": _page("openapi", "This document", _json(_NOTHING)),
 }

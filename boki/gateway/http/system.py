@@ -30,6 +30,7 @@ class SystemPages:
             Route("GET", "/readyz", self.readyz, is_open=True),
             Route("GET", "/metrics", self.metrics),
             Route("GET", "/status", self.status),
+            Route("GET", "/functions", self.functions),
             Route("GET", "/openapi.json", self.openapi),
         ]
 
@@ -69,6 +70,11 @@ class SystemPages:
             },
         }
         return answers.json_answer(body)
+
+    async def functions(self, _request: BaseRequest) -> Response:
+        """The registered functions and the modules, the broken ones too."""
+        functions = sorted(self._backend.functions.values(), key=lambda info: info.name)
+        return answers.json_answer({"functions": functions, "modules": self._backend.modules})
 
     async def openapi(self, _request: BaseRequest) -> Response:
         """The OpenAPI document of these paths, with the functions' schemas."""

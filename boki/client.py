@@ -1,0 +1,368 @@
+"""Boki from outside: call functions and use LogBooks of a running system over HTTP.
+
+::
+
+    async with Client("http://127.0.0.1:8080") as client:
+        answer = await client.invoke("greet", "Ada")
+        await client.logbook("guests").append(b"Ada", ["guest:Ada"])
+
+    with BlockingClient("http://127.0.0.1:8080") as client:          # the same methods, for blocking code, any thread
+        client.invoke("greet", "Ada")
+
+A client is one reader in the sense of the log's promises: it reads what it has written, and never goes back, across all
+its books and calls. `client.position` hands that on to another client.
+
+Errors are those of `boki.errors`, the same as inside of functions. `Unavailable` says that nothing was sent;
+`ConnectionLost` and `DeadlineExceeded` that it may have been carried out: repeat it under a `key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+import msgspec
+
+from boki.calls import FunctionInfo
+from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
+from boki.log.operations import BookInfo
+from boki.runtime import blocking_logbook, http_exchange
+from boki.runtime.append_gatherer import AppendGatherer
+from boki.runtime.blocking_http_port import BlockingHttpPort
+from boki.runtime.call_state import MISSING
+from boki.runtime.deadline import Caller
+from boki.runtime.http_exchange import POLL_S, HttpRequest, Invocation, invocation_answer, json_answer
+from boki.runtime.http_port import HttpPort
+from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
+from boki.runtime.logbook import LogAccess, LogBook
+
+if TYPE_CHECKING:
+    from boki.runtime.blocking_context import Context as BlockingContext
+    from boki.runtime.context import Context
+
+__all__ = ["BlockingClient", "Client", "Invocation"]
+
+P = TypeVar("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Client:
+    """A running system, for `async` code. Use it in `async with`, or `close` it."""
+
+    def __init__(self, url: str = "http://127.0.0.1:8080", *, token: str = "", limits: Limits = DEFAULT_LIMITS) -> None:
+        """Nothing is sent before the first request. `limits` are those of the system, checked before anything is."""
+        self._port = HttpPort(url, token)
+        self._caller = Caller(limits=limits)
+        self._access: LogAccess | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._port.close()
+
+    @property
+    def url(self) -> str:
+        """Where the system is."""
+        return self._port.url
+
+    @property
+    def position(self) -> str:
+        """What this client has seen, to be handed to another one: `other.see(client.position)`."""
+        return format_positions(self._caller.positions)
+
+    def see(self, position: str) -> None:
+        """From now on read nothing older than whoever has told this `position`."""
+        merge_positions(self._caller.positions, parse_positions(position))
+
+    def logbook(self, name: str) -> LogBook:
+        """The LogBook of that name; it exists from its first append."""
+        return self._log_access().logbook(name)
+
+    async def books(self, prefix: str = "", *, after: str = "", limit: int = DEFAULT_PAGE_RECORDS) -> list[BookInfo]:
+        """Books that have records, by name: the first `limit` that start with `prefix` and come after `after`."""
+        return await self._log_access().books(prefix, after=after, limit=limit)
+
+    @overload
+    async def invoke(
+        self,
+        function: Callable[[Context, P], Coroutine[Any, Any, R]],
+        payload: P,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> R: ...
+
+    @overload
+    async def invoke(
+        self,
+        function: Callable[[BlockingContext, P], R],
+        payload: P,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> R: ...
+
+    @overload
+    async def invoke(
+        self,
+        function: str,
+        payload: Any = MISSING,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+        result_type: type[T],
+    ) -> T: ...
+
+    @overload
+    async def invoke(
+        self,
+        function: Callable[..., Any] | str,
+        payload: Any = MISSING,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> Any: ...
+
+    async def invoke(
+        self,
+        function: Callable[..., Any] | str,
+        payload: Any = MISSING,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+        result_type: Any = None,
+    ) -> Any:
+        """Call a function, by object or by name, and wait for its result.
+
+        `book`: its LogBook instead of its own. `timeout_s`: at most so long (and never longer than the function's own
+        limit). `key`: the same key within 24 hours gives the first result, and the function does not run again.
+        """
+        positions = self._caller.positions
+        asked = http_exchange.call_request(
+            "/function/",
+            function,
+            payload,
+            positions,
+            book=book,
+            key=key,
+            timeout_s=timeout_s,
+            result_type=result_type,
+        )
+        return asked.decode(http_exchange.call_answer(await self._port.send(asked.request), positions))
+
+    async def invoke_later(
+        self,
+        function: Callable[..., Any] | str,
+        payload: Any = MISSING,
+        *,
+        book: str | None = None,
+        delay_s: float = 0.0,
+        key: str | None = None,
+    ) -> str:
+        """Have a function called by the system, after `delay_s`: its invocation id, once the call is in the log."""
+        asked = http_exchange.call_request(
+            "/asyncFunction/", function, payload, self._caller.positions, book=book, key=key, delay_s=delay_s
+        )
+        return str(json_answer(await self._port.send(asked.request), 202)["id"])
+
+    async def invocation(self, invocation_id: str, *, wait_s: float = 0.0, result_type: Any = None) -> Invocation:
+        """The state of a logged call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
+        until = monotonic() + wait_s
+        while True:
+            poll_s = min(POLL_S, max(0.0, until - monotonic()))
+            request = http_exchange.invocation_request(invocation_id, poll_s)
+            found = invocation_answer(await self._port.send(request), result_type)
+            if found.is_over or monotonic() >= until:
+                return found
+
+    async def functions(self) -> list[FunctionInfo]:
+        """The registered functions, by name."""
+        return _functions(json_answer(await self._port.send(_get("/functions"))))
+
+    async def status(self) -> dict[str, Any]:
+        """What an operator wants to know of the system."""
+        return _document(json_answer(await self._port.send(_get("/status"))))
+
+    def _log_access(self) -> LogAccess:
+        if self._access is None:
+            self._access = LogAccess(self._port, AppendGatherer(self._port, self._caller.limits), self._caller)
+        return self._access
+
+
+class BlockingClient:
+    """A running system, for blocking code; any thread may use it. Use it in `with`, or `close` it."""
+
+    def __init__(self, url: str = "http://127.0.0.1:8080", *, token: str = "", limits: Limits = DEFAULT_LIMITS) -> None:
+        """See `Client`."""
+        self._port = BlockingHttpPort(url, token)
+        self._caller = Caller(limits=limits)
+        self._access = blocking_logbook.LogAccess(self._port, self._caller)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._port.close()
+
+    @property
+    def url(self) -> str:
+        """Where the system is."""
+        return self._port.url
+
+    @property
+    def position(self) -> str:
+        """What this client has seen, to be handed to another one: `other.see(client.position)`."""
+        return format_positions(self._caller.positions)
+
+    def see(self, position: str) -> None:
+        """From now on read nothing older than whoever has told this `position`."""
+        self._port.raise_positions(self._caller.positions, parse_positions(position))
+
+    def logbook(self, name: str) -> blocking_logbook.LogBook:
+        """The LogBook of that name; it exists from its first append."""
+        return self._access.logbook(name)
+
+    def books(self, prefix: str = "", *, after: str = "", limit: int = DEFAULT_PAGE_RECORDS) -> list[BookInfo]:
+        """See `Client.books`."""
+        return self._access.books(prefix, after=after, limit=limit)
+
+    @overload
+    def invoke(
+        self,
+        function: Callable[[Context, P], Coroutine[Any, Any, R]],
+        payload: P,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> R: ...
+
+    @overload
+    def invoke(
+        self,
+        function: Callable[[BlockingContext, P], R],
+        payload: P,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> R: ...
+
+    @overload
+    def invoke(
+        self,
+        function: str,
+        payload: Any = MISSING,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+        result_type: type[T],
+    ) -> T: ...
+
+    @overload
+    def invoke(
+        self,
+        function: Callable[..., Any] | str,
+        payload: Any = MISSING,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> Any: ...
+
+    def invoke(
+        self,
+        function: Callable[..., Any] | str,
+        payload: Any = MISSING,
+        *,
+        book: str | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+        result_type: Any = None,
+    ) -> Any:
+        """See `Client.invoke`."""
+        asked = http_exchange.call_request(
+            "/function/",
+            function,
+            payload,
+            self._caller.positions,
+            book=book,
+            key=key,
+            timeout_s=timeout_s,
+            result_type=result_type,
+        )
+        answer = self._port.send(asked.request)
+        seen: Positions = {}
+        try:
+            result = http_exchange.call_answer(answer, seen)
+        finally:
+            self._port.raise_positions(self._caller.positions, seen)
+        return asked.decode(result)
+
+    def invoke_later(
+        self,
+        function: Callable[..., Any] | str,
+        payload: Any = MISSING,
+        *,
+        book: str | None = None,
+        delay_s: float = 0.0,
+        key: str | None = None,
+    ) -> str:
+        """See `Client.invoke_later`."""
+        asked = http_exchange.call_request(
+            "/asyncFunction/", function, payload, self._caller.positions, book=book, key=key, delay_s=delay_s
+        )
+        return str(json_answer(self._port.send(asked.request), 202)["id"])
+
+    def invocation(self, invocation_id: str, *, wait_s: float = 0.0, result_type: Any = None) -> Invocation:
+        """See `Client.invocation`."""
+        until = monotonic() + wait_s
+        while True:
+            poll_s = min(POLL_S, max(0.0, until - monotonic()))
+            request = http_exchange.invocation_request(invocation_id, poll_s)
+            found = invocation_answer(self._port.send(request), result_type)
+            if found.is_over or monotonic() >= until:
+                return found
+
+    def functions(self) -> list[FunctionInfo]:
+        """See `Client.functions`."""
+        return _functions(json_answer(self._port.send(_get("/functions"))))
+
+    def status(self) -> dict[str, Any]:
+        """See `Client.status`."""
+        return _document(json_answer(self._port.send(_get("/status"))))
+
+
+def _get(target: str) -> HttpRequest:
+    return HttpRequest("GET", target, 30.0)
+
+
+def _functions(body: Any) -> list[FunctionInfo]:
+    return msgspec.convert(body["functions"], list[FunctionInfo])
+
+
+def _document(body: Any) -> dict[str, Any]:
+    return msgspec.convert(body, dict[str, Any])

@@ -1,0 +1,278 @@
+"""HTTP between a client and a gateway, as values: what is sent, and what the answer means. Pure; both clients use it.
+
+Names of headers stand here, because both ends must agree on them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from boki.calls import Encoding, Payload
+from boki.errors import BokiError, ConnectionLost, ErrorBody, InvalidArgument
+from boki.log.checks import check_book
+from boki.log.ids import check_name
+from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
+from boki.log.operations import Answer, Failure, Operation, Reply, Request
+from boki.runtime.call_state import MISSING
+from boki.runtime.function import Function
+from boki.runtime.values import NO_PAYLOAD, decode_any, encode_any
+
+INVOCATION: Final = "Boki-Invocation"
+POSITION: Final = "Boki-Position"
+BOOK: Final = "Boki-Book"
+TIMEOUT: Final = "Boki-Timeout"
+KEY: Final = "Idempotency-Key"
+TRACEPARENT: Final = "traceparent"
+
+LOG_CONTENT_TYPE: Final = "application/vnd.boki+msgpack"
+"""One log operation, or its answer."""
+
+CONTENT_TYPES: Final[Mapping[Encoding, str]] = {
+    "json": "application/json",
+    "text": "text/plain; charset=utf-8",
+    "bytes": "application/octet-stream",
+}
+ENCODINGS: Final[Mapping[str, Encoding]] = {
+    "application/json": "json",
+    "text/plain": "text",
+    "application/octet-stream": "bytes",
+}
+
+MAX_WAIT_S: Final = 60.0
+"""The longest that one request may wait for something to happen. Ask again."""
+POLL_S: Final = 20.0
+"""How long a client lets one request wait, so that no proxy in between minds."""
+MAX_TIMEOUT_S: Final = 24 * 3600.0
+_MARGIN_S: Final = 2.0
+"""The gateway answers at the deadline; its client waits so much longer for that answer."""
+
+_KEY: Final = re.compile(r"[ -~]{1,255}")
+_encode: Final = msgspec.msgpack.Encoder().encode
+_reply_decoder: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)
+_error_decoder: Final[msgspec.json.Decoder[ErrorBody]] = msgspec.json.Decoder(ErrorBody)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """What is sent. `timeout_s`: how long its client waits for the answer."""
+
+    method: Literal["GET", "POST"]
+    target: str
+    timeout_s: float
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What came back. The names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def check_url(url: str) -> str:
+    """The URL of a gateway without a slash at its end; `InvalidArgument` if it is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise InvalidArgument(
+            f"the URL of a gateway looks like http://127.0.0.1:8080, not like {url!r:.80}", field="url"
+        )
+    return url.rstrip("/")
+
+
+def check_key(key: str) -> str:
+    """`key`, if it fits into a header; else `InvalidArgument`."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise InvalidArgument(f"{KEY} must be 1 to 255 characters of printable ASCII, not {key!r:.60}", field=KEY)
+    return key
+
+
+# Log operations
+
+
+def log_request(operation: Operation, positions: Positions, timeout_s: float) -> HttpRequest:
+    """One log operation as a request."""
+    timeout_s = min(timeout_s, MAX_TIMEOUT_S)
+    body = _encode(Request(0, positions, max(1, int(timeout_s * 1e6)), operation))
+    return HttpRequest("POST", "/logbook", timeout_s + _MARGIN_S, {"Content-Type": LOG_CONTENT_TYPE}, body)
+
+
+def log_answer(answer: HttpAnswer, positions: Positions) -> Answer:
+    """The operation's answer; raises what it failed with. `positions` are raised to what it has seen."""
+    if answer.status != 200:
+        raise error_of(answer)
+    try:
+        reply = _reply_decoder.decode(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConnectionLost(f"the answer is not one that this version can read: {error}") from None
+    merge_positions(positions, reply.positions)
+    if isinstance(reply.answer, Failure):
+        raise reply.answer.error()
+    return reply.answer
+
+
+# Calls
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A function call as its caller asked for it: the request, and how its result is to be read."""
+
+    request: HttpRequest
+    decode: Callable[[Payload], Any]
+
+
+def call_request(
+    path: Literal["/function/", "/asyncFunction/"],
+    function: Callable[..., Any] | str,
+    payload: Any,
+    positions: Positions,
+    *,
+    book: str | None,
+    key: str | None,
+    timeout_s: float | None = None,
+    delay_s: float = 0.0,
+    result_type: Any = None,
+) -> Asked:
+    """A call of a function, by object or by name. Payload and result are those of the object's annotations; by name,
+    the result is whatever came, or a `result_type`.
+    """
+    name, data, decode = _codec(function, payload, result_type)
+    headers = {"Content-Type": CONTENT_TYPES[data.encoding]} if data is not NO_PAYLOAD else {}
+    if positions:
+        headers[POSITION] = format_positions(positions)
+    if book is not None:
+        headers[BOOK] = check_book(book)
+    if key is not None:
+        headers[KEY] = check_key(key)
+    if timeout_s is not None:
+        headers[TIMEOUT] = f"{timeout_s:.6f}"
+    delay = f"?delay_s={delay_s:.6f}" if delay_s else ""
+    wait_s = min(MAX_TIMEOUT_S if timeout_s is None else timeout_s, MAX_TIMEOUT_S) + _MARGIN_S
+    return Asked(HttpRequest("POST", f"{path}{quote(name, safe='')}{delay}", wait_s, headers, data.data), decode)
+
+
+def _codec(
+    function: Callable[..., Any] | str, payload: Any, result_type: Any
+) -> tuple[str, Payload, Callable[[Payload], Any]]:
+    if isinstance(function, str):
+        name = check_name(function, "function")
+        data = NO_PAYLOAD if payload is MISSING else encode_any(payload, f"payload of {name}")
+        return name, data, lambda result: as_type(result, name, result_type)
+    known = Function.of(function)
+    if payload is not MISSING:
+        data = known.encode_payload(payload)
+    elif known.payload_codec is None or known.has_default:
+        data = NO_PAYLOAD
+    else:
+        raise InvalidArgument(f"{known.info.name} needs a payload: pass it after the function", field="payload")
+    return known.info.name, data, known.decode_result
+
+
+def as_type(result: Payload, name: str, result_type: Any) -> Any:
+    """A result as a value of that type; None: as it came. `InvalidArgument` if it is none."""
+    value = decode_any(result, f"result of {name}")
+    if result_type is None:
+        return value
+    try:
+        return msgspec.convert(value, result_type)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the result of {name} is no {result_type}: {error}", field="result") from None
+
+
+def call_answer(answer: HttpAnswer, positions: Positions) -> Payload:
+    """The call's result; raises what it ended with. `positions` are raised to what it has seen."""
+    if position := answer.headers.get(POSITION.lower()):
+        merge_positions(positions, parse_positions(position))
+    if answer.status != 200:
+        raise error_of(answer)
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return Payload(ENCODINGS.get(kind, "bytes"), answer.body)
+
+
+def json_answer(answer: HttpAnswer, status: int = 200) -> Any:
+    """The JSON document of an answer with that status; raises the error of any other."""
+    if answer.status != status:
+        raise error_of(answer)
+    try:
+        return msgspec.json.decode(answer.body)
+    except msgspec.DecodeError as error:
+        raise ConnectionLost(f"the answer is not JSON: {error}") from None
+
+
+def invocation_request(invocation_id: str, wait_s: float) -> HttpRequest:
+    """Ask for the state of a logged call."""
+    if not isinstance(invocation_id, str):
+        raise InvalidArgument(f"an invocation id is a str, not {type(invocation_id).__name__}", field="id")
+    wait = f"?wait_s={wait_s:.6f}" if wait_s > 0 else ""
+    return HttpRequest("GET", f"/invocation/{quote(invocation_id, safe='')}{wait}", wait_s + 30.0)
+
+
+class Invocation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a logged call. Times are the log's, in microseconds since the epoch; 0: not yet."""
+
+    id: str
+    function: str
+    book: str
+    state: Literal["accepted", "running", "done", "failed"]
+    attempts: int
+    accepted_us: int = 0
+    due_us: int = 0
+    started_us: int = 0
+    finished_us: int = 0
+    result: Any = None
+    """What the function returned, once `state` is "done"."""
+    error: BokiError | None = None
+    """What it ended with, if `state` is "failed"."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self.state in {"done", "failed"}
+
+
+def invocation_answer(answer: HttpAnswer, result_type: Any) -> Invocation:
+    """The state of a logged call."""
+    body = json_answer(answer)
+    error = body.pop("error", None)
+    encoded = body.pop("result_base64", None)
+    if encoded is not None:
+        body["result"] = msgspec.convert(encoded, bytes)
+    if result_type is not None and "result" in body:
+        body["result"] = msgspec.convert(body["result"], result_type)
+    return Invocation(**body, error=None if error is None else BokiError.from_body(msgspec.convert(error, ErrorBody)))
+
+
+def error_of(answer: HttpAnswer) -> BokiError:
+    """The error that an answer tells."""
+    try:
+        return BokiError.from_body(_error_decoder.decode(answer.body))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    what = f"status {answer.status} and {answer.body[:80]!r}, which is no answer of a Boki gateway"
+    if answer.status >= 500:
+        return ConnectionLost(f"{what}; is a proxy in between?")
+    return BokiError(f"{what}; is the URL right?")
+
+
+def refused(url: str, why: object) -> str:
+    """The message when there is no connection."""
+    return f"nothing answers at {url} ({why}): is the system running?"
+
+
+def broken(url: str, why: object) -> str:
+    """The message when the connection ends before the answer."""
+    return f"the connection to {url} broke before the answer came ({why}): it may have been carried out"
+
+
+def late(url: str, timeout_s: float) -> str:
+    """The message when the answer does not come."""
+    return f"no answer from {url} within {timeout_s:g} s: it may have been carried out"

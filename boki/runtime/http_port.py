@@ -1,0 +1,76 @@
+"""A gateway over HTTP for `async` code: requests, and a `LogPort` made of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aiohttp
+
+from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Operation
+from boki.runtime.http_exchange import (
+    HttpAnswer,
+    HttpRequest,
+    broken,
+    check_url,
+    late,
+    log_answer,
+    log_request,
+    refused,
+)
+
+_CONNECT_TIMEOUT_S: Final = 10.0
+_IDLE_S: Final = 15.0
+"""An idle connection is closed before the gateway would close it, so that no request runs into its end."""
+
+
+class HttpPort:
+    """Connections to one gateway, made when they are needed. Belongs to the event loop that uses it first."""
+
+    def __init__(self, url: str, token: str = "", *, max_connections: int = 1024) -> None:
+        self.url = check_url(url)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._max_connections = max_connections
+        self._session: aiohttp.ClientSession | None = None
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        """See `boki.runtime.port.LogPort`."""
+        return log_answer(await self.send(log_request(operation, positions, timeout_s)), positions)
+
+    async def send(self, request: HttpRequest) -> HttpAnswer:
+        """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""
+        timeout = aiohttp.ClientTimeout(total=request.timeout_s, connect=min(_CONNECT_TIMEOUT_S, request.timeout_s))
+        try:
+            async with self._open().request(
+                request.method,
+                self.url + request.target,
+                data=request.body or None,
+                headers=request.headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                body = await response.read()
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                return HttpAnswer(response.status, headers, body)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unavailable(refused(self.url, error)) from None
+        except TimeoutError:
+            raise DeadlineExceeded(late(self.url, request.timeout_s)) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionLost(broken(self.url, error)) from None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers | {"User-Agent": "boki"},
+                skip_auto_headers=("Content-Type", "Accept", "Accept-Encoding"),
+                connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=_IDLE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
