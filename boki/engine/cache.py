@@ -8,7 +8,7 @@ asked for. Which records may be seen is the index's business; only those are ask
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
