@@ -34,11 +34,13 @@ class AuxCache:
         self.used_bytes = 0
 
     def set(self, seqnum: int, data: bytes) -> None:
-        """Keep `data` beside the record, instead of what was there."""
+        """Keep `data` beside the record, instead of what was there. What is larger than the budget is not kept."""
         self.drop(seqnum)
+        if len(data) + _AUX_BYTES > self._size_bytes:
+            return
         self._data[seqnum] = data
         self.used_bytes += len(data) + _AUX_BYTES
-        while self.used_bytes > self._size_bytes and self._data:
+        while self.used_bytes > self._size_bytes:
             self.drop(next(iter(self._data)))
 
     def get(self, seqnum: int) -> bytes | None:
