@@ -39,6 +39,8 @@ from contextlib import asynccontextmanager, contextmanager
 from threading import Thread
 from typing import Any
 
+import msgspec
+
 from boki.calls import Call, Outcome, Payload
 from boki.errors import (
     BokiError,
@@ -211,17 +213,19 @@ class _Calls:
 
     async def invoke(self, call: Call) -> Outcome:
         """See `boki.runtime.port.CallPort`."""
-        task = self._start(self._run(call))
-        timeout_us = call.timeout_us
         known = self._functions.get(call.function)
         if known is not None:
-            timeout_us = min(timeout_us, round(known.info.timeout_s * 1e6))
-        timer = self.port.clock.call_at(self.port.clock.now_us + timeout_us, task.cancel)
+            timeout_us = min(call.timeout_us, round(known.info.timeout_s * 1e6))
+            call = msgspec.structs.replace(call, timeout_us=timeout_us)
+        task = self._start(self._run(call))
+        timer = self.port.clock.call_at(self.port.clock.now_us + call.timeout_us, task.cancel)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                error = DeadlineExceeded(f"{call.function} was not done after {timeout_us / 1e6:g} s and was ended")
+                error = DeadlineExceeded(
+                    f"{call.function} was not done after {call.timeout_us / 1e6:g} s and was ended"
+                )
                 return Outcome(None, Failure.of(error))
             task.cancel()
             raise

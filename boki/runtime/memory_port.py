@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 ENDLESS_S: Final = 100 * 365 * 24 * 3600.0
 """`longest_poll_s` of a test: a subscription waits once, and is no reason for time to pass."""
+_CLOSED: Final = "the test's context is closed"
 _ENDLESS_US: Final = 365 * 24 * 3600 * 1_000_000
 
 
@@ -40,6 +41,7 @@ class MemoryPort:
         self.limits = limits
         self._waiting: dict[asyncio.Future[Found], tuple[Read, Found]] = {}
         self._change_count = 0
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
@@ -49,6 +51,8 @@ class MemoryPort:
             check_append(Chunk(operation.chunk), operation.book, self.limits)
         self.clock.note_activity()
         await asyncio.sleep(0)  # an answer never comes in the turn of its request
+        if self._is_closed:
+            raise Unavailable(_CLOSED)
         answer = self.log.answer(operation, self.clock.now_us)
         if isinstance(answer, Found) and isinstance(operation, Read):
             if not answer.slabs and operation.wait_us:
@@ -86,10 +90,11 @@ class MemoryPort:
                 _answer(future, msgspec.structs.replace(found, first_seqnum=nothing.first_seqnum))
 
     def close(self) -> None:
-        """End the reads that wait: the test is over."""
+        """End the reads that wait, and answer no more: the test is over."""
+        self._is_closed = True
         for future in self._waiting:
             if not future.done():
-                future.set_exception(Unavailable("the test's log is closed"))
+                future.set_exception(Unavailable(_CLOSED))
 
     # blocking code, in threads
 
