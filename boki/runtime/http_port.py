@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Final
 
 import aiohttp
@@ -23,6 +24,7 @@ from boki.runtime.http_exchange import (
 _CONNECT_TIMEOUT_S: Final = 10.0
 _IDLE_S: Final = 15.0
 """An idle connection is closed before the gateway would close it, so that no request runs into its end."""
+_ONE_PIECE_BYTES: Final = 256 * 1024
 
 
 class HttpPort:
@@ -45,7 +47,7 @@ class HttpPort:
             async with self._open().request(
                 request.method,
                 self.url + request.target,
-                data=request.body or None,
+                data=_readable(request.body),
                 headers=request.headers,
                 timeout=timeout,
                 allow_redirects=False,
@@ -74,3 +76,8 @@ class HttpPort:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+def _readable(body: bytes) -> bytes | BytesIO | None:
+    """aiohttp writes large bytes in one go, which would hold up the loop, and warns of it; from a stream in pieces."""
+    return BytesIO(body) if len(body) > _ONE_PIECE_BYTES else body or None

@@ -21,7 +21,14 @@ from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from tests.contract.awaitable import AwaitableLogs
 from tests.contract.functions import run_scenarios
-from tests.contract.live import EngineLogs, dev_system, local_log, run_in_worker
+from tests.contract.live import (
+    EngineLogs,
+    dev_system,
+    local_log,
+    run_in_worker,
+    run_through_blocking_client,
+    run_through_client,
+)
 from tests.contract.scenarios import SCENARIOS, TIMED
 
 Run = Callable[[str], None]
@@ -87,6 +94,20 @@ def in_worker(function: str, *stopped: str, **settings: int) -> Iterator[Run]:
         yield lambda name: loop.run(run_in_worker(dev, function, name, book_for(name)))
 
 
+@contextmanager
+def through_client(**settings: int) -> Iterator[Run]:
+    """From outside, through `boki.Client`."""
+    with dev_system(**settings) as (loop, dev):
+        yield lambda name: loop.run(run_through_client(dev, SCENARIOS[name], book_for(name)))
+
+
+@contextmanager
+def through_blocking_client(**settings: int) -> Iterator[Run]:
+    """From outside, through `boki.BlockingClient`."""
+    with dev_system(**settings) as (_, dev):
+        yield lambda name: run_through_blocking_client(dev, SCENARIOS[name], book_for(name))
+
+
 class BlockingLogs:
     """LogBooks by name over one access, as a blocking context has them."""
 
@@ -110,6 +131,9 @@ IMPLEMENTATIONS = {
     "function": Implementation(partial(in_worker, "run_scenario")),
     "blocking-function": Implementation(partial(in_worker, "run_scenario_blocking")),
     "function-3-replicas-2-logs": Implementation(partial(in_worker, "run_scenario", replicas=3, logs=2)),
+    "client": Implementation(through_client),
+    "blocking-client": Implementation(through_blocking_client),
+    "client-3-replicas-2-logs": Implementation(partial(through_client, replicas=3, logs=2)),
     "engine-one-replica-stopped": Implementation(partial(engine, "storage-2", "sequencer-3", replicas=3, logs=2)),
 }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from uuid import uuid4
 import uvloop
 
 from boki.calls import Call, Payload
+from boki.client import BlockingClient, Client
 from boki.config import DevConfig
 from boki.dev import Dev
 from boki.engine.log_service import LogService
@@ -21,8 +23,10 @@ from boki.local_log import LocalLog
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller
 from boki.runtime.logbook import LogAccess, LogBook
+from tests.contract.awaitable import AwaitableLogs
 
 T = TypeVar("T")
+Scenario = Callable[[Any], Awaitable[None]]
 _TIMEOUT_S = 120
 
 
@@ -101,3 +105,30 @@ async def run_in_worker(dev: Dev, function: str, scenario: str, book: str) -> No
     assert outcome.failure is None, outcome.failure
     assert outcome.result is not None
     assert not outcome.result.data, outcome.result.data.decode()
+
+
+class ClientLogs:
+    """What a scenario is given, over a client of either kind."""
+
+    def __init__(self, client: Any, book: str) -> None:
+        self.logbook = client.logbook(book)
+        self.logbook_named = client.logbook
+        self.books = client.books
+
+
+async def run_through_client(dev: Dev, scenario: Scenario, book: str) -> None:
+    """Run a scenario here, over HTTP."""
+    async with Client(dev.url) as client:
+        await scenario(ClientLogs(client, book))
+
+
+def run_through_blocking_client(dev: Dev, scenario: Scenario, book: str) -> None:
+    """The same over the blocking client, each call in a thread."""
+    with BlockingClient(dev.url) as client, ThreadPoolExecutor(64) as threads:
+
+        async def run() -> None:
+            loop = asyncio.get_running_loop()
+            logs = AwaitableLogs(ClientLogs(client, book), lambda call: loop.run_in_executor(threads, call))
+            await scenario(logs)
+
+        asyncio.run(run())
