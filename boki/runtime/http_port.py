@@ -79,5 +79,5 @@ class HttpPort:
 
 
 def _readable(body: bytes) -> bytes | BytesIO | None:
-    """aiohttp writes large bytes in one go, which would hold up the loop, and warns of it; from a stream in pieces."""
+    """What aiohttp takes: it writes large bytes in one go, which holds up the loop, and a stream in pieces."""
     return BytesIO(body) if len(body) > _ONE_PIECE_BYTES else body or None
