@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from boki.errors import (
     BokiError,
     CallLost,
@@ -37,12 +39,17 @@ from boki.runtime.function import function
 from boki.runtime.log_calls import NewRecord
 from boki.runtime.logbook import LogBook, Subscription
 
+if TYPE_CHECKING:
+    from boki.client import BlockingClient, Client
+
 __all__ = [
     "MAX_SEQNUM",
+    "BlockingClient",
     "BokiError",
     "BookInfo",
     "CallLost",
     "CallTooDeep",
+    "Client",
     "ConditionFailed",
     "ConfigError",
     "ConnectionLost",
@@ -74,3 +81,12 @@ __all__ = [
     "WrongType",
     "function",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The clients bring HTTP with them, which a worker has no use for: they are imported when they are asked for."""
+    if name in ("BlockingClient", "Client"):
+        from boki import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -268,8 +268,18 @@ class Function:
             ) from None
 
     def decode_result(self, payload: Payload) -> Any:
-        """A result that came, as the type that the function is annotated with."""
-        return self.result_codec.decode(payload, f"result of {self.info.name}")
+        """A result that came, as the type that the function is annotated with.
+
+        `FunctionFailed` if the function that ran is annotated otherwise than the one that was imported here.
+        """
+        try:
+            return self.result_codec.decode(payload, f"result of {self.info.name}")
+        except InvalidArgument as error:
+            raise FunctionFailed(
+                f"{error.message}: the function that ran is not the one at {self.place}",
+                error_type="TypeError",
+                function=self.info.name,
+            ) from None
 
 
 def _resolved(definition: _Definition) -> Function:
