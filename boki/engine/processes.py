@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
 from typing import Final
 
 from boki.engine.worker_link import LinkOwner, Submit, WorkerLink, ending_of
@@ -36,7 +35,8 @@ class Processes:
         self._limits = limits
         self._submit = submit
         self._zygote: Zygote | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._replacing: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._loop = asyncio.get_running_loop()
         self._empty = asyncio.Event()
@@ -65,9 +65,10 @@ class Processes:
                 await asyncio.wait_for(self._empty.wait(), _STOP_S)
             except TimeoutError:  # writes of theirs that the log has not decided
                 _log.warning("%d workers had writes under way when the engine stopped", len(self.links))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._replacing is not None:
+            self._replacing.cancel()
+            await asyncio.gather(self._replacing, return_exceptions=True)
+        await asyncio.gather(*self._connecting)
 
     def spawn(self, plan: Fork, owner: LinkOwner) -> None:
         """Fork the process `plan.child`. Its owner is told when it is gone, also if it never was there."""
@@ -81,10 +82,14 @@ class Processes:
             self._loop.call_soon(self.forked, plan.child, 0, "the process that forks workers is being replaced")
         os.close(tally_fd)
         theirs.close()
-        self._spawn_task(self._connect(link, ours))
+        task = self._loop.create_task(self._connect(link, ours))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, link: WorkerLink, sock: socket.socket) -> None:
-        await self._loop.create_unix_connection(lambda: link, sock=sock)
+        transport, _ = await self._loop.create_unix_connection(lambda: link, sock=sock)
+        if link.is_closed:  # it could not be forked; aborting any earlier, the loop would not let go of the socket
+            transport.abort()
 
     def kill(self, number: int) -> None:
         """Kill the process and all that it has started."""
@@ -118,7 +123,7 @@ class Processes:
             link.end("was killed because the process that forks workers ended")
             self._loop.call_later(_HEAR_OUT_S, link.abort)
         if not self._is_stopping:
-            self._spawn_task(self._replace(lost))
+            self._replacing = self._loop.create_task(self._replace(lost))
 
     async def _replace(self, lost: Zygote | None) -> None:
         if lost is not None:
@@ -142,8 +147,3 @@ class Processes:
         del self.links[link.number]
         if not self.links:
             self._empty.set()
-
-    def _spawn_task(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -97,8 +97,6 @@ class WorkerLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._transport = cast("asyncio.Transport", transport)
-        if self.is_closed:
-            self._transport.abort()
         self._transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
