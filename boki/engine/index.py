@@ -190,7 +190,8 @@ class Index:
             if span.key_tag is None and span.stop - span.start == chunk.count:
                 _keep_all(book, chunk, first)
                 return
-            self._sweep.is_wanted |= span.key_tag is not None
+            if span.key_tag is not None:
+                self._sweep.want()
             for i in range(span.start, span.stop):
                 book.append(first + i, chunk.tags(i), sizes[i], span.key_tag)
 
@@ -219,7 +220,8 @@ class Index:
         book = self._book_to_change(trim.book)
         if book.trim(trim, self._history.log(self.current_term, log).next_seqnum):
             applied.books.add(trim.book)
-            self._sweep.is_wanted |= trim.tag is None
+            if trim.tag is None or trim.everything:
+                self._sweep.want()
 
     def _book_to_change(self, name: str) -> Book:
         book = self._book(name)

@@ -350,6 +350,8 @@ class Row:
         if holder.is_hollow:
             holder.flags &= ~DIRTY
             until = holder.until
+        elif holder.flags & SCATTERED:
+            self._touch(holder)  # of the keys that it has, some may hold nothing any more
         prefix = row_prefix(self.shelf.name, self.tag)
         residence.delete(prefix + number_bytes(0), prefix + number_bytes(until))
         return holder

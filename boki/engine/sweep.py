@@ -21,15 +21,19 @@ class Sweep:
     def __init__(self, disk: DiskReader) -> None:
         self._disk = disk
         self._cursor: bytes | None = None
-        self.is_wanted = True
-        """Something may have become invisible since the cursor set out."""
+        self._rounds = 1
+
+    def want(self) -> None:
+        """Something has become invisible. Part of it may reach the disk only behind the cursor: hence two rounds."""
+        self._rounds = 2
 
     def go_on(self, key_count: int, is_dead: IsDead) -> Iterator[tuple[bytes, bytes]]:
         """Look at that many keys more; the ranges of keys to delete. `is_dead` gets a key and its value."""
         if self._cursor is None:
-            if not self.is_wanted:
+            if not self._rounds:
                 return
-            self._cursor, self.is_wanted = TAG_FLOORS, False
+            self._cursor = TAG_FLOORS
+            self._rounds -= 1
         dead: list[bytes] = []
         for key, value in self._next_keys(key_count):
             is_next_dead = is_dead(key, value)

@@ -16,8 +16,10 @@ from boki.engine import history as history_module
 from boki.engine import rows as rows_module
 from boki.engine.book import Book
 from boki.engine.index import Index
+from boki.engine.layout import TAG_FLOORS, TAG_ROWS, read_number, read_tag_key
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Group, encode_chunk
+from boki.log.cuts import unpack_column
 from boki.log.ids import MAX_SEQNUM, NodeId, make_shard
 from boki.log.metalog import Cut, Trim, split_position
 from boki.log.record import Expect
@@ -259,6 +261,22 @@ class History:
             assert before == naive.floor(book, None) or before > row[0]
         before = index.retention_floor(book, older_than_us=None, keep_bytes=25)
         assert sum(seqnum >= before for seqnum in row) == min(2, len(row)), (book, before, row, index._book(book).state)
+
+
+    def tidy(self) -> None:
+        """After some more checkpoints, nothing stands on the disk that no answer depends on."""
+        for _ in range(4):
+            self._checkpoint(is_stored=True, is_restarted=False)
+        naive = self.naive
+        for key, value in self.disk.rows.items():
+            if key.startswith(TAG_FLOORS):
+                book, tag, _ = read_tag_key(key)
+                assert read_number(value) == naive.trimmed_below[book, tag]
+                assert read_number(value) == naive.floor(book, tag)
+            elif key.startswith(TAG_ROWS):
+                book, tag, _ = read_tag_key(key)
+                last = unpack_column("q", value)[-1]
+                assert last >= naive.floor(book, tag)
 
 
 def audit(index: Index) -> None:

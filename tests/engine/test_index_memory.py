@@ -1,0 +1,207 @@
+"""What the index costs: memory for a record, writes for a checkpoint, reads for a start; and what it cleans up."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+
+from boki.effects import Put
+from boki.engine.index import Index
+from boki.engine.layout import BOOK_ROWS, HISTORY_PAGES, SMALL_STATE_KEY, TAG_FLOORS, TAG_ROWS
+from boki.errors import CorruptData, VersionTooNew
+from boki.log.batch import Batch, encode_batch
+from boki.log.chunk import Group, encode_chunk
+from boki.log.ids import MAX_SEQNUM, NodeId, make_shard
+from boki.log.metalog import Cut, Trim
+from boki.log.record import Expect
+from tests.engine.test_rows import SpyDisk
+from tests.members import view
+
+SHARD = make_shard(7, 0)
+AMPLE = 1 << 40
+WINDOW_US = 1_000
+
+
+class Feed:
+    """An index with its disk, and single-record cuts for it, 10 µs apart."""
+
+    def __init__(self, memory_bytes: int = AMPLE) -> None:
+        self.disk = SpyDisk()
+        self.index = Index(self.disk, memory_bytes=memory_bytes, key_window_us=WINDOW_US)
+        self.index.begin_term(view())
+        self.lid = 0
+        self.time_us = 1_000_000
+
+    def append(self, *tags: str, book: str = "book", key: str | None = None, when: tuple[Expect, ...] = ()) -> None:
+        chunk = encode_chunk(book, [Group([(b"0123456789", tags)], when, key)])
+        batch = Batch(encode_batch(1, 0, SHARD, self.lid, [(chunk, 1)]))
+        self.lid += 1
+        self.time_us += 10
+        self.index.apply(0, Cut(self.time_us, ((SHARD, self.lid),)), [batch])
+
+    def trim(self, before: int = MAX_SEQNUM, tag: str | None = None, *, everything: bool = False) -> None:
+        self.index.apply(0, Trim("book", tag, before, everything, NodeId("engine-1"), 1))
+
+    def checkpoint(self) -> list[Put]:
+        writes = self.index.checkpoint()
+        self.disk.write(writes)
+        self.index.checkpoint_stored()
+        return [write for write in writes if isinstance(write, Put)]
+
+    def keys(self, *kinds: bytes) -> list[bytes]:
+        return [key for key in self.disk.rows if key.startswith(kinds)]
+
+
+def test_a_record_takes_at_most_64_bytes_of_memory() -> None:
+    """With two tags that 100 records share, ordered by a cut of its own: rows, tables and all (issue 1 of 5)."""
+    feed = Feed()
+    gc.collect()
+    tracemalloc.start()
+    count = 6_000
+    for number in range(count):
+        feed.append(f"user:{number // 100}", f"item:{number % 60}")
+    gc.collect()
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes / count <= 64
+    assert feed.index.memory_bytes_used == pytest.approx(held_bytes, rel=0.25)
+
+
+def test_memory_stays_near_its_budget() -> None:
+    """However much is appended and read, what is stored leaves memory when the budget is used up."""
+    feed = Feed(memory_bytes=300_000)
+    for number in range(30_000):
+        feed.append(f"user:{number}", "all")
+        if feed.index.dirty_bytes > 100_000:
+            feed.checkpoint()
+        assert feed.index.memory_bytes_used < 600_000
+    for number in range(0, 30_000, 10):
+        assert len(feed.index.page("book", f"user:{number}", 0, MAX_SEQNUM, 10)) == 1
+        assert feed.index.memory_bytes_used < 600_000
+    assert len(feed.index.page("book", "all", 0, MAX_SEQNUM, 100_000)) == 30_000
+
+
+def test_a_start_reads_little_and_a_checkpoint_writes_what_is_new() -> None:
+    """However long the history is: a few reads to start, a few writes for a few records (a million cuts included)."""
+    feed = Feed()
+    for _ in range(20_000):
+        feed.append("a", "b")
+    feed.checkpoint()
+    assert len(feed.keys(HISTORY_PAGES)) >= 9
+    feed.append("a", "b")
+    assert sum(len(write.value) for write in feed.checkpoint()) < 60_000
+    feed.disk.reads = 0
+    index = Index(feed.disk, memory_bytes=AMPLE, key_window_us=WINDOW_US)
+    assert feed.disk.reads == 2
+    assert index.memory_bytes_used < 20_000
+    last = index.page("book", "a", 0, MAX_SEQNUM, 1, backward=True)[0]
+    assert index.locate(last)[2:] == (SHARD, 20_000, 1)
+    assert feed.disk.reads < 10
+
+
+def test_an_append_to_a_cold_index_reads_only_what_its_conditions_need() -> None:
+    """Appending to rows that are not in memory reads nothing of them; a condition reads the end of its row."""
+    feed = Feed()
+    for number in range(2_000):
+        feed.append("a", f"only:{number}")
+    feed.checkpoint()
+    feed.index = Index(feed.disk, memory_bytes=AMPLE, key_window_us=WINDOW_US)
+    feed.append("warm", book="other")
+    feed.disk.reads = 0
+    feed.append("a", "only:5", "only:6")
+    assert feed.disk.reads == 1, "what is known of the book as a whole"
+    last = feed.index.last("book", "a")
+    feed.append("a", when=(Expect("a", last), Expect("only:9", 1)))
+    assert feed.index.last("book", "a") == last
+    assert feed.disk.reads < 8
+
+
+def test_keys_that_are_out_of_date_leave_the_disk() -> None:
+    """A key is remembered for its window, and what it takes is given back some checkpoints later."""
+    feed = Feed(memory_bytes=0)
+    for number in range(2_000):
+        feed.append(key=f"key:{number}")
+        if number % 50 == 0:
+            feed.checkpoint()
+    for _ in range(10):
+        feed.checkpoint()
+    assert len(feed.keys(TAG_ROWS)) <= WINDOW_US // 10 + 1
+    feed.append("again", key="key:1999")
+    feed.append("again", key="key:5")
+    assert len(feed.index.page("book", "again", 0, MAX_SEQNUM, 10)) == 1
+
+
+def test_a_trimmed_book_leaves_the_disk() -> None:
+    """Rows and floors of tags go some checkpoints after the book's floor has passed them."""
+    feed = Feed(memory_bytes=0)
+    for number in range(3_000):
+        feed.append(f"user:{number}")
+        if number % 100 == 0:
+            feed.trim(tag=f"user:{number}")
+    feed.checkpoint()
+    feed.trim()
+    feed.append("user:1")
+    for _ in range(10):
+        feed.checkpoint()
+    assert len(feed.keys(TAG_ROWS)) == 1
+    assert feed.keys(TAG_FLOORS) == []
+    assert len(feed.keys(BOOK_ROWS)) == 1
+
+
+def test_a_deleted_book_leaves_only_that_it_was_there() -> None:
+    """Its rows go with the next checkpoint, system tags and keys too; old seqnums are reported as trimmed for ever."""
+    feed = Feed()
+    feed.append("a", "!fence", key="k")
+    first = feed.index.last("book", None)
+    feed.checkpoint()
+    feed.append("a", "!fence")
+    feed.trim(everything=True)
+    feed.checkpoint()
+    assert feed.keys(TAG_ROWS, TAG_FLOORS, BOOK_ROWS) == []
+    assert feed.index.books("", "", 10) == []
+    assert feed.index.was_trimmed("book", first)
+    assert feed.index.last("book", "!fence") == 0
+    feed.append("a", key="k")
+    assert [info.record_count for info in feed.index.books("", "", 10)] == [1]
+
+
+def test_a_newer_checkpoint_is_refused_by_name() -> None:
+    """Rather than read by guess."""
+    feed = Feed()
+    feed.append("a")
+    feed.checkpoint()
+    stored = feed.disk.rows[SMALL_STATE_KEY]
+    feed.disk.write([Put(SMALL_STATE_KEY, stored[:1] + b"\x02" + stored[2:])])
+    with pytest.raises(VersionTooNew, match="version 2"):
+        Index(feed.disk, memory_bytes=AMPLE, key_window_us=WINDOW_US)
+
+
+def test_a_damaged_batch_changes_nothing() -> None:
+    """It is found before anything of its cut is applied, so that the cut can be applied with a good copy."""
+    feed = Feed()
+    feed.append("a")
+    good = encode_batch(1, 0, SHARD, 1, [(encode_chunk("book", [Group([(b"x", ["a"])])]), 1)])
+    cut = Cut(feed.time_us + 1, ((SHARD, 2),))
+    with pytest.raises(CorruptData):
+        feed.index.apply(0, cut, [Batch(good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])])
+    feed.index.apply(0, cut, [Batch(good)])
+    assert len(feed.index.page("book", "a", 0, MAX_SEQNUM, 10)) == 2
+
+
+def test_entries_out_of_order_are_a_bug_of_the_caller() -> None:
+    """Batches of another place, cuts that go back, terms before their time: asserted, because answers would diverge."""
+    feed = Feed()
+    feed.append("a")
+    batch = Batch(encode_batch(1, 0, SHARD, 2, [(encode_chunk("book", [Group([(b"x", ["a"])])]), 1)]))
+    with pytest.raises(AssertionError, match="order of their seqnums"):
+        Feed().index.apply(0, Cut(5, ((SHARD, 1),)), [batch])
+    with pytest.raises(AssertionError, match="forward"):
+        Feed().index.apply(0, Cut(5, ((SHARD, 0),)))
+    with pytest.raises(AssertionError, match="to its end"):
+        feed.index.begin_term(view(2, previous_ends=(5,)))
+    with pytest.raises(AssertionError, match="follow one another"):
+        feed.index.begin_term(view(3, previous_ends=(1,)))
+    with pytest.raises(AssertionError, match="has no log 1"):
+        feed.index.apply(1, Cut(5, ()))
