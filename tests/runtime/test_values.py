@@ -50,7 +50,8 @@ class Model(pydantic.BaseModel):
 
 
 class Strange:
-    pass
+    def __repr__(self) -> str:
+        return "Strange()"
 
 
 ENDLESS: list[Any] = []
