@@ -25,7 +25,7 @@ from boki.errors import BokiError, Unauthorized
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
-from boki.gateway.http import answers
+from boki.gateway.http.answers import Refusal, refusal
 from boki.gateway.http.binary import BinaryEndpoint
 from boki.gateway.http.books import LogBooks
 from boki.gateway.http.calls import FunctionCalls
@@ -143,11 +143,11 @@ class Gateway:
                 function = values[0]
             answer = await route.handler(request, *values)
         except BokiError as error:
-            answer = answers.refusal(error)
+            answer = refusal(error)
         finally:
             if self.core.is_draining:
                 self._answered.set()
-        code = "ok" if answer.status < 400 else answer["code"]
+        code = answer.code if isinstance(answer, Refusal) else "ok"
         known = function in self._backend.functions
         meter = self._metrics.function(function) if known else self._metrics.route(template)
         meter.count(code, (self._clock() - started_us) / 1e6)

@@ -36,8 +36,14 @@ def error_body(error: BokiError) -> dict[str, Any]:
     }
 
 
-def refusal(error: BokiError) -> Response:
-    """The answer that tells an error. `answer["code"]` is the error's code, for whoever counts."""
+class Refusal(Response):
+    """An answer that tells an error, with the error's code for whoever counts."""
+
+    code = BokiError.code
+
+
+def refusal(error: BokiError) -> Refusal:
+    """The answer that tells an error."""
     headers = {"Content-Type": "application/json"}
     allow = error.details.get("allow")  # of the router: the path is right and the method is not
     status = 405 if allow else error.http_status
@@ -48,8 +54,8 @@ def refusal(error: BokiError) -> Response:
     elif allow:
         headers["Allow"] = ", ".join(allow)
     body = msgspec.json.encode(error_body(error), enc_hook=str)
-    answer = Response(status=status, body=body, headers=headers)
-    answer["code"] = error.code
+    answer = Refusal(status=status, body=body, headers=headers)
+    answer.code = error.code
     return answer
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp.web import BaseRequest, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from boki.errors import Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers
@@ -82,8 +83,4 @@ class SystemPages:
 
 
 def _not_ready(why: str) -> Response:
-    answer = answers.json_answer({"status": why})
-    answer.set_status(503)
-    answer.headers["Retry-After"] = "1"
-    answer["code"] = "unavailable"
-    return answer
+    return answers.refusal(Unavailable(f"not ready: {why}", status=why))
