@@ -136,8 +136,8 @@ class Chunk:
             magic, version, checksum, *sizes = _HEADER.unpack_from(buffer, offset)
         except StructError:
             raise CorruptData(f"a chunk of {len(buffer) - offset} bytes is shorter than its header") from None
-        if magic != MAGIC:
-            raise CorruptData(f"a chunk starts with {magic!r} instead of {MAGIC!r}")
+        if magic != MAGIC or not version:
+            raise CorruptData(f"a chunk starts with {magic!r} instead of {MAGIC!r}, or has version 0")
         if version > VERSION:
             raise VersionTooNew(f"chunk version {version} is newer than this Boki's {VERSION}: upgrade this node")
         self.size, self.count, string_count, strings_size, tag_count, condition_count = sizes
