@@ -41,7 +41,7 @@ from boki.log.operations import Failure, Found, Read, TrimBook
 from boki.log.record import Expect, Record
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.log_calls import first_record
+from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, first_record
 from boki.runtime.logbook import LogAccess
 from boki.runtime.port import LogPort
 
@@ -80,7 +80,7 @@ class CallBook:
         self.ledger = Ledger(checkpoint)
         start = self.ledger.fold_from
         while True:
-            page = await self._book.read(start=start)
+            page = await self._book.read(start=start, limit=min(DEFAULT_PAGE_RECORDS, self._limits.page_records))
             if not page.records:
                 return
             for record in page.records:

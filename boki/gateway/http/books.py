@@ -16,7 +16,7 @@ from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book, check_writable
 from boki.log.chunk import Group
-from boki.log.ids import MAX_SEQNUM
+from boki.log.ids import MAX_SEQNUM, check_name
 from boki.log.operations import Appended, Found, Rejected
 from boki.log.record import Record
 from boki.runtime import log_calls
@@ -31,6 +31,7 @@ class LogBooks:
     def __init__(self, door: LogDoor) -> None:
         self._door = door
         self._limits = door.config.limits
+        self._default_limit = min(DEFAULT_PAGE_RECORDS, self._limits.page_records)
 
     def routes(self) -> list[Route]:
         """What is answered here."""
@@ -53,10 +54,11 @@ class LogBooks:
     async def books(self, request: BaseRequest) -> Response:
         """List books by name, a page at a time."""
         values = query(request, {"prefix", "after", "limit"})
-        limit = query_int(values, "limit", DEFAULT_PAGE_RECORDS)
+        limit = query_int(values, "limit", self._default_limit)
+        prefix, after = (check_name(values[name], name) if values.get(name) else "" for name in ("prefix", "after"))
         access = self._door.access(request)
         with self._door.admitted():
-            found = await access.books(values.get("prefix", ""), after=values.get("after", ""), limit=limit)
+            found = await access.books(prefix, after=after, limit=limit)
         return self._answer(access, {"books": [records.book_body(info) for info in found]})
 
     # Appends
@@ -147,7 +149,7 @@ class LogBooks:
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
         start = query_int(values, "start", 0)
         stop = query_int(values, "stop", MAX_SEQNUM)
-        limit = query_int(values, "limit", DEFAULT_PAGE_RECORDS)
+        limit = query_int(values, "limit", self._default_limit)
         read = log_calls.read_page(check_book(book), values.get("tag"), start, stop, limit, self._limits)
         read = msgspec.structs.replace(
             read,
