@@ -14,7 +14,7 @@ from typing import Any
 
 from boki.bench import index_memory
 from boki.bench.http_load import generator_name, post_load
-from boki.bench.load_functions.load import TAG, Fill, Load
+from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
 from boki.bench.rows import Round, Row, measured, rate, summary
 from boki.bench.system import Options, Target, target
 from boki.client import BlockingClient
@@ -114,7 +114,7 @@ def restart(options: Options, step: Step) -> Iterator[Row]:
                 before = time.perf_counter()
                 child.start(timeout_s=120)
                 with BlockingClient(child.url) as client:
-                    record = client.logbook("fill").read_prev(f"{TAG}:0")
+                    record = client.logbook(BOOK).read_prev(f"{TAG}:0")
                 samples_s.append(time.perf_counter() - before)
                 assert record is not None
                 assert record.seqnum <= last_seqnum

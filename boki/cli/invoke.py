@@ -1,12 +1,18 @@
-"""`boki invoke`: call a function and print its result."""
+"""`boki invoke`: call a function and print its result, or log a call and print its id.
+
+The payload is sent as it was typed: what the function takes decides whether it is read as JSON or as text.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from boki.calls import Encoding
 from boki.cli.connection import DEFAULT_URL, Token, Url, connect
 from boki.cli.terminal import results
 
@@ -14,16 +20,57 @@ from boki.cli.terminal import results
 def command(
     name: Annotated[str, typer.Argument(help="The function.", show_default=False)],
     payload: Annotated[
-        str, typer.Argument(help="JSON, or text if it is no JSON; - reads it from stdin.", show_default=False)
-    ] = "",
-    book: Annotated[str, typer.Option(help="Run it with this LogBook instead of its own.")] = "",
-    key: Annotated[str, typer.Option(help="Idempotency key: the same key runs it once.")] = "",
+        str | None,
+        typer.Argument(help="JSON or text, as the function takes it; - reads it from stdin.", show_default=False),
+    ] = None,
+    book: Annotated[str | None, typer.Option(help="Run it with this LogBook instead of its own.")] = None,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key runs it once.")] = None,
     is_async: Annotated[bool, typer.Option("--async", help="Log the call, print its id, do not wait.")] = False,
     delay_s: Annotated[float, typer.Option(help="With --async: run it after so many seconds.")] = 0.0,
     timeout_s: Annotated[float | None, typer.Option(help="Give up after so many seconds.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
 ) -> None:
-    """Call a function and print its result, JSON indented for people and on one line in a pipe."""
+    """Call a function and print its result: text and bytes as they are, everything else as JSON."""
     if delay_s and not is_async:
         raise typer.BadParameter("a delay needs --async", param_hint="--delay-s")
+    with connect(url, token) as client:
+        takes = {info.name: info.payload_encoding for info in client.functions()}
+        sent = () if payload is None else (as_value(_content(payload), takes.get(name, "text")),)
+        if is_async:
+            results().print(client.invoke_later(name, *sent, book=book, key=key, delay_s=delay_s))
+            return
+        answer = client.invoke(name, *sent, book=book, key=key, timeout_s=timeout_s)
+    if isinstance(answer, bytes):
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
+    elif isinstance(answer, str):
+        print(answer)
+    else:
+        indent = 2 if sys.stdout.isatty() else None
+        print(json.dumps(answer, ensure_ascii=False, indent=indent))
+
+
+def as_value(content: bytes, encoding: Encoding) -> Any:
+    """What was typed, as a function takes it: its bytes, its text, or its JSON (text, if it is no JSON)."""
+    if encoding == "bytes":
+        return content
+    if encoding == "json" and _is_json(content):
+        return msgspec.Raw(content)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _content(payload: str) -> bytes:
+    """What was typed; from stdin without the line end that `echo` puts there."""
+    return sys.stdin.buffer.read().removesuffix(b"\n") if payload == "-" else payload.encode()

@@ -17,6 +17,7 @@ from boki import Context, function
 from boki.bench.rows import Round, measured
 from boki.errors import BokiError
 
+BOOK = "bench"
 TAG = "bench"
 _FILL_RECORDS = 1_000
 
@@ -43,7 +44,7 @@ async def nothing(ctx: Context, payload: None) -> None:
     """The empty function."""
 
 
-@function(timeout_s=600)
+@function(book=BOOK, timeout_s=600)
 async def append_load(ctx: Context, load: Load) -> Round:
     """Single appends."""
     data = bytes(load.size_bytes)
@@ -54,7 +55,7 @@ async def append_load(ctx: Context, load: Load) -> Round:
     return await _measure(append, load)
 
 
-@function(timeout_s=600)
+@function(book=BOOK, timeout_s=600)
 async def append_many_load(ctx: Context, load: Load) -> Round:
     """`append_many` of 1,000 records of `size_bytes`; one operation is one such call."""
     records = [(bytes(load.size_bytes), [TAG])] * _FILL_RECORDS
@@ -65,7 +66,7 @@ async def append_many_load(ctx: Context, load: Load) -> Round:
     return await _measure(append, load)
 
 
-@function(timeout_s=600)
+@function(book=BOOK, timeout_s=600)
 async def read_next_load(ctx: Context, load: Load) -> Round:
     """`read_next` through the records of a tag that are in the cache, again from the first after the last."""
     await ctx.logbook.append_many([(bytes(load.size_bytes), [TAG])] * _FILL_RECORDS)
@@ -79,7 +80,7 @@ async def read_next_load(ctx: Context, load: Load) -> Round:
     return await _measure(read, load)
 
 
-@function(timeout_s=600)
+@function(book=BOOK, timeout_s=600)
 async def scan_load(ctx: Context, record_count: int) -> Round:
     """`subscribe().batches()` over the first `record_count` records of the tag; one operation is one record."""
     started = time.perf_counter()
@@ -91,7 +92,7 @@ async def scan_load(ctx: Context, record_count: int) -> Round:
     return Round(seen_count, 0, time.perf_counter() - started, None, None)
 
 
-@function(timeout_s=600)
+@function(book=BOOK, timeout_s=600)
 async def fill(ctx: Context, wanted: Fill) -> int:
     """Append records in bulk, several calls in flight; the last seqnum."""
     data = bytes(wanted.size_bytes)
