@@ -1,0 +1,255 @@
+"""Subscriptions as server-sent events: order, resuming, heartbeats, trims, and readers that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from boki.errors import DataLost
+from boki.gateway.config import Patience
+from boki.gateway.core import Budget
+from boki.log.limits import MIB, Limits
+from boki.log.operations import Read
+from tests.gateway.fake_backend import FakeBackend, refused, run, serving
+
+PATH = "/logbook/b/subscribe"
+
+
+class Events:
+    """The events of a response, one after the other. Comments are events that are called "comment"."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        self._content = response.content
+
+    async def next(self) -> dict[str, Any]:
+        """The next event; {} at the end."""
+        event: dict[str, Any] = {}
+        while line := (await self._content.readline()).decode():
+            if line == "\n":
+                return event
+            name, _, value = line.rstrip("\n").partition(": ")
+            event[name or "comment"] = json.loads(value) if name == "data" else value
+        return {}
+
+    async def texts(self, count: int) -> list[str]:
+        """The texts of the next records."""
+        found: list[str] = []
+        while len(found) < count:
+            event = await self.next()
+            if "comment" not in event:
+                assert event["id"] == event["data"]["seqnum"]
+                found.append(event["data"]["text"])
+        return found
+
+
+async def append(http: aiohttp.ClientSession, text: str, *tags: str) -> str:
+    async with http.post("/logbook/b/append", json={"text": text, "tags": tags}) as response:
+        seqnum: str = (await response.json())["seqnum"]
+        return seqnum
+
+
+def test_a_subscriber_gets_what_is_there_and_what_comes() -> None:
+    """In order, each record once, with its seqnum as the event's id."""
+
+    async def scenario() -> None:
+        async with serving() as (_, backend, http):
+            for n in range(3):
+                await append(http, str(n))
+            async with http.get(PATH) as response:
+                events = Events(response)
+                assert await events.texts(3) == ["0", "1", "2"]
+                await backend.until_waiting()
+                await append(http, "3")
+                assert await events.texts(1) == ["3"]
+
+    run(scenario())
+
+
+def test_a_tag_filters_and_now_starts_at_the_end() -> None:
+    """Only records of the tag, and only those after the subscription began."""
+
+    async def scenario() -> None:
+        async with serving() as (_, backend, http):
+            await append(http, "old", "t")
+            async with http.get(f"{PATH}?tag=t") as tagged, http.get(f"{PATH}?start=now") as new:
+                await backend.until_waiting(2)
+                await append(http, "no")
+                await append(http, "yes", "t")
+                assert await Events(tagged).texts(2) == ["old", "yes"]
+                assert await Events(new).texts(2) == ["no", "yes"]
+
+    run(scenario())
+
+
+def test_a_reader_that_comes_back_goes_on_where_it_was() -> None:
+    """`Last-Event-ID` counts more than `start`, as browsers send both."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            seqnums = [await append(http, str(n)) for n in range(5)]
+            async with http.get(f"{PATH}?start={seqnums[3]}") as response:
+                assert await Events(response).texts(2) == ["3", "4"]
+            async with http.get(f"{PATH}?start=0", headers={"Last-Event-ID": seqnums[1]}) as response:
+                assert await Events(response).texts(3) == ["2", "3", "4"]
+
+    run(scenario())
+
+
+def test_without_records_there_are_heartbeats() -> None:
+    """So that reader and proxies know that the connection lives."""
+
+    async def scenario() -> None:
+        async with serving() as (_, backend, http), http.get(PATH) as response:
+            events = Events(response)
+            assert await events.next() == {"comment": "boki"}
+            for _ in range(3):
+                await backend.until_waiting()
+                backend.expire_waits()
+                assert await events.next() == {"comment": "still here"}
+            read = backend.operations[-1][0]
+            assert isinstance(read, Read)
+            assert read.wait_us == 15_000_000
+
+    run(scenario())
+
+
+def test_records_that_were_trimmed_unread_are_told_once() -> None:
+    """The event's id lies before the next record, so that a reader that reconnects goes on there."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            seqnums = [await append(http, str(n)) for n in range(4)]
+            async with http.post("/logbook/b/trim", json={"before": seqnums[2]}) as response:
+                assert response.status == 200
+            async with http.get(f"{PATH}?start={seqnums[0]}") as response:
+                events = Events(response)
+                await events.next()
+                event = await events.next()
+                assert (event["event"], event["data"]["code"]) == ("trimmed", "trimmed")
+                assert await events.next() == {}
+            async with http.get(PATH, headers={"Last-Event-ID": event["id"]}) as response:
+                assert await Events(response).texts(2) == ["2", "3"]
+            async with http.get(f"{PATH}?start={seqnums[0]}&on_trimmed=skip") as response:
+                assert await Events(response).texts(2) == ["2", "3"]
+
+    run(scenario())
+
+
+def test_an_error_on_the_way_is_the_last_event() -> None:
+    """The status is sent already, so the error is an event, and the reader comes back if it likes."""
+
+    async def scenario() -> None:
+        async with serving() as (_, backend, http):
+            backend.failures.append(DataLost("gone"))
+            async with http.get(PATH) as response:
+                events = Events(response)
+                await events.next()
+                event = await events.next()
+                assert (event["event"], event["data"]["code"]) == ("error", "data_lost")
+                assert await events.next() == {}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "field"),
+    [
+        ("?start=tomorrow", {}, "start"),
+        ("?on_trimmed=ignore", {}, "on_trimmed"),
+        ("?tag=", {}, "tags"),
+        ("?limit=5", {}, "limit"),
+        ("", {"Last-Event-ID": "x"}, "Last-Event-ID"),
+        ("", {"Boki-Position": "x"}, "Boki-Position"),
+    ],
+)
+def test_bad_arguments_are_400_before_the_stream_begins(query: str, headers: dict[str, str], field: str) -> None:
+    """They are ordinary answers, not events."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http), http.get(PATH + query, headers=headers) as response:
+            assert (await refused(response, 400, "invalid_argument"))["details"]["field"] == field
+
+    run(scenario())
+
+
+def test_subscriptions_are_bounded_and_give_back_their_place() -> None:
+    """Beyond the bound 429; a reader that has left is noticed with the next heartbeat."""
+
+    async def scenario() -> None:
+        async with serving(budget=Budget(streams=1)) as (gateway, backend, http):
+            ended = _ended(gateway.core)
+            async with http.get(PATH) as response:
+                await backend.until_waiting()
+                async with http.get(PATH) as second:
+                    await refused(second, 429, "overloaded")
+                response.close()
+            over = asyncio.create_task(ended.wait())
+            while not over.done():
+                waiting = asyncio.create_task(backend.until_waiting())
+                await asyncio.wait((over, waiting), return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                backend.expire_waits()
+            async with http.get(PATH) as response:
+                assert response.status == 200
+
+    run(scenario())
+
+
+def _ended(core: Any) -> asyncio.Event:
+    """Set when a stream has ended."""
+    event = asyncio.Event()
+    end_stream = core.end_stream
+
+    def end() -> None:
+        end_stream()
+        event.set()
+
+    core.end_stream = end
+    return event
+
+
+def test_a_reader_that_does_not_read_costs_a_page_and_is_cut_off() -> None:
+    """Nothing is read from the log for somebody who does not take it."""
+
+    async def scenario() -> None:
+        limits = Limits(page_bytes=MIB)
+        backend = FakeBackend(limits)
+        async with serving(backend, limits=limits, patience=Patience(reader_s=0.2)) as (gateway, _, http):
+            for _ in range(40):
+                async with http.post("/logbook/b/append", data=bytes(MIB)) as response:
+                    assert response.status == 200
+            ended = _ended(gateway.core)
+            before = len(backend.operations)
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+            writer.write(f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            async with asyncio.timeout(20):
+                await ended.wait()
+            assert len(backend.operations) - before < 20
+            writer.close()
+
+    run(scenario())
+
+
+def test_a_drain_ends_subscriptions_so_that_readers_go_elsewhere() -> None:
+    """With an event that says why; the gateway is idle then."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, http), http.get(PATH) as response:
+            events = Events(response)
+            await events.next()
+            await backend.until_waiting()
+            gateway.drain()
+            event = await events.next()
+            assert (event["event"], event["data"]["code"], event["data"]["retryable"]) == ("error", "unavailable", True)
+            assert await events.next() == {}
+            assert gateway.core.is_idle
+            async with http.get(PATH) as second:
+                await refused(second, 503, "unavailable")
+
+    run(scenario())
