@@ -30,10 +30,7 @@ class Child:
     def __init__(self, config: DevConfig) -> None:
         """Prepare the process that `start` starts. Its log lines are JSON whatever `config` says."""
         self.config = config
-        self.url = ""
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
-        self._spoke = threading.Event()
+        self._run: _Run | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -44,70 +41,94 @@ class Child:
         self.kill()
 
     @property
+    def url(self) -> str:
+        """Where the running child listens."""
+        assert self._run is not None, "started"
+        return self._run.url
+
+    @property
     def pid(self) -> int:
         """The process id of the running child."""
-        assert self._process is not None, "started"
-        return self._process.pid
+        assert self._run is not None, "started"
+        return self._run.process.pid
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and not killed or stopped since; a child that ended by itself counts as running."""
-        return self._process is not None
+        return self._run is not None
 
     def start(self, timeout_s: float = 30.0) -> Child:
         """Start it and wait until it is ready. `Unavailable` carries the last lines of a child that did not come up."""
-        assert self._process is None, "stopped"
-        self._spoke.clear()
-        self.url = ""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "boki", *arguments(self.config)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)},
+        assert self._run is None, "stopped"
+        self._run = run = _Run(
+            subprocess.Popen(
+                [sys.executable, "-m", "boki", *arguments(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)},
+            )
         )
-        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
-        came = self._spoke.wait(timeout_s)
-        if not self.url:
+        spoke = run.spoke.wait(timeout_s)
+        if not run.url:
             self.kill()
-            reason = "did not start" if came else f"was not ready after {timeout_s:g} s"
-            raise Unavailable(f"boki dev {reason}; its last lines:\n{self.last_lines()}")
+            reason = "ended before it was ready" if spoke else f"was not ready after {timeout_s:g} s"
+            raise Unavailable(
+                f"boki dev {reason}; its last lines:\n{run.last_lines()}", retryable=False, pid=run.process.pid
+            )
         return self
 
     def kill(self) -> None:
         """SIGKILL: nothing is flushed, nobody is told. Does nothing to a child that does not run."""
-        if self._process is not None:
-            self._process.kill()
-            self._reap(self._process)
+        if self._run is not None:
+            self._run.process.kill()
+            self._run.end()
+            self._run = None
 
     def stop(self) -> int:
         """SIGTERM: drain, then exit. The exit code."""
-        assert self._process is not None, "started"
-        process = self._process
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(self.config.drain_s + _STOP_MARGIN_S)
-        self._reap(process)
+        assert self._run is not None, "started"
+        self._run.process.send_signal(signal.SIGTERM)
+        code = self._run.process.wait(self.config.drain_s + _STOP_MARGIN_S)
+        self._run.end()
+        self._run = None
         return code
 
     def last_lines(self) -> str:
-        """What the child printed last, for people."""
-        return "".join(self._lines)
+        """What the running child printed last, for people."""
+        return self._run.last_lines() if self._run is not None else ""
 
-    def _reap(self, process: subprocess.Popen[str]) -> None:
-        process.wait()
-        self._process = None
 
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        """In a thread of its own, so that the child never waits for somebody to read its lines."""
-        assert process.stdout is not None
-        with process.stdout as lines:
+class _Run:
+    """One process from its start to its end, and a thread that reads its lines, so that it never waits for us."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.url = ""
+        self.spoke = threading.Event()
+        """Set when the child is ready, and when it has said its last."""
+        self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def end(self) -> None:
+        """Wait until the process is gone and its last line is read. Its workers hold no copy of its output."""
+        self.process.wait()
+        self._reader.join(1.0)
+
+    def last_lines(self) -> str:
+        return "".join(list(self._lines))
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
             for line in lines:
                 self._lines.append(line)
                 if not self.url and '"ready"' in line:
                     self.url = _url_of(line)
-                    self._spoke.set()
-        self._spoke.set()
+                    self.spoke.set()
+        self.spoke.set()
 
 
 def arguments(config: DevConfig) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import tempfile
 import time
@@ -38,15 +39,18 @@ def command(
         errors().print(f"[bold red]The demo failed[/] (after {elapsed_s:.0f} s; the kill's seed is {chosen_seed}).")
         raise typer.Exit(1)
     results().print(f"[bold green]All of it matches[/] ({elapsed_s:.0f} s in all).\n")
-    results().print(
-        "Where to look next, in this folder:\n"
-        "  functions/flights.py          the functions that did this\n"
-        "  boki dev                      the system, with these functions, until Ctrl-C\n"
-        "  boki new hello                a project of your own, with a first function and a test\n"
-        "  boki bench append             how fast this machine is\n"
-        "  README.md, docs/api.md        the LogBook and its promises",
-        markup=False,
-    )
+    folder_text = os.path.relpath(functions_folder())
+    next_steps = [
+        (os.path.join(folder_text, "flights.py"), "the functions that did this"),  # noqa: PTH118 - text for people
+        (f"boki dev --functions {folder_text}", "the system with these functions, until Ctrl-C"),
+        ("boki new hello", "a project of your own, with a first function and a test"),
+        ("boki bench append", "how fast this machine is"),
+        ("README.md and docs/", "the LogBook and its promises"),
+    ]
+    results().print("Where to look next:")
+    width = max(len(what) for what, _ in next_steps)
+    for what, why in next_steps:
+        results().print(f"  {what:<{width}}  {why}", markup=False)
 
 
 def functions_folder() -> Path:

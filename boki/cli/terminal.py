@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+_PIPE_COLUMNS = 160
+
 
 @functools.cache
 def results() -> Console:
-    """The console on stdout."""
+    """The console on stdout. In a pipe, where nobody's screen limits it, lines may be long."""
+    import sys
+
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
 
 
 @functools.cache
@@ -44,7 +48,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
 
     table = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
-        table.add_column(column.removesuffix(">"), justify="right" if column.endswith(">") else "left")
+        table.add_column(
+            column.removesuffix(">"),
+            justify="right" if column.endswith(">") else "left",
+            no_wrap=column != columns[-1],
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     results().print(table)
