@@ -326,10 +326,13 @@ class FunctionHost:
         self._perform(self._dispatch.worker_exited(link.number, link.ending, begun, now_us()))
 
     async def _accept(self, link: WorkerLink, frame: InvokeLater) -> None:
+        link.hold()
         try:
             answer = Accepted(frame.id, await self._later(frame.call, frame.delay_s, frame.key))
         except BokiError as error:
             answer = Accepted(frame.id, "", Failure.of(error))
+        finally:
+            link.release()
         link.send(answer)
 
     def _say(self, lines: tuple[ConsoleLine, ...], dropped: int) -> None:

@@ -35,7 +35,7 @@ Submit = Callable[[Operation, Positions, int, Finish], None]
 """Carries out a log operation within so many microseconds. `finish` is called once, in the same loop, maybe at once."""
 
 _MAX_REQUESTS: Final = 1024
-"""A worker with more log operations under way is not listened to until some are answered."""
+"""A worker with more log operations and later calls under way is not listened to until some are answered."""
 _MAX_UNSENT_BYTES: Final = 64 * MIB
 """Nor is one that does not read what it is sent."""
 _WRITES: Final = (Append, TrimBook, SetRetention)
@@ -178,6 +178,18 @@ class WorkerLink(asyncio.Protocol):
             self._keeper.link_gone(self)
             self.owner.gone(self)
 
+    def hold(self) -> None:
+        """One more thing is under way for the worker; with too many it is not listened to."""
+        self._requests += 1
+        if self._requests > _MAX_REQUESTS:
+            self._listen()
+
+    def release(self) -> None:
+        """It is done."""
+        self._requests -= 1
+        if self._is_paused:
+            self._listen()
+
     # the log
 
     def _carry_out(self, request: LogRequest) -> None:
@@ -190,20 +202,16 @@ class WorkerLink(asyncio.Protocol):
             self.send(LogReply(request.id, request.positions, Failure.of(error)))
             return
         is_write = isinstance(operation, _WRITES)
-        self._requests += 1
         self._writes += is_write
-        if self._requests > _MAX_REQUESTS:
-            self._listen()
+        self.hold()
         self._submit(
             operation, request.positions, max(request.timeout_us, 0), partial(self._reply, request.id, is_write)
         )
 
     def _reply(self, request_id: int, is_write: bool, answer: Answer, positions: Positions) -> None:
-        self._requests -= 1
         if not self.is_closed:
             self.send(LogReply(request_id, positions, answer))
-        if self._is_paused:
-            self._listen()
+        self.release()
         if is_write:
             self._writes -= 1
             if self.is_closed:

@@ -14,6 +14,8 @@ import select
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import Final
 
@@ -79,8 +81,8 @@ def quiet() -> None:
 
 def close_all_but(keep: Iterable[int]) -> None:
     """Close all file descriptors above stderr except these: other processes wait for them to be closed."""
-    start = _FIRST_FREE_FD
-    for fd in sorted(fd for fd in keep if fd >= _FIRST_FREE_FD):
-        os.closerange(start, fd)
-        start = fd + 1
-    os.closerange(start, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    kept = set(keep)
+    for fd in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
+        if fd >= _FIRST_FREE_FD and fd not in kept:
+            with suppress(OSError):  # the one that listed them is closed already
+                os.close(fd)

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections import deque
+from contextlib import suppress
 from typing import Final, NoReturn
 
 import boki.blocking  # noqa: F401 - what functions import is imported here, once for all workers
@@ -107,7 +108,7 @@ class Zygote:
                 return
             if pid == 0:
                 return
-            _kill(pid)  # what it has started itself and left behind
+            _kill_session(pid)
             child = self._children.pop(pid, None)
             if child is not None:
                 self._send(Exited(child, os.waitstatus_to_exitcode(status)))
@@ -122,12 +123,16 @@ class Zygote:
 
 
 def _kill(pid: int) -> None:
-    """Kill the process and those of its session. A child leads its own session, which bears its pid."""
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
+    """Kill the child, which has not been reaped, and those of its session."""
+    _kill_session(pid)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # it may not lead its session yet
+
+
+def _kill_session(pid: int) -> None:
+    """Kill what a child has started: it leads a session of its own, which bears its pid."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS says so of what is dead and not reaped
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _become(plan: Fork, sock: int, tally: int, parent: int) -> NoReturn:
