@@ -20,6 +20,8 @@ class Patience:
     """Until the body of a request is complete."""
     reader_s: float = 30.0
     """Until a large answer, or one piece of a subscription, is taken."""
+    linger_s: float = 2.0
+    """How long what is left of a refused body is read away, so that the client sees the refusal."""
     heartbeat_s: float = 15.0
     """How often a subscription without records says that it is alive."""
 

@@ -40,6 +40,11 @@ from boki.log.ids import NodeId
 
 _log = logging.getLogger("boki.gateway")
 
+_FLUSH_S = 1.0
+"""How long answers that are being sent may still take when it stops."""
+_ABANDON_S = 0.05
+"""The same if there are calls that have not ended within the drain: they are not waited for again."""
+
 
 class Gateway:
     """One listener. `start` it, `drain` it, `stop` it."""
@@ -127,7 +132,7 @@ class Gateway:
             _log.warning("stopping with %d calls in flight: their outcome is unknown", self.core.call_count)
         self._calls.stop()
         self._connections.pre_shutdown()
-        await self._connections.shutdown(1.0)
+        await self._connections.shutdown(_FLUSH_S if self.core.is_idle else _ABANDON_S)
         await self._server.wait_closed()
 
     async def _handle(self, request: BaseRequest) -> StreamResponse:

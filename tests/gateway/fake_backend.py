@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -15,7 +16,7 @@ import aiohttp
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
 from boki.engine.logged_calls import LoggedCalls
 from boki.errors import BokiError, InvalidArgument
-from boki.gateway.config import GatewayConfig
+from boki.gateway.config import GatewayConfig, Patience
 from boki.gateway.server import Gateway
 from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
@@ -158,6 +159,7 @@ async def serving(
     limits = settings.get("limits", DEFAULT_LIMITS)
     backend = backend or FakeBackend(limits)
     await backend.ledger.start()
+    settings["patience"] = replace(settings.get("patience", Patience()), linger_s=0.02)
     gateway = Gateway(backend, GatewayConfig(port=0, **settings))
     await gateway.start()
     try:
@@ -166,6 +168,15 @@ async def serving(
     finally:
         await gateway.stop(0)
         await backend.ledger.stop(0)
+
+
+async def turns_until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the condition holds, as often as it takes for a few packets to arrive."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came true")
 
 
 async def refused(response: aiohttp.ClientResponse, status: int, code: str) -> dict[str, Any]:

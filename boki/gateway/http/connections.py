@@ -19,7 +19,6 @@ from boki.gateway.http.answers import refusal
 _log = logging.getLogger("boki.gateway")
 
 _SMALL_ANSWER_BYTES: Final = 64 * 1024
-_LINGER_S: Final = 2.0
 
 
 class Connections(Server):
@@ -36,7 +35,7 @@ class Connections(Server):
             self,
             loop=self._loop,
             keepalive_timeout=self._patience.head_s,
-            lingering_time=_LINGER_S,
+            lingering_time=self._patience.linger_s,
             access_log=cast("logging.Logger", None),
             auto_decompress=False,  # a body is what was sent: nobody can make us unpack a bomb
         )

@@ -1,0 +1,276 @@
+"""Connections that misbehave: bodies that are too large or never come, heads that are none, readers that stall."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from boki.gateway.config import Patience
+from boki.gateway.server import Gateway
+from boki.log.limits import Limits
+from tests.gateway.fake_backend import refused, run, serving, turns_until
+
+LIMITS = Limits(record_bytes=1000, request_bytes=5000)
+
+
+class Raw:
+    """A connection whose bytes the test writes itself."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @staticmethod
+    async def open(gateway: Gateway) -> Raw:
+        return Raw(*await asyncio.open_connection("127.0.0.1", gateway.port))
+
+    async def send(self, text: str | bytes) -> None:
+        self.writer.write(text.encode("latin-1") if isinstance(text, str) else text)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and JSON body of the next answer."""
+        async with asyncio.timeout(20):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(head[0].split()[1]), headers, json.loads(body) if body else None
+
+    async def is_closed(self) -> bool:
+        """Return once the gateway has closed the connection."""
+        async with asyncio.timeout(20):
+            return await self.reader.read() == b""
+
+    async def close(self) -> None:
+        self.writer.close()
+
+
+def head(path: str = "/function/echo", **headers: str) -> str:
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{lines}\r\n"
+
+
+@pytest.mark.parametrize("path", ["/function/echo", "/asyncFunction/echo", "/logbook/b/append", "/logbook"])
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(path: str) -> None:
+    """Its length is enough: nobody waits for ten gigabytes."""
+
+    async def scenario() -> None:
+        async with serving(limits=LIMITS) as (gateway, backend, _):
+            raw = await Raw.open(gateway)
+            kind = "application/vnd.boki+msgpack" if path == "/logbook" else "application/json"
+            await raw.send(head(path, Content_Length="10000000000", Content_Type=kind))
+            status, _, body = await raw.answer()
+            assert (status, body["code"], body["outcome"]) == (413, "too_large", "not_applied")
+            assert gateway.core.is_idle
+            assert not backend.started
+            await raw.close()
+
+    run(scenario())
+
+
+def test_a_body_that_hides_its_length_is_cut_off_at_the_limit() -> None:
+    """Chunks are counted as they come."""
+
+    async def scenario() -> None:
+        async with serving(limits=LIMITS) as (gateway, backend, _):
+            raw = await Raw.open(gateway)
+            await raw.send(head(Transfer_Encoding="chunked"))
+            for _ in range(6):
+                await raw.send(b"3e8\r\n" + bytes(1000) + b"\r\n")
+            status, _, body = await raw.answer()
+            assert (status, body["code"]) == (413, "too_large")
+            assert gateway.core.is_idle
+            assert not backend.started
+            await raw.close()
+
+    run(scenario())
+
+
+def test_a_chunked_body_within_the_limit_is_taken() -> None:
+    """And its budget is that of the limit only while it is read."""
+
+    async def scenario() -> None:
+        async with serving(limits=LIMITS) as (gateway, _backend, _):
+            raw = await Raw.open(gateway)
+            await raw.send(head(Transfer_Encoding="chunked") + "2\r\n[1\r\n2\r\n,2\r\n1\r\n]\r\n0\r\n\r\n")
+            assert (await raw.answer())[::2] == (200, [1, 2])
+            assert gateway.core.bytes_in_flight == 0
+            await raw.close()
+
+    run(scenario())
+
+
+def test_a_head_that_is_never_complete_is_closed() -> None:
+    """Also one that trickles, and a connection that says nothing at all."""
+
+    async def scenario() -> None:
+        async with serving(patience=Patience(head_s=0.1)) as (gateway, _backend, _):
+            silent, trickling, second = [await Raw.open(gateway) for _ in range(3)]
+            await trickling.send("POST /function/echo HTTP/1.1\r\nHost: 1")
+            await second.send(head(Content_Length="1") + "1")
+            assert (await second.answer())[0] == 200
+            await second.send("POST /func")
+            for raw in (silent, trickling, second):
+                assert await raw.is_closed()
+                await raw.close()
+
+    run(scenario())
+
+
+def test_a_body_that_never_comes_is_given_up() -> None:
+    """Nothing was done, and its place is free."""
+
+    async def scenario() -> None:
+        async with serving(patience=Patience(body_s=0.1)) as (gateway, backend, _):
+            raw = await Raw.open(gateway)
+            await raw.send(head(Content_Length="10") + "12345")
+            status, _, body = await raw.answer()
+            assert (status, body["code"], body["outcome"]) == (504, "deadline_exceeded", "not_applied")
+            assert gateway.core.is_idle
+            assert not backend.started
+            await raw.close()
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_in_its_body_frees_its_place() -> None:
+    """The call is never started."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, http):
+            raw = await Raw.open(gateway)
+            await raw.send(head(Content_Length="10") + "12345")
+            await turns_until(lambda: gateway.core.call_count == 1)
+            await raw.close()
+            await turns_until(lambda: gateway.core.call_count == 0)
+            assert not backend.started
+            async with http.post("/function/echo") as response:
+                assert response.status == 200
+
+    run(scenario())
+
+
+def test_continue_is_said_only_to_bodies_that_will_be_taken() -> None:
+    """curl asks before it sends a large body."""
+
+    async def scenario() -> None:
+        async with serving(limits=LIMITS) as (gateway, _backend, _):
+            raw = await Raw.open(gateway)
+            await raw.send(head(Content_Length="3", Expect="100-continue"))
+            assert (await raw.answer())[0] == 100
+            await raw.send("[1]")
+            assert (await raw.answer())[::2] == (200, [1])
+            await raw.send(head(Content_Length="6000", Expect="100-continue"))
+            assert (await raw.answer())[0] == 413
+            await raw.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense\r\n\r\n",
+        "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        "POST /function/echo HTTP/9.9\r\n\r\n",
+        head(Content_Length="abc"),
+        head(Content_Length="-1"),
+        head(Content_Length="1", Transfer_Encoding="chunked"),
+        head(X_Long="x" * 20_000),
+        "POST /" + "x" * 20_000 + " HTTP/1.1\r\n\r\n",
+        head(**{f"X_{n}": "1" for n in range(500)}),
+    ],
+    ids=lambda text: repr(text)[:30],
+)
+def test_what_is_no_http_is_400_in_the_common_form(text: str) -> None:
+    """And the connection is closed, because nobody knows where the next request would begin."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, _):
+            raw = await Raw.open(gateway)
+            await raw.send(text)
+            status, _, body = await raw.answer()
+            assert (status, body["code"], body["outcome"]) == (400, "invalid_argument", "not_applied")
+            assert await raw.is_closed()
+            assert not backend.started
+            await raw.close()
+
+    run(scenario())
+
+
+def test_packed_bodies_are_refused_and_never_unpacked() -> None:
+    """A small body that grows to a large one is nobody's friend."""
+
+    async def scenario() -> None:
+        async with serving() as (_, backend, http):
+            body = gzip.compress(bytes(1_000_000))
+            async with http.post("/function/raw", data=body, headers={"Content-Encoding": "gzip"}) as response:
+                assert (await refused(response, 400, "invalid_argument"))["details"]["field"] == "body"
+            assert not backend.started
+
+    run(scenario())
+
+
+def test_connections_are_bounded() -> None:
+    """The one too many is told so; when another closes there is room again."""
+
+    async def scenario() -> None:
+        async with serving(max_connections=2) as (gateway, _backend, _):
+            first, second = await Raw.open(gateway), await Raw.open(gateway)
+            for raw in (first, second):
+                await raw.send(head(Content_Length="1") + "1")
+                assert (await raw.answer())[0] == 200
+            third = await Raw.open(gateway)
+            status, headers, body = await third.answer()
+            assert (status, body["code"], headers["retry-after"]) == (503, "unavailable", "1")
+            assert await third.is_closed()
+            await first.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert (await first.answer())[0] == 200
+            assert await first.is_closed()
+            fourth = await Raw.open(gateway)
+            await fourth.send(head(Content_Length="1") + "1")
+            assert (await fourth.answer())[0] == 200
+            for raw in (first, second, third, fourth):
+                await raw.close()
+
+    run(scenario())
+
+
+def test_requests_in_one_go_are_answered_in_order() -> None:
+    """Pipelining, and the paths in all forms that HTTP allows."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, _backend, _):
+            raw = await Raw.open(gateway)
+            paths = ["/function/echo", f"http://127.0.0.1:{gateway.port}/function/echo", "/function/ech%6F", "/x"]
+            await raw.send("".join(head(path, Content_Length="1") + str(n) for n, path in enumerate(paths)))
+            answers = [await raw.answer() for _ in paths]
+            assert [(status, body) for status, _, body in answers[:3]] == [(200, 0), (200, 1), (200, 2)]
+            assert answers[3][0] == 404
+            await raw.close()
+
+    run(scenario())
+
+
+def test_a_reader_of_a_large_answer_who_stalls_is_cut_off() -> None:
+    """Its answer does not stay in memory for ever."""
+
+    async def scenario() -> None:
+        async with serving(patience=Patience(reader_s=0.1)) as (gateway, _backend, http):
+            async with http.post("/logbook/b/append", data=bytes(1 << 20)) as response:
+                assert response.status == 200
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+            asked = "GET /logbook/b/read HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+            writer.write((asked * 16).encode())
+            open_connections = lambda: len(gateway._connections.connections)  # noqa: E731
+            await turns_until(lambda: open_connections() == 2)
+            await turns_until(lambda: open_connections() == 1)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(16 << 20)
+            writer.close()
+
+    run(scenario())
