@@ -10,15 +10,17 @@ tells who has seen more. Calls carry positions; an index that is behind waits.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
 
 from boki.errors import CorruptData, InvalidArgument, VersionTooNew
-from boki.log.ids import MAX_TERM, LogId, NodeId, ShardId, Term
+from boki.log.ids import MAX_LOG, MAX_TERM, LogId, NodeId, ShardId, Term
 
 VERSION: Final = 1
 _INDEX_BITS: Final = 43
+_PLACE: Final = re.compile(r"(\d{1,3}):(\d{1,7})\.(\d{1,13})", re.ASCII)
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
@@ -72,11 +74,13 @@ def encode_entry(entry: MetalogEntry) -> bytes:
 
 def decode_entry(data: bytes) -> MetalogEntry:
     """The entry; `VersionTooNew` or `CorruptData` if these are not its bytes."""
-    if not data or data[0] > VERSION:
-        raise VersionTooNew(f"metalog entry version {data[:1].hex()} is newer than this Boki's {VERSION}")
+    if not data or not data[0]:
+        raise CorruptData("a metalog entry has no version")
+    if data[0] > VERSION:
+        raise VersionTooNew(f"metalog entry version {data[0]} is newer than this Boki's {VERSION}: upgrade this node")
     try:
         return _decoder.decode(memoryview(data)[1:])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptData(f"a metalog entry cannot be read: {error}") from None
 
 
@@ -123,16 +127,13 @@ def parse_positions(text: str) -> Positions:
     positions: Positions = {}
     if len(text) > 10_000:
         raise InvalidArgument("a Boki-Position has at most 10,000 characters", field="Boki-Position")
-    for part in filter(None, text.split(",")):
-        try:
-            log, _, place = part.partition(":")
-            term, _, index = place.partition(".")
-            numbers = (int(log), int(term), int(index))
-            if not (0 <= numbers[0] < 256 and 0 <= numbers[1] <= MAX_TERM and 0 <= numbers[2] < 1 << _INDEX_BITS):
-                raise ValueError(part)
-        except ValueError:
+    for part in text.split(",") if text else ():
+        match = _PLACE.fullmatch(part)
+        log, term, index = map(int, match.groups()) if match else (MAX_LOG + 1, 0, 0)
+        if log > MAX_LOG or term > MAX_TERM or index >> _INDEX_BITS or log in positions:
             raise InvalidArgument(
-                f"Boki-Position must look like 0:2.7,1:1.3 (log:term.entries), not {text[:60]!r}", field="Boki-Position"
-            ) from None
-        positions[numbers[0]] = make_position(numbers[1], numbers[2])
+                f"Boki-Position must look like 0:2.7,1:1.3 (log:term.entries), each log once, not {text[:60]!r}",
+                field="Boki-Position",
+            )
+        positions[log] = make_position(term, index)
     return positions

@@ -13,7 +13,7 @@ from hashlib import blake2b
 import msgspec
 
 from boki.errors import ConfigError
-from boki.log.ids import MAX_LOG, LogId, NodeId, Term
+from boki.log.ids import MAX_LOG, MAX_TERM, LogId, NodeId, Term
 from boki.log.quorum import majority
 
 
@@ -39,10 +39,17 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         problems = []
+        if not 1 <= self.term <= MAX_TERM:
+            problems.append(f"a term is at least 1 and at most {MAX_TERM}, not {self.term}")
         if not 1 <= self.log_count <= MAX_LOG or len(self.primaries) != self.log_count:
             problems.append(f"{self.log_count} logs need as many primaries, and at most {MAX_LOG}")
         if not set(self.primaries) <= set(self.sequencers):
             problems.append("every primary must be one of the sequencers")
+        for what, members in (("sequencers", self.sequencers), ("storage nodes", self.storage)):
+            if len(set(members)) != len(members):
+                problems.append(f"the {what} must be different ones, or a quorum could be one node")
+        if not set(self.sequencers) <= self.incarnations.keys():
+            problems.append("every sequencer needs its incarnation")
         if not 1 <= self.write_quorum <= self.replicas:
             problems.append(f"write_quorum {self.write_quorum} must be in 1..replicas ({self.replicas})")
         if self.replicas > len(self.storage):
