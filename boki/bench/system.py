@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from typing import Any
 from boki.child import Child
 from boki.client import BlockingClient
 from boki.config import DevConfig, Durability
+from boki.errors import ConfigError
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
+NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory"})
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 
 
@@ -38,10 +40,17 @@ class Options:
     size_bytes: int = 1024
     record_count: int = 1_000_000
 
-    def check(self) -> None:
-        """Refuse what no system could be started with, before anything is measured."""
+    def check(self, names: Collection[str]) -> None:
+        """Refuse what no system could be measured with, before anything is. `ConfigError` says why."""
         if not self.url:
             DevConfig(replicas=self.replicas, logs=self.logs, durability=self.durability)
+        elif alone := sorted(NEED_OWN_SYSTEM.intersection(names)):
+            raise ConfigError(f"{', '.join(alone)} need a system of their own: leave --url out")
+
+    @property
+    def folder(self) -> Path:
+        """Where the data of a system of one's own is made."""
+        return self.scratch or Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ def target(options: Options, *, functions: Path = LOAD_FUNCTIONS, **changes: Any
         with BlockingClient(options.url, token=options.token) as client:
             yield Target(client, options.url, options.token, None)
         return
-    with tempfile.TemporaryDirectory(prefix="boki-bench-", dir=options.scratch) as folder:
+    with tempfile.TemporaryDirectory(prefix="boki-bench-", dir=options.folder) as folder:
         config = DevConfig(
             data=Path(folder, "data"),
             functions=functions,

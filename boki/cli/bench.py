@@ -51,7 +51,7 @@ def command(
     wanted = list(NAMES) if names == ["all"] else names
     if unknown := [name for name in wanted if name not in NAMES]:
         raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
-    from boki.bench.system import Options
+    from boki.bench.system import MEMORY_FILE_SYSTEMS, Options, file_system_of
 
     options = Options(
         url=url,
@@ -66,7 +66,11 @@ def command(
         size_bytes=size_bytes,
         record_count=records,
     )
-    options.check()
+    options.check(wanted)
+    if not url and durability == "fsync" and file_system_of(options.folder) in MEMORY_FILE_SYSTEMS:
+        errors().print(
+            f"[yellow]{options.folder} is in memory, where fsync costs nothing: choose a disk with --scratch[/]"
+        )
     rows = _measure(wanted, options, print_json if as_json else None)
     if not as_json:
         print_table(

@@ -1,0 +1,82 @@
+"""Every benchmark runs, on a small scale, and prints rows that programs can read. No figure is asserted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from boki.bench.runs import BENCHMARKS
+from boki.bench.system import Options, file_system_of
+from boki.cli.app import app
+from boki.cli.bench import NAMES
+
+FIELDS = {"bench", "inflight", "size_bytes", "replicas", "durability", "ops_per_s", "p50_ms", "p99_ms", "errors"}
+SMALL = ["--rounds", "1", "--duration-s", "0.2", "--records", "20000"]
+
+
+def rows(*words: str) -> list[dict[str, object]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "boki", "bench", *words, "--json", *SMALL],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(row.keys() >= FIELDS and row["errors"] == 0 for row in found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["append", "--inflight", "4"], [("append", 4), ("append_many", 1), ("append_many", 4)]),
+        (["read"], [("read_next", 1), ("subscribe", 1)]),
+        (["invoke", "--inflight", "2"], [("invoke", 2)]),
+        (["cold-start"], [("cold-start", 1)]),
+        (["restart"], [("restart", 1), ("restart", 1)]),
+        (["memory"], [("memory", 1), ("memory", 1)]),
+    ],
+    ids=lambda value: value[0] if isinstance(value[0], str) else None,
+)
+def test_every_benchmark_prints_its_rows(words: list[str], expected: list[tuple[str, int]]) -> None:
+    """One object a line with all fields; what was measured is there."""
+    found = rows(*words)
+    assert [(row["bench"], row["inflight"]) for row in found] == expected
+    for row in found:
+        assert row["ops_per_s"] or row["p50_ms"] or row["bytes_per_record"], row
+
+
+def test_replicas_and_durability_are_those_that_were_asked_for() -> None:
+    """The row says what was measured."""
+    (row, *_) = rows("append", "--inflight", "1", "--replicas", "3", "--durability", "memory")
+    assert (row["replicas"], row["durability"]) == (3, "memory")
+
+
+def test_the_command_knows_every_benchmark() -> None:
+    """Names on the command line are those that can be run."""
+    assert set(NAMES) == set(BENCHMARKS)
+
+
+@pytest.mark.parametrize(
+    "words", [["nothing"], ["append", "--durability", "maybe"], ["restart", "--url", "http://127.0.0.1:9"]]
+)
+def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
+    """Before anything is started."""
+    done = CliRunner().invoke(app, ["bench", *words])
+    assert done.exit_code == 2, done.output
+    assert "error" in done.output
+
+
+def test_options_are_checked_before_a_system_is_started() -> None:
+    """What no system could run with is refused, and a running system is taken as it is."""
+    Options(url="http://127.0.0.1:9", replicas=99).check(["append"])
+
+
+def test_the_file_system_of_a_path_is_known() -> None:
+    """Figures with fsync on a file system in memory mean nothing, so the kind of it is looked at."""
+    assert file_system_of(Path("/proc")) == "proc"

@@ -1,0 +1,217 @@
+"""The commands against a running system: what they print for people and for programs, and how they fail."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from boki.child import Child
+from boki.cli.app import app
+from boki.config import DevConfig
+
+pytestmark = pytest.mark.xdist_group("one running system")
+
+FUNCTIONS = '''"""Functions of a test."""
+from boki import Context, function
+
+
+@function
+async def greet(ctx: Context, who: str) -> str:
+    await ctx.logbook.append(who.encode())
+    return f"Hello {who}"
+
+
+@function
+async def add(ctx: Context, numbers: list[int]) -> dict[str, int]:
+    return {"sum": sum(numbers)}
+
+
+@function
+async def reverse(ctx: Context, data: bytes) -> bytes:
+    return data[::-1]
+
+
+@function
+async def book_name(ctx: Context) -> str:
+    return ctx.logbook.name
+
+
+@function
+async def fail(ctx: Context) -> None:
+    raise ValueError("on [purpose]")
+'''
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "functions").mkdir()
+    (folder / "functions/app.py").write_text(FUNCTIONS)
+    config = DevConfig(data=folder / "data", functions=folder / "functions", port=0, token="secret", reload=False)
+    with Child(config).start() as child:
+        yield child.url
+
+
+def run(url: str, *words: str, stdin: bytes | None = None, token: str = "secret") -> Result:
+    return CliRunner().invoke(app, list(words), input=stdin, env={"BOKI_URL": url, "BOKI_TOKEN": token})
+
+
+def good(url: str, *words: str, stdin: bytes | None = None) -> str:
+    done = run(url, *words, stdin=stdin)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["greet", "Ada"], "Hello Ada"),
+        (["greet", "42"], "Hello 42"),
+        (["add", "[1, 2]"], '{"sum": 3}'),
+        (["book_name"], "book_name"),
+        (["book_name", "--book", "other"], "other"),
+        (["reverse", "abc"], "cba"),
+    ],
+)
+def test_a_function_gets_what_was_typed_as_it_takes_it(url: str, words: list[str], expected: str) -> None:
+    """Text for a str, JSON for a list, bytes for bytes, and nothing for nothing."""
+    assert good(url, "invoke", *words).rstrip("\n") == expected
+
+
+def test_a_payload_may_come_from_stdin(url: str) -> None:
+    """Without the line end that `echo` adds; bytes that are no text stay as they are."""
+    assert good(url, "invoke", "greet", "-", stdin=b"Ada\n") == "Hello Ada\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "boki", "invoke", "reverse", "-", "--url", url, "--token", "secret"],
+        input=b"\xff\x00\x01",
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"\x01\x00\xff"
+
+
+def test_a_logged_call_prints_its_id_and_a_key_runs_it_once(url: str) -> None:
+    """The id is all that is printed, so that a script can take it; the same key gives the same call."""
+    first = good(url, "invoke", "greet", "Bob", "--async", "--key", "k1").strip()
+    assert len(first) == 32
+    assert good(url, "invoke", "greet", "Bob", "--async", "--key", "k1").strip() == first
+    for _ in range(2):
+        assert good(url, "invoke", "greet", "Eve", "--key", "k2", "--book", "keyed").strip() == "Hello Eve"
+    assert len(objects(good(url, "log", "read", "keyed", "--json"))) == 1
+
+
+def test_what_is_appended_is_read_followed_listed_and_trimmed(url: str) -> None:
+    """One record's way through all commands of `boki log`, in JSON."""
+    seqnum = good(url, "log", "append", "orders", "tea", "--tag", "a", "--tag", "b", "--key", "k").strip()
+    assert good(url, "log", "append", "orders", "tea", "--tag", "a", "--tag", "b", "--key", "k").strip() == seqnum
+    more = objects(good(url, "log", "append", "orders", "--lines", "--json", stdin=b"x\ny\n"))
+    assert [one["book"] for one in more] == ["orders", "orders"]
+    (record,) = objects(good(url, "log", "read", "orders", "--tag", "a", "--json"))
+    assert (record["seqnum"], record["text"], record["tags"]) == (seqnum, "tea", ["a", "b"])
+    assert [one["text"] for one in objects(good(url, "log", "tail", "orders", "-n", "2", "--no-follow", "--json"))] == [
+        "x",
+        "y",
+    ]
+    (book,) = objects(good(url, "log", "books", "--prefix", "orders", "--json"))
+    assert (book["record_count"], book["last_seqnum"]) == (3, more[-1]["seqnum"])
+    refused = run(url, "log", "trim", "orders", "end", stdin=b"")
+    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    good(url, "log", "trim", "orders", more[0]["seqnum"], "--yes")
+    assert [one["text"] for one in objects(good(url, "log", "read", "orders", "--json"))] == ["x", "y"]
+
+
+def test_people_get_tables(url: str) -> None:
+    """With the same facts: tags, data, sizes."""
+    good(url, "log", "append", "notes", "remember", "--tag", "todo")
+    text = good(url, "log", "read", "notes")
+    assert "todo" in text
+    assert "remember" in text
+    assert "notes" in good(url, "log", "books")
+
+
+def test_a_page_that_is_not_all_says_where_to_go_on(url: str) -> None:
+    """The hint is on stderr, out of a pipe's way, and following it shows the rest."""
+    good(url, "log", "append", "pages", "--lines", stdin=b"1\n2\n3\n")
+    done = run(url, "log", "read", "pages", "--limit", "2", "--json")
+    assert [one["text"] for one in objects(done.stdout)] == ["1", "2"]
+    start = done.stderr.split("--start ")[1].split(",")[0]
+    rest = run(url, "log", "read", "pages", "--start", start, "--json")
+    assert [one["text"] for one in objects(rest.stdout)] == ["3"]
+    assert "more" not in rest.stderr
+
+
+def test_tail_follows_what_comes(url: str) -> None:
+    """Records show up as they are appended; the reader is a process of its own, as a user's is."""
+    good(url, "log", "append", "followed", "one")
+    words = [sys.executable, "-m", "boki", "log", "tail", "followed", "--json", "--url", url, "--token", "secret"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        try:
+            assert json.loads(reader.stdout.readline())["text"] == "one"
+            good(url, "log", "append", "followed", "two")
+            assert json.loads(reader.stdout.readline())["text"] == "two"
+        finally:
+            reader.terminate()
+
+
+def test_status_is_one_screen_or_one_object(url: str) -> None:
+    """What is up, and the functions."""
+    status = json.loads(good(url, "status", "--json"))
+    assert status["ready"] is True
+    assert set(status["functions"]) == {"add", "book_name", "fail", "greet", "reverse"}
+    text = good(url, "status")
+    for word in ("ready", "storage-1", "sequencer-1", "greet", "fsync"):
+        assert word in text
+
+
+def test_a_function_that_raises_shows_its_type_message_and_place(url: str) -> None:
+    """The caller sees where in the function it was; brackets in a message are no markup."""
+    done = run(url, "invoke", "fail")
+    assert done.exit_code == 1
+    assert "ValueError: on [purpose]" in done.output
+    assert "app.py" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        (["invoke", "gret", "Ada"], 1, "greet"),
+        (["invoke", "add", "{"], 2, "add"),
+        (["invoke", "add", '["a"]'], 2, "int"),
+        (["log", "read", "bad name"], 2, "A-Z"),
+        (["log", "append", "boki:calls", "x"], 2, "boki:"),
+        (["log", "trim", "orders", "soon", "--yes"], 2, "seqnum"),
+        (["log", "read", "orders", "--limit", "0"], 2, "--limit"),
+        (["invoke", "greet", "x", "--delay-s", "1"], 2, "--async"),
+    ],
+)
+def test_mistakes_are_explained_without_a_traceback(url: str, words: list[str], code: int, hint: str) -> None:
+    """1: it failed. 2: it was asked wrongly. Either way the message helps."""
+    done = run(url, *words)
+    assert done.exit_code == code, done.output
+    assert hint in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_wrong_token_says_how_to_give_one(url: str) -> None:
+    """Without leaking anything else."""
+    done = run(url, "status", token="wrong")
+    assert done.exit_code == 1
+    assert "BOKI_TOKEN" in done.output
+
+
+def test_nobody_there_says_how_to_start_one(tmp_path: Path) -> None:
+    """The address that was tried, and `boki dev`."""
+    done = run("http://127.0.0.1:9", "status")
+    assert done.exit_code == 1
+    assert "127.0.0.1:9" in done.output
+    assert "boki dev" in done.output
