@@ -4,49 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
-from typing import Any
 
 import pytest
 
 from boki.gateway.config import Patience
-from boki.gateway.server import Gateway
 from boki.log.limits import Limits
 from tests.gateway.fake_backend import refused, run, serving, turns_until
+from tests.gateway.strangers import Raw
 
 LIMITS = Limits(record_bytes=1000, request_bytes=5000)
-
-
-class Raw:
-    """A connection whose bytes the test writes itself."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    @staticmethod
-    async def open(gateway: Gateway) -> Raw:
-        return Raw(*await asyncio.open_connection("127.0.0.1", gateway.port))
-
-    async def send(self, text: str | bytes) -> None:
-        self.writer.write(text.encode("latin-1") if isinstance(text, str) else text)
-        await self.writer.drain()
-
-    async def answer(self) -> tuple[int, dict[str, str], Any]:
-        """Status, headers and JSON body of the next answer."""
-        async with asyncio.timeout(20):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
-            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
-        return int(head[0].split()[1]), headers, json.loads(body) if body else None
-
-    async def is_closed(self) -> bool:
-        """Return once the gateway has closed the connection."""
-        async with asyncio.timeout(20):
-            return await self.reader.read() == b""
-
-    async def close(self) -> None:
-        self.writer.close()
 
 
 def head(path: str = "/function/echo", **headers: str) -> str:
@@ -60,7 +26,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(path: str) -> None:
 
     async def scenario() -> None:
         async with serving(limits=LIMITS) as (gateway, backend, _):
-            raw = await Raw.open(gateway)
+            raw = await Raw.open(gateway.port)
             kind = "application/vnd.boki+msgpack" if path == "/logbook" else "application/json"
             await raw.send(head(path, Content_Length="10000000000", Content_Type=kind))
             status, _, body = await raw.answer()
@@ -77,7 +43,7 @@ def test_a_body_that_hides_its_length_is_cut_off_at_the_limit() -> None:
 
     async def scenario() -> None:
         async with serving(limits=LIMITS) as (gateway, backend, _):
-            raw = await Raw.open(gateway)
+            raw = await Raw.open(gateway.port)
             await raw.send(head(Transfer_Encoding="chunked"))
             for _ in range(6):
                 await raw.send(b"3e8\r\n" + bytes(1000) + b"\r\n")
@@ -95,7 +61,7 @@ def test_a_chunked_body_within_the_limit_is_taken() -> None:
 
     async def scenario() -> None:
         async with serving(limits=LIMITS) as (gateway, _backend, _):
-            raw = await Raw.open(gateway)
+            raw = await Raw.open(gateway.port)
             await raw.send(head(Transfer_Encoding="chunked") + "2\r\n[1\r\n2\r\n,2\r\n1\r\n]\r\n0\r\n\r\n")
             assert (await raw.answer())[::2] == (200, [1, 2])
             assert gateway.core.bytes_in_flight == 0
@@ -109,7 +75,7 @@ def test_a_head_that_is_never_complete_is_closed() -> None:
 
     async def scenario() -> None:
         async with serving(patience=Patience(head_s=0.1)) as (gateway, _backend, _):
-            silent, trickling, second = [await Raw.open(gateway) for _ in range(3)]
+            silent, trickling, second = [await Raw.open(gateway.port) for _ in range(3)]
             await trickling.send("POST /function/echo HTTP/1.1\r\nHost: 1")
             await second.send(head(Content_Length="1") + "1")
             assert (await second.answer())[0] == 200
@@ -126,7 +92,7 @@ def test_a_body_that_never_comes_is_given_up() -> None:
 
     async def scenario() -> None:
         async with serving(patience=Patience(body_s=0.1)) as (gateway, backend, _):
-            raw = await Raw.open(gateway)
+            raw = await Raw.open(gateway.port)
             await raw.send(head(Content_Length="10") + "12345")
             status, _, body = await raw.answer()
             assert (status, body["code"], body["outcome"]) == (504, "deadline_exceeded", "not_applied")
@@ -142,7 +108,7 @@ def test_a_client_that_leaves_in_its_body_frees_its_place() -> None:
 
     async def scenario() -> None:
         async with serving() as (gateway, backend, http):
-            raw = await Raw.open(gateway)
+            raw = await Raw.open(gateway.port)
             await raw.send(head(Content_Length="10") + "12345")
             await turns_until(lambda: gateway.core.call_count == 1)
             await raw.close()
@@ -159,7 +125,7 @@ def test_continue_is_said_only_to_bodies_that_will_be_taken() -> None:
 
     async def scenario() -> None:
         async with serving(limits=LIMITS) as (gateway, _backend, _):
-            raw = await Raw.open(gateway)
+            raw = await Raw.open(gateway.port)
             await raw.send(head(Content_Length="3", Expect="100-continue"))
             assert (await raw.answer())[0] == 100
             await raw.send("[1]")
@@ -191,7 +157,7 @@ def test_what_is_no_http_is_400_in_the_common_form(text: str) -> None:
 
     async def scenario() -> None:
         async with serving() as (gateway, backend, _):
-            raw = await Raw.open(gateway)
+            raw = await Raw.open(gateway.port)
             await raw.send(text)
             status, _, body = await raw.answer()
             assert (status, body["code"], body["outcome"]) == (400, "invalid_argument", "not_applied")
@@ -220,18 +186,18 @@ def test_connections_are_bounded() -> None:
 
     async def scenario() -> None:
         async with serving(max_connections=2) as (gateway, _backend, _):
-            first, second = await Raw.open(gateway), await Raw.open(gateway)
+            first, second = await Raw.open(gateway.port), await Raw.open(gateway.port)
             for raw in (first, second):
                 await raw.send(head(Content_Length="1") + "1")
                 assert (await raw.answer())[0] == 200
-            third = await Raw.open(gateway)
+            third = await Raw.open(gateway.port)
             status, headers, body = await third.answer()
             assert (status, body["code"], headers["retry-after"]) == (503, "unavailable", "1")
             assert await third.is_closed()
             await first.send("GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert (await first.answer())[0] == 200
             assert await first.is_closed()
-            fourth = await Raw.open(gateway)
+            fourth = await Raw.open(gateway.port)
             await fourth.send(head(Content_Length="1") + "1")
             assert (await fourth.answer())[0] == 200
             for raw in (first, second, third, fourth):
@@ -245,7 +211,7 @@ def test_requests_in_one_go_are_answered_in_order() -> None:
 
     async def scenario() -> None:
         async with serving() as (gateway, _backend, _):
-            raw = await Raw.open(gateway)
+            raw = await Raw.open(gateway.port)
             paths = ["/function/echo", f"http://127.0.0.1:{gateway.port}/function/echo", "/function/ech%6F", "/x"]
             await raw.send("".join(head(path, Content_Length="1") + str(n) for n, path in enumerate(paths)))
             answers = [await raw.answer() for _ in paths]
@@ -263,14 +229,14 @@ def test_a_reader_of_a_large_answer_who_stalls_is_cut_off() -> None:
         async with serving(patience=Patience(reader_s=0.1)) as (gateway, _backend, http):
             async with http.post("/logbook/b/append", data=bytes(1 << 20)) as response:
                 assert response.status == 200
-            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+            raw = await Raw.open(gateway.port, limit=1024)
             asked = "GET /logbook/b/read HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-            writer.write((asked * 16).encode())
+            await raw.send(asked * 16)
             open_connections = lambda: len(gateway._connections.connections)  # noqa: E731
             await turns_until(lambda: open_connections() == 2)
             await turns_until(lambda: open_connections() == 1)
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await reader.readexactly(16 << 20)
-            writer.close()
+                await raw.reader.readexactly(16 << 20)
+            await raw.close()
 
     run(scenario())

@@ -15,6 +15,7 @@ from boki.gateway.core import Budget
 from boki.log.limits import MIB, Limits
 from boki.log.operations import Read
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving
+from tests.gateway.strangers import Raw
 
 PATH = "/logbook/b/subscribe"
 
@@ -226,12 +227,12 @@ def test_a_reader_that_does_not_read_costs_a_page_and_is_cut_off() -> None:
                     assert response.status == 200
             ended = _ended(gateway.core)
             before = len(backend.operations)
-            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
-            writer.write(f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            raw = await Raw.open(gateway.port, limit=1024)
+            await raw.send(f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             async with asyncio.timeout(20):
                 await ended.wait()
             assert len(backend.operations) - before < 20
-            writer.close()
+            await raw.close()
 
     run(scenario())
 
