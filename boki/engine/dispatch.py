@@ -153,6 +153,7 @@ class Dispatch:
         if live is None or live.worker is None or live.worker.id != worker_id:
             return []
         worker, pool = live.worker, live.pool
+        pool.failures = 0
         self._leave(live)
         self._answer(live, outcome)
         if not worker.calls:
@@ -255,10 +256,10 @@ class Dispatch:
         refusal: BokiError | None
         if route is None:
             refusal = refusals.unknown(call.function, self._broken)
-        elif depth > self._limits.call_depth:
-            refusal = refusals.too_deep(call.function, depth, self._limits)
         else:
-            refusal = refusals.over_budget(route[1], size_bytes, self._budget)
+            refusal = refusals.not_allowed(call, depth, self._limits) or refusals.over_budget(
+                route[1], size_bytes, self._budget
+            )
         if route is None or refusal is not None:
             assert refusal is not None
             if above is None:

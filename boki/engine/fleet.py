@@ -66,7 +66,7 @@ class Fleet:
         """The worker takes calls, and so its pool's starts succeed."""
         worker.move(Event.HELLO)
         worker.has_started = True
-        worker.pool.failures, worker.pool.broken, worker.pool.retry_us = 0, "", 0
+        worker.pool.broken, worker.pool.retry_us = "", 0
         self.rest(worker, now_us)
 
     def progress(self, worker: Worker, begun: int, now_us: int) -> bool:
@@ -83,6 +83,7 @@ class Fleet:
         worker.since_us = now_us
         if worker.phase is Phase.DRAINING:
             worker.move(Event.EMPTY)
+            worker.was_let_go = True
             self.due(now_us + LEAVE_US)
             self.effects.append(RetireWorker(worker.id))
         else:
@@ -114,16 +115,18 @@ class Fleet:
         self.effects.append(KillWorker(worker.id))
 
     def exited(self, worker: Worker, how: str, now_us: int) -> str:
-        """The worker is gone; returns why. A worker that never took calls lets its pool back off."""
+        """The worker is gone; returns why. One that never took a call lets its pool back off: it cannot import its
+        module, or something in it ends it by itself.
+        """
         pool = worker.pool
         self._counts_of(pool).exits += worker.phase in (Phase.STARTING, Phase.READY, Phase.DRAINING)
         worker.move(Event.EXIT)
         del self.workers[worker.id]
         del pool.workers[worker.id]
         why = worker.reason or how
-        if not worker.has_started and not pool.retired:
+        if not worker.sent and not worker.was_let_go and not pool.retired:
             pool.failures += 1
-            pool.broken = f"{pool.name} cannot be loaded: its worker process {why}"
+            pool.broken = f"{pool.name} cannot be run: its worker process {why}"
             pool.retry_us = now_us + min(BACKOFF_US << min(pool.failures - 1, 10), MAX_BACKOFF_US)
             self.due(pool.retry_us)
             self.trace(pool.broken)

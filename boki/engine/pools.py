@@ -113,9 +113,9 @@ class FunctionHost:
         self._empty: asyncio.Event | None = None
         self._effects: deque[DispatchEffect] = deque()
         self._is_performing = False
+        self._processes = Processes(limits, submit)
+        self._modules = Modules(self._folder, self._describe) if self._folder is not None else None
         self._loop: asyncio.AbstractEventLoop
-        self._processes: Processes
-        self._modules: Modules
 
     @property
     def functions(self) -> dict[str, FunctionInfo]:
@@ -134,17 +134,15 @@ class FunctionHost:
     async def start(self) -> None:
         """Start the zygote, describe all modules, and begin to start the least number of workers."""
         self._loop = asyncio.get_running_loop()
-        if self._folder is None:
+        if self._modules is None:
             return
-        self._processes = Processes(self._limits, self._submit)
-        self._modules = Modules(self._folder, self._describe)
         await self._processes.start()
-        await self._refresh()
+        await self._refresh(self._modules)
         self._watcher = self._loop.call_later(_WATCH_S, self._watch)
         if not IS_LINUX:
             _log.warning("this system does not tell how much memory a process has: only its hard limit bounds workers")
         if self._reload:
-            self._spawn(self._poll())
+            self._spawn(self._poll(self._modules))
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new calls, wait `drain_s` at most for those that are there, then kill all workers."""
@@ -159,8 +157,7 @@ class FunctionHost:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._perform(self._dispatch.stop())
-        if self._folder is not None:
-            await self._processes.stop()
+        await self._processes.stop()
         for timer in (self._timer, self._watcher):
             if timer is not None:
                 timer.cancel()
@@ -181,7 +178,7 @@ class FunctionHost:
 
     async def call(self, call: Call) -> Outcome:
         """Run the call and wait for its end, whatever it is. Cancelling the waiting task cancels the call."""
-        future: asyncio.Future[Outcome] = self._loop.create_future()
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         ticket = self.start_call(call, future.set_result)
         try:
             return await future
@@ -360,27 +357,27 @@ class FunctionHost:
             self._processes.kill(child)
             return description.failed(f"importing it took longer than {timeout_s:g} s")
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, modules: Modules) -> None:
         """Take over what has changed in the folder."""
-        refreshed = await self._modules.refresh()
+        refreshed = await modules.refresh()
         for change in self._catalog.update(refreshed.described, refreshed.gone):
             self._pinned = {key: pinned for key, pinned in self._pinned.items() if key[0] != change.module}
             if isinstance(change, Install):
-                self._pinned[change.module, change.version] = self._modules.sources(change.module)
+                self._pinned[change.module, change.version] = modules.sources(change.module)
                 effects = self._dispatch.install(change.module, change.version, change.functions, now_us())
             else:
                 effects = self._dispatch.withdraw(change.module, change.error, now_us())
             self._perform(effects)
         self._functions = self._catalog.functions
 
-    async def _poll(self) -> None:
+    async def _poll(self, modules: Modules) -> None:
         """Refresh for ever, and tell what has come of it."""
         trouble = ""
         while True:
             await asyncio.sleep(_POLL_S)
             before = {module.module: module for module in self.modules}
             try:
-                await self._refresh()
+                await self._refresh(modules)
             except BokiError as error:
                 if error.message != trouble:
                     _log.error("%s", error)

@@ -38,7 +38,7 @@ class Processes:
         self._connecting: set[asyncio.Task[None]] = set()
         self._replacing: asyncio.Task[None] | None = None
         self._is_stopping = False
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._empty = asyncio.Event()
 
     @property
@@ -48,10 +48,11 @@ class Processes:
 
     async def start(self) -> None:
         """Start the zygote. `Unavailable` if it does not come up."""
+        self._loop = asyncio.get_running_loop()
         self._zygote = await Zygote.start(self)
 
     async def stop(self) -> None:
-        """Kill what is left, and the zygote; every owner has been told when this returns."""
+        """Kill what is left, and the zygote; every owner has been told then. Also if nothing was started."""
         self._is_stopping = True
         if self._zygote is not None:
             await self._zygote.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from boki.calls import Outcome
+from boki.calls import Call, Outcome
 from boki.engine.orders import RETRY_AFTER_S, Budget
 from boki.engine.slots import LiveCall, Pool
 from boki.errors import (
@@ -15,6 +15,7 @@ from boki.errors import (
     InvalidArgument,
     NoSuchFunction,
     Overloaded,
+    TooLarge,
     Unavailable,
 )
 from boki.log.limits import Limits
@@ -32,13 +33,25 @@ def unknown(function: str, broken: Mapping[str, str]) -> NoSuchFunction:
     return NoSuchFunction(f"no function is registered under {function!r}{modules}", function=function)
 
 
-def too_deep(function: str, depth: int, limits: Limits) -> CallTooDeep:
-    """The chain of callers has become too long."""
-    return CallTooDeep(
-        f"this call of {function!r} would be nested {depth} deep, and limits.call_depth is {limits.call_depth}: "
-        "does a function call itself without an end?",
-        limit=limits.call_depth,
-    )
+def not_allowed(call: Call, depth: int, limits: Limits) -> BokiError | None:
+    """Why this call may not be made at all, if it may not."""
+    if call.timeout_us <= 0:
+        return DeadlineExceeded(
+            f"no time was left for the call of {call.function!r}: it was not begun", outcome="not_applied"
+        )
+    if depth > limits.call_depth:
+        return CallTooDeep(
+            f"this call of {call.function!r} would be nested {depth} deep, and limits.call_depth is "
+            f"{limits.call_depth}: does a function call itself without an end?",
+            limit=limits.call_depth,
+        )
+    if len(call.payload.data) > limits.request_bytes:
+        return TooLarge(
+            f"the payload of the call of {call.function!r} has {len(call.payload.data):,} bytes, and "
+            f"limits.request_bytes is {limits.request_bytes:,}: append it to a LogBook and pass where it is",
+            limit=limits.request_bytes,
+        )
+    return None
 
 
 def over_budget(pool: Pool, size_bytes: int, budget: Budget) -> Overloaded | None:

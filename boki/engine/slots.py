@@ -131,6 +131,8 @@ class Worker:
     """It does not begin what it is sent: something blocks it."""
     has_started: bool = False
     """It has said that it takes calls."""
+    was_let_go: bool = False
+    """It has been told to go, so that its end is no failure."""
     reason: str = ""
     """Why it was killed, for the callers whose calls are lost with it."""
 
@@ -157,9 +159,9 @@ class Pool:
         self.running = 0
         self.retired = False
         self.failures = 0
-        """Starts that have failed in a row."""
+        """Workers in a row that ended before they were of any use."""
         self.broken = ""
-        """Why the last start failed."""
+        """Why the last of them ended."""
         self.retry_us = 0
         """No worker is started before this time."""
         self.resuming: OrderedDict[int, LiveCall] = OrderedDict()

@@ -75,7 +75,7 @@ class BlockingWorker:
     def serve(self, functions: Mapping[str, Function]) -> NoReturn:
         """Take calls of these functions from the engine at the other end of the socket, until it closes."""
         gc.freeze()  # what was imported lives as long as the process: never look at it again
-        self._send(encode_frame(Hello(VERSION, os.getpid())))
+        self._send(encode_frame(Hello(VERSION)))
         while True:
             with self._arrived:
                 while not self._starts:

@@ -1,9 +1,9 @@
 """What an engine, its zygote and its worker processes say to each other over unix sockets.
 
 A frame is a length (four bytes, little-endian) and a msgpack body: a struct as an array that starts with its number.
-Each direction has its own union of frames, so that a process can only be told what it can be asked to do. The peer is a
-process of this machine and of this installation, yet user code runs in it: lengths are checked before anything is
-allocated, and whoever sends what cannot be decoded loses its connection.
+Each direction has its own union of frames, with numbers that no other has, so that nothing is taken for what it is not.
+The peer is a process of this machine and of this installation, yet user code runs in it: lengths are checked before
+anything is allocated, and whoever sends what cannot be decoded loses its connection.
 
 Calls have a **ticket**, the engine's own small number, because invocation ids are long and one id may run twice.
 Requests of a worker (log operations, child calls, later calls) share one space of **request ids** per worker.
@@ -45,7 +45,6 @@ class Hello(Frame, frozen=True, tag=1):
     """I have imported my module and take calls."""
 
     version: int
-    pid: int
 
 
 class Broken(Frame, frozen=True, tag=2):
@@ -130,31 +129,31 @@ FromWorker = Hello | Broken | Described | LogRequest | Invoke | InvokeLater | En
 # engine -> worker
 
 
-class Start(Frame, frozen=True, tag=1):
+class Start(Frame, frozen=True, tag=21):
     """Run this call. Its `timeout_us` is what is left now and its `book` is filled in."""
 
     ticket: int
     call: Call
 
 
-class Cancel(Frame, frozen=True, tag=2):
+class Cancel(Frame, frozen=True, tag=22):
     """Nobody waits for the call any more: end it. → `Ended`, or the worker is killed"""
 
     ticket: int
 
 
-class LogReply(Reply, frozen=True, array_like=True, tag=3):
+class LogReply(Reply, frozen=True, array_like=True, tag=23):
     """worker's `LogRequest` ->"""
 
 
-class ChildEnded(Frame, frozen=True, tag=4):
+class ChildEnded(Frame, frozen=True, tag=24):
     """worker's `Invoke` ->"""
 
     id: int
     outcome: Outcome
 
 
-class Accepted(Frame, frozen=True, tag=5):
+class Accepted(Frame, frozen=True, tag=25):
     """worker's `InvokeLater` -> the invocation's id, or why it was refused."""
 
     id: int
@@ -168,7 +167,7 @@ ToWorker = Start | Cancel | LogReply | ChildEnded | Accepted
 # engine -> zygote
 
 
-class Fork(Frame, frozen=True, tag=1):
+class Fork(Frame, frozen=True, tag=41):
     """Fork a process. Two file descriptors ride on the frame: its end of a socket, and its `Tally`. → `Forked`
 
     `kind` "describe" imports the module, says `Described` and exits; the other kinds run its calls. `pin_sources`: the
@@ -187,7 +186,7 @@ class Fork(Frame, frozen=True, tag=1):
     sources: dict[str, bytes] = {}
 
 
-class Kill(Frame, frozen=True, tag=2):
+class Kill(Frame, frozen=True, tag=42):
     """Kill the process and all that it has started, if it is still there. → `Exited`"""
 
     child: int
@@ -199,14 +198,13 @@ ToZygote = Fork | Kill
 # zygote -> engine
 
 
-class Up(Frame, frozen=True, tag=1):
+class Up(Frame, frozen=True, tag=61):
     """The zygote has imported what workers need."""
 
     version: int
-    pid: int
 
 
-class Forked(Frame, frozen=True, tag=2):
+class Forked(Frame, frozen=True, tag=62):
     """zygote's `Fork` -> the process runs. `pid` is 0 if the system refused to fork; `error` says why."""
 
     child: int
@@ -214,7 +212,7 @@ class Forked(Frame, frozen=True, tag=2):
     error: str = ""
 
 
-class Exited(Frame, frozen=True, tag=3):
+class Exited(Frame, frozen=True, tag=63):
     """The process is gone: it exited with `status`, or signal `-status` killed it."""
 
     child: int

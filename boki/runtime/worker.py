@@ -111,7 +111,7 @@ class AsyncWorker(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._transport = cast("asyncio.WriteTransport", transport)
-        self._write(encode_frame(Hello(VERSION, os.getpid())))
+        self._write(encode_frame(Hello(VERSION)))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """See `asyncio.Protocol`. Tasks under way end with the process."""

@@ -62,7 +62,7 @@ class Zygote:
 
     def run(self) -> None:
         """Until the engine closes its end."""
-        self._send(Up(VERSION, os.getpid()))
+        self._send(Up(VERSION))
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._woken, select.POLLIN)

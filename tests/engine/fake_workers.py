@@ -237,3 +237,42 @@ class Shell:
             else:
                 assert held[pool] <= most
                 assert count <= most + self.dispatch._budget.extra_workers
+
+
+# what most tests need
+
+
+def failure(shell: Shell, ticket: int) -> tuple[str, str]:
+    found = shell.outcomes[ticket].failure
+    assert found is not None
+    return found.code, found.outcome
+
+
+def message(shell: Shell, ticket: int) -> str:
+    found = shell.outcomes[ticket].failure
+    assert found is not None
+    return found.message
+
+
+def only(shell: Shell) -> int:
+    """The one worker that there is."""
+    (worker,) = shell.workers
+    return worker
+
+
+def ready_shell(*functions: object, budget: Budget | None = None, limits: Limits | None = None) -> Shell:
+    shell = Shell(budget, limits)
+    shell.install("m", 1, *functions)
+    return shell
+
+
+def run(shell: Shell, function: str) -> tuple[int, int]:
+    """A call that a worker has begun: (worker, ticket)."""
+    ticket = shell.submit(function)
+    for worker in list(shell.workers.values()):
+        if worker.state == "starting":
+            shell.hello(worker.id)
+    worker = next(worker for worker in shell.workers.values() if ticket in worker.calls)
+    while not worker.calls[ticket].begun:
+        shell.begin(worker.id)
+    return worker.id, ticket

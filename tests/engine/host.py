@@ -17,6 +17,7 @@ import msgspec
 import uvloop
 
 from boki.calls import Call, Outcome, Payload
+from boki.engine.modules import Modules
 from boki.engine.orders import Budget, DispatchEffect
 from boki.engine.pools import ConsoleLine, FunctionHost
 from boki.engine.worker_link import Finish, WorkerLink
@@ -98,8 +99,8 @@ class Host(FunctionHost):
         super().gone(link)
         self._look()
 
-    async def _refresh(self) -> None:
-        await super()._refresh()
+    async def _refresh(self, modules: Modules) -> None:
+        await super()._refresh(modules)
         self._look()
 
     def _perform(self, effects: list[DispatchEffect]) -> None:

@@ -7,43 +7,7 @@ import pytest
 from boki.engine.orders import Budget
 from boki.engine.slots import NEXT, Phase
 from boki.log.limits import Limits
-from tests.engine.fake_workers import DONE, Shell, info
-
-
-def failure(shell: Shell, ticket: int) -> tuple[str, str]:
-    found = shell.outcomes[ticket].failure
-    assert found is not None
-    return found.code, found.outcome
-
-
-def message(shell: Shell, ticket: int) -> str:
-    found = shell.outcomes[ticket].failure
-    assert found is not None
-    return found.message
-
-
-def only(shell: Shell) -> int:
-    """The one worker that there is."""
-    (worker,) = shell.workers
-    return worker
-
-
-def ready_shell(*functions: object, budget: Budget | None = None, limits: Limits | None = None) -> Shell:
-    shell = Shell(budget, limits)
-    shell.install("m", 1, *functions)
-    return shell
-
-
-def run(shell: Shell, function: str) -> tuple[int, int]:
-    """A call that a worker has begun: (worker, ticket)."""
-    ticket = shell.submit(function)
-    for worker in list(shell.workers.values()):
-        if worker.state == "starting":
-            shell.hello(worker.id)
-    worker = next(worker for worker in shell.workers.values() if ticket in worker.calls)
-    while not worker.calls[ticket].begun:
-        shell.begin(worker.id)
-    return worker.id, ticket
+from tests.engine.fake_workers import DONE, failure, info, message, only, ready_shell, run
 
 
 def test_every_phase_of_a_worker_can_be_reached() -> None:
@@ -300,6 +264,33 @@ def test_failed_starts_in_a_row_wait_longer_each_time() -> None:
     assert waits[-1] == pytest.approx(10)
 
 
+def test_workers_that_end_before_their_first_call_back_off_too() -> None:
+    """A module that ends its processes by itself is not forked over and over; a call that ends is the sign that it
+    works.
+    """
+    shell = ready_shell(info("f", min_workers=1))
+    for wait_s in (0.1, 0.2, 0.4):
+        shell.hello(only(shell))
+        shell.exit(only(shell))
+        shell.tick(wait_s - 0.01)
+        assert not shell.workers
+        shell.tick(0.01)
+        assert len(shell.workers) == 1
+    worker, ticket = run(shell, "f")
+    shell.end(worker, ticket)
+    shell.exit(worker)
+    assert len(shell.workers) == 1
+
+
+def test_calls_that_may_not_be_made_are_refused_by_name() -> None:
+    """Too deep, too large, or too late: nothing is begun, and the message names the limit."""
+    shell = ready_shell(info("f"), limits=Limits(call_depth=3, request_bytes=1000, record_bytes=10, page_bytes=10))
+    assert failure(shell, shell.submit("f", depth=4)) == ("call_too_deep", "not_applied")
+    assert failure(shell, shell.submit("f", data=b"x" * 1001)) == ("too_large", "not_applied")
+    assert failure(shell, shell.submit("f", timeout_us=0)) == ("deadline_exceeded", "not_applied")
+    assert not shell.workers
+
+
 def test_a_start_that_hangs_is_killed() -> None:
     """Importing may take `start_us` and no longer."""
     shell = ready_shell(info("f"), budget=Budget(start_us=2_000_000))
@@ -351,101 +342,6 @@ def test_unknown_functions_name_the_modules_that_cannot_be_loaded() -> None:
     shell.withdraw("m", "m.py, line 3: SyntaxError")
     assert "m.py, line 3: SyntaxError" in message(shell, waiting)
     assert failure(shell, shell.submit("f")) == ("no_such_function", "not_applied")
-
-
-def test_a_function_may_call_itself_as_deep_as_the_limit_in_one_slot() -> None:
-    """An async call that waits gives its slot to its child; one level too deep is refused, and all return."""
-    shell = ready_shell(info("f", concurrency=1, max_workers=1), limits=Limits(call_depth=3))
-    worker, top = run(shell, "f")
-    chain, requests = [top], []
-    for _ in range(3):
-        requests.append(shell.invoke(worker, chain[-1], "f"))
-        chain.append(shell.begin(worker).ticket)
-    too_deep = shell.invoke(worker, chain[-1], "f")
-    assert shell.told[too_deep].failure.code == "call_too_deep"
-    for ticket, request in zip(reversed(chain[1:]), reversed(requests), strict=True):
-        shell.end(worker, ticket)
-        assert shell.told[request] is DONE
-    shell.end(worker, top)
-    assert shell.outcomes[top] is DONE
-
-
-def test_blocking_calls_that_wait_get_extra_workers_up_to_a_cap() -> None:
-    """A blocking recursion runs in as many processes as it is deep; beyond the cap it is refused plainly."""
-    shell = ready_shell(info("b", is_async=False, max_workers=1), budget=Budget(extra_workers=2))
-    worker, ticket = run(shell, "b")
-    chain = [(worker, ticket)]
-    for _ in range(2):
-        shell.invoke(*chain[-1], "b")
-        worker = max(shell.workers)
-        shell.hello(worker)
-        chain.append((worker, shell.begin(worker).ticket))
-    assert len(shell.workers) == 3
-    request = shell.invoke(*chain[-1], "b")
-    assert shell.told[request].failure.code == "overloaded"
-    assert len(shell.workers) == 3
-    for worker, ticket in reversed(chain):
-        shell.end(worker, ticket)
-    assert shell.outcomes[chain[0][1]] is DONE
-
-
-def test_a_call_that_goes_on_waits_for_a_slot_before_new_calls() -> None:
-    """A child's end does not make two calls run in one slot; the parent comes first when it is free."""
-    shell = ready_shell(info("f", concurrency=1, max_workers=1), info("g"))
-    worker, parent = run(shell, "f")
-    request = shell.invoke(worker, parent, "g")
-    child = shell.begin(worker).ticket
-    guest = shell.submit("f")
-    queued = shell.submit("f")
-    assert guest in shell.workers[worker].calls
-    shell.begin(worker)
-    shell.end(worker, child)
-    assert request not in shell.told
-    shell.end(worker, guest)
-    assert shell.told[request] is DONE
-    assert queued not in shell.workers[worker].calls
-    shell.end(worker, parent)
-    assert queued in shell.workers[worker].calls
-
-
-def test_a_child_has_its_parents_time_at_most() -> None:
-    """Deadlines only shrink on the way down."""
-    shell = ready_shell(info("f"), info("g"))
-    worker, parent = run(shell, "f")
-    shell.now_us += 4_000_000
-    shell.invoke(worker, parent, "g", timeout_us=60_000_000)
-    child = shell.begin(worker)
-    assert child.call.timeout_us == 6_000_000
-
-
-def test_children_of_a_call_that_is_over_are_cancelled() -> None:
-    """Nobody waits for them: not after the parent's end, nor its cancellation, nor its worker's death."""
-    for way in ("end", "cancel", "exit"):
-        shell = ready_shell(info("f"))
-        shell.install("n", 1, info("g", "n"))
-        worker, parent = run(shell, "f")
-        shell.invoke(worker, parent, "g")
-        other = max(shell.workers)
-        shell.hello(other)
-        child = shell.begin(other)
-        if way == "cancel":
-            shell.cancel(parent)
-        elif way == "end":
-            shell.end(worker, parent)
-        else:
-            shell.exit(worker)
-        assert child.cancelled, way
-
-
-def test_a_child_call_of_a_call_that_is_over_is_refused() -> None:
-    """A task that a function left behind does not wait for ever."""
-    shell = ready_shell(info("f"))
-    worker, ticket = run(shell, "f")
-    inside = shell.workers[worker].calls[ticket]
-    shell.end(worker, ticket)
-    shell.workers[worker].calls[ticket] = inside
-    request = shell.invoke(worker, ticket, "f")
-    assert shell.told[request].failure.code == "invalid_argument"
 
 
 def test_a_cancelled_call_leaves_the_queue_or_is_told_so() -> None:

@@ -427,6 +427,31 @@ def test_a_host_without_a_folder_knows_no_function() -> None:
     drive(test())
 
 
+def test_a_host_that_was_never_started_can_be_stopped(tmp_path: Path) -> None:
+    """A start that failed before the functions' turn is cleaned up like any other."""
+
+    async def test() -> None:
+        host = Host(tmp_path)
+        await host.stop(1)
+        assert (await host.failure("greet")).code == "unavailable"
+
+    drive(test())
+
+
+def test_an_engine_may_run_on_asyncios_own_loop(tmp_path: Path) -> None:
+    """uvloop makes things faster, and nothing else."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, BOTH | LOG, budget=FAST) as host:
+            for suffix in ("", "_blocking"):
+                assert (await host.result(f"greet{suffix}", "Ada"))["who"] == "Ada"
+                assert (await host.failure(f"fail{suffix}", "oops")).code == "function_failed"
+                await host.result(f"use_log{suffix}")
+            await host.until(lambda: len(host.ended) == 4)
+
+    asyncio.run(test())
+
+
 def test_calls_are_answered_in_the_callers_loop_in_the_order_of_their_ends(tmp_path: Path) -> None:
     """`start_call` needs no coroutine: it calls back, and a callback may start the next call."""
 

@@ -35,7 +35,7 @@ from boki.runtime.frames import (
 
 CALL = Call("0" * 32, "greet", Payload("json", b'"Ada"'), "guests", 5, 1, {0: 7}, "00-a-b-01", "f" * 32)
 FROM_WORKER: list[Frame | LogRequest] = [
-    Hello(VERSION, 12),
+    Hello(VERSION),
     Broken("m.py:3: SyntaxError"),
     LogRequest(1, {0: 1 << 40}, 30_000_000, Read("book", "tag")),
     LogRequest(2, {}, 1, Append("book", b"chunk")),
