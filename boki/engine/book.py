@@ -37,6 +37,7 @@ _UNTAGGED: Final = _TAGS_LEFT
 _PART: Final = Struct("<IBxxxq")
 _BOOK: Final = Struct("<6q")
 _BOOK_BYTES: Final = 700
+_FRONT_PARTS: Final = 2000
 _BOOK_RECORD_BYTES: Final = RECORD_BYTES + 2
 
 _LISTED: Final = 1
@@ -183,11 +184,11 @@ class BookRow(Row):
     def cut_off(self, low: int, floor: int) -> tuple[int, int]:
         """Forget all records below `floor`. → (how many were not below `low`, their payload bytes)"""
         count = size = 0
-        at = low
-        while at < floor:
-            part = self.part_at(at)
+        while low < floor:
+            part = self.part_at(low)
             found = bisect_left(part.seqnums, floor) - bisect_left(part.seqnums, low)
-            count, size, at = count + found, size + part.share(found), part.until
+            count, size, low = count + found, size + part.share(found), part.until
+            self._drop_parts(part.start)  # a long trim must not bring the whole row into memory
         holder = self.drop_below(floor)
         if not holder.is_hollow:
             self._touch(holder)
@@ -367,9 +368,13 @@ class Book(Shelf):
         moved = False
         if floor > self.floor:
             moved = True
-            count, size = self.whole.cut_off(self.floor, floor)
+            if floor > self.last_seqnum:
+                gone = self.record_count, self.payload_bytes
+                self.whole.drop_below(floor)
+            else:
+                gone = self.whole.cut_off(self.floor, floor)
             self.floor = floor
-            self._shorten(count, size)
+            self._shorten(*gone)
         if trim.everything and floor > self.deleted_below:
             moved = True
             self.deleted_below = floor
@@ -412,9 +417,14 @@ class Book(Shelf):
             self.residence.delete(prefix, after_prefix(prefix))
 
     def front(self, payload_bytes: int) -> int:
-        """The smallest `before` of a trim that takes away so many payload bytes, about, as far as there are so many."""
+        """The smallest `before` of a trim that takes away so many payload bytes, about, or as many as there are.
+
+        Not more than a million records at once or so: this looks at all of them.
+        """
         before = at = self.floor
-        while payload_bytes > 0 and at <= self.last_seqnum:
+        for _ in range(_FRONT_PARTS):
+            if payload_bytes <= 0 or at > self.last_seqnum:
+                break
             part = self.whole.part_at(at)
             # a part that was read back may still hold what the floor hides
             first = bisect_left(part.seqnums, self.floor)

@@ -61,6 +61,7 @@ _ROW_BYTES: Final = 230
 _DIRTY_ROW_BYTES: Final = 160
 
 _start_of = attrgetter("start")
+_end_of = attrgetter("until")
 
 
 class Shelf:
@@ -340,9 +341,7 @@ class Row:
         """Forget all records below `floor`, in memory and with the next checkpoint on the disk; the part at `floor`."""
         holder = self.part_at(floor)
         residence = self.shelf.residence
-        if self.older:
-            residence.used_bytes -= sum(part.size_bytes for part in self.older if part.until <= floor)
-            self.older = [part for part in self.older if part.until > floor] or ()
+        self._drop_parts(floor)
         residence.used_bytes -= holder.size_bytes
         holder.drop_below(floor)
         residence.used_bytes += holder.size_bytes
@@ -355,6 +354,14 @@ class Row:
         prefix = row_prefix(self.shelf.name, self.tag)
         residence.delete(prefix + number_bytes(0), prefix + number_bytes(until))
         return holder
+
+    def _drop_parts(self, until: int) -> None:
+        """Forget the parts that end there or before, in memory."""
+        older = self.older
+        if isinstance(older, list):
+            count = bisect_right(older, until, key=_end_of)
+            self.shelf.residence.used_bytes -= sum(part.size_bytes for part in older[:count])
+            del older[:count]
 
     def discard(self) -> None:
         """The row is no more; whoever needs it makes a new one. Its keys are deleted by the caller."""
