@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Final, assert_never
 
-from boki.errors import CorruptData, InvalidArgument, TooLarge, WrongType
+from boki.errors import CorruptData, InvalidArgument, TooLarge, VersionTooNew, WrongType
 from boki.log.chunk import FREED, Chunk
 from boki.log.ids import KEY_TAG_PREFIX, MAX_SEQNUM, SYSTEM_BOOK_PREFIX, check_name, check_tag
 from boki.log.limits import Limits
@@ -182,6 +182,17 @@ def check_operation(operation: Operation, limits: Limits) -> None:
             pass
         case _:
             assert_never(operation)
+
+
+def check_request(operation: Operation, limits: Limits) -> None:
+    """`check_operation`, and of an `Append` also `check_append`."""
+    check_operation(operation, limits)
+    if isinstance(operation, Append):
+        try:
+            chunk = Chunk(operation.chunk)
+        except (CorruptData, VersionTooNew) as error:
+            raise InvalidArgument(f"the chunk of an append cannot be read: {error.message}", field="chunk") from None
+        check_append(chunk, operation.book, limits)
 
 
 def _check_read(read: Read, limits: Limits) -> None:

@@ -14,12 +14,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from boki.errors import DeadlineExceeded, Unavailable
-from boki.log.checks import check_append, check_operation
-from boki.log.chunk import Chunk
+from boki.log.checks import check_request
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions, make_position, merge_positions
-from boki.log.operations import Answer, Append, Found, Operation, Read
+from boki.log.operations import Answer, Found, Operation, Read
 from boki.runtime.virtual_clock import Clock
 
 T = TypeVar("T")
@@ -46,9 +45,7 @@ class MemoryPort:
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
-        check_operation(operation, self.limits)
-        if isinstance(operation, Append):
-            check_append(Chunk(operation.chunk), operation.book, self.limits)
+        check_request(operation, self.limits)
         self.clock.note_activity()
         await asyncio.sleep(0)  # an answer never comes in the turn of its request
         if self._is_closed:

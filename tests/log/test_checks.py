@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boki.errors import BokiError, InvalidArgument, TooLarge
-from boki.log.checks import check_append, check_operation
+from boki.log.checks import check_append, check_operation, check_request
 from boki.log.chunk import FREED, JOINED, KEYED, Chunk, Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import Limits
@@ -161,6 +161,15 @@ def test_a_damaged_payload_is_refused() -> None:
     data = encode_chunk("b", [Group([(b"good", ())])])
     with pytest.raises(InvalidArgument, match="record 0 of a chunk of book 'b' fails its checksum"):
         check_append(Chunk(data[:-1] + b"x"), "b", LIMITS)
+
+
+@pytest.mark.parametrize("data", [b"", b"no chunk", b"BC\xff\xff" + bytes(40), bytes(100)])
+def test_what_is_no_chunk_is_refused(data: bytes) -> None:
+    """Too short, of another format, of a version to come: the request's fault."""
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        check_request(Append("b", data), LIMITS)
+    check_request(Append("b", encode_chunk("b", [Group([(b"x", ["t"])])])), LIMITS)
+    check_request(Sync("b"), LIMITS)
 
 
 VALID = [
