@@ -160,7 +160,7 @@ async def serving(
     backend = backend or FakeBackend(limits)
     await backend.ledger.start()
     settings["patience"] = replace(settings.get("patience", Patience()), linger_s=0.02)
-    gateway = Gateway(backend, GatewayConfig(port=0, **settings))
+    gateway = Gateway(backend, GatewayConfig(**{"port": 0, **settings}))
     await gateway.start()
     try:
         async with aiohttp.ClientSession(gateway.url) as session:
