@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from boki.calls import Outcome
 from boki.engine.orders import Budget, SendCall
 from boki.log.operations import Appended
 from tests.engine.host import Gate, Host, drive, hosting, is_alive, wait_for_end
@@ -19,7 +20,7 @@ MODULES = {
     import signal
     import subprocess
 
-    @function(concurrency=8, max_workers=1)
+    @function(concurrency=8)
     async def die(ctx: Context, how: str) -> None:
         end_by(how)
 
@@ -102,6 +103,15 @@ MODULES = {
     @function(memory_bytes=1 << 24)
     def grown_blocking(ctx: boki.blocking.Context) -> int:
         return os.getpid()
+    """,
+    "single": """
+    @function(concurrency=1, max_workers=1)
+    async def one(ctx: Context, gate: str) -> None:
+        wait_at(gate)
+
+    @function(max_workers=1)
+    async def another(ctx: Context) -> None:
+        pass
     """,
     "n": """
     @function
@@ -370,6 +380,29 @@ def test_stopping_waits_no_longer_than_it_was_told(tmp_path: Path) -> None:
                 assert (refused.code, refused.outcome) == ("unavailable", "not_applied")
                 assert not is_alive(pid)
                 assert not is_alive(zygote)
+
+    drive(test())
+
+
+def test_a_worker_is_sent_its_calls_in_the_order_in_which_they_are_counted(tmp_path: Path) -> None:
+    """What has begun is told by a number, so a call that a callback makes must not overtake one decided before it."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, MODULES) as host:
+            done = asyncio.get_running_loop().create_future()
+
+            def call_another(_: Outcome) -> None:
+                host.start_call(host.call_of("another"), done.set_result)
+
+            with Gate(tmp_path / "gate") as gate:
+                host.start_call(host.call_of("one", gate.path), call_another)
+                queued = host.begin("one", gate.path)
+                await gate.arrived()
+                gate.open()
+                await queued
+                await done
+            sent = [effect.ticket for effect in host.effects if isinstance(effect, SendCall)]
+            assert sent == sorted(sent)
 
     drive(test())
 
