@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeVar
 from boki.calls import Call, Outcome, Payload
 from boki.engine.ledger import BOOK, Accepted, Checkpoint, Finished, decode_entry
 from boki.engine.logged_calls import LoggedCalls
-from boki.errors import ConnectionLost, Unavailable
+from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Found, Operation, Read
+from boki.log.operations import Answer, Failure, Found, Operation, Read
 from boki.runtime.log_calls import records_of
 
 T = TypeVar("T")
@@ -183,3 +183,21 @@ async def echo(call: Call) -> Outcome:
 def a_call(number: int = 1, function: str = "echo", data: bytes = b'"hello"', timeout_s: float = 60.0) -> Call:
     """A call as the gateway makes it."""
     return Call(f"{number:032x}", function, Payload("json", data), "book", int(timeout_s * 1e6))
+
+
+def failing(error: BokiError) -> Outcome:
+    """How a call ends that failed."""
+    return Outcome(None, Failure.of(error))
+
+
+class Gate:
+    """A function that runs until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def __call__(self, call: Call) -> Outcome:
+        self.started.set()
+        await self.opened.wait()
+        return Outcome(call.payload, None)
