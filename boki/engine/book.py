@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+import msgspec
+
 from boki.effects import Delete, Put
 from boki.engine.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
 from boki.engine.residence import Residence
@@ -44,15 +46,11 @@ _LISTED: Final = 1
 _WRITING: Final = 2
 
 
-class BookPart(Part):
+class BookPart(Part, gc=False):
     """A part of the row of a whole book: of each record also a mark, and the bytes of all payloads, about."""
 
-    __slots__ = ("marks", "payload_bytes")
-
-    def __init__(self, start: int, until: int, flags: int = 0) -> None:
-        super().__init__(start, until, flags)
-        self.marks = array("H")
-        self.payload_bytes = 0
+    marks: array[int] = msgspec.field(default_factory=lambda: array("H"))
+    payload_bytes: int = 0
 
     def encode(self) -> bytes:
         """See `Part.encode`."""
