@@ -153,7 +153,8 @@ class Pool:
         self.most = max(1, self.least, max(info.max_workers for info in functions.values()))
         self.memory_bytes = max(info.memory_bytes for info in functions.values())
         self.workers: dict[int, Worker] = {}
-        self.queues: dict[str, OrderedDict[int, LiveCall]] = {name: OrderedDict() for name in functions}
+        self._children: dict[str, OrderedDict[int, LiveCall]] = {name: OrderedDict() for name in functions}
+        self._others: dict[str, OrderedDict[int, LiveCall]] = {name: OrderedDict() for name in functions}
         self.queued = 0
         self.held_bytes = 0
         self.running = 0
@@ -220,7 +221,7 @@ class Pool:
         live.state = State.QUEUED
         live.pool = self
         live.worker = None
-        queue = self.queues[live.info.name]
+        queue = self._queue_of(live)
         queue[live.ticket] = live
         if first:
             queue.move_to_end(live.ticket, last=False)
@@ -228,26 +229,35 @@ class Pool:
 
     def dequeue(self, live: LiveCall) -> None:
         """The call waits no longer."""
-        del self.queues[live.info.name][live.ticket]
+        del self._queue_of(live)[live.ticket]
         self.queued -= 1
+
+    def _queue_of(self, live: LiveCall) -> OrderedDict[int, LiveCall]:
+        return (self._others if live.parent is None else self._children)[live.info.name]
 
     def waiting(self) -> list[LiveCall]:
         """All calls in the queue."""
-        return [live for queue in self.queues.values() for live in queue.values()]
+        lines = (*self._children.values(), *self._others.values())
+        return [live for queue in lines for live in queue.values()]
 
     def next_placeable(self) -> tuple[LiveCall, Worker] | None:
-        """A call that need not wait any longer, oldest first among the functions, and the worker for it."""
-        best: tuple[LiveCall, Worker] | None = None
-        for function, queue in self.queues.items():
-            if not queue:
-                continue
-            first = next(iter(queue.values()))
-            if best is not None and best[0].ticket < first.ticket:
-                continue
-            worker = self.pick(function)
-            if worker is not None:
-                best = (first, worker)
-        return best
+        """A call that need not wait any longer, and the worker for it: the oldest one that another call waits for,
+        else the oldest. Else those who wait would gather, and with them the workers that they keep.
+        """
+        for queues in (self._children, self._others):
+            best: tuple[LiveCall, Worker] | None = None
+            for function, queue in queues.items():
+                if not queue:
+                    continue
+                first = next(iter(queue.values()))
+                if best is not None and best[0].ticket < first.ticket:
+                    continue
+                worker = self.pick(function)
+                if worker is not None:
+                    best = (first, worker)
+            if best is not None:
+                return best
+        return None
 
     def next_resumable(self) -> LiveCall | None:
         """A call that has waited for a slot to go on, and may now."""
@@ -283,7 +293,10 @@ class Pool:
         starting = self.count_starting()
         alive = starting + self.count(Phase.READY)
         if self.key.is_async:
-            wanted = max((-(-len(q) // self.functions[f].concurrency) for f, q in self.queues.items() if q), default=0)
+            wanted = max(
+                -(-(len(self._children[name]) + len(self._others[name])) // info.concurrency)
+                for name, info in self.functions.items()
+            )
             room = self.most - alive
         else:
             wanted = min(self.queued, self.most - self.running)

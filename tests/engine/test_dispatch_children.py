@@ -100,3 +100,19 @@ def test_a_child_call_of_a_call_that_is_over_is_refused() -> None:
     shell.workers[worker].calls[ticket] = inside
     request = shell.invoke(worker, ticket, "f")
     assert shell.told[request].failure.code == "invalid_argument"
+
+
+def test_calls_that_others_wait_for_come_first() -> None:
+    """A queue full of calls that each need a child does not fill all workers with those who wait."""
+    shell = ready_shell(info("b", is_async=False, max_workers=1), budget=Budget(extra_workers=1))
+    worker, parent = run(shell, "b")
+    others = [shell.submit("b") for _ in range(3)]
+    request = shell.invoke(worker, parent, "b")
+    extra = max(shell.workers)
+    shell.hello(extra)
+    child = shell.begin(extra)
+    assert child.ticket not in others
+    shell.end(extra, child.ticket)
+    assert shell.told[request] is DONE
+    shell.end(worker, parent)
+    assert sum(other in process.calls for process in shell.workers.values() for other in others) == 1

@@ -386,6 +386,24 @@ def test_a_worker_holds_only_its_own_descriptors(tmp_path: Path) -> None:
     drive(test())
 
 
+def test_workers_are_forked_from_one_thread(tmp_path: Path) -> None:
+    """The zygote holds nothing that must not be forked: no second thread, no loop, none of the engine's libraries."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, BOTH) as host:
+            await host.result("greet", "Ada")
+            zygote = Path(f"/proc/{host._processes.zygote_pid}")
+            assert len(list((zygote / "task").iterdir())) == 1
+            links = [str(entry.readlink()) for entry in (zygote / "fd").iterdir()]
+            assert not [link for link in links if "eventpoll" in link]
+            maps = (zygote / "maps").read_text()
+            assert "uvloop" in maps
+            assert "zmq" not in maps
+            assert "rocksdict" not in maps
+
+    drive(test())
+
+
 def test_cancelling_whoever_waits_cancels_the_call(tmp_path: Path) -> None:
     """A caller that goes away takes its function along, which may clean up."""
     modules = {
