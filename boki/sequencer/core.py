@@ -270,7 +270,8 @@ class SequencerCore:
             entries = store.recent(before, committed)
             assert entries is not None, "one proposal is in flight, and it is far smaller than what memory holds"
             news = Metalog(store.term, store.log, before, tuple(entries), committed)
-            for reader in self._subscribers.get(store.log, ()):
+            # engines first: somebody waits there
+            for reader in sorted(self._subscribers.get(store.log, ()), key=view.storage.__contains__):
                 yield Send(reader, news)
         elif message.stored_until < before and sender != self.node:
             yield from self._send_entries(store, sender, message.stored_until, before)
