@@ -154,6 +154,7 @@ def test_a_repetition_whose_records_were_trimmed_gets_the_first_seqnum() -> None
         ("append", b"[1]", 400, "body"),
         ("append", b'{"text":', 400, "body"),
         ("append", b'\xff{"text": "a"}', 400, "body"),
+        ("append", b'{"json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "body"),
         ("append", b'{"text": "\xff"}', 400, "body"),
         ("append", b"{}", 400, "data"),
         ("append", b'{"text": "a", "json": 1}', 400, "data"),

@@ -135,6 +135,8 @@ def json_body(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
         raise InvalidArgument(f"{field}: {_plain(text)}", field=field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is not JSON: {error}", field="body") from None
+    except RecursionError:
+        raise InvalidArgument("the body is nested too deeply", field="body") from None
 
 
 def _plain(text: str) -> str:
