@@ -315,10 +315,14 @@ class Index:
 
         `MAX_SEQNUM` if nothing was ordered that late.
         """
+        first = self._first_at(book, time_us)
+        self._settle()
+        return first
+
+    def _first_at(self, book: str, time_us: int) -> int:
         terms = range(self.current_term, self._first_term - 1, -1)
         places = ((term, place_book(book, self._log_counts[term - self._first_term])) for term in terms)
         found = self._history.first_seqnum_at(time_us, places)
-        self._settle()
         return MAX_SEQNUM if found is None else found
 
     def retention_floor(self, book: str, *, older_than_us: int | None, keep_bytes: int | None) -> int:
@@ -332,7 +336,7 @@ class Index:
             return 0 if found is None else found.floor
         before = 0
         if older_than_us is not None:
-            before = min(self.first_seqnum_at(book, older_than_us), found.last_seqnum + 1)
+            before = min(self._first_at(book, older_than_us), found.last_seqnum + 1)
         if keep_bytes is not None:
             before = max(before, found.front(found.payload_bytes - keep_bytes))
         self._settle()

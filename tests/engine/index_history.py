@@ -259,9 +259,10 @@ class History:
             before = index.retention_floor(book, older_than_us=time_us, keep_bytes=None)
             assert all((seqnum < before) == (times[seqnum] < time_us) for seqnum in row)
             assert before == naive.floor(book, None) or before > row[0]
+            both = index.retention_floor(book, older_than_us=time_us, keep_bytes=25)
+            assert both == max(before, index.retention_floor(book, older_than_us=None, keep_bytes=25))
         before = index.retention_floor(book, older_than_us=None, keep_bytes=25)
         assert sum(seqnum >= before for seqnum in row) == min(2, len(row)), (book, before, row, index._book(book).state)
-
 
     def tidy(self) -> None:
         """After some more checkpoints, nothing stands on the disk that no answer depends on."""

@@ -49,7 +49,7 @@ def seqnums(*offsets: int) -> array[int]:
     return array("q", [FIRST + offset for offset in offsets])
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=6),
     st.sets(st.integers(0, 60)),

@@ -82,7 +82,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(st.lists(steps, max_size=30))
 def test_a_row_is_the_list_of_what_was_added_and_not_trimmed(drawn: list[tuple[str, object]]) -> None:
     """Pages forward and backward, and the last one, after any appends, trims, checkpoints, evictions and restarts."""
@@ -205,7 +205,6 @@ def test_a_row_in_many_small_pieces_becomes_one_when_it_is_read_and_grows() -> N
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 
 
-@settings(deadline=None, derandomize=True)
 @given(names, names, names, names, st.integers(0, END - 1))
 def test_keys_of_different_rows_are_different(book: str, tag: str, other_book: str, other_tag: str, start: int) -> None:
     """Whatever characters names hold, no key of one row starts with the prefix of another, and a key tells its row."""
