@@ -6,6 +6,7 @@ import inspect
 import re
 import shlex
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 import typer
 
 import boki.testing
+from boki.child import Child
 from boki.cli.app import app
 from boki.config import DevConfig, flag, settings
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTED_URL = "http://127.0.0.1:8080"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "boki/cli/template/README.md"]
 
 
@@ -47,15 +50,24 @@ def parse(words: list[str]) -> None:
         context = command.make_context(name, rest, parent=context)
 
 
-async def run_snippets(document: Path) -> list[str]:
-    """Run all Python snippets of a document in one module, as if inside a function, then the tests that they define."""
+async def run_snippets(document: Path, url: str = "") -> list[str]:
+    """Run all Python snippets of a document in one module, as if inside a function, then the tests that they define.
+
+    Clients in them speak to the system at `url`.
+    """
     module = types.ModuleType("snippets")
     ran = []
     async with boki.testing.context(book="docs") as ctx:
         vars(module)["ctx"] = ctx
         for number, snippet in enumerate(snippets(document, "python"), 1):
             name = f"{document.name}, snippet {number}"
-            code = compile(snippet, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            code = compile(
+                snippet.replace(DOCUMENTED_URL, url),
+                name,
+                "exec",
+                flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+                dont_inherit=True,
+            )
             await _finished(eval(code, vars(module)))
             ran.append(name)
     for name, test in list(vars(module).items()):
@@ -70,10 +82,22 @@ async def _finished(result: Any) -> None:
         await result
 
 
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A system that serves the first function of the API's page."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "functions").mkdir()
+    (folder / "functions/orders.py").write_text(snippets(ROOT / "docs/api.md", "python")[0])
+    config = DevConfig(data=folder / "data", functions=folder / "functions", port=0, reload=False)
+    with Child(config).start() as child:
+        yield child.url
+
+
+@pytest.mark.xdist_group("one running system")
 @pytest.mark.parametrize("name", ["README.md", "docs/api.md", "docs/testing.md"])
-def test_every_python_snippet_runs(name: str) -> None:
+def test_every_python_snippet_runs(name: str, url: str) -> None:
     """What a reader copies works."""
-    assert asyncio.run(run_snippets(ROOT / name))
+    assert asyncio.run(run_snippets(ROOT / name, url))
 
 
 def test_a_snippet_that_is_wrong_is_found(tmp_path: Path) -> None:

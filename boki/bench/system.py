@@ -52,6 +52,11 @@ class Options:
         """Where the data of a system of one's own is made."""
         return self.scratch or Path(tempfile.gettempdir())
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether that is a place where fsync means nothing, though it is to be measured."""
+        return not self.url and self.durability == "fsync" and file_system_of(self.folder) in MEMORY_FILE_SYSTEMS
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -51,7 +51,7 @@ def command(
     wanted = list(NAMES) if names == ["all"] else names
     if unknown := [name for name in wanted if name not in NAMES]:
         raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
-    from boki.bench.system import MEMORY_FILE_SYSTEMS, Options, file_system_of
+    from boki.bench.system import Options
 
     options = Options(
         url=url,
@@ -67,20 +67,23 @@ def command(
         record_count=records,
     )
     options.check(wanted)
-    if not url and durability == "fsync" and file_system_of(options.folder) in MEMORY_FILE_SYSTEMS:
+    if options.is_in_memory:
         errors().print(
             f"[yellow]{options.folder} is in memory, where fsync costs nothing: choose a disk with --scratch[/]"
         )
     rows = _measure(wanted, options, print_json if as_json else None)
     if not as_json:
-        print_table(
-            ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides"],
-            map(_cells, rows),
-            title=f"{replicas} replica(s), {durability}, {rounds} round(s) of {duration_s:g} s",
-        )
+        _show(rows, options)
     if any(row.errors for row in rows):
         errors().print("[yellow]there were errors: these figures are not those of a healthy system[/]")
         raise typer.Exit(1)
+
+
+def _show(rows: list[Row], options: Options) -> None:
+    system = options.url or f"{options.replicas} replica(s), {options.durability}"
+    columns = ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides"]
+    title = f"{system}, {options.rounds} round(s) of {options.duration_s:g} s"
+    print_table(columns, map(_cells, rows), title=title)
 
 
 def _measure(names: list[str], options: Options, show: Callable[[object], None] | None) -> list[Row]:

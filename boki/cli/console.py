@@ -50,7 +50,7 @@ class Screen:
         console.print(f"[bold green]Boki[/] is listening on [bold]{url}[/]  (API: {url}/openapi.json)")
         console.print(f"  data       {config.data.resolve()}", markup=False)
         console.print(f"  log        {_log_text(config)}", markup=False)
-        self.modules(config, modules)
+        self._modules(config, modules)
         if functions:
             console.print(
                 f"Try: boki invoke {functions[0]} …   boki log books   boki status", style="dim", markup=False
@@ -58,14 +58,7 @@ class Screen:
         else:
             console.print("Try: boki new hello && cd hello && boki dev", style="dim", markup=False)
 
-    def modules(self, config: DevConfig, modules: Sequence[ModuleInfo]) -> None:
-        """The functions that are there, by module, and the errors of modules that could not be loaded."""
-        if self._as_json:
-            for module in modules:
-                loaded = [function.name for function in module.functions]
-                level = logging.ERROR if module.error else logging.INFO
-                self._json(level, "module", module.error or "loaded", module=module.module, functions=loaded)
-            return
+    def _modules(self, config: DevConfig, modules: Sequence[ModuleInfo]) -> None:
         console = results()
         missing = " (there is no such folder)" if not config.functions.is_dir() else "" if modules else " (none found)"
         console.print(f"  functions  {config.functions.resolve()}{missing}", markup=False)
