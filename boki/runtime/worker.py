@@ -12,7 +12,7 @@ import gc
 import os
 import socket
 from collections.abc import Mapping
-from threading import Lock
+from threading import RLock
 from typing import Final, NoReturn, TypeVar, cast
 
 from boki.calls import Call, Outcome
@@ -90,7 +90,7 @@ class AsyncWorker(asyncio.Protocol):
         self._answers: dict[int, asyncio.Future[LogReply | ChildEnded | Accepted]] = {}
         self._next_id = 0
         self._out: list[bytes] = []
-        self._saying = Lock()
+        self._saying = RLock()  # a finaliser that prints may run in the thread that has it
         self._lines: list[ConsoleLine] = []
         self._line_chars = 0
         self._dropped = 0
@@ -310,12 +310,3 @@ class _Calls:
         if accepted.failure is not None:
             raise accepted.failure.error()
         return accepted.invocation
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop loop, or asyncio's own where uvloop is not installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
