@@ -14,8 +14,7 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from boki.errors import BokiError, CorruptData
-from boki.log.checks import check_append, check_operation
-from boki.log.chunk import Chunk
+from boki.log.checks import check_request
 from boki.log.limits import MIB, Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Failure, Operation, SetRetention, TrimBook
@@ -195,9 +194,7 @@ class WorkerLink(asyncio.Protocol):
     def _carry_out(self, request: LogRequest) -> None:
         operation = request.operation
         try:
-            check_operation(operation, self._limits)
-            if isinstance(operation, Append):
-                check_append(Chunk(operation.chunk), operation.book, self._limits)
+            check_request(operation, self._limits)
         except BokiError as error:
             self.send(LogReply(request.id, request.positions, Failure.of(error)))
             return
