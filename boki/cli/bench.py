@@ -90,7 +90,7 @@ def _measure(names: list[str], options: Options, show: Callable[[object], None] 
     from boki.bench.runs import BENCHMARKS
 
     rows = []
-    with progress() as bar:
+    with progress(counted=False) as bar:
         task = bar.add_task("", total=None)
         for name in names:
             for row in BENCHMARKS[name](options, lambda text: bar.update(task, description=text)):

@@ -39,7 +39,7 @@ def command(
         errors().print(f"[bold red]The demo failed[/] (after {elapsed_s:.0f} s; the kill's seed is {chosen_seed}).")
         raise typer.Exit(1)
     results().print(f"[bold green]All of it matches[/] ({elapsed_s:.0f} s in all).\n")
-    folder_text = os.path.relpath(functions_folder())
+    folder_text = "functions" if Path("functions/flights.py").exists() else os.path.relpath(functions_folder())
     next_steps = [
         (os.path.join(folder_text, "flights.py"), "the functions that did this"),  # noqa: PTH118 - text for people
         (f"boki dev --functions {folder_text}", "the system with these functions, until Ctrl-C"),

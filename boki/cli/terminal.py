@@ -59,27 +59,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     results().print(table)
 
 
-def progress() -> Progress:
-    """A progress bar on stderr, which is not drawn if nobody looks at it."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+def progress(*, counted: bool = True) -> Progress:
+    """A progress bar on stderr, which is not drawn if nobody looks at it. `counted`: it is known how much there is."""
+    from rich import progress as bars
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=errors(),
-        transient=True,
-        disable=not errors().is_terminal,
-    )
+    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn()]
+    if counted:
+        columns += [bars.MofNCompleteColumn(), bars.TimeRemainingColumn()]
+    columns.append(bars.TimeElapsedColumn())
+    return bars.Progress(*columns, console=errors(), transient=True, disable=not errors().is_terminal)
 
 
 def bytes_text(size_bytes: float) -> str:
