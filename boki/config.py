@@ -114,6 +114,16 @@ class DevConfig(Config, frozen=True, kw_only=True):
     def problems(self) -> list[str]:
         """See `Config.problems`."""
         found = []
+        if self.keep_calls_s < self.limits.key_window_s:
+            found.append(
+                f"keep_calls_s is {self.keep_calls_s:g}, and a key gives its first result for limits.key_window_s = "
+                f"{self.limits.key_window_s:g}: results must be kept for as long"
+            )
+        if self.cache_bytes < 4 * self.limits.request_bytes:
+            found.append(
+                f"cache_bytes is {self.cache_bytes}: it must hold four requests of limits.request_bytes = "
+                f"{self.limits.request_bytes}, or large appends could not be read"
+            )
         if self.write_quorum > self.replicas:
             found.append(f"write_quorum is {self.write_quorum}, but there are only {self.replicas} replicas")
         if self.sequencers and self.sequencers % 2 == 0:

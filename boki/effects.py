@@ -1,7 +1,7 @@
 """What a core may ask of its shell, and how a shell drives a core.
 
 A core is a synchronous class without I/O, clock or randomness: events go in with the time, effects come out. The shell
-(`boki.host` for real, `boki.sim` in a simulated world) carries the effects out, in the order in which they are listed.
+(`boki.host` for real, a simulated world in tests) carries the effects out, in the order in which they are listed.
 
 What must follow a disk write rides on it: `Store(writes, then=...)`. A shell performs `then` only after the writes are
 synced, so that acknowledging early cannot be written by accident (etcd's `msgsAfterAppend`).
@@ -42,10 +42,15 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Make the writes durable, together; only then perform `then`. Stores of one core become durable in order."""
+    """Make the writes durable, together; only then perform `then`. Stores of one core become durable in order.
+
+    `is_vote`: what it holds must outlive a power cut even where `durability = "memory"` gives records up: seals, and
+    who has led a term. Without them two histories could be told.
+    """
 
     writes: Sequence[Put | Delete]
     then: Sequence[Effect] = ()
+    is_vote: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ BokiError
 ├── ConnectionLost          the answer never came; the request may have been carried out
 ├── FunctionFailed          the user's function raised
 ├── CorruptData             stored bytes fail their checksum; they are never returned
-├── DataLost                the bytes of an ordered record are gone from every replica
 └── StoreFailed             a disk failed a write or a sync: the node has stopped
 """
 
@@ -51,7 +50,6 @@ __all__ = [
     "ConnectionLost",
     "CorruptData",
     "DataDirectoryInUse",
-    "DataLost",
     "DeadlineExceeded",
     "DiskFull",
     "ErrorBody",
@@ -274,12 +272,6 @@ class CorruptData(BokiError):
     """Stored bytes fail their checksum. They are never returned; the message says which."""
 
     code = "corrupt_data"
-
-
-class DataLost(BokiError):
-    """The bytes of an ordered record are gone from every replica."""
-
-    code = "data_lost"
 
 
 class StoreFailed(BokiError):

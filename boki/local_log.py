@@ -8,6 +8,7 @@ it and installs the next view, and the engine opens new shards.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from boki.config import DevConfig
 from boki.controller.coordinator import LocalCoordinator
 from boki.controller.core import Plan, TermChange
 from boki.effects import Core, Put
-from boki.engine.core import READY, EngineConfig, EngineCore
+from boki.engine.core import READY, SAVED, EngineConfig, EngineCore
 from boki.engine.server import EnginePort, answer_waiter
 from boki.errors import StoreFailed, Unavailable
 from boki.follower import COORDINATOR
@@ -33,6 +34,7 @@ from boki.storage.core import StorageCore
 _log = logging.getLogger("boki")
 _INCARNATION_KEY = b"n"
 _START_TIMEOUT_S = 60.0
+_SAVE_TIMEOUT_S = 10.0
 ENGINE = NodeId("engine-1")
 CONTROLLER = NodeId("controller-1")
 
@@ -50,6 +52,7 @@ class LocalLog:
         self._directory = DataDirectory(config.data)
         self._disks: dict[str, Disk] = {}
         self._ready = asyncio.Event()
+        self._saved = asyncio.Event()
         self._installing: asyncio.Future[View] = self._loop.create_future()
 
     @classmethod
@@ -64,7 +67,9 @@ class LocalLog:
                 await local._start()
         except TimeoutError:
             local.close()
-            raise Unavailable(f"the log was not ready within {_START_TIMEOUT_S:g} s") from None
+            raise Unavailable(
+                f"the log was not ready within {_START_TIMEOUT_S:g} s{local._what_is_missing()}"
+            ) from None
         except BaseException:
             local.close()
             raise
@@ -155,6 +160,8 @@ class LocalLog:
     def _answer(self, token: Any, value: Any) -> None:
         if token is READY:
             self._ready.set()
+        elif token is SAVED:
+            self._saved.set()
         else:
             answer_waiter(token, value)
 
@@ -192,12 +199,24 @@ class LocalLog:
         """Save the index, so that the next start is quick, and stop every node."""
         host = self.hosts.get(ENGINE)
         if host is not None and not host.stopped:
-            host.perform(self.engine.checkpoint())
+            with contextlib.suppress(TimeoutError):  # it is a cache: without it the next start only takes longer
+                async with asyncio.timeout(_SAVE_TIMEOUT_S):
+                    await self._save_index(host)
         for node, storage in self.hosts.items():
             if isinstance(storage.core, StorageCore) and not storage.stopped:
                 storage.perform([storage.core.checkpoint()])
                 _log.debug("%s: checkpoint", node)
         self.close()
+
+    def _what_is_missing(self) -> str:
+        damage = self.engine.strays.damage if hasattr(self, "engine") else ""
+        return f": {damage}" if damage else ", and no node has said why"
+
+    async def _save_index(self, host: Host) -> None:
+        for _ in range(2):  # the first may find that an earlier checkpoint is still being written
+            self._saved.clear()
+            host.perform(self.engine.checkpoint())
+            await self._saved.wait()
 
     def close(self) -> None:
         """Stop every node at once; what their disks were given is written."""

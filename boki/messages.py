@@ -31,7 +31,8 @@ class StoreBatch(Message, frozen=True):
 class FetchBatches(Message, frozen=True):
     """engine, storage -> storage. The batches that cover `first_lid` until `until_lid`, whole, from the start on.
 
-    The answer may stop early at `max_bytes`. → `BatchesFetched`
+    The answer may stop early at `max_bytes`. Without `needs_payloads` only the columns are checked, for an index that
+    must not stand still because of a damaged payload. → `BatchesFetched`
     """
 
     request: int
@@ -41,6 +42,17 @@ class FetchBatches(Message, frozen=True):
     first_lid: int
     until_lid: int
     max_bytes: int
+    needs_payloads: bool = True
+
+
+class IndexSaved(Message, frozen=True):
+    """engine -> storage. My index is saved up to here, so no start of mine asks again for what stands below.
+
+    All of the terms before `term`, and of that term, per log, the records below the seqnum.
+    """
+
+    term: Term
+    next_seqnums: dict[LogId, int]
 
 
 class Holding(IntEnum):
@@ -56,13 +68,19 @@ class Holding(IntEnum):
 
 
 class BatchesFetched(Message, frozen=True):
-    """storage -> engine, storage. Batches in order of local id; `holding` speaks of the first local id."""
+    """storage -> engine, storage. Batches in order of local id; `holding` speaks of `first_lid`, as it was asked."""
 
     request: int
+    term: Term
+    log: LogId
+    shard: ShardId
+    first_lid: int
     holding: Holding
     batches: tuple[bytes, ...]
     error: str = ""
     """Set if bytes were there and failed their checksum."""
+    freed_until: int = 0
+    """With `FREED`: all local ids from the first one asked for until here have been freed."""
 
 
 # storage -> primary sequencer, and -> engine of the shard
@@ -151,6 +169,7 @@ class TellTail(Message, frozen=True):
     request: int
     term: Term
     log: LogId
+    incarnation: int
     stored_until: int
     sealed: bool
 

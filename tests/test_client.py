@@ -16,7 +16,7 @@ from boki.errors import (
     BokiError,
     ConditionFailed,
     ConnectionLost,
-    DataLost,
+    CorruptData,
     DeadlineExceeded,
     FunctionFailed,
     InvalidArgument,
@@ -343,7 +343,7 @@ def test_errors_of_the_log_arrive_as_they_were_raised() -> None:
 
     async def scenario() -> None:
         async with serving() as (gateway, backend, _), Client(gateway.url) as client:
-            for error in (DataLost("gone"), Overloaded("full", retry_after_s=3), ConnectionLost("broken")):
+            for error in (CorruptData("gone"), Overloaded("full", retry_after_s=3), ConnectionLost("broken")):
                 backend.failures.append(error)
                 with pytest.raises(type(error)) as caught:
                     await client.logbook("b").append(b"1")

@@ -16,7 +16,7 @@ from typing import Final
 from boki.effects import Answer, Effect, Send
 from boki.engine.index import Refusal
 from boki.engine.waiter import Waiter
-from boki.errors import BokiError, DeadlineExceeded, DiskFull, Overloaded
+from boki.errors import BokiError, DeadlineExceeded, DiskFull, Overloaded, Unavailable
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Chunk
 from boki.log.cuts import Piece
@@ -103,8 +103,10 @@ class Appends:
     # coming in
 
     def add(self, log: LogId, chunk: bytes, waiter: Waiter, deadline_us: int) -> None:
-        """Queue a chunk. Raises `Overloaded` or `DiskFull`: then it is not appended, for certain."""
-        writer = self._writers[log]
+        """Queue a chunk. Raises `Overloaded`, `DiskFull` or `Unavailable`: then it is not appended, for certain."""
+        writer = self._writers.get(log)
+        if writer is None:
+            raise Unavailable("the next term is about to begin; try again", retry_after_s=0.1)
         if self.pending_bytes + len(chunk) > self._buffer_bytes:
             raise Overloaded(
                 f"appends of {self.pending_bytes} bytes wait for their order; the buffer holds {self._buffer_bytes}",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -25,13 +25,14 @@ from boki.engine.appends import Appends
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.index import Index
 from boki.engine.reads import PendingRead, Place, Reads
+from boki.engine.strays import Strays
 from boki.engine.tails import Tails
 from boki.engine.waiter import Waiter
-from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
+from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, Unavailable
 from boki.follower import MetalogFollower
 from boki.log.batch import Batch
 from boki.log.cuts import Piece
-from boki.log.ids import LogId, NodeId, ShardId, make_shard
+from boki.log.ids import LogId, NodeId, ShardId, Term, make_shard
 from boki.log.limits import Limits
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, make_position, split_position
 from boki.log.operations import (
@@ -51,7 +52,7 @@ from boki.log.operations import (
 from boki.log.view import View
 from boki.messages import (
     BatchesFetched,
-    FetchBatches,
+    IndexSaved,
     InstallView,
     Metalog,
     RequestEntry,
@@ -62,9 +63,12 @@ from boki.messages import (
 PLACEMENT_KEY: Final = b"p"
 READY: Final = "ready"
 """The token of the one `Answer` that says that the engine has caught up and may append."""
+SAVED: Final = "saved"
+"""The token of the `Answer` that follows each checkpoint when it is durable."""
+_LIFE_BITS: Final = 32
 _REPEAT_US: Final = 200_000
-_FETCH_BYTES: Final = 2 << 20
-_CHECKPOINT_BYTES: Final = 16 << 20
+_TELL_US: Final = 5_000_000
+_CHECKPOINT_BYTES: Final = 4 << 20
 _CHECKPOINT_US: Final = 30_000_000
 
 
@@ -93,15 +97,6 @@ class _PendingTrim:
     deadline_us: int
 
 
-@dataclass(slots=True)
-class _Stray:
-    """Batches of a shard that is not this life's own, fetched so that cuts can be applied."""
-
-    batches: dict[int, Batch] = field(default_factory=dict)
-    asked_at: int = -_REPEAT_US
-    asked_count: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Answered:
     """What `Answer` effects of an engine carry: the answer or the error, and what its caller has seen now."""
@@ -125,20 +120,32 @@ class EngineCore:
         self.appends = Appends(buffer_bytes=config.append_buffer_bytes, batch_bytes=config.batch_bytes)
         self.follower = MetalogFollower(self.index.applied)
         self.reads = Reads(
-            self.index, self.cache, self.aux, limits, self._replicas_of, self._is_caught_up, self._tail_of
+            self.index,
+            self.cache,
+            self.aux,
+            limits,
+            self._replicas_of,
+            self._is_caught_up,
+            self._tail_of,
+            first_number=incarnation << _LIFE_BITS,
         )
-        self.tails = Tails()
+        self.tails = Tails(incarnation << _LIFE_BITS)
         stored = disk.get(PLACEMENT_KEY)
         rows = msgspec.msgpack.decode(stored, type=list[tuple[Place, tuple[NodeId, ...]]]) if stored else []
         self._placement: dict[Place, tuple[NodeId, ...]] = dict(rows)
         self._shard_count = 0
         self._opening: dict[LogId, OpenShard] = {}
         self._trims: dict[int, _PendingTrim] = {}
-        self._strays: dict[Place, _Stray] = {}
-        self._numbers = 0
+        self.strays = Strays()
+        # No number of this life is one of an earlier life: late answers to that one must find nobody.
+        self._numbers = incarnation << _LIFE_BITS
+        self._began: Term = 0
+        self._told_at = 0
         self._repeat_at = 0
         self._checkpoint_at = 0
         self._is_checkpointing = False
+        self._saving: IndexSaved | None = None
+        self._saved: IndexSaved | None = None
         self._was_ready = False
 
     # operations
@@ -166,7 +173,7 @@ class EngineCore:
             case Read(fresh=True) | Sync():
                 self._log_of(operation.book)
                 return self.tails.ask(self.follower.chain.current, operation, waiter, deadline_us)
-            case Read() | Get():
+            case Read() | Get() | SetAuxdata():
                 self._check_positions(positions)
                 return self._read(operation, waiter, positions, deadline_us, now_us)
             case TrimBook(book, before, tag, everything):
@@ -174,17 +181,12 @@ class EngineCore:
                 trim = Trim(book, tag, before, everything, self.node, self._numbers)
                 self._trims[self._numbers] = _PendingTrim(trim, waiter, deadline_us)
                 return self._request(self._log_of(book), trim)
-            case SetAuxdata(book, seqnum, data):
-                if not self.index.has(book, seqnum):
-                    raise NotFound(f"book {book!r} has no record {seqnum}")
-                self.aux.set(seqnum, data)
-                return (Answer(waiter, Done()),)
             case ListBooks(prefix, after, limit):
                 return (Answer(waiter, Books(tuple(self.index.books(prefix, after, limit)))),)
         raise InvalidArgument(f"an engine does not carry out {type(operation).__name__}")
 
     def _read(
-        self, operation: Read | Get | Sync, waiter: Waiter, needs: Positions, deadline_us: int, now_us: int
+        self, operation: Read | Get | SetAuxdata | Sync, waiter: Waiter, needs: Positions, deadline_us: int, now_us: int
     ) -> Iterable[Effect]:
         wait_us = operation.wait_us if isinstance(operation, Read) else 0
         wait_until_us = now_us + wait_us if wait_us else 0
@@ -216,15 +218,18 @@ class EngineCore:
             case BatchesFetched(request) if request > 0:
                 return self._stamp(self.reads.on_fetched(message, now_us))
             case BatchesFetched():
-                self._take_strays(message)
+                self.strays.put(message)
             case TellTail():
                 return self._on_tail(sender, message, now_us)
             case InstallView(views):
-                if self.follower.install(views) and self.index.current_term == 0:
-                    self._begin_term(self.follower.view, now_us)
+                self.follower.install(views)
+                if self._began == 0 and self.follower.chain:
+                    return self._stamp(self._begin_term(self.follower.view, now_us))
             case _CheckpointStored():
                 self.index.checkpoint_stored()
                 self._is_checkpointing = False
+                self._saved = self._saving
+                return (Answer(SAVED, None), *self._tell_saved())
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
@@ -251,6 +256,9 @@ class EngineCore:
         if now_us >= self._repeat_at:
             self._repeat_at = now_us + _REPEAT_US
             effects += self._repeat_requests()
+        if now_us >= self._told_at:
+            self._told_at = now_us + _TELL_US
+            effects += self._tell_saved()
         dirty = self.index.dirty_bytes
         if dirty >= _CHECKPOINT_BYTES or (dirty and now_us >= self._checkpoint_at):
             self._checkpoint_at = now_us + _CHECKPOINT_US
@@ -260,7 +268,7 @@ class EngineCore:
     @property
     def is_ready(self) -> bool:
         """Whether this engine has caught up with every log and may append to each."""
-        return self.follower.is_caught_up() and not self.appends.unopened
+        return self.follower.is_caught_up() and self._began == self.follower.term and not self.appends.unopened
 
     # applying the metalogs
 
@@ -273,10 +281,12 @@ class EngineCore:
             if view is None:
                 return effects
             effects += self._begin_term(view, now_us)
+            effects += self.reads.on_applied((), now_us)
 
     def _follow_log(self, log: LogId, now_us: int) -> list[Effect]:
         effects: list[Effect] = []
         books: set[str] = set()
+        has_applied = False
         while (found := self.follower.peek(log)) is not None:
             entry = found[1]
             pieces = self.index.pieces(log, entry) if isinstance(entry, Cut) else []
@@ -289,14 +299,15 @@ class EngineCore:
                 books = set()
             applied = self.index.apply(log, entry, batches)
             self.follower.advance(log)
+            has_applied = True
             books |= applied.books
             if pieces:
-                self._cache_ordered(pieces, batches)
+                self._cache_ordered(log, pieces, batches)
                 for piece in pieces:
                     effects += self.appends.order(log, piece, applied.refusals)
             else:
                 effects += self._note(log, entry)
-        if books or effects:
+        if has_applied:
             effects += self.reads.on_applied(books, now_us)
         return effects
 
@@ -307,47 +318,21 @@ class EngineCore:
         for piece in pieces:
             own = self.appends.batches_of(log, piece)
             if own is None:
-                own = self._stray_batches(log, piece, now_us, effects)
+                place = (self.follower.term, log, piece.shard)
+                own = self.strays.take(place, piece, self._placement.get(place, ()), now_us, effects)
             if own is None:
                 complete = False
             else:
                 batches += own
         return batches if complete else None
 
-    def _stray_batches(self, log: LogId, piece: Piece, now_us: int, effects: list[Effect]) -> list[Batch] | None:
-        place = (self.follower.term, log, piece.shard)
-        stray = self._strays.setdefault(place, _Stray())
-        found: list[Batch] = []
-        lid = piece.first_lid
-        while lid < piece.until_lid and lid in stray.batches:
-            found.append(stray.batches[lid])
-            lid = found[-1].header.until_lid
-        if lid >= piece.until_lid:
-            for batch in found:
-                del stray.batches[batch.header.first_lid]
-            return found
-        replicas = self._placement.get(place, ())
-        if replicas and now_us - stray.asked_at >= _REPEAT_US:
-            stray.asked_at = now_us
-            # on beyond this piece: the next cuts will want what follows
-            fetch = FetchBatches(0, *place, lid, 1 << 62, _FETCH_BYTES)
-            effects.append(Send(replicas[stray.asked_count % len(replicas)], fetch))
-            stray.asked_count += 1
-        return None
-
-    def _take_strays(self, message: BatchesFetched) -> None:
-        for data in message.batches:
-            batch = Batch(data)
-            header = batch.header
-            stray = self._strays.get((header.term, header.log, header.shard))
-            if stray is not None:
-                stray.batches[header.first_lid] = batch
-                stray.asked_at = -_REPEAT_US  # what follows may be asked for at once
-
-    def _cache_ordered(self, pieces: Sequence[Piece], batches: Sequence[Batch]) -> None:
+    def _cache_ordered(self, log: LogId, pieces: Sequence[Piece], batches: Sequence[Batch]) -> None:
+        """Keep what this engine has just appended. Strays came for their columns: nobody has checked their payloads."""
+        own = {piece.shard for piece in pieces if self.appends.batches_of(log, piece) is not None}
         seqnum = pieces[0].first_seqnum
         for batch in batches:
-            self.cache.add(seqnum, batch)
+            if batch.header.shard in own:
+                self.cache.add(seqnum, batch)
             seqnum += batch.header.record_count
 
     def _note(self, log: LogId, entry: MetalogEntry) -> Iterable[Effect]:
@@ -371,8 +356,9 @@ class EngineCore:
     # terms
 
     def _begin_term(self, view: View, now_us: int) -> list[Effect]:
+        self._began = view.term
         self.index.begin_term(view)
-        self._strays.clear()
+        self.strays.clear()
         if view.term != self.follower.chain.current.term:
             return []
         effects: list[Effect] = []
@@ -465,11 +451,18 @@ class EngineCore:
 
     # checkpoints
 
+    def _tell_saved(self) -> list[Effect]:
+        """Let the storage nodes know which records no replay will ask for: only those may be deleted outright."""
+        if self._saved is None or not self.follower.chain:
+            return []
+        return [Send(node, self._saved) for node in self.follower.chain.current.storage]
+
     def checkpoint(self) -> list[Effect]:
-        """Save the index, so that the next start need not read the whole log."""
+        """Save the index, so that the next start need not read the whole log. Nothing if that is being done."""
         if self._is_checkpointing:
             return []
         self._is_checkpointing = True
+        self._saving = IndexSaved(self.follower.term, {log: self.index.next_seqnum(log) for log in self.follower.logs})
         writes = self.index.checkpoint()
         placement = Put(PLACEMENT_KEY, msgspec.msgpack.encode(list(self._placement.items())))
         saved = Send(self.node, _CheckpointStored())

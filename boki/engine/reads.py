@@ -18,16 +18,18 @@ from boki.effects import Answer, Effect, Send
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.index import Index
 from boki.engine.waiter import Waiter
-from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Trimmed
+from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Overloaded, Trimmed
 from boki.log.batch import Batch
 from boki.log.ids import LogId, NodeId, ShardId, Term, shard_incarnation
 from boki.log.limits import Limits
 from boki.log.metalog import Positions
-from boki.log.operations import Done, Found, Get, Read, Sync
+from boki.log.operations import Done, Found, Get, Read, SetAuxdata, Sync
 from boki.messages import BatchesFetched, FetchBatches, Holding
 
 _READ_AHEAD_BYTES: Final = 1 << 20
 _RETRY_US: Final = 200_000
+_MAX_WAITING: Final = 100_000
+"""Reads that may wait at a time; those that have been answered are cleared away when there are so many."""
 
 Place = tuple[Term, LogId, ShardId]
 
@@ -36,7 +38,7 @@ Place = tuple[Term, LogId, ShardId]
 class PendingRead:
     """A read that has not been answered. `needs` is what the index must have reached, per log."""
 
-    operation: Read | Get | Sync
+    operation: Read | Get | SetAuxdata | Sync
     waiter: Waiter
     needs: Positions
     deadline_us: int
@@ -74,6 +76,8 @@ class Reads:
         replicas_of: Callable[[Place], tuple[NodeId, ...]],
         is_caught_up: Callable[[PendingRead], bool],
         tail_of: Callable[[str], int],
+        *,
+        first_number: int = 0,
     ) -> None:
         self._index = index
         self._cache = cache
@@ -88,7 +92,7 @@ class Reads:
         self._fetches: dict[int, _Fetch] = {}
         self._by_lid: dict[tuple[Place, int], _Fetch] = {}
         self._retries: list[tuple[int, PendingRead]] = []
-        self._numbers = 0
+        self._numbers = first_number
 
     @property
     def pending_count(self) -> int:
@@ -98,7 +102,11 @@ class Reads:
     # trying
 
     def start(self, read: PendingRead, now_us: int) -> Iterable[Effect]:
-        """Answer the read now, or keep it until it can be answered."""
+        """Answer the read now, or keep it until it can be answered. `Overloaded` if too many are kept."""
+        if len(self._due) >= _MAX_WAITING:
+            self._drop_answered()
+            if len(self._due) >= _MAX_WAITING:
+                raise Overloaded(f"{_MAX_WAITING} reads are waiting; the engine takes no more", retry_after_s=0.1)
         effects = self._try(read, now_us)
         if not read.is_done:
             self._numbers += 1
@@ -106,6 +114,10 @@ class Reads:
             if read.wait_until_us and read.wait_until_us < read.deadline_us:
                 heapq.heappush(self._due, (read.wait_until_us, -self._numbers, read))
         return effects
+
+    def _drop_answered(self) -> None:
+        self._due = [entry for entry in self._due if not entry[2].is_done]
+        heapq.heapify(self._due)
 
     def _try(self, read: PendingRead, now_us: int) -> list[Effect]:
         if read.is_done:
@@ -118,6 +130,11 @@ class Reads:
                 return self._try_get(read, get, now_us)
             case Read() as range_read:
                 return self._try_range(read, range_read, now_us)
+            case SetAuxdata(book, seqnum, data):
+                if not self._index.has(book, seqnum):
+                    return [self._finish(read, self._absent(book, seqnum))]
+                self._aux.set(seqnum, data)
+                return [self._finish(read, Done())]
             case Sync():
                 return [self._finish(read, Done())]
 
@@ -171,6 +188,10 @@ class Reads:
                 # the page is over its bytes: the half nearest to the end is what was asked for first
                 return self._collect(read, seqnums[len(seqnums) // 2 :], limit, now_us)
             return self._fetch(read, seqnums[covered], now_us)
+        if sum(len(slab.seqnums) for slab in slabs) < 8 * covered:
+            # a record was freed that the index still shows: it is behind, and must catch up with the trim first
+            self._retries.append((now_us + _RETRY_US // 4, read))
+            return []
         is_end = covered == len(seqnums) and len(seqnums) < limit
         next_start = seqnums[0] if backward else seqnums[covered - 1] + 1
         return [self._finish(read, Found(tuple(slabs), next_start, self._first_seqnum(read), is_end))]
@@ -267,12 +288,18 @@ class Reads:
         fetch = self._fetches.get(message.request)
         if fetch is None:
             return []
-        if message.holding is Holding.HAVE:
+        batches = [Batch(data) for data in message.batches]
+        if message.holding is Holding.HAVE and _fits(fetch, batches):
             self._end(fetch)
-            for data in message.batches:
-                batch = Batch(data)
+            for batch in batches:
                 # within a run, seqnums and local ids grow together
                 self._cache.add(fetch.seqnum + batch.header.first_lid - fetch.lid, batch)
+            if self._cache.find(fetch.seqnum) is None:
+                size = len(batches[0].data)
+                error = Overloaded(
+                    f"record {fetch.seqnum} is in a batch of {size} bytes, too large for the record cache"
+                )
+                return [self._finish(read, error) for read in fetch.reads if not read.is_done]
             return [effect for read in fetch.reads for effect in self._try(read, now_us)]
         if message.holding is Holding.FREED:
             # Trimmed where the storage node is, not yet here: catch up, then say so.
@@ -289,6 +316,17 @@ class Reads:
                 return [self._finish(read, error) for read in fetch.reads if not read.is_done]
             return []  # all were asked; the next round begins when the tick finds this one too old
         return self._ask_next(fetch, now_us)
+
+
+def _fits(fetch: _Fetch, batches: list[Batch]) -> bool:
+    """Whether these are batches of the shard that was asked for, from the record that was asked for."""
+    lid = fetch.lid
+    for batch in batches:
+        header = batch.header
+        if (header.term, header.log, header.shard) != fetch.place or not header.first_lid <= lid < header.until_lid:
+            return False
+        lid = header.until_lid
+    return bool(batches)
 
 
 def _late(read: PendingRead) -> DeadlineExceeded:

@@ -2,7 +2,8 @@
 
 What a book keeps is a record of the system book `boki:retention`, so it is as durable and ordered as anything else; the
 last record of a book's tag counts. Once in a while the engine folds the news and trims what is over. Ages are measured
-against the log's time of the book's last record or the clock, whichever is later, so that quiet books age too.
+from the log's time of each record to this engine's clock, so that quiet books age too; what readers see is decided by
+the trim that follows, in the order of the log, alike for all.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Retention:
                 await self._task
 
     async def set(self, operation: SetRetention) -> None:
-        """Keep the rule; durable when it returns."""
+        """Keep the rule; durable when it returns. It may be set again without harm."""
         rule = Rule(operation.book, operation.age_s, operation.size_bytes)
         await self._book.append(msgspec.json.encode(rule), tags=[operation.book])
         await self._fold()
@@ -106,6 +107,8 @@ class Retention:
                 await self.apply()
             except BokiError as error:
                 _log.warning("retention will be applied later: %s", error)
+            except Exception:  # noqa: BLE001 - one bad round must not end retention for good
+                _log.exception("retention failed, and will be tried again")
 
     async def apply(self) -> None:
         """Trim every book with a rule down to it, once."""

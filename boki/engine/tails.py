@@ -13,13 +13,14 @@ from typing import Final
 
 from boki.effects import Answer, Effect, Send
 from boki.engine.waiter import Waiter
-from boki.errors import DeadlineExceeded
+from boki.errors import DeadlineExceeded, Overloaded
 from boki.log.ids import LogId, NodeId
 from boki.log.operations import Read, Sync
 from boki.log.view import View
 from boki.messages import AskTail, TellTail
 
 _REPEAT_US: Final = 200_000
+_MAX_QUESTIONS: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -36,13 +37,15 @@ class _Question:
 class Tails:
     """Questions under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_number: int = 0) -> None:
         self._questions: dict[int, _Question] = {}
-        self._numbers = 0
+        self._numbers = first_number
         self._repeat_at = 0
 
     def ask(self, view: View, operation: Read | Sync, waiter: Waiter, deadline_us: int) -> Iterable[Effect]:
-        """Ask all sequencers; `tell` yields the operation again when a majority has answered."""
+        """Ask all sequencers; `tell` yields the operation again when a majority has answered. May be `Overloaded`."""
+        if len(self._questions) >= _MAX_QUESTIONS:
+            raise Overloaded(f"{_MAX_QUESTIONS} questions for the tail are under way", retry_after_s=0.1)
         self._numbers += 1
         self._questions[self._numbers] = _Question(operation, waiter, deadline_us, view.term)
         return self._ask(view, self._numbers)
@@ -58,6 +61,8 @@ class Tails:
         question = self._questions.get(message.request)
         if question is None or message.sealed or message.term != view.term:
             return
+        if view.incarnations.get(sender) != message.incarnation:
+            return  # its disk is not the one that acknowledged: it may have forgotten
         if message.log != view.log_of(question.operation.book):
             return
         if question.term != view.term:

@@ -31,8 +31,8 @@ Then = Callable[[Sequence[Effect]], None]
 class Disk:
     """One RocksDB and its committer thread. All methods but the thread's are called from the event loop's thread.
 
-    `durability="memory"` leaves out the sync, for the cluster mode of that name. `on_failure` is called once, in the
-    loop, with the error that killed the disk.
+    `synced=False` leaves out the sync of all but votes, for `durability = "memory"`. `on_failure` is called once, in
+    the loop, with the error that killed the disk.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Disk:
 
     def store_now(self, writes: Sequence[Put | Delete]) -> None:
         """Make the writes durable before returning. For starting up, when nothing else waits for the loop."""
-        self._write([Store(writes)])
+        self._write([Store(writes, is_vote=True)])
 
     def _commit_for_ever(self) -> None:
         while True:
@@ -83,7 +83,7 @@ class Disk:
 
     def _write(self, stores: Sequence[Store]) -> None:
         self._db.write(write for store in stores for write in store.writes)
-        if self._synced:
+        if self._synced or any(store.is_vote for store in stores):
             self._db.sync()  # SYNC: what follows this line may be acknowledged, nothing before it
             self.sync_count += 1
 

@@ -91,9 +91,13 @@ class Host:
             return
         inbox, self._inbox = self._inbox, []
         now = now_us()
-        for sender, message in inbox:
-            self.perform(self.core.receive(sender, message, now))
-        self.perform(self.core.settle(now))
+        try:
+            for sender, message in inbox:
+                self.perform(self.core.receive(sender, message, now))
+            self.perform(self.core.settle(now))
+        except Exception as error:
+            self._break(error)
+            raise
 
     def _tick(self) -> None:
         if self.stopped:
@@ -102,7 +106,16 @@ class Host:
         if self.disk is not None and (room := self.disk.room) != self._room:
             self._room = room
             self.deliver(self.node, room)
-        self.perform(self.core.tick(now_us()))
+        try:
+            self.perform(self.core.tick(now_us()))
+        except Exception as error:
+            self._break(error)
+            raise
+
+    def _break(self, error: Exception) -> None:
+        """A bug of ours: what the core knows may be half changed, so it must not go on."""
+        _log.critical("%s has stopped: a bug in its core (%r); start again, and report it", self.node, error)
+        self.stop()
 
     def fail(self, error: StoreFailed) -> None:
         """The disk is dead: stop at once, loudly."""

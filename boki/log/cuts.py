@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final, NamedTuple
 
-from boki.log.ids import MAX_POSITION, LogId, ShardId, Term, make_seqnum
+from boki.log.ids import LogId, ShardId, Term, make_seqnum
 from boki.log.metalog import Cut
 
 
@@ -157,11 +157,6 @@ class OrderTable:
     def size_bytes(self) -> int:
         """Memory held, about."""
         return 24 * len(self._run_seqnums) + 16 * len(self._cut_seqnums) + 100 * len(self.ordered_until)
-
-    @property
-    def is_nearly_full(self) -> bool:
-        """Whether the log needs a new term because its positions run out."""
-        return self.next_seqnum - make_seqnum(self.term, self.log, 0) > MAX_POSITION - (1 << 30)
 
     def encode(self) -> bytes:
         """The table as bytes, for `decode`."""

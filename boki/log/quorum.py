@@ -27,12 +27,3 @@ def quorum_reached(reports: Iterable[int], quorum: int) -> int:
     """
     reached = sorted(reports, reverse=True)
     return reached[quorum - 1] if len(reached) >= quorum else 0
-
-
-def seal_quorum(member_count: int, write_quorum: int) -> int:
-    """How many members must be sealed so that no `write_quorum` of unsealed ones is left (BookKeeper BP-46).
-
-    >>> [seal_quorum(3, q) for q in (1, 2, 3)]
-    [3, 2, 1]
-    """
-    return member_count - write_quorum + 1

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 from boki.effects import DiskReader, Effect, Load, Loaded, Put, Send, Store
@@ -51,6 +52,7 @@ from boki.sequencer.metalog_store import MetalogStore, Phase, entry_key, led_key
 _PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
 _REMEMBERED_TRIMS: Final = 10_000
+_MAX_REQUESTED: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -77,8 +79,8 @@ class _Primary:
 
     def wants(self, entry: MetalogEntry) -> bool:
         """Whether a requested entry is news."""
-        if entry in self.requested:
-            return False
+        if len(self.requested) >= _MAX_REQUESTED or entry in self.requested:
+            return False  # whoever wants it asks again
         match entry:
             case OpenShard(shard):
                 return shard not in self.shards
@@ -124,6 +126,14 @@ class _Lead:
     view: View
 
 
+class For(Enum):
+    """Who wants to read entries."""
+
+    READER = "reader"
+    CONTROLLER = "controller"
+    BACKUP = "backup"
+
+
 @dataclass(frozen=True, slots=True)
 class _Question:
     """A fetch of old entries being loaded from the disk."""
@@ -132,8 +142,9 @@ class _Question:
     term: Term
     log: LogId
     first_index: int
-    sealed: bool
+    purpose: For
     until_index: int
+    """The committed index, the term's end, or, of a sealed term, how many entries there are."""
 
 
 class SequencerCore:
@@ -276,11 +287,9 @@ class SequencerCore:
         elif message.stored_until < before and sender != self.node:
             yield from self._send_entries(store, sender, message.stored_until, before)
 
-    @staticmethod
-    def _send_entries(store: MetalogStore, backup: NodeId, first: int, committed: int) -> Iterable[Effect]:
-        entries = store.recent(first, first + _PAGE_ENTRIES)
-        if entries:
-            yield Send(backup, AppendEntry(store.term, store.log, first, tuple(entries), committed))
+    def _send_entries(self, store: MetalogStore, backup: NodeId, first: int, committed: int) -> Iterable[Effect]:
+        """Entries that a backup lacks, from memory or, if it was away for long, from the disk."""
+        return self._read(_Question(backup, store.term, store.log, first, For.BACKUP, committed), store)
 
     # being backup, being read
 
@@ -306,16 +315,17 @@ class SequencerCore:
         if end is None:
             self._subscribers.setdefault(log, {})[sender] = None
         until = self._committed[term, log] if end is None else end
-        return self._read(_Question(sender, term, log, first_index, False, until), store)
+        return self._read(_Question(sender, term, log, first_index, For.READER, until), store)
 
     def _fetch_sealed(self, sender: NodeId, term: Term, log: LogId, first_index: int) -> Iterable[Effect]:
         store = self._stores.get((term, log))
         if store is None or store.phase is Phase.OPEN:
             return ()
-        return self._read(_Question(sender, term, log, first_index, True, store.length), store)
+        return self._read(_Question(sender, term, log, first_index, For.CONTROLLER, store.length), store)
 
     def _read(self, question: _Question, store: MetalogStore) -> Iterable[Effect]:
-        until = min(question.until_index, question.first_index + _PAGE_ENTRIES)
+        last = store.length if question.purpose is For.BACKUP else question.until_index
+        until = min(last, question.first_index + _PAGE_ENTRIES)
         entries = store.recent(question.first_index, until)
         if entries is not None:
             return self._answer(question, entries)
@@ -324,8 +334,12 @@ class SequencerCore:
 
     def _answer(self, question: _Question, entries: Sequence[MetalogEntry]) -> Iterable[Effect]:
         term, log, first = question.term, question.log, question.first_index
-        if question.sealed:
+        if question.purpose is For.CONTROLLER:
             return (Send(question.sender, SealedEntries(term, log, first, tuple(entries))),)
+        if question.purpose is For.BACKUP:
+            if not entries or self._stores[term, log].phase is not Phase.OPEN:
+                return ()
+            return (Send(question.sender, AppendEntry(term, log, first, tuple(entries), question.until_index)),)
         ended = self.chain.end_of(term, log) is not None
         return (Send(question.sender, Metalog(term, log, first, tuple(entries), question.until_index, ended)),)
 
@@ -334,7 +348,7 @@ class SequencerCore:
             return ()
         store = self._stores[self.chain.current.term, log]
         sealed = store.phase is not Phase.OPEN
-        return (Send(sender, TellTail(request, store.term, log, store.durable_until, sealed)),)
+        return (Send(sender, TellTail(request, store.term, log, self.incarnation, store.durable_until, sealed)),)
 
     # changing terms
 
@@ -355,7 +369,7 @@ class SequencerCore:
             return ()
         # Before the first entry may leave, the disk must know that this node has led the term: a restart loses what
         # was sent, and a second value for an index is the one thing that must never be.
-        return (Store([Put(led_key(view.term), b"led")], then=(Send(self.node, _Lead(view)),)),)
+        return (Store([Put(led_key(view.term), b"led")], then=(Send(self.node, _Lead(view)),), is_vote=True),)
 
     def _lead(self, view: View) -> None:
         if view.term != self.chain.current.term:
@@ -372,7 +386,7 @@ class SequencerCore:
             store.seal()
         last_time_us = max(store.last_time_us for store in stores)
         sealed = Sealed(term, self.incarnation, tuple(store.length for store in stores), last_time_us)
-        return (Store([Put(seal_key(term), b"sealed")], then=(Send(sender, sealed),)),)
+        return (Store([Put(seal_key(term), b"sealed")], then=(Send(sender, sealed),), is_vote=True),)
 
     def _complete(self, sender: NodeId, message: Complete) -> Iterable[Effect]:
         store = self._stores.get((message.term, message.log))

@@ -37,6 +37,7 @@ from boki.messages import (
     FetchBatches,
     FetchView,
     Holding,
+    IndexSaved,
     InstallView,
     Metalog,
     ShardProgress,
@@ -70,6 +71,13 @@ class _Question:
     message: FetchBatches
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """To itself: the disk has these shards until there."""
+
+    shards: tuple[tuple[ShardKey, int], ...]
+
+
 class StorageCore:
     """One storage node. `disk` is what is on its disk at the start; `incarnation` names that disk's life."""
 
@@ -82,14 +90,15 @@ class StorageCore:
         state = msgspec.msgpack.decode(stored, type=Checkpoint) if stored is not None else Checkpoint()
         self.follower = MetalogFollower(state.applied)
         self.floors = Floors(state.floors)
-        self.sweep = Sweep(self.floors, self._seqnum_of)
+        self.sweep = Sweep(self.floors, self._seqnum_of, self._is_saved, state.waits_below)
+        self._saved: dict[NodeId, IndexSaved] = {}
         self._applied: Positions = dict(state.applied)
         self._next_seqnums: dict[LogId, int] = dict(state.next_seqnums)
         self._shards: dict[ShardKey, Shard] = {}
         for row in state.shards:
             shard = self._shards[row.key] = Shard(row.stored_until)
             shard.order = ShardOrder(row.ordered_until, row.runs)
-            shard.engine, shard.replicas, shard.is_closed = row.engine, row.replicas, row.is_closed
+            shard.engine, shard.replicas = row.engine, row.replicas
         first_term = max((split_position(position)[0] for position in state.applied.values()), default=0)
         for key in list(find_shards(disk, first_term, self._shards)):
             if key[0] >= first_term:
@@ -114,9 +123,15 @@ class StorageCore:
             case Loaded(_Question() as question, rows, error):
                 return self._answer(question, rows, error)
             case Loaded(SweepStep(), rows, error):
-                return self.sweep.advance(rows, error)
-            case BatchesFetched(_, _, batches):
-                return [effect for batch in batches for effect in self._store(batch, None)]
+                return self._free(*self.sweep.advance(rows, error))
+            case _Written(written):
+                for key, until in written:
+                    self._shards[key].written_until = max(self._shards[key].written_until, until)
+            case IndexSaved():
+                self._saved[sender] = message
+                self.sweep.look_again()
+            case BatchesFetched():
+                return self._take_fetched(message)
             case InstallView(views):
                 self.follower.install(views)
             case DiskRoom():
@@ -128,8 +143,9 @@ class StorageCore:
         effects: list[Effect] = []
         self._follow()
         if self._puts or self._reports:
+            written = _Written(tuple((key, self._shards[key].stored_until) for key in self._reports))
             reports = [effect for key in sorted(self._reports) for effect in self._report(key)]
-            effects.append(Store(self._puts, then=reports))
+            effects.append(Store(self._puts, then=(*reports, Send(self.node, written))))
             self._puts, self._reports = [], set()
         effects += [Send(to, fetch) for to, fetch in self.follower.fetches(now_us)]
         return effects
@@ -174,6 +190,35 @@ class StorageCore:
         shard.add(header.first_lid, header.until_lid)
         self._puts.append(Put(batch_key(key, header.first_lid), batch))
         return ()
+
+    def _take_fetched(self, message: BatchesFetched) -> Iterable[Effect]:
+        """What a fellow replica gave for a gap. What it has freed will come from nobody: the gap ends there."""
+        key = (message.term, message.log, message.shard)
+        shard = self._shards.get(key)
+        if (
+            shard is not None
+            and message.holding is Holding.FREED
+            and message.first_lid <= shard.stored_until < message.freed_until
+        ):
+            shard.add(shard.stored_until, message.freed_until)
+            self._reports.add(key)
+        return [effect for batch in message.batches for effect in self._store(batch, None)]
+
+    def _free(self, effects: list[Effect], has_deleted: bool) -> Iterable[Effect]:
+        """Carry out a step of the sweep. A checkpoint goes with deletions: a restart must not take them for gaps."""
+        for effect in effects:
+            if isinstance(effect, Store) and has_deleted:
+                yield Store([*effect.writes, *self.checkpoint().writes])
+            else:
+                yield effect
+
+    def _is_saved(self, key: ShardKey, seqnum: int) -> bool:
+        """Whether no index will ever ask for that record again to apply the cut that ordered it."""
+        term, log, _ = key
+        return bool(self._saved) and all(
+            term < saved.term or (term == saved.term and seqnum < saved.next_seqnums.get(log, 0))
+            for saved in self._saved.values()
+        )
 
     def _report(self, key: ShardKey) -> Iterable[Effect]:
         term, log, number = key
@@ -223,8 +268,8 @@ class StorageCore:
             case OpenShard(number, engine, replicas):
                 shard = self._shards.setdefault((term, log, number), Shard())
                 shard.engine, shard.replicas = engine, replicas
-            case CloseShard(number):
-                self._shards.setdefault((term, log, number), Shard()).is_closed = True
+            case CloseShard():
+                pass  # what it orders no further, nobody sends any more
         self._next_seqnums[log] = tail
 
     def _finish_term(self, ended: int, view: View) -> None:
@@ -234,7 +279,6 @@ class StorageCore:
         self._unsaved_entries = _CHECKPOINT_ENTRIES
         for key, shard in self._shards.items():
             if key[0] == ended:
-                shard.is_closed = True
                 shard.islands.clear()
                 if shard.stored_until > shard.order.until_lid:
                     shard.stored_until = shard.order.until_lid
@@ -260,10 +304,10 @@ class StorageCore:
         """Save what was learnt from the metalogs. It rides behind the batches that it speaks of."""
         self._unsaved_entries = 0
         shards = [
-            ShardState(key, s.stored_until, s.order.until_lid, s.order.runs(), s.engine, s.replicas, s.is_closed)
+            ShardState(key, s.stored_until, s.order.until_lid, s.order.runs(), s.engine, s.replicas)
             for key, s in self._shards.items()
         ]
-        state = Checkpoint(self._applied, self._next_seqnums, shards, self.floors.rows())
+        state = Checkpoint(self._applied, self._next_seqnums, shards, self.floors.rows(), self.sweep.waits_below)
         return Store([Put(CHECKPOINT_KEY, msgspec.msgpack.encode(state))])
 
     # reading
@@ -280,21 +324,29 @@ class StorageCore:
         message = question.message
         batches: list[bytes] = []
         lid = message.first_lid
+        freed_until = 0
         for key, value in rows:
             try:
                 batch = Batch(value)
-                batch.verify()
+                if message.needs_payloads:
+                    batch.verify()
             except BokiError as failure:
                 number = split_batch_key(key)
                 place = f"batch {number[1]} of shard {number[0][2]}, term {message.term}, log {message.log}"
                 error = f"{self.node}: {place}: {failure}"
                 break
             if not batch.header.first_lid <= lid < batch.header.until_lid:
+                if not batches and batch.header.first_lid > lid:
+                    freed_until = batch.header.first_lid
                 break
             batches.append(value)
             lid = batch.header.until_lid
         holding = Holding.HAVE if batches else self._holding(message, error)
-        effects: list[Effect] = [Send(question.sender, BatchesFetched(message.request, holding, tuple(batches), error))]
+        if holding is Holding.FREED and not freed_until:
+            freed_until = min(message.until_lid, self._shards[message.term, message.log, message.shard].written_until)
+        asked = (message.request, message.term, message.log, message.shard, message.first_lid)
+        fetched = BatchesFetched(*asked, holding, tuple(batches), error, freed_until)
+        effects: list[Effect] = [Send(question.sender, fetched)]
         if error:
             effects.append(Trace(logging.ERROR, error))
         return effects
@@ -303,7 +355,7 @@ class StorageCore:
         shard = self._shards.get((message.term, message.log, message.shard))
         if error or shard is None:
             return Holding.UNKNOWN
-        if message.first_lid < shard.stored_until:
+        if message.first_lid < min(shard.written_until, shard.order.until_lid):
             return Holding.FREED
         if message.term < self.follower.term and message.first_lid >= shard.order.until_lid:
             return Holding.NEVER

@@ -41,18 +41,19 @@ class Shard:
     """One shard as this node has it.
 
     `stored_until`: it has given every record below to its disk (so that what it tells afterwards, it tells once they
-    are durable). `islands`: batches beyond a gap. `replicas` is empty until the shard's `OpenShard` has been applied.
+    are durable). `written_until`: every record below has reached it, so one that is missing there has been freed.
+    `islands`: batches beyond a gap. `replicas` is empty until the shard's `OpenShard` has been applied.
     """
 
-    __slots__ = ("engine", "gap_since", "is_closed", "islands", "order", "replicas", "stored_until")
+    __slots__ = ("engine", "gap_since", "islands", "order", "replicas", "stored_until", "written_until")
 
     def __init__(self, stored_until: int = 0) -> None:
         self.stored_until = stored_until
+        self.written_until = stored_until
         self.islands: dict[int, int] = {}
         self.order = ShardOrder()
         self.engine: NodeId | None = None
         self.replicas: tuple[NodeId, ...] = ()
-        self.is_closed = False
         self.gap_since = 0
 
     def has(self, first_lid: int, until_lid: int) -> bool:
@@ -78,7 +79,6 @@ class ShardState(msgspec.Struct, frozen=True, array_like=True):
     runs: list[tuple[int, int]]
     engine: NodeId | None
     replicas: tuple[NodeId, ...]
-    is_closed: bool
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +88,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     next_seqnums: dict[LogId, int] = {}
     shards: list[ShardState] = []
     floors: list[tuple[str, str | None, int]] = []
+    waits_below: int = 0
+    """See `boki.storage.sweep.Sweep.waits_below`."""
 
 
 def find_shards(disk: DiskReader, from_term: Term, known: Iterable[ShardKey]) -> Iterator[ShardKey]:
@@ -111,3 +113,4 @@ def recover_shard(disk: DiskReader, key: ShardKey, shard: Shard) -> None:
         header = read_header(value)
         if not shard.has(header.first_lid, header.until_lid):
             shard.add(header.first_lid, header.until_lid)
+    shard.written_until = shard.stored_until

@@ -26,6 +26,10 @@ class Broken(AssertionError):
     """A promise was broken."""
 
 
+class DidNotStart(Broken):
+    """The log did not come up at all."""
+
+
 class Ledger:
     """What was acknowledged and what was found, over all rounds."""
 
@@ -82,7 +86,7 @@ def play_round(ledger: Ledger, dice: Random, settings: dict[str, Any]) -> None:
         child.stdout.close()
         child.wait()
     if not is_ready and not kills_early:
-        raise Broken("the log did not start")
+        raise DidNotStart("the log did not start")
     if not is_ready:
         ledger.check(found, complete=False)
 

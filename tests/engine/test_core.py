@@ -407,7 +407,7 @@ def test_a_silent_replica_is_not_waited_for(cluster: Cluster) -> None:
 def test_a_late_answer_to_an_old_fetch_does_no_harm(cluster: Cluster) -> None:
     """Answers are matched by their request; strangers are dropped."""
     cluster.append("here")
-    cluster.tell("engine-1", BatchesFetched(4711, 1, ()), "storage-1")  # type: ignore[arg-type]
+    cluster.tell("engine-1", BatchesFetched(4711, 1, 0, 1, 0, 1, ()), "storage-1")  # type: ignore[arg-type]
     cluster.run()
     assert [text for _, text in cluster.read()] == ["here"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from boki.errors import DataLost
+from boki.errors import CorruptData
 from boki.gateway.config import Patience
 from boki.gateway.core import Budget
 from boki.log.limits import MIB, Limits
@@ -147,12 +147,12 @@ def test_an_error_on_the_way_is_the_last_event() -> None:
 
     async def scenario() -> None:
         async with serving() as (_, backend, http):
-            backend.failures.append(DataLost("gone"))
+            backend.failures.append(CorruptData("gone"))
             async with http.get(PATH) as response:
                 events = Events(response)
                 await events.next()
                 event = await events.next()
-                assert (event["event"], event["data"]["code"]) == ("error", "data_lost")
+                assert (event["event"], event["data"]["code"]) == ("error", "corrupt_data")
                 assert await events.next() == {}
 
     run(scenario())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boki.log.cuts import OrderTable, Piece, ShardOrder, pack_column, unpack_column
-from boki.log.ids import MAX_POSITION, make_seqnum
+from boki.log.ids import make_seqnum
 from boki.log.metalog import Cut
 
 TERM, LOG = 3, 2
@@ -152,15 +152,6 @@ def test_a_cut_that_cannot_follow_is_a_bug(cut: Cut, reason: str) -> None:
     table.apply_cut(Cut(10, ((5, 1),)))
     with pytest.raises(AssertionError, match=reason):
         table.apply_cut(cut)
-
-
-def test_a_log_says_when_it_needs_a_new_term() -> None:
-    """Long before its positions run out."""
-    table = OrderTable(TERM, LOG)
-    table.apply_cut(Cut(1, ((5, MAX_POSITION - (1 << 30)),)))
-    assert not table.is_nearly_full
-    table.apply_cut(Cut(1, ((5, MAX_POSITION - (1 << 30) + 1),)))
-    assert table.is_nearly_full
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations, product
 
-from boki.log.quorum import majority, quorum_reached, seal_quorum
+from boki.log.quorum import majority, quorum_reached
 
 SIZES = range(1, 6)
 
@@ -26,14 +26,3 @@ def test_what_a_quorum_has_reached_is_the_largest_position_that_so_many_members_
             held = [position for position in range(4) if sum(report >= position for report in reports) >= quorum]
             assert quorum_reached(reports, quorum) == max(held, default=0)
             assert quorum_reached(iter(reports), quorum) == max(held, default=0)
-
-
-def test_after_a_seal_no_write_quorum_of_unsealed_members_is_left() -> None:
-    """BookKeeper BP-46: with any fewer sealed, an old writer could still complete an append."""
-    for count in SIZES:
-        for write_quorum in range(1, count + 1):
-            members = set(range(count))
-            needed = seal_quorum(count, write_quorum)
-            for sealed in combinations(members, needed):
-                assert len(members - set(sealed)) < write_quorum
-            assert count - (needed - 1) >= write_quorum
