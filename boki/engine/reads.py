@@ -296,10 +296,10 @@ class Reads:
                 self._cache.add(fetch.seqnum + batch.header.first_lid - fetch.lid, batch)
             if self._cache.find(fetch.seqnum) is None:
                 size = len(batches[0].data)
-                error = Overloaded(
-                    f"record {fetch.seqnum} is in a batch of {size} bytes, too large for the record cache"
+                large = Overloaded(
+                    f"record {fetch.seqnum} is in a batch of {size} bytes: the record cache is too small"
                 )
-                return [self._finish(read, error) for read in fetch.reads if not read.is_done]
+                return [self._finish(read, large) for read in fetch.reads if not read.is_done]
             return [effect for read in fetch.reads for effect in self._try(read, now_us)]
         if message.holding is Holding.FREED:
             # Trimmed where the storage node is, not yet here: catch up, then say so.

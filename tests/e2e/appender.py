@@ -1,8 +1,9 @@
 """A process that keeps a log and appends to it until it is killed: `python -m tests.e2e.appender SETTINGS-JSON`.
 
 It speaks in lines on its standard output, each one system call: first `have BOOK SEQNUM ID` for every record that it
-finds, then `ready`, then `ack BOOK SEQNUM ID` for every append that has returned. With `forgetful`, its databases
-forget at a kill what no returned sync had covered; with `unsynced`, that role's databases are never synced at all.
+finds, then `ready`, then `ack BOOK SEQNUM ID` for every append that has returned; `trimming SEQNUM` before and
+`trimmed SEQNUM` after a trim of the book `trimmed`; `stopped` when it has stopped a node. With `forgetful`, its
+databases forget at a kill what no returned sync had covered; with `unsynced`, that role's are never synced at all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from boki.runtime.logbook import LogAccess, LogBook
 from tests.forgetful import ForgetfulDb
 
 BOOKS = ("one", "two", "three")
+TRIMMED = "trimmed"
 APPENDERS = 24
 
 
@@ -53,11 +55,24 @@ async def append_for_ever(log: LogBook, number: int, numbers: count[int], start:
                 say("ack", log.name, seqnum, name)
 
 
+async def append_and_trim(log: LogBook, start: int) -> None:
+    """A book that stays short, so that whole batches are freed between the others."""
+    for n in count():
+        seqnums = []
+        for i in range(5):
+            name = f"{start}-trim-{n}-{i}"
+            seqnums.append(await log.append(name.encode(), tags=["t"]))
+            say("ack", log.name, seqnums[-1], name)
+        say("trimming", seqnums[-1])
+        await log.trim(seqnums[-1])
+        say("trimmed", seqnums[-1])
+
+
 async def main(settings: dict[str, Any]) -> None:
     config = DevConfig(data=Path(settings["data"]), replicas=settings["replicas"], logs=settings["logs"])
     local = await LocalLog.start(config)
     access = LogAccess(local.port, AppendGatherer(local.port), Caller())
-    for name in BOOKS:
+    for name in (*BOOKS, TRIMMED):
         start = 0
         while (page := await access.logbook(name).read(start=start)).records:
             for record in page.records:
@@ -65,12 +80,18 @@ async def main(settings: dict[str, Any]) -> None:
             start = page.next_start
     say("ready")
     if settings.get("stop_node"):
-        asyncio.get_running_loop().call_later(0.05, local.stop_node, settings["stop_node"])
+        asyncio.get_running_loop().call_later(0.05, stop_node, local, settings["stop_node"])
     numbers = count()
     async with asyncio.TaskGroup() as group:
         for number in range(APPENDERS):
             log = access.logbook(BOOKS[number % len(BOOKS)])
             group.create_task(append_for_ever(log, number, numbers, settings["round"]))
+        group.create_task(append_and_trim(access.logbook(TRIMMED), settings["round"]))
+
+
+def stop_node(local: LocalLog, node: str) -> None:
+    local.stop_node(node)
+    say("stopped")
 
 
 def without_sync(role: str) -> None:
