@@ -40,3 +40,8 @@ def batch(
     """A batch of one chunk with one record for each `data`."""
     chunk = encode_chunk(book, [Group([(payload, tags)]) for payload in data])
     return encode_batch(term, 0, shard, first_lid, [(chunk, len(data))])
+
+
+def chunk_of(book: str, *data: bytes, tags: tuple[str, ...] = ()) -> bytes:
+    """A chunk with one record for each `data`."""
+    return encode_chunk(book, [Group([(payload, tags)]) for payload in data])

@@ -73,7 +73,10 @@ class LogService:
         task.add_done_callback(self._tasks.discard)
 
     def check_positions(self, positions: Positions) -> None:
-        """`InvalidArgument` if a position lies in a log or a term that does not exist."""
+        """`InvalidArgument` if a position lies where no log has come to: nobody has seen it, so nobody waits for it.
+
+        Positions are handed out by this engine only, after it has applied them.
+        """
         view = self._engine.follower.chain.current
         for log, position in positions.items():
             term, _ = split_position(position)
@@ -81,5 +84,10 @@ class LogService:
                 raise InvalidArgument(
                     f"Boki-Position names log {log} of term {term}; this system is in term {view.term} with "
                     f"{view.log_count} logs: it is not of this system",
+                    field="Boki-Position",
+                )
+            if position > self._engine.index.applied.get(log, 0):
+                raise InvalidArgument(
+                    f"Boki-Position is ahead of log {log}: no answer of this system ever carried it",
                     field="Boki-Position",
                 )
