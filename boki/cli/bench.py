@@ -81,7 +81,7 @@ def command(
 
 def _show(rows: list[Row], options: Options) -> None:
     system = options.url or f"{options.replicas} replica(s), {options.durability}"
-    columns = ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides"]
+    columns = ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides~"]
     title = f"{system}, {options.rounds} round(s) of {options.duration_s:g} s"
     print_table(columns, map(_cells, rows), title=title)
 

@@ -62,7 +62,7 @@ def books(
         )
         for book in found
     ]
-    print_table(["book", "records>", "size>", "last seqnum>", "last append (UTC)"], rows)
+    print_table(["book~", "records>", "size>", "last seqnum>", "last append (UTC)"], rows)
 
 
 @app.command()
@@ -120,7 +120,7 @@ def read(
                 records += page.records
         has_more = shown >= limit and bool(logbook.read(tag, start=start, stop=stop, limit=1).records)
     if not as_json:
-        print_table(["seqnum>", "time (UTC)", "tags", "data"], map(_cells, records))
+        print_table(["seqnum>", "time (UTC)", "tags~", "data~"], map(_cells, records))
     if has_more:
         errors().print(f"there are more: --start {start}, or a larger --limit", style="dim")
 
@@ -179,11 +179,14 @@ def _print_records(records: list[Record], *, as_json: bool) -> None:
         if as_json:
             print_json(record_json(record))
         else:
-            results().print("  ".join(_cells(record)), markup=False)
+            print(("  " if results().is_terminal else "\t").join(_cells(record)), flush=True)
 
 
 def _cells(record: Record) -> tuple[str, ...]:
-    return str(record.seqnum), time_text(record.time), ", ".join(record.tags), data_text(record.data)
+    """For a screen, data is cut to a line's length; in a pipe it is whole."""
+    tags = ", ".join(tag if tag.isprintable() else repr(tag) for tag in record.tags)
+    data = data_text(record.data, 80 if results().is_terminal else None)
+    return str(record.seqnum), time_text(record.time), tags, data
 
 
 def record_json(record: Record) -> dict[str, Any]:

@@ -15,17 +15,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-_PIPE_COLUMNS = 160
-
 
 @functools.cache
 def results() -> Console:
-    """The console on stdout. In a pipe, where nobody's screen limits it, lines may be long."""
-    import sys
-
+    """The console on stdout."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    return Console(highlight=False, soft_wrap=True)
 
 
 @functools.cache
@@ -42,20 +38,32 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """A table. Columns whose name ends in `>` are aligned to the right."""
+    """A table. Columns whose name ends in `>` are aligned to the right; only those that end in `~` may be wrapped.
+
+    In a pipe, where no screen limits a line, it is tab-separated lines under a line of names.
+    """
+    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    names = [column.rstrip(">~") for column in columns]
+    if not results().is_terminal:
+        for line in (names, *texts):
+            print("\t".join(line))
+        return
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
-    for column in columns:
+    for at, (name, column) in enumerate(zip(names, columns, strict=True)):
+        may_wrap = column.endswith("~")
         table.add_column(
-            column.removesuffix(">"),
+            name,
             justify="right" if column.endswith(">") else "left",
-            no_wrap=column != columns[-1],
+            no_wrap=not may_wrap,
+            min_width=1 if may_wrap else max(cell_len(text) for text in (name, *(row[at] for row in texts))),
             overflow="fold",
         )
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    for row in texts:
+        table.add_row(*map(Text, row))
     results().print(table)
 
 
@@ -83,20 +91,21 @@ def bytes_text(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TiB"
 
 
-def data_text(data: bytes, limit: int = 80) -> str:
-    r"""A record's data on one line: text if it is text, else Python's notation for bytes.
+def data_text(data: bytes, limit: int | None = 80) -> str:
+    r"""A record's data on one line: text if it is text, else Python's notation for bytes. `limit` None: all of it.
 
     >>> data_text(b'{"a": 1}'), data_text(b"\xff\x00"), data_text(b"x" * 9, limit=4)
     ('{"a": 1}', "b'\\xff\\x00'", 'xxxx… (9 B)')
     """
-    head = data[: 4 * limit]
+    head = data if limit is None else data[: 4 * limit]
     try:
         text = head.decode()
         text = text if text.isprintable() else repr(head)
     except UnicodeDecodeError:
         text = repr(head)
-    cut = len(text) > limit or len(data) > len(head)
-    return f"{text[:limit]}… ({bytes_text(len(data))})" if cut else text
+    if limit is None or (len(text) <= limit and len(data) == len(head)):
+        return text
+    return f"{text[:limit]}… ({bytes_text(len(data))})"
 
 
 def time_text(time_us: int) -> str:

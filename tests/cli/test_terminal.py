@@ -1,9 +1,12 @@
 """How results look: text for people, exact values for programs."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
+from boki.cli import terminal
 from boki.cli.log import record_json
 from boki.cli.terminal import data_text, print_json
 from boki.log.ids import MAX_SEQNUM
@@ -38,3 +41,31 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": "b\nc"})
     print_json({"é": 1})
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{"a": "b\nc"}, {"é": 1}]
+
+
+def test_a_table_in_a_pipe_is_tab_separated_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """No width cuts anything where a program reads."""
+    terminal.results.cache_clear()
+    terminal.print_table(["seqnum>", "tags~"], [(8796093022208, "t" * 300), (7, None)])
+    assert capsys.readouterr().out == f"seqnum\ttags\n8796093022208\t{'t' * 300}\n7\t\n"
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_on_a_screen_what_identifies_a_row_is_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Long tags wrap; the seqnum, the time and short data stand whole, however narrow the screen."""
+    output = io.StringIO()
+    screen = Console(file=output, force_terminal=True, width=width, color_system=None, soft_wrap=True)
+    monkeypatch.setattr(terminal, "results", lambda: screen)
+    row = (8796093022208, "2026-11-20 21:00:00.000001", ", ".join(f"some-long-tag-{n}" for n in range(15)), "data")
+    terminal.print_table(["seqnum>", "time (UTC)", "tags~", "data~"], [row])
+    text = output.getvalue()
+    assert "8796093022208" in text
+    assert "2026-11-20 21:00:00.000001" in text
+    if width == 80:
+        assert "data" in text.split("208", 1)[1].splitlines()[0]
+
+
+def test_data_is_whole_where_nothing_limits_it() -> None:
+    """In a pipe a program gets all of the record, still on one line."""
+    assert data_text(b"x" * 1_000, limit=None) == "x" * 1_000
+    assert "\n" not in data_text(b"a\nb\t" * 100, limit=None)
