@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import msgspec
 
 from boki.calls import FunctionInfo
+from boki.log.checks import check_seconds
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
 from boki.log.operations import BookInfo
@@ -183,7 +184,7 @@ class Client:
 
     async def invocation(self, invocation_id: str, *, wait_s: float = 0.0, result_type: Any = None) -> Invocation:
         """The state of a logged call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
-        until = monotonic() + wait_s
+        until = monotonic() + check_seconds(wait_s, "wait_s", positive=False)
         while True:
             poll_s = min(POLL_S, max(0.0, until - monotonic()))
             request = http_exchange.invocation_request(invocation_id, poll_s)
@@ -339,7 +340,7 @@ class BlockingClient:
 
     def invocation(self, invocation_id: str, *, wait_s: float = 0.0, result_type: Any = None) -> Invocation:
         """See `Client.invocation`."""
-        until = monotonic() + wait_s
+        until = monotonic() + check_seconds(wait_s, "wait_s", positive=False)
         while True:
             poll_s = min(POLL_S, max(0.0, until - monotonic()))
             request = http_exchange.invocation_request(invocation_id, poll_s)

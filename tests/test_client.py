@@ -11,7 +11,7 @@ import pytest
 
 from boki import Context, blocking, function
 from boki.calls import Outcome, Payload
-from boki.client import Client
+from boki.client import BlockingClient, Client
 from boki.errors import (
     BokiError,
     ConditionFailed,
@@ -382,6 +382,26 @@ def test_urls_that_are_none_are_refused_at_once(url: str) -> None:
     """With an example of one."""
     with pytest.raises(InvalidArgument, match=r"http://127\.0\.0\.1:8080"):
         Client(url)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 0.0])
+def test_times_that_are_none_are_refused_before_anything_is_sent(seconds: float) -> None:
+    """Both clients name the argument; nobody listens at the address, so that nothing can have been sent."""
+    nowhere = "http://127.0.0.1:9"
+    with BlockingClient(nowhere) as blocked, pytest.raises(InvalidArgument, match="timeout_s must be above 0"):
+        blocked.invoke("echo", timeout_s=seconds)
+
+    async def body() -> None:
+        async with Client(nowhere) as client:
+            with pytest.raises(InvalidArgument, match="timeout_s must be above 0"):
+                await client.invoke("echo", timeout_s=seconds)
+            if seconds:
+                with pytest.raises(InvalidArgument, match="delay_s"):
+                    await client.invoke_later("echo", delay_s=seconds)
+                with pytest.raises(InvalidArgument, match="wait_s"):
+                    await client.invocation("0" * 32, wait_s=seconds)
+
+    asyncio.run(body())
 
 
 def test_urls_may_have_a_path() -> None:

@@ -15,6 +15,7 @@ import typer
 from boki.calls import Encoding
 from boki.cli.connection import DEFAULT_URL, Token, Url, connect
 from boki.cli.terminal import results
+from boki.log.checks import check_seconds
 
 
 def command(
@@ -34,6 +35,9 @@ def command(
     """Call a function and print its result: text and bytes as they are, everything else as JSON."""
     if delay_s and not is_async:
         raise typer.BadParameter("a delay needs --async", param_hint="--delay-s")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "timeout_s", positive=True)
+    check_seconds(delay_s, "delay_s", positive=False)
     with connect(url, token) as client:
         takes = {info.name: info.payload_encoding for info in client.functions()}
         sent = () if payload is None else (as_value(_content(payload), takes.get(name, "text")),)

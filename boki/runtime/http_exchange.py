@@ -15,7 +15,7 @@ import msgspec
 
 from boki.calls import Encoding, Payload
 from boki.errors import BokiError, ConnectionLost, ErrorBody, InvalidArgument
-from boki.log.checks import check_book
+from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
 from boki.log.operations import Answer, Failure, Operation, Reply, Request
@@ -154,8 +154,9 @@ def call_request(
     if key is not None:
         headers[KEY] = check_key(key)
     if timeout_s is not None:
+        timeout_s = check_seconds(timeout_s, "timeout_s", positive=True)
         headers[TIMEOUT] = f"{timeout_s:.6f}"
-    delay = f"?delay_s={delay_s:.6f}" if delay_s else ""
+    delay = f"?delay_s={delay_s:.6f}" if check_seconds(delay_s, "delay_s", positive=False) else ""
     wait_s = min(MAX_TIMEOUT_S if timeout_s is None else timeout_s, MAX_TIMEOUT_S) + _MARGIN_S
     return Asked(HttpRequest("POST", f"{path}{quote(name, safe='')}{delay}", wait_s, headers, data.data), decode)
 

@@ -192,6 +192,10 @@ def test_a_function_that_raises_shows_its_type_message_and_place(url: str) -> No
         (["log", "trim", "orders", "soon", "--yes"], 2, "seqnum"),
         (["log", "read", "orders", "--limit", "0"], 2, "--limit"),
         (["invoke", "greet", "x", "--delay-s", "1"], 2, "--async"),
+        (["invoke", "greet", "x", "--async", "--delay-s", "inf"], 2, "delay_s"),
+        (["invoke", "greet", "x", "--timeout-s", "nan"], 2, "timeout_s"),
+        (["invoke", "greet", "x", "--timeout-s", "inf"], 2, "timeout_s"),
+        (["invoke", "greet", "x", "--timeout-s", "-1"], 2, "timeout_s"),
     ],
 )
 def test_mistakes_are_explained_without_a_traceback(url: str, words: list[str], code: int, hint: str) -> None:
