@@ -15,6 +15,7 @@ import msgspec
 
 from boki.calls import Encoding, Payload
 from boki.errors import ConfigError, InvalidArgument
+from boki.runtime.defaults import filler_for
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading JSON may raise: another type, no JSON, no UTF-8, nested too deep."""
@@ -140,6 +141,7 @@ class JsonCodec:
         try:
             self.schema: dict[str, Any] | None = msgspec.json.schema(annotation)
             self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(annotation)
+            self._fill = filler_for(annotation)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{what}: {annotation!r} cannot travel ({str(error).splitlines()[-1]}); annotate it with bytes, str, "
@@ -164,12 +166,16 @@ class JsonCodec:
         """See `ValueCodec`."""
         try:
             if payload.encoding == "text":
-                return msgspec.convert(_text(payload.data, what), self._annotation)
-            if payload.encoding == "json" or not payload.data:
-                return self._decoder.decode(payload.data or b"null")
+                value = msgspec.convert(_text(payload.data, what), self._annotation)
+            elif payload.encoding == "json" or not payload.data:
+                value = self._decoder.decode(payload.data or b"null")
+            else:
+                raise _not_json(what)
         except _UNREADABLE as error:
             raise _mismatch(what, error, payload) from None
-        raise _not_json(what)
+        if self._fill is not None:
+            self._fill(value)
+        return value
 
 
 class PydanticCodec:

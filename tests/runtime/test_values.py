@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -217,3 +217,37 @@ def test_pydantic_is_not_imported_unless_it_is_used() -> None:
         "assert 'pydantic' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int
+    unit: str = "mm"
+
+
+@dataclass(slots=True)
+class Slotted:
+    name: str = "s"
+
+
+@dataclass
+class Outer:
+    inner: Inner
+    many: list[Inner]
+    slotted: Slotted = field(default_factory=Slotted)
+    note: str = "none"
+
+
+def test_fields_that_were_left_out_come_back_with_their_defaults() -> None:
+    """A function that returns what it was given returns all of it, nested, frozen and slotted dataclasses too."""
+    codec = codec_for(Outer, "payload")
+    value = codec.decode(Payload("json", b'{"inner":{"size":1},"many":[{"size":2}]}'), "payload")
+    assert msgspec.json.decode(codec.encode(value, "result").data) == {
+        "inner": {"size": 1, "unit": "mm"},
+        "many": [{"size": 2, "unit": "mm"}],
+        "slotted": {"name": "s"},
+        "note": "none",
+    }
+    by_name = codec_for(dict[str, Inner], "payload")
+    value = by_name.decode(Payload("json", b'{"a":{"size":3}}'), "payload")
+    assert msgspec.json.decode(by_name.encode(value, "result").data) == {"a": {"size": 3, "unit": "mm"}}
