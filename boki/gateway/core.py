@@ -17,10 +17,12 @@ from boki.calls import Outcome
 from boki.effects import Answer
 from boki.errors import CallLost, DeadlineExceeded, Overloaded, Unavailable
 from boki.log.ids import NodeId
-from boki.log.limits import MIB
+from boki.log.limits import KIB, MIB
 from boki.log.operations import Failure
 
 RETRY_AFTER_S = 1
+STREAM_BYTES = 32 * KIB
+"""What a subscription counts as while it holds no records: its connection and its write buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ class Budget:
     streams: int = 1024
     """Subscriptions."""
     bytes_in_flight: int = 256 * MIB
-    """Bodies of calls and requests, together."""
+    """Bodies of calls and requests, and what subscriptions hold, together."""
+    stream_bytes: int = 128 * MIB
+    """What subscriptions may hold of these, together, so that readers who stall leave room for calls."""
     grace_us: int = 1_000_000
     """How long after a call's deadline its engine's answer is still waited for."""
 
@@ -61,6 +65,7 @@ class GatewayCore:
         self.is_draining = False
         self.request_count = 0
         self.stream_count = 0
+        self.stream_bytes = 0
         self.bytes_in_flight = 0
         self._engines: dict[NodeId, _Engine] = {}
         self._calls: dict[str, _Started] = {}
@@ -104,6 +109,7 @@ class GatewayCore:
                 retry_after_s=RETRY_AFTER_S,
                 limit=self.budget.calls,
             )
+        self._refuse_if_draining()
         if not self._engines:
             raise Unavailable("no engine is up", retry_after_s=RETRY_AFTER_S)
         self._take_bytes(size_bytes)
@@ -133,6 +139,7 @@ class GatewayCore:
                 retry_after_s=RETRY_AFTER_S,
                 limit=self.budget.requests,
             )
+        self._refuse_if_draining()
         self._take_bytes(size_bytes)
         self.request_count += 1
 
@@ -149,12 +156,31 @@ class GatewayCore:
                 retry_after_s=RETRY_AFTER_S,
                 limit=self.budget.streams,
             )
-        self._take_bytes(0)
+        self._refuse_if_draining()
+        self.hold_for_stream(STREAM_BYTES)
         self.stream_count += 1
 
     def end_stream(self) -> None:
         """A subscription that `begin_stream` let in has ended."""
+        self.release_for_stream(STREAM_BYTES)
         self.stream_count -= 1
+
+    def hold_for_stream(self, size_bytes: int) -> None:
+        """A subscription holds records that its reader has yet to take; `Overloaded` if there is no room for them."""
+        if self.stream_bytes + size_bytes > self.budget.stream_bytes:
+            raise Overloaded(
+                f"subscriptions hold {self.stream_bytes} of {self.budget.stream_bytes} bytes that their readers have "
+                f"not taken: {size_bytes} more do not fit now",
+                retry_after_s=RETRY_AFTER_S,
+                limit=self.budget.stream_bytes,
+            )
+        self._take_bytes(size_bytes)
+        self.stream_bytes += size_bytes
+
+    def release_for_stream(self, size_bytes: int) -> None:
+        """What `hold_for_stream` let in is taken, or its reader is gone."""
+        self.stream_bytes -= size_bytes
+        self.bytes_in_flight -= size_bytes
 
     def tick(self, now_us: int) -> list[Answer]:
         """Give up the calls whose engine should have answered by now."""
@@ -164,9 +190,11 @@ class GatewayCore:
             for token in [token for token, call in self._calls.items() if call.deadline_us < limit]
         ]
 
-    def _take_bytes(self, size_bytes: int) -> None:
+    def _refuse_if_draining(self) -> None:
         if self.is_draining:
             raise Unavailable("this gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+
+    def _take_bytes(self, size_bytes: int) -> None:
         if self.bytes_in_flight + size_bytes > self.budget.bytes_in_flight:
             raise Overloaded(
                 f"{self.bytes_in_flight} of {self.budget.bytes_in_flight} bytes are in flight: "

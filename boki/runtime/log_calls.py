@@ -260,6 +260,10 @@ class Cursor:
         self._next_start = found.next_start
         return page_of(found) if found.slabs else None
 
+    def go_back(self, next_start: int) -> None:
+        """Of the page that `take` gave, only the records below this seqnum were taken: the rest is read again."""
+        self._next_start = next_start
+
 
 # The book itself
 

@@ -11,10 +11,11 @@ import pytest
 
 from boki.errors import CorruptData
 from boki.gateway.config import Patience
-from boki.gateway.core import Budget
+from boki.gateway.core import STREAM_BYTES, Budget
+from boki.gateway.http.subscriptions import PAGE_BYTES
 from boki.log.limits import MIB, Limits
 from boki.log.operations import Read
-from tests.gateway.fake_backend import FakeBackend, refused, run, serving
+from tests.gateway.fake_backend import FakeBackend, refused, run, serving, turns_until
 from tests.gateway.strangers import Raw
 
 PATH = "/logbook/b/subscribe"
@@ -252,5 +253,65 @@ def test_a_drain_ends_subscriptions_so_that_readers_go_elsewhere() -> None:
             assert gateway.core.is_idle
             async with http.get(PATH) as second:
                 await refused(second, 503, "unavailable")
+
+    run(scenario())
+
+
+def test_what_stalled_readers_hold_is_counted_and_about_a_page_each() -> None:
+    """However large the book is; it is given back when they leave."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, http):
+            for _ in range(24):
+                async with http.post("/logbook/b/append_many", json={"records": [{"text": "x" * 9000}] * 100}) as added:
+                    assert added.status == 200
+            readers = [await Raw.open(gateway.port, limit=1024) for _ in range(3)]
+            for raw in readers:
+                await raw.send(f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            most = 3 * (PAGE_BYTES + STREAM_BYTES)
+            await turns_until(lambda: gateway.core.stream_bytes > most - 3 * 10_000)
+            assert gateway.core.stream_bytes <= most
+            async with http.get("/status") as response:
+                assert (await response.json())["gateway"]["bytes_in_flight"] == gateway.core.stream_bytes
+            reads = [read for read, _, _ in backend.operations if isinstance(read, Read) and read.book == "b"]
+            assert max(read.limit for read in reads) <= PAGE_BYTES // 9000
+            for raw in readers:
+                await raw.close()
+            await turns_until(lambda: gateway.core.bytes_in_flight == 0)
+
+    run(scenario())
+
+
+def test_pages_of_large_and_small_records_lose_none() -> None:
+    """What does not fit into a page comes with the next one."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            sizes = [1] * 60 + [400_000] * 5 + [1] * 90 + [100_000] * 10
+            for start in range(0, len(sizes), 2):
+                records = [{"text": "x" * size} for size in sizes[start : start + 2]]
+                async with http.post("/logbook/b/append_many", json={"records": records}) as response:
+                    assert response.status == 200
+            async with http.get(PATH, read_bufsize=1 << 20) as response:
+                assert [len(text) for text in await Events(response).texts(len(sizes))] == sizes
+
+    run(scenario())
+
+
+def test_beyond_the_budget_a_stream_ends_and_says_so() -> None:
+    """As an event if it is open already, as a 429 if not; calls have room of their own."""
+
+    async def scenario() -> None:
+        async with serving(budget=Budget(stream_bytes=STREAM_BYTES + 1000)) as (gateway, backend, http):
+            async with http.get(PATH) as response:
+                await backend.until_waiting()
+                async with http.get(PATH) as second:
+                    await refused(second, 429, "overloaded")
+                await append(http, "x" * 2000)
+                events = Events(response)
+                await events.next()
+                event = await events.next()
+                assert (event["event"], event["data"]["code"]) == ("error", "overloaded")
+            assert gateway.core.bytes_in_flight == 0
 
     run(scenario())

@@ -1,15 +1,19 @@
 """Subscriptions over HTTP: server-sent events, one per record, at the reader's own speed.
 
-One page is read, sent, and only then the next one is asked for, so a slow reader costs one page of memory; one that
-stalls is cut off. The event's id is the seqnum: a browser that reconnects says it in `Last-Event-ID`, and goes on after
-it. Records that a trim took away unread are told as an event `trimmed`, whose id lies before the next record, so that a
-reconnecting reader goes on there and is told once.
+One page is read, sent, and only then the next one is asked for, so a slow reader costs one page of memory, and the
+gateway's budget counts it; one that stalls is cut off. Pages are small: their `limit` grows from one record until a
+page has as many bytes as a stream may hold, and what is more than that is dropped and read again later.
+
+The event's id is the seqnum: a browser that reconnects says it in `Last-Event-ID`, and goes on after it. Records that a
+trim took away unread are told as an event `trimmed`, whose id lies before the next record, so that a reconnecting
+reader goes on there and is told once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from collections.abc import Sequence
+from typing import Final, Literal
 
 import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
@@ -22,11 +26,17 @@ from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.records import record_body
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book
+from boki.log.limits import KIB
 from boki.log.operations import Found
-from boki.log.record import Page
+from boki.log.record import Record
 from boki.runtime.deadline import Caller
 from boki.runtime.log_calls import Cursor
 from boki.runtime.logbook import LogAccess
+
+PAGE_BYTES: Final = 256 * KIB
+"""A page of events ends before the record that would cross this; a lone record may have more."""
+_PIECE_BYTES: Final = 64 * KIB
+_WRITE_BUFFER_BYTES: Final = 16 * KIB
 
 _HEARTBEAT = b": still here\n\n"
 _HEADERS = {
@@ -54,6 +64,8 @@ class Subscriptions:
         self._door.core.begin_stream()
         try:
             response = StreamResponse(headers=_HEADERS)
+            if request.transport is not None:
+                request.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
             await response.prepare(request)
             await self._send(request, response, b": boki\n\n")
             try:
@@ -73,20 +85,38 @@ class Subscriptions:
         )
 
     async def _follow(self, request: BaseRequest, response: StreamResponse, access: LogAccess, cursor: Cursor) -> None:
+        size = _PageSize()
         while request.transport is not None and not request.transport.is_closing():
-            read = cursor.read()
-            found = await access.ask(read, read.wait_us / 1e6)
-            assert isinstance(found, Found)
-            page = cursor.take(found)
-            if page is not None:
-                await self._send(request, response, _events(page))
-            elif read.wait_us:
-                await self._send(request, response, _HEARTBEAT)
+            await self._pass_on(request, response, await self._read(access, cursor, size))
+
+    async def _pass_on(self, request: BaseRequest, response: StreamResponse, events: bytes) -> None:
+        core = self._door.core
+        core.hold_for_stream(len(events))
+        try:
+            await self._send(request, response, events)
+        finally:
+            core.release_for_stream(len(events))
+
+    async def _read(self, access: LogAccess, cursor: Cursor, size: _PageSize) -> bytes:
+        """The next page as events. Nothing else of it is alive when this returns."""
+        read = cursor.read()
+        read = msgspec.structs.replace(read, limit=min(read.limit, size.limit))
+        found = await access.ask(read, read.wait_us / 1e6)
+        assert isinstance(found, Found)
+        page = cursor.take(found)
+        if page is None:
+            return _HEARTBEAT if read.wait_us else b""
+        events, count = _events(page.records)
+        if count < len(page.records):
+            cursor.go_back(page.records[count].seqnum)
+        size.learn(len(events), count)
+        return events
 
     async def _send(self, request: BaseRequest, response: StreamResponse, data: bytes) -> None:
         try:
             async with asyncio.timeout(self._door.config.patience.reader_s):
-                await response.write(data)
+                for start in range(0, len(data), _PIECE_BYTES):
+                    await response.write(memoryview(data)[start : start + _PIECE_BYTES])
         except TimeoutError:
             cut_off(request)
             raise ConnectionResetError("a subscriber does not read") from None
@@ -105,9 +135,27 @@ def _cursor(request: BaseRequest, book: str, caller: Caller) -> Cursor:
     return Cursor(book, values.get("tag"), start, "skip" if on_trimmed == "skip" else "raise", caller)
 
 
-def _events(page: Page) -> bytes:
-    """The page's records as events. JSON has no line breaks of its own, so each is one `data` line."""
-    return b"".join(b"id: %d\ndata: %b\n\n" % (record.seqnum, _encode(record_body(record))) for record in page.records)
+class _PageSize:
+    """How many records to ask for at once, so that their events are about `PAGE_BYTES`."""
+
+    def __init__(self) -> None:
+        self.limit = 1
+
+    def learn(self, size_bytes: int, count: int) -> None:
+        """The last page had so many bytes and records. It grows slowly, because the next records may be larger."""
+        fitting = PAGE_BYTES * count // size_bytes
+        self.limit = max(1, min(2 * max(self.limit, count), fitting))
+
+
+def _events(records: Sequence[Record]) -> tuple[bytes, int]:
+    """The first records as events, and how many. JSON has no line breaks of its own, so each is one `data` line."""
+    events = bytearray()
+    for count, record in enumerate(records):
+        event = b"id: %d\ndata: %b\n\n" % (record.seqnum, _encode(record_body(record)))
+        if count and len(events) + len(event) > PAGE_BYTES:
+            return bytes(events), count
+        events += event
+    return bytes(events), len(records)
 
 
 def _event(name: str, error: BokiError, last_id: int | None = None) -> bytes:
