@@ -21,7 +21,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 from prometheus_client import CollectorRegistry
 
 from boki.config import is_loopback
-from boki.errors import BokiError, Unauthorized
+from boki.errors import BokiError, Unauthorized, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
@@ -42,8 +42,6 @@ _log = logging.getLogger("boki.gateway")
 
 _FLUSH_S = 1.0
 """How long answers that are being sent may still take when it stops."""
-_ABANDON_S = 0.05
-"""The same if there are calls that have not ended within the drain: they are not waited for again."""
 
 
 class Gateway:
@@ -76,6 +74,8 @@ class Gateway:
             ]
         )
         self._answered = asyncio.Event()
+        self._under_way: set[asyncio.Task[object]] = set()
+        self._is_cut_off = False
         self._server: asyncio.Server | None = None
         self._connections: Connections | None = None
         for engine in backend.engines:
@@ -118,11 +118,13 @@ class Gateway:
         self._door.close()
 
     async def stop(self, drain_s: float = 10.0) -> None:
-        """Drain, wait for the calls in flight at most `drain_s`, then close every connection."""
+        """Drain, wait for what is in flight at most `drain_s`, answer the rest, then close every connection.
+
+        Until then it listens: probes learn that it lives and is not ready, and callers that they may come again.
+        """
         self.drain()
         if self._server is None or self._connections is None:
             return
-        self._server.close()
         try:
             async with asyncio.timeout(drain_s):
                 while not self.core.is_idle:
@@ -130,10 +132,18 @@ class Gateway:
                     await self._answered.wait()
         except TimeoutError:
             _log.warning("stopping with %d calls in flight: their outcome is unknown", self.core.call_count)
+        self._server.close()
+        self._cut_off()
         self._calls.stop()
         self._connections.pre_shutdown()
-        await self._connections.shutdown(_FLUSH_S if self.core.is_idle else _ABANDON_S)
+        await self._connections.shutdown(_FLUSH_S)
         await self._server.wait_closed()
+
+    def _cut_off(self) -> None:
+        """Nothing is waited for any longer: each handler answers that nobody knows how far its request came."""
+        self._is_cut_off = True
+        for task in list(self._under_way):
+            task.cancel()
 
     async def _handle(self, request: BaseRequest) -> StreamResponse:
         started_us = self._clock()
@@ -141,6 +151,9 @@ class Gateway:
         path = raw_path.partition("?")[0] if raw_path[:1] == "/" else request.rel_url.raw_path
         template = "none"
         function = ""
+        task = asyncio.current_task()
+        assert task is not None, "aiohttp runs handlers in tasks"
+        self._under_way.add(task)
         try:
             route, values = self._find(request, path)
             template = route.template
@@ -149,7 +162,14 @@ class Gateway:
             answer = await route.handler(request, *values)
         except BokiError as error:
             answer = refusal(error)
+        except asyncio.CancelledError:
+            if not self._is_cut_off or request.writer.output_size > 0:  # a client that left, or half an answer
+                raise
+            task.uncancel()
+            answer = refusal(Unavailable("this gateway has stopped before the end was known", outcome="unknown"))
+            answer.force_close()
         finally:
+            self._under_way.discard(task)
             if self.core.is_draining:
                 self._answered.set()
         code = answer.code if isinstance(answer, Refusal) else "ok"
