@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -53,16 +53,41 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return []
 
 
+Host = Annotated[str, Meta(description="Address to listen on. Others than this machine's own need a token.")]
+Port = Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0: any free one.")]
+Token = Annotated[str, Meta(description="Bearer token that every request must carry; empty: none.")]
+
+
+class Address(Config, frozen=True, kw_only=True):
+    """Where a system listens, as its clients on the same configuration need it."""
+
+    host: Host = "127.0.0.1"
+    port: Port = 8080
+    token: Token = ""
+
+    @property
+    def url(self) -> str:
+        """Where to reach it. `ConfigError` if only the system itself knows its port."""
+        if not self.port:
+            raise ConfigError("the port is 0, which is any free one: say with --url where the system listens")
+        # A server that listens on all addresses also listens on this machine's own.
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        try:
+            if ipaddress.ip_address(self.host).is_unspecified:
+                host = "[::1]" if ":" in self.host else "127.0.0.1"
+        except ValueError:
+            pass  # a name
+        return f"http://{host}:{self.port}"
+
+
 class DevConfig(Config, frozen=True, kw_only=True):
     """`boki dev`: every role in one process, worker processes beside it."""
 
     data: Annotated[Path, Meta(description="Directory that holds all data; made if it is not there.")] = Path(".boki")
     functions: Annotated[Path, Meta(description="Folder whose modules register functions.")] = Path("functions")
-    host: Annotated[str, Meta(description="Address to listen on. Others than this machine's own need a token.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0: any free one.")] = 8080
-    token: Annotated[str, Meta(description="Bearer token that every request must carry; empty: none.")] = ""
+    host: Host = "127.0.0.1"
+    port: Port = 8080
+    token: Token = ""
     insecure: Annotated[bool, Meta(description="Listen on any address without a token.")] = False
     replicas: Annotated[int, Meta(ge=1, le=15, description="Storage nodes, each with its own directory and fsync.")] = 1
     write_quorum: Annotated[
@@ -183,24 +208,30 @@ class _Given:
 
 
 def load(
-    kind: type[ConfigType], *, flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+    kind: type[ConfigType],
+    *,
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: Path | None = None,
+    allow_others: bool = False,
 ) -> ConfigType:
     """Flags (None: not given) over `BOKI_*` variables over the TOML file over defaults.
 
     Without `file`, the one that `BOKI_CONFIG` names is read, else `boki.toml` if it is there. Paths in a file are
-    relative to that file. `ConfigError` lists every unknown key (with the allowed ones) and every refused value.
+    relative to that file. `ConfigError` lists every unknown key (with the allowed ones) and every refused value;
+    `allow_others`: unknown keys are left to whoever knows them.
     """
     known = {setting.name: setting for setting in settings(kind)}
     problems: list[str] = []
     given: dict[str, _Given] = {}
     for item in (
         *_from_file(known, file or _default_file(environment), problems),
-        *_from_environment(known, environment, problems),
+        *_from_environment(known, environment, None if allow_others else problems),
         *(_Given(name, value, flag(name), True) for name, value in flags.items() if value is not None),
     ):
         if item.name in known:
             given[item.name] = item
-        else:
+        elif not allow_others:
             problems.append(_unknown(item.name, item.origin, known))
     values: dict[str, Any] = {}
     for item in given.values():
@@ -209,7 +240,8 @@ def load(
                 item.value, known[item.name].type, strict=not item.is_text, dec_hook=_to_path
             )
         except msgspec.ValidationError as error:
-            expected = _lower(error).removesuffix(", got str") if item.is_text else _lower(error)
+            expected = _expected(known[item.name].type, error)
+            expected = expected.removesuffix(", got str") if item.is_text else expected
             problems.append(f"{item.name} = {item.value!r} ({item.origin}): {expected}")
     # The good values are tried even if there were bad ones, to find what is wrong between them too.
     config = _build(kind, values, problems)
@@ -272,21 +304,24 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _from_environment(
-    known: Mapping[str, Setting], environment: Mapping[str, str], problems: list[str]
+    known: Mapping[str, Setting], environment: Mapping[str, str], problems: list[str] | None
 ) -> Iterator[_Given]:
+    """`problems`: where variables that nobody knows are told, if they are."""
     names = {setting.variable: name for name, setting in known.items()}
     for variable, value in environment.items():
         if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES:
             continue
         if variable in names:
             yield _Given(names[variable], value, variable, True)
-        else:
+        elif problems is not None:
             problems.append(_unknown(variable, "the environment", names))
 
 
 def _unknown(name: str, origin: str, allowed: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, allowed, n=1)
-    guess = f"; did you mean {near[0]}?" if near else "."
+    # What all names share says nothing about which one was meant.
+    bare = {known.removeprefix(ENV_PREFIX): known for known in allowed}
+    near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), bare, n=1, cutoff=0.75)
+    guess = f"; did you mean {bare[near[0]]}?" if near else "."
     return f"unknown setting {name} ({origin}){guess} Allowed: {', '.join(sorted(allowed))}"
 
 
@@ -316,7 +351,7 @@ def _field_problem(name: str, value: Any, kind: Any) -> str:
     try:
         msgspec.convert(msgspec.to_builtins(value, enc_hook=str), kind, dec_hook=_to_path)
     except msgspec.ValidationError as error:
-        return f"{name} = {value!r}: {_lower(error)}"
+        return f"{name} = {value!r}: {_expected(kind, error)}"
     return ""
 
 
@@ -330,7 +365,11 @@ def _to_path(kind: type[Any], value: Any) -> Any:
     raise msgspec.ValidationError(f"Expected a path, got {type(value).__name__}")
 
 
-def _lower(error: Exception) -> str:
+def _expected(kind: Any, error: Exception) -> str:
+    """What is wrong with a value of that type; a choice is told with what there is to choose from."""
+    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if get_origin(bare) is Literal:
+        return f"expected {' or '.join(get_args(bare))}"
     text = str(error).replace("`", "")
     return text[:1].lower() + text[1:]
 

@@ -93,6 +93,21 @@ def test_an_unknown_setting_is_refused_with_the_allowed_ones_and_a_guess(tmp_pat
         assert "write_quorum" in problem.lower()
 
 
+def test_a_guess_is_only_made_if_it_is_close(tmp_path: Path) -> None:
+    """What all names share does not make two of them alike."""
+    for problems in (refusal(environment={"BOKI_FOO": "1"}), refusal(file=write(tmp_path, "foo = 1\n"))):
+        assert "did you mean" not in problems[0]
+        assert "Allowed" in problems[0]
+    assert "did you mean BOKI_DURABILITY?" in refusal(environment={"BOKI_DURABILTY": "fsync"})[0]
+
+
+def test_a_choice_is_told_with_what_there_is_to_choose_from() -> None:
+    """Nobody has to look it up."""
+    assert "expected fsync or memory" in refusal(flags={"durability": "none"})[0]
+    with pytest.raises(ConfigError, match="expected console or json"):
+        DevConfig(log_format="xml")  # type: ignore[arg-type]
+
+
 def test_a_table_where_a_value_is_due_is_refused(tmp_path: Path) -> None:
     """The file's shape is checked, not only its leaves."""
     assert refusal(file=write(tmp_path, "limits = 3\n"))

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from boki.calls import ModuleInfo
+from boki.cli.connection import needed_flags
 from boki.cli.terminal import results
 from boki.config import DevConfig, LogFormat
 from boki.runtime.frames import ConsoleLine
@@ -51,12 +52,7 @@ class Screen:
         console.print(f"  data       {config.data.resolve()}", markup=False)
         console.print(f"  log        {_log_text(config)}", markup=False)
         self._modules(config, modules)
-        if functions:
-            console.print(
-                f"Try: boki invoke {functions[0]} …   boki log books   boki status", style="dim", markup=False
-            )
-        else:
-            console.print("Try: boki new hello && cd hello && boki dev", style="dim", markup=False)
+        console.print(_hint(modules, needed_flags(url, config.token)), style="dim", markup=False)
 
     def _modules(self, config: DevConfig, modules: Sequence[ModuleInfo]) -> None:
         console = results()
@@ -121,6 +117,17 @@ class _ScreenHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
         self._screen.event("log", self.format(record), record.levelno, logger=record.name)
+
+
+def _hint(modules: Sequence[ModuleInfo], flags: str) -> str:
+    """Commands that work as they stand here; a function is among them if it is known what it takes."""
+    functions = [function for module in modules for function in module.functions]
+    if not functions:
+        return "Try: boki new hello && cd hello && boki dev"
+    tries = [f"boki log books{flags}", f"boki status{flags}"]
+    if simple := sorted(function.name for function in functions if function.payload_encoding == "text"):
+        tries.insert(0, f"boki invoke {simple[0]} Ada{flags}")
+    return f"Try: {'   '.join(tries)}"
 
 
 def _log_text(config: DevConfig) -> str:

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from boki.calls import Encoding
-from boki.cli.connection import DEFAULT_URL, Token, Url, connect
+from boki.cli.connection import Token, Url, connect
 from boki.cli.terminal import results
 from boki.log.checks import check_seconds
 
@@ -29,7 +29,7 @@ def command(
     is_async: Annotated[bool, typer.Option("--async", help="Log the call, print its id, do not wait.")] = False,
     delay_s: Annotated[float, typer.Option(help="With --async: run it after so many seconds.")] = 0.0,
     timeout_s: Annotated[float | None, typer.Option(help="Give up after so many seconds.")] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     token: Token = "",
 ) -> None:
     """Call a function and print its result: text and bytes as they are, everything else as JSON."""

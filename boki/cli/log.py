@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from boki.cli.connection import DEFAULT_URL, AsJson, Token, Url, connect
+from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.terminal import bytes_text, data_text, errors, print_json, print_table, results, time_text
 from boki.errors import InvalidArgument
 from boki.log.ids import MAX_SEQNUM
@@ -29,7 +29,7 @@ PAGE_RECORDS = 1_000
 def books(
     prefix: Annotated[str, typer.Option(help="Only names that start with this.")] = "",
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     token: Token = "",
 ) -> None:
     """List the LogBooks that have records."""
@@ -73,7 +73,7 @@ def append(
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same key appends once.")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line of the data becomes a record.")] = False,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     token: Token = "",
 ) -> None:
     """Append a record, and print its seqnum once it is durable."""
@@ -100,7 +100,7 @@ def read(
     stop: Annotated[int | None, typer.Option(help="The seqnum to stop before.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many records at most.")] = 100,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     token: Token = "",
 ) -> None:
     """Print records from the start on."""
@@ -132,7 +132,7 @@ def tail(
     last: Annotated[int, typer.Option("--last", "-n", min=0, help="Begin with so many that are there.")] = 10,
     follow: Annotated[bool, typer.Option(help="Go on with records as they come, until Ctrl-C.")] = True,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     token: Token = "",
 ) -> None:
     """Print the last records, and those to come."""
@@ -157,7 +157,7 @@ def trim(
     before: Annotated[str, typer.Argument(help="Take away records with a smaller seqnum; `end`: all there are now.")],
     tag: Tag = None,
     sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     token: Token = "",
 ) -> None:
     """Take old records away, for good."""

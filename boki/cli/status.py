@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from boki.cli.connection import DEFAULT_URL, AsJson, Token, Url, connect
+from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.terminal import bytes_text, errors, print_json, print_table, results
 
 
-def command(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = "") -> None:
+def command(as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
     """Show what is up, how far the logs are, and which functions there are."""
     with connect(url, token) as client:
         status = client.status()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -48,7 +49,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("BOKI_")},
+            env=without_settings(),
         )
         assert self.process.stdout is not None
         self.lines: Iterator[str] = iter(self.process.stdout)
@@ -77,6 +78,11 @@ class Running:
         return found
 
 
+def without_settings() -> dict[str, str]:
+    """The environment as a user's is who has set nothing."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("BOKI_")}
+
+
 def post(url: str, body: str) -> str:
     with urllib.request.urlopen(url, data=body.encode(), timeout=30) as answer:
         return str(answer.read().decode())
@@ -94,13 +100,18 @@ def test_the_start_is_announced_and_functions_speak_as_json(tmp_path: Path) -> N
 
 
 def test_the_start_screen_says_where_it_listens_and_what_is_broken(tmp_path: Path) -> None:
-    """For people: address, data, functions, and the broken module with file and line."""
+    """For people: address, data, functions, the broken module with file and line, and commands that work as printed."""
     with Running(tmp_path) as running:
         assert "http://127.0.0.1:" in running.until("listening")
         assert str(tmp_path / ".boki") in running.until("data")
         assert "greet, linger" in running.until("app:")
         running.until("broken is broken")
         assert "no_such_module" in running.until("broken.py:2")
+        tries = running.until("Try: ").removeprefix("Try: ").split("   ")
+        assert [words.split()[:2] for words in tries] == [["boki", "invoke"], ["boki", "log"], ["boki", "status"]]
+        for words in tries:
+            boki = [sys.executable, "-m", *shlex.split(words)]
+            subprocess.run(boki, cwd=tmp_path, env=without_settings(), check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
