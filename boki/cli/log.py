@@ -6,8 +6,9 @@ With `--json`, seqnums are strings, as over HTTP: they have 63 bits, and most JS
 from __future__ import annotations
 
 import base64
+import difflib
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,12 +18,17 @@ from boki.errors import InvalidArgument
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
 
+if TYPE_CHECKING:
+    from boki.client import BlockingClient
+
 app = typer.Typer(help="Read, follow, append to and trim LogBooks.", no_args_is_help=True, rich_markup_mode=None)
 
 Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
 
 PAGE_RECORDS = 1_000
+MAX_NAMES = 10_000
+"""So many books are looked through for a name that is close to a wrong one."""
 
 
 @app.command()
@@ -118,8 +124,10 @@ def read(
                 _print_records(page.records, as_json=True)
             else:
                 records += page.records
+        if not shown:
+            _say_if_missing(client, book)
         has_more = shown >= limit and bool(logbook.read(tag, start=start, stop=stop, limit=1).records)
-    if not as_json:
+    if records:
         print_table(["seqnum>", "time (UTC)", "tags~", "data~"], map(_cells, records))
     if has_more:
         errors().print(f"there are more: --start {start}, or a larger --limit", style="dim")
@@ -141,6 +149,8 @@ def tail(
         records: list[Record] = []
         newest = logbook.check_tail(tag, fresh=True)
         at = newest
+        if newest is None:
+            _say_if_missing(client, book)
         while at is not None and len(records) < last:
             records.append(at)
             at = logbook.read_prev(tag, max_seqnum=at.seqnum - 1) if at.seqnum else None
@@ -172,6 +182,19 @@ def trim(
     with connect(url, token) as client:
         client.logbook(book).trim(seqnum, tag=tag)
     errors().print(f"gone: {what}")
+
+
+def _say_if_missing(client: BlockingClient, book: str) -> None:
+    """Nothing was found: is it the right book? No failure, because a book without records may have been trimmed."""
+    if any(info.name == book for info in client.books(book, limit=1)):
+        errors().print(f"no such records in {book}", style="dim", markup=False)
+        return
+    names: list[str] = []
+    while len(names) < MAX_NAMES and (page := client.books(after=names[-1] if names else "", limit=PAGE_RECORDS)):
+        names += [info.name for info in page]
+    close = difflib.get_close_matches(book, names, n=3)
+    remedy = f"did you mean {' or '.join(close)}?" if close else "`boki log books` lists those that have"
+    errors().print(f"there is no book {book} that has records: {remedy}", markup=False)
 
 
 def _print_records(records: list[Record], *, as_json: bool) -> None:

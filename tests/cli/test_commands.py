@@ -149,6 +149,18 @@ def test_a_page_that_is_not_all_says_where_to_go_on(url: str) -> None:
     assert "more" not in rest.stderr
 
 
+def test_a_book_that_is_not_there_is_told_with_close_names(url: str) -> None:
+    """On stderr, where it spoils no pipe; a book that only has no such records is told apart."""
+    good(url, "log", "append", "invoices", "1", "--tag", "a")
+    for words in (["read", "invoises"], ["tail", "invoises", "--no-follow"], ["read", "invoises", "--json"]):
+        done = run(url, "log", *words)
+        assert (done.exit_code, done.stdout) == (0, "")
+        assert "no book invoises" in done.stderr
+        assert "invoices" in done.stderr
+    assert "boki log books" in run(url, "log", "read", "zzzzzz").stderr
+    assert "no such records in invoices" in run(url, "log", "read", "invoices", "--tag", "b").stderr
+
+
 def test_tail_follows_what_comes(url: str) -> None:
     """Records show up as they are appended; the reader is a process of its own, as a user's is."""
     good(url, "log", "append", "followed", "one")
