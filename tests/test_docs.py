@@ -3,9 +3,13 @@
 import ast
 import asyncio
 import inspect
+import os
 import re
 import shlex
+import subprocess
+import sys
 import types
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +130,33 @@ def test_a_command_with_an_unknown_flag_is_found() -> None:
 def test_the_readme_has_exactly_two_set_up_commands() -> None:
     """One to see it work, one to test it."""
     lines = [line for block in snippets(ROOT / "README.md", "console") for line in block.splitlines() if "pip " in line]
-    assert lines == ["pip install '.[demo]' && boki demo", "pip install '.[dev]' && pytest"]
+    set_up = ["pip install '.[demo]' && boki demo", "pip install '.[dev]' && pytest"]
+    assert [line for line in lines if "'" in line] == set_up
+    assert [line for line in lines if "'" not in line] == ["pip install pytest && pytest"]  # in a project of `boki new`
+
+
+def test_the_first_function_does_what_the_readme_says(tmp_path: Path) -> None:
+    """It is the one that `boki new` makes, and each command with a comment prints what the comment says."""
+    template = ROOT / "boki/cli/template"
+    first = snippets(ROOT / "README.md", "python")[0]
+    assert first == "# functions/hello.py\n" + (template / "functions/hello.py").read_text(encoding="utf-8")
+    lines = "".join(snippets(ROOT / "README.md", "console")).splitlines()
+    said = dict(line.split("#", 1) for line in lines if "#" in line)
+    config = DevConfig(data=tmp_path, functions=template / "functions", port=0, reload=False)
+    with Child(config).start() as child:
+        for line, expected in said.items():
+            words = shlex.split(line.replace(DOCUMENTED_URL, child.url))
+            if words[:2] == ["curl", "-d"]:
+                with urllib.request.urlopen(words[3], data=words[2].encode(), timeout=30) as answer:
+                    printed = answer.read().decode()
+            else:
+                environment = os.environ | {"BOKI_URL": child.url}
+                printed = subprocess.check_output([sys.executable, "-m", *words], env=environment, text=True).strip()
+            if words[1:3] == ["log", "read"]:
+                assert printed.endswith("\tguest:Ada\tAda")
+            else:
+                assert printed == expected.strip()
+    assert len(said) == 3
 
 
 def test_every_setting_is_listed_with_its_flag_and_variable() -> None:

@@ -20,9 +20,14 @@ def command(
 ) -> None:
     """Make a small project: one function, one test, one configuration file."""
     folder = create(Path(name))
-    results().print(
-        f"Made {folder}. Next:\n\n  cd {folder}\n  pytest\n  boki dev\n  boki invoke greet Ada", markup=False
+    steps = (
+        f"cd {folder}",
+        "pip install pytest && pytest",
+        "boki dev",
+        "boki invoke greet Ada             (in a second terminal, in the same folder)",
+        "boki log read guests --tag guest:Ada",
     )
+    results().print(f"Made {folder}. Next:\n\n  " + "\n  ".join(steps), markup=False)
 
 
 def create(folder: Path) -> Path:

@@ -19,6 +19,7 @@ def test_the_new_project_passes_its_own_test(tmp_path: Path, monkeypatch: pytest
     done = CliRunner().invoke(app, ["new", "guestbook"])
     assert done.exit_code == 0, done.output
     assert "boki dev" in done.output
+    assert "pip install pytest && pytest" in done.output
     project = tmp_path / "guestbook"
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
@@ -46,6 +47,7 @@ def test_the_new_project_is_complete_and_named(tmp_path: Path) -> None:
     }
     assert not any(PLACEHOLDER in path.read_text() for path in project.rglob("*") if path.is_file())
     assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "my-app"
+    assert tomllib.loads((project / "pyproject.toml").read_text())["dependency-groups"]["dev"] == ["pytest"]
     config = load(DevConfig, flags={}, environment={}, file=project / "boki.toml")
     assert config.functions == project / "functions"
 
