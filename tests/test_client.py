@@ -155,6 +155,21 @@ def test_a_key_runs_a_function_once() -> None:
     run(scenario())
 
 
+def test_seqnums_in_errors_of_calls_are_numbers_again() -> None:
+    """They are strings only while they travel as JSON; other digits stay what they are."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, http), Client(gateway.url) as client:
+            backend.refusal = Trimmed("gone", next_seqnum=1 << 62, tag="5")
+            async with http.post("/function/echo") as response:
+                assert (await response.json())["details"] == {"next_seqnum": str(1 << 62), "tag": "5"}
+            with pytest.raises(Trimmed) as caught:
+                await client.invoke("echo", 1)
+            assert caught.value.details == {"next_seqnum": 1 << 62, "tag": "5"}
+
+    run(scenario())
+
+
 # LogBooks
 
 

@@ -52,6 +52,7 @@ MAX_TIMEOUT_S: Final = 24 * 3600.0
 _MARGIN_S: Final = 2.0
 """The gateway answers at the deadline; its client waits so much longer for that answer."""
 
+_SEQNUM: Final = re.compile(r"[0-9]{1,19}")
 _KEY: Final = re.compile(r"[ -~]{1,255}")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _reply_decoder: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)
@@ -249,19 +250,40 @@ def invocation_answer(answer: HttpAnswer, result_type: Any) -> Invocation:
         body["result"] = msgspec.convert(encoded, bytes)
     if result_type is not None and "result" in body:
         body["result"] = msgspec.convert(body["result"], result_type)
-    return Invocation(**body, error=None if error is None else BokiError.from_body(msgspec.convert(error, ErrorBody)))
+    return Invocation(**body, error=None if error is None else _told(msgspec.convert(error, ErrorBody)))
 
 
 def error_of(answer: HttpAnswer) -> BokiError:
     """The error that an answer tells."""
     try:
-        return BokiError.from_body(_error_decoder.decode(answer.body))
+        return _told(_error_decoder.decode(answer.body))
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     what = f"status {answer.status} and {answer.body[:80]!r}, which is no answer of a Boki gateway"
     if answer.status >= 500:
         return ConnectionLost(f"{what}; is a proxy in between?")
     return BokiError(f"{what}; is the URL right?")
+
+
+def details_as_json(details: Mapping[str, Any]) -> dict[str, Any]:
+    """An error's details for JSON, where seqnums are strings.
+
+    >>> details_as_json({"tag": "t", "actual_seqnum": 12, "limit": 5})
+    {'tag': 't', 'actual_seqnum': '12', 'limit': 5}
+    """
+    return {
+        name: str(value) if name.endswith("seqnum") and isinstance(value, int) else value
+        for name, value in details.items()
+    }
+
+
+def _told(body: ErrorBody) -> BokiError:
+    """The error that came as JSON; here its seqnums are numbers again."""
+    details = {
+        name: int(value) if name.endswith("seqnum") and isinstance(value, str) and _SEQNUM.fullmatch(value) else value
+        for name, value in body.details.items()
+    }
+    return BokiError.from_body(msgspec.structs.replace(body, details=details))
 
 
 def refused(url: str, why: object) -> str:

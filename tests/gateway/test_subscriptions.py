@@ -134,6 +134,7 @@ def test_records_that_were_trimmed_unread_are_told_once() -> None:
                 await events.next()
                 event = await events.next()
                 assert (event["event"], event["data"]["code"]) == ("trimmed", "trimmed")
+                assert event["data"]["details"]["next_seqnum"] == seqnums[2]
                 assert await events.next() == {}
             async with http.get(PATH, headers={"Last-Event-ID": event["id"]}) as response:
                 assert await Events(response).texts(2) == ["2", "3"]

@@ -12,7 +12,7 @@ from boki.calls import InvocationState, Payload
 from boki.errors import BokiError
 from boki.log.metalog import Positions, format_positions
 from boki.log.operations import Failure
-from boki.runtime.http_exchange import POSITION
+from boki.runtime.http_exchange import POSITION, details_as_json
 
 _DEFAULT_RETRY_AFTER_S: Final = 1
 
@@ -32,7 +32,7 @@ def error_body(error: BokiError) -> dict[str, Any]:
         "message": error.message,
         "outcome": error.outcome,
         "retryable": error.retryable,
-        "details": error.details,
+        "details": details_as_json(error.details),
     }
 
 
