@@ -7,10 +7,12 @@ was acknowledged is durable, so that nothing is lost by it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import inspect
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +61,7 @@ async def serve(config: DevConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number.name)
     screen.show_log()
+    _check_address(config)
     try:
         dev = await Dev.start(config, screen.line)
     except OSError as error:
@@ -71,6 +74,23 @@ async def serve(config: DevConfig) -> None:
     await stop.wait()
     await dev.stop(config.drain_s)
     screen.event("stopped", "stopped")
+
+
+def _check_address(config: DevConfig) -> None:
+    """`Unavailable` if nobody could listen there: found out before the data directory is made or opened."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        number = error.errno or 0  # of a name that leads nowhere it is negative, and no number of the system's
+        why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
+        other = {errno.EADDRINUSE: "choose another with --port, or 0 for any free one", errno.EACCES: "try --port 8080"}
+        remedy = other.get(number, "is --host an address of this machine?")
+        raise Unavailable(f"cannot listen at {config.host}:{config.port}: {why}; {remedy}", errno=number) from None
 
 
 def _spare_the_collector() -> None:

@@ -24,6 +24,8 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if path.is_dir():
+                self._check_kind()  # before there is a lock: what is refused is left as it was
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -45,20 +47,31 @@ class DataDirectory:
             raise
 
     def _check_version(self) -> None:
+        """Under the lock: another process may have made the directory its own since the first look."""
+        self._check_kind()
         file = self.path / _VERSION_FILE
         if not file.exists():
-            others = sorted(entry.name for entry in self.path.iterdir() if entry.name != _LOCK_FILE)
+            self._write_durably(file, f"{VERSION}\n")
+        elif not file.read_text():
+            raise ConfigError(f"data directory {self.path}: its version file is empty, which is no version")
+
+    def _check_kind(self) -> None:
+        """Refuse what is not Boki's, or a newer Boki's. Reads only, and is right while another process starts there:
+        the version is written before anything else, so it is looked for after the others; empty, it is being written.
+        """
+        others = sorted(entry.name for entry in self.path.iterdir() if entry.name not in (_LOCK_FILE, _VERSION_FILE))
+        file = self.path / _VERSION_FILE
+        if not file.exists():
             if others:
                 raise ConfigError(
                     f"data directory {self.path} holds {', '.join(others[:3])} and no version file: it is not Boki's. "
                     "Choose an empty one with --data"
                 )
-            self._write_durably(file, f"{VERSION}\n")
             return
-        text = file.read_text().strip()
-        if not text.isdigit():
+        text = file.read_text(errors="replace").strip()
+        if text and not text.isdecimal():
             raise ConfigError(f"data directory {self.path}: its version file says {text[:20]!r}, which is no version")
-        if int(text) > VERSION:
+        if text and int(text) > VERSION:
             raise VersionTooNew(
                 f"data directory {self.path} was written by data version {text}, and this Boki knows {VERSION}: upgrade"
             )

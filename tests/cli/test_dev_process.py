@@ -163,5 +163,7 @@ def test_a_data_directory_in_use_and_a_taken_port_are_told_without_a_traceback(t
                 line = third.until("error")
                 assert port in line
                 assert "in use" in line
+                assert "--port" in line
                 assert third.process.wait(10) == 1
+        assert not (tmp_path / "other").exists()
         assert post(f"{url}/function/greet", "Ada") == "Hello Ada"

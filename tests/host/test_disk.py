@@ -182,7 +182,7 @@ def test_a_data_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> No
 
 
 def test_a_data_directory_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
-    """What is newer is refused by name; a folder with other things in it is not taken over."""
+    """What is newer is refused by name; a folder with other things in it is not taken over, and left as it was."""
     DataDirectory(tmp_path / "data").close()
     (tmp_path / "data" / "version").write_text("99\n")
     with pytest.raises(VersionTooNew, match="data version 99"):
@@ -191,6 +191,13 @@ def test_a_data_directory_of_another_version_or_kind_is_refused(tmp_path: Path) 
     (tmp_path / "home" / "letter.txt").write_text("dear")
     with pytest.raises(ConfigError, match=r"letter\.txt"):
         DataDirectory(tmp_path / "home")
+    assert [entry.name for entry in (tmp_path / "home").iterdir()] == ["letter.txt"]
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "version").write_text("v2 beta")
+    (tmp_path / "app" / "lock").write_text("mine")
+    with pytest.raises(ConfigError, match="v2 beta"):
+        DataDirectory(tmp_path / "app")
+    assert (tmp_path / "app" / "lock").read_text() == "mine"
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--data"):
         DataDirectory(tmp_path / "file")
