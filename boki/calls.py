@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -11,6 +11,11 @@ from boki.log.operations import Failure
 
 Encoding = Literal["json", "text", "bytes"]
 """How a payload's bytes are to be read: a JSON document, UTF-8 text, or nothing but bytes."""
+
+MAX_WORKERS: Final = 4
+"""The most worker processes of a pool whose functions set no `max_workers`."""
+MEMORY_BYTES: Final = 1 << 30
+"""The memory of a worker process whose functions set no `memory_bytes`."""
 
 
 class Payload(msgspec.Struct, frozen=True, array_like=True):
@@ -60,10 +65,12 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 256
     """Calls of this function that run at once in one worker process (blocking functions: always one)."""
     min_workers: int = 0
-    max_workers: int = 4
-    """Least and most worker processes of the module's pool; the largest of its functions' values counts."""
-    memory_bytes: int = 1 << 30
-    """A worker process that grows beyond this is killed and replaced."""
+    """Least worker processes of the pool, which all functions of the module and kind share: the largest counts."""
+    max_workers: int | None = None
+    """Most worker processes of the pool: the smallest that a function sets counts, if none does `MAX_WORKERS`."""
+    memory_bytes: int | None = None
+    """A worker process that grows beyond this is killed and replaced: the smallest that a function of the pool sets
+    counts, if none does `MEMORY_BYTES`."""
     payload_schema: dict[str, Any] | None = None
     """JSON schema of the payload; None if it takes text or bytes."""
     payload_encoding: Encoding = "json"

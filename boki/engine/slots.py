@@ -14,11 +14,12 @@ This file counts and picks; `boki.engine.dispatch` decides when.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from boki.calls import Call, FunctionInfo, Outcome
+from boki.calls import MAX_WORKERS, MEMORY_BYTES, Call, FunctionInfo, Outcome
 
 
 class Phase(Enum):
@@ -150,8 +151,8 @@ class Pool:
         self.key = key
         self.functions = functions
         self.least = max(info.min_workers for info in functions.values())
-        self.most = max(1, self.least, max(info.max_workers for info in functions.values()))
-        self.memory_bytes = max(info.memory_bytes for info in functions.values())
+        self.most = max(1, self.least, _smallest((i.max_workers for i in functions.values()), MAX_WORKERS))
+        self.memory_bytes = _smallest((i.memory_bytes for i in functions.values()), MEMORY_BYTES)
         self.workers: dict[int, Worker] = {}
         self._children: dict[str, OrderedDict[int, LiveCall]] = {name: OrderedDict() for name in functions}
         self._others: dict[str, OrderedDict[int, LiveCall]] = {name: OrderedDict() for name in functions}
@@ -312,3 +313,8 @@ class Pool:
         if self.missing() or self.count(Phase.READY) < len(self.workers):
             return False
         return not any(worker.running or worker.stalled or not worker.calls for worker in self.workers.values())
+
+
+def _smallest(values: Iterable[int | None], default: int) -> int:
+    """The smallest bound that somebody has set: one that is larger, or the default, must not lift it."""
+    return min((value for value in values if value is not None), default=default)

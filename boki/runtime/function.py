@@ -39,8 +39,8 @@ class Options:
     book: str = ""
     concurrency: int = 256
     min_workers: int = 0
-    max_workers: int = 4
-    memory_bytes: int = 1 << 30
+    max_workers: int | None = None
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -50,9 +50,11 @@ class Options:
         check_seconds(self.timeout_s, "timeout_s", positive=True)
         for name, least in (("concurrency", 1), ("min_workers", 0), ("max_workers", 1), ("memory_bytes", 1 << 24)):
             value = getattr(self, name)
+            if value is None and name in ("max_workers", "memory_bytes"):
+                continue
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name} must be an int of at least {least:,}, not {value!r}", field=name)
-        if self.min_workers > self.max_workers:
+        if self.max_workers is not None and self.min_workers > self.max_workers:
             raise ConfigError(
                 f"min_workers {self.min_workers} must be at most max_workers {self.max_workers}", field="min_workers"
             )
@@ -70,8 +72,8 @@ def function(
     book: str = "",
     concurrency: int = 256,
     min_workers: int = 0,
-    max_workers: int = 4,
-    memory_bytes: int = 1 << 30,
+    max_workers: int | None = None,
+    memory_bytes: int | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -80,7 +82,9 @@ def function(fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
 
     `async def` functions get a `boki.Context`, plain `def` functions a `boki.blocking.Context`. Payload and result are
     checked against their annotations. `book` is the LogBook of calls that name none (else: one of the function's name).
-    The other options are those of `FunctionInfo`. `ConfigError` says what to write if the function cannot be called.
+    The other options are those of `FunctionInfo`; all `async def` functions of a module share worker processes, and all
+    `def` functions: of `max_workers` and `memory_bytes` the smallest that one of them sets holds for all. `ConfigError`
+    says what to write if the function cannot be called.
 
     The function itself stays as it is: call it as plain Python, with a context of `boki.testing`.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from boki.calls import Call, FunctionInfo, Outcome, Payload
+from boki.calls import MAX_WORKERS, Call, FunctionInfo, Outcome, Payload
 from boki.effects import Answer, Trace
 from boki.engine.dispatch import Dispatch
 from boki.engine.orders import (
@@ -231,7 +231,8 @@ class Shell:
             else:
                 assert len(process.calls) <= 1
         for pool, count in alive.items():
-            most = max(function.max_workers for function in self.functions[pool].values())
+            set_bounds = [bound for function in self.functions[pool].values() if (bound := function.max_workers)]
+            most = min(set_bounds, default=MAX_WORKERS)
             if pool.is_async:
                 assert count <= most
             else:

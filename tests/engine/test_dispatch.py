@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from boki.calls import MAX_WORKERS, MEMORY_BYTES
 from boki.engine.orders import Budget
-from boki.engine.slots import NEXT, Phase
+from boki.engine.slots import NEXT, Phase, Pool, PoolKey
 from boki.log.limits import Limits
 from tests.engine.fake_workers import DONE, failure, info, message, only, ready_shell, run
 
@@ -40,6 +41,21 @@ def test_a_call_is_told_its_book_and_what_is_left_of_its_time() -> None:
     calls = shell.workers[only(shell)].calls
     assert (calls[first].call.book, calls[first].call.timeout_us) == ("f", 4_000_000)
     assert (calls[second].call.book, calls[second].call.timeout_us) == ("ledger", 2_000_000)
+
+
+def test_the_smallest_bound_that_is_set_holds_for_the_whole_pool() -> None:
+    """Neither a larger one nor another function's silence lifts it; the default holds only if nobody says anything."""
+    key = PoolKey("m", True, 1)
+    functions = [
+        info("f", max_workers=9, memory_bytes=1 << 25),
+        info("g"),
+        info("h", max_workers=2, memory_bytes=1 << 31),
+    ]
+    pool = Pool(key, {function.name: function for function in functions}, 0, 0)
+    assert (pool.most, pool.memory_bytes) == (2, 1 << 25)
+    unset = Pool(key, {"g": info("g")}, 0, 0)
+    assert (unset.most, unset.memory_bytes) == (MAX_WORKERS, MEMORY_BYTES)
+    assert Pool(key, {"g": info("g", min_workers=7), "h": info("h", max_workers=2)}, 0, 0).most == 7
 
 
 def test_calls_go_to_the_least_busy_worker_and_wait_in_order() -> None:

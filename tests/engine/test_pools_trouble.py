@@ -96,11 +96,11 @@ MODULES = {
         threading.Event().wait()
         return len(block)
 
-    @function(memory_bytes=1 << 24)
+    @function
     async def grown(ctx: Context) -> int:
         return os.getpid()
 
-    @function(memory_bytes=1 << 24)
+    @function
     def grown_blocking(ctx: boki.blocking.Context) -> int:
         return os.getpid()
     """,
