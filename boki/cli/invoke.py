@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,7 +15,11 @@ import typer
 from boki.calls import Encoding
 from boki.cli.connection import Token, Url, connect
 from boki.cli.terminal import results
+from boki.errors import InvalidArgument, NoSuchFunction
 from boki.log.checks import check_seconds
+
+if TYPE_CHECKING:
+    from boki.client import BlockingClient
 
 
 def command(
@@ -41,10 +45,17 @@ def command(
     with connect(url, token) as client:
         takes = {info.name: info.payload_encoding for info in client.functions()}
         sent = () if payload is None else (as_value(_content(payload), takes.get(name, "text")),)
-        if is_async:
-            results().print(client.invoke_later(name, *sent, book=book, key=key, delay_s=delay_s))
-            return
-        answer = client.invoke(name, *sent, book=book, key=key, timeout_s=timeout_s)
+        try:
+            if is_async:
+                results().print(client.invoke_later(name, *sent, book=book, key=key, delay_s=delay_s))
+                return
+            answer = client.invoke(name, *sent, book=book, key=key, timeout_s=timeout_s)
+        except NoSuchFunction as error:
+            raise _with_broken_modules(error, name, client) from None
+        except InvalidArgument:
+            if takes.get(name) == "json" and sent and isinstance(sent[0], str):
+                raise _not_json(name, sent[0]) from None
+            raise
     if isinstance(answer, bytes):
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
@@ -65,6 +76,22 @@ def as_value(content: bytes, encoding: Encoding) -> Any:
         return content.decode()
     except UnicodeDecodeError:
         return content
+
+
+def _with_broken_modules(error: NoSuchFunction, name: str, client: BlockingClient) -> NoSuchFunction:
+    """The error, and the modules that cannot be loaded: the function may be in one of them."""
+    broken = [module for module in client.status().get("modules", ()) if module.get("error")]
+    if not broken:
+        return error
+    told = "\n".join(f"module {module['module']} is broken: {module['error'].rstrip()}" for module in broken)
+    return NoSuchFunction(f"{error.message}\n{told}", function=name)
+
+
+def _not_json(name: str, text: str) -> InvalidArgument:
+    """For a text that the function has refused, and that was sent as it is because it is no JSON."""
+    return InvalidArgument(
+        f"{name} takes JSON, and {text!r:.60} is none (a JSON text has quotes of its own: '\"Ada\"')", field="payload"
+    )
 
 
 def _is_json(content: bytes) -> bool:

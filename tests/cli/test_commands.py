@@ -52,6 +52,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "functions").mkdir()
     (folder / "functions/app.py").write_text(FUNCTIONS)
+    (folder / "functions/broken.py").write_text('"""Broken."""\nimport no_such_module\n')
     config = DevConfig(data=folder / "data", functions=folder / "functions", port=0, token="secret", reload=False)
     with Child(config).start() as child:
         yield child.url
@@ -197,7 +198,9 @@ def test_a_function_that_raises_shows_its_type_message_and_place(url: str) -> No
     ("words", "code", "hint"),
     [
         (["invoke", "gret", "Ada"], 1, "greet"),
-        (["invoke", "add", "{"], 2, "add"),
+        (["invoke", "add", "{"], 2, "add takes JSON, and '{' is none"),
+        (["invoke", "boom"], 1, "module broken is broken"),
+        (["invoke", "boom"], 1, "no_such_module"),
         (["invoke", "add", '["a"]'], 2, "int"),
         (["log", "read", "bad name"], 2, "A-Z"),
         (["log", "append", "boki:calls", "x"], 2, "boki:"),
