@@ -24,6 +24,7 @@ from boki.engine.ledger import (
     Progress,
     Waiting,
     accepted_at,
+    corrected_key,
     due_at,
     request_hash,
     run_again_after,
@@ -105,7 +106,8 @@ class LoggedCalls:
         for waiting in self._book.ledger.waiting.values():
             self._queue(waiting.id, waiting.due_us)
         if self.waiting_count:
-            _log.info("%d logged calls are unfinished: running them", self.waiting_count)
+            what = "1 logged call is" if self.waiting_count == 1 else f"{self.waiting_count} logged calls are"
+            _log.info("%s unfinished: running what is due", what)
         self._pump()
         self._schedule_trim()
 
@@ -135,7 +137,8 @@ class LoggedCalls:
         """Log the call, to be run after `delay_s` (by the log's time): its id, once that is durable.
 
         Under a key that was used for the same request within a day, the id of the first call; for another request:
-        `KeyReused`. `Overloaded` if too many calls wait.
+        `KeyReused`, unless the first call was refused without having run: its corrected form takes over the key.
+        `Overloaded` if too many calls wait.
         """
         if not 0 <= delay_s <= MAX_DELAY_S:
             raise InvalidArgument(f"delay_s must be from 0 to {MAX_DELAY_S:g} (a year), not {delay_s}", field="delay_s")
@@ -147,7 +150,7 @@ class LoggedCalls:
         """Run the call and wait for its end, at most its `timeout_us`: its id and its outcome.
 
         Under a key that was used for the same request within a day, those of the first call, after waiting for its end;
-        for another request: `KeyReused`. Once it is accepted it goes on, also if nobody waits any more.
+        for another request: see `accept`. Once it is accepted it goes on, also if nobody waits any more.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + call.timeout_us / 1e6
@@ -208,6 +211,10 @@ class LoggedCalls:
         self._accepting += 1
         try:
             first, accepted_us, waiting = await self._book.accept(entry, key)
+            logged_key = key
+            while logged_key and first.request_hash != entry.request_hash and await self._was_refused(first.call.id):
+                logged_key = corrected_key(logged_key, first.call.id)
+                first, accepted_us, waiting = await self._book.accept(entry, logged_key)
         finally:
             self._accepting -= 1
         if first.request_hash != entry.request_hash:
@@ -219,6 +226,13 @@ class LoggedCalls:
         if waiting is not None:
             self._begin(waiting, entry, accepted_us, is_urgent=is_urgent)
         return first
+
+    async def _was_refused(self, invocation_id: str) -> bool:
+        """Whether the call ended without having run, because its function does not take such a payload."""
+        if invocation_id in self._book.ledger.waiting:
+            return False
+        failure = (await self._book.outcome(invocation_id)).failure
+        return failure is not None and failure.outcome == "not_applied"
 
     def _begin(self, waiting: Waiting, entry: Accepted, accepted_us: int, *, is_urgent: bool) -> None:
         """Run a call at once if it may, so that its payload need not be read from the log again; else queue it."""
