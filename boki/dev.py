@@ -21,6 +21,7 @@ from boki.engine.logged_calls import LoggedCalls
 from boki.engine.pools import FunctionHost
 from boki.errors import StoreFailed
 from boki.gateway.config import GatewayConfig
+from boki.gateway.http.calls import no_such_function
 from boki.gateway.server import Gateway
 from boki.local_log import ENGINE, LocalLog
 from boki.log.ids import NodeId
@@ -109,6 +110,8 @@ class Dev:
         await self.log.stop()
 
     async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
+        if call.function not in self.functions.functions:  # else only the log would ever learn of it
+            raise no_such_function(call.function, self.functions.functions)
         return await self.calls.accept(call, key=key, delay_s=delay_s)
 
 

@@ -110,6 +110,14 @@ def request_hash(call: Call, delay_us: int) -> bytes:
     return sha256(_encoder.encode(parts)).digest()
 
 
+def corrected_key(key: str, refused_id: str) -> str:
+    """The key in the log for what comes under `key` after the call of that id was refused without having run.
+
+    Whoever corrects the same call gets the same one, so that a corrected request runs once, too.
+    """
+    return "corrected:" + sha256(f"{refused_id} {key}".encode()).hexdigest()
+
+
 def accepted_at(entry: Accepted, record_time_us: int) -> int:
     """When the call was accepted, by the log's time."""
     return entry.accepted_us or record_time_us

@@ -10,10 +10,11 @@ from boki.calls import Call, Outcome, Payload
 from boki.errors import (
     DeadlineExceeded,
     FunctionFailed,
+    InvalidArgument,
     KeyReused,
     Trimmed,
 )
-from tests.engine.call_world import CallWorld, Gate, a_call, failing, run
+from tests.engine.call_world import CallWorld, Gate, a_call, echo, failing, run
 
 DAY_S = 24 * 3600.0
 
@@ -81,6 +82,35 @@ def test_another_request_under_the_same_key_is_refused(other: Call) -> None:
             assert (caught.value.outcome, caught.value.invocation) == ("not_applied", first[0])
         assert await calls.call_once(a_call(4), "k") == first
         assert len(world.ran) == 1
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_a_call_that_was_refused_unrun_does_not_burn_its_key() -> None:
+    """Its corrected form runs once under the same key, also after a restart; then the key is taken."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+
+        async def body(call: Call) -> Outcome:
+            return failing(InvalidArgument("no")) if call.payload.data == b"bad" else await echo(call)
+
+        world.bodies["strict"] = body
+        calls = await world.start()
+        _, refusal = await calls.call_once(a_call(1, "strict", b"bad"), "k")
+        assert refusal.failure is not None
+        corrected = await asyncio.gather(*(calls.call_once(a_call(n, "strict", b"1"), "k") for n in range(2, 6)))
+        assert [outcome.failure for _, outcome in corrected] == [None] * 4
+        assert len({invocation_id for invocation_id, _ in corrected}) == 1
+        await world.kill()
+        calls = await world.start()
+        assert await calls.call_once(a_call(6, "strict", b"1"), "k") == corrected[0]
+        assert await calls.accept(a_call(7, "strict", b"1"), key="k") == corrected[0][0]
+        assert (await calls.call_once(a_call(8, "strict", b"bad"), "k"))[1] == refusal
+        with pytest.raises(KeyReused):
+            await calls.call_once(a_call(9, "strict", b"2"), "k")
+        assert len(world.ran) == 2
         await calls.stop()
 
     run(scenario())

@@ -13,11 +13,12 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Final
 
+import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki.calls import Call, Encoding, FunctionInfo, Outcome, Payload
 from boki.effects import Answer
-from boki.errors import NoSuchFunction
+from boki.errors import InvalidArgument, NoSuchFunction
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
@@ -97,6 +98,7 @@ class FunctionCalls:
         self._core.begin_request(size)
         try:
             call = await self._with_payload(request, info, call)
+            check_readable(call.payload, info)
             invocation_id = await self._backend.ledger.accept(call, key=key, delay_s=delay_s)
         finally:
             self._core.end_request(size)
@@ -129,6 +131,7 @@ class FunctionCalls:
         self._core.begin_request(size)
         try:
             call = await self._with_payload(request, info, call)
+            check_readable(call.payload, info)
             first_id, outcome = await self._backend.ledger.call_once(call, key)
         finally:
             self._core.end_request(size)
@@ -199,6 +202,7 @@ class FunctionCalls:
         return await send(request, Response(body=result.data, headers=headers), self._config.patience)
 
 
+_any_json: Final = msgspec.json.Decoder()
 _NO_PAYLOAD: Final = Payload("bytes", b"")
 
 
@@ -214,6 +218,24 @@ def payload_encoding(content_type: str, wanted: Encoding) -> Encoding:
     """
     kind = content_type.partition(";")[0].strip().lower()
     return "json" if kind.endswith("+json") else ENCODINGS.get(kind, wanted)
+
+
+def check_readable(payload: Payload, info: FunctionInfo) -> None:
+    """Refuse what the function cannot read, before the call is in the log; types are checked when it runs."""
+    takes_any = info.payload_schema == {}
+    encoding = info.payload_encoding if payload.encoding == "bytes" and not takes_any else payload.encoding
+    if info.payload_encoding == "bytes" or not payload.data:
+        return
+    try:
+        if encoding == "json":
+            _any_json.decode(payload.data)
+        elif encoding == "text":
+            payload.data.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what = "JSON" if encoding == "json" else "UTF-8 text"
+        raise InvalidArgument(f"the payload is not {what}: {error}", field="payload") from None
+    except RecursionError:
+        raise InvalidArgument("the payload is nested too deeply", field="payload") from None
 
 
 def no_such_function(name: str, functions: Mapping[str, FunctionInfo]) -> NoSuchFunction:
