@@ -227,6 +227,7 @@ def test_what_is_over_a_limit_is_413_and_the_limit_is_named(method: str, path: s
             async with http.request(method, path, json=json) as response:
                 body = await refused(response, 413, "too_large")
                 assert body["details"]["limit"] in {2, 10, 50, 100, 1000}
+                assert ("limits.aux_bytes" in body["message"]) == path.endswith("auxdata")
             async with http.get("/logbook/b/read?limit=10") as response:
                 assert (await response.json())["records"] == []
 
@@ -396,6 +397,7 @@ def test_answers_carry_the_position_and_requests_hand_it_back() -> None:
         ("GET", "/logbook/b/read?tag=", "tags"),
         ("GET", "/logbook/b/read?tag=a&tag=b", "tag"),
         ("GET", "/logbook/b/read?unknown=1", "unknown"),
+        ("GET", "/logbook/b/read?tag=%ff", "query"),
         ("GET", "/logbook/b/read_next?min_seqnum=a", "min_seqnum"),
         ("GET", "/logbook/b/records/zero", "seqnum"),
         ("GET", "/logbook/no%20name/read", "book"),

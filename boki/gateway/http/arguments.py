@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Final, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from aiohttp.web import BaseRequest
@@ -81,6 +82,12 @@ def trace_for(headers: CIMultiDictProxy[str], invocation_id: str) -> str:
 
 def query(request: BaseRequest, allowed: Collection[str], repeated: str = "") -> Mapping[str, str]:
     """The query parameters. Each may stand there once, but for `repeated`, whose values `query_list` gives."""
+    raw = request.rel_url.raw_query_string
+    if "%" in raw:
+        try:
+            unquote_to_bytes(raw).decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"the query is not UTF-8: {raw[:60]!r}", field="query") from None
     values = request.query
     for name in set(values):
         if name not in allowed:

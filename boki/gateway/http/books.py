@@ -204,9 +204,9 @@ class LogBooks:
     async def set_auxdata(self, request: BaseRequest, book: str, seqnum: str) -> Response:
         """Cache the body beside a record."""
         query(request, ())
-        size = body_size(request, self._limits.aux_bytes)
+        size = body_size(request, self._limits.aux_bytes, _AUX)
         with self._door.admitted(size):
-            data = await read_body(request, self._limits.aux_bytes, self._door.config.patience)
+            data = await read_body(request, self._limits.aux_bytes, self._door.config.patience, _AUX)
             access = self._door.access(request)
             await access.logbook(book).set_auxdata(whole_number(seqnum, "seqnum"), data)
         return self._answer(access, {})
@@ -259,6 +259,7 @@ class LogBooks:
         return answers.json_answer(body, access.caller.positions)
 
 
+_AUX = "auxiliary data may have at most {limit:,} bytes (limits.aux_bytes): append what is larger as a record"
 _SMALL_BODY_BYTES = 16 * 1024
 
 

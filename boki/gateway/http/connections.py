@@ -19,6 +19,7 @@ from boki.gateway.http.answers import refusal
 _log = logging.getLogger("boki.gateway")
 
 _SMALL_ANSWER_BYTES: Final = 64 * 1024
+_REQUEST: Final = "a request body may have at most {limit:,} bytes: send several requests"
 
 
 class Connections(Server):
@@ -80,7 +81,7 @@ class _Connection(RequestHandler):
         return response
 
 
-def body_size(request: BaseRequest, limit: int) -> int:
+def body_size(request: BaseRequest, limit: int, what: str = _REQUEST) -> int:
     """How many bytes the body will take: refused before a byte of it is read if that is over the limit.
 
     A chunked body does not say, so it counts as the limit until it has been read.
@@ -91,18 +92,18 @@ def body_size(request: BaseRequest, limit: int) -> int:
     if size is None:
         return limit if request.body_exists else 0
     if size > limit:
-        raise _too_large(limit)
+        raise _too_large(limit, what)
     return size
 
 
-async def read_body(request: BaseRequest, limit: int, patience: Patience) -> bytes:
+async def read_body(request: BaseRequest, limit: int, patience: Patience, what: str = _REQUEST) -> bytes:
     """The whole body. `TooLarge`, or `DeadlineExceeded` if it does not arrive in time."""
     content = request.content
     if content.is_eof() and content.exception() is None:
         # Small bodies arrive with the head: no timer, no waiting.
         body = content.read_nowait(-1)
         if len(body) > limit:
-            raise _too_large(limit)
+            raise _too_large(limit, what)
         return body
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -113,7 +114,7 @@ async def read_body(request: BaseRequest, limit: int, patience: Patience) -> byt
             while chunk := await content.readany():
                 parts += chunk
                 if len(parts) > limit:
-                    raise _too_large(limit)
+                    raise _too_large(limit, what)
     except TimeoutError:
         raise DeadlineExceeded(
             f"the body did not arrive within {patience.body_s:g} s: nothing was done", outcome="not_applied"
@@ -121,10 +122,8 @@ async def read_body(request: BaseRequest, limit: int, patience: Patience) -> byt
     return bytes(parts)
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(
-        f"a request body may have at most {limit:,} bytes: send several requests", field="body", limit=limit
-    )
+def _too_large(limit: int, what: str) -> TooLarge:
+    return TooLarge(what.format(limit=limit), field="body", limit=limit)
 
 
 async def send(request: BaseRequest, response: Response, patience: Patience) -> Response:
