@@ -188,13 +188,18 @@ class Dispatch:
             self._fill(worker.pool, now_us)
         return self._take()
 
-    def worker_exited(self, worker_id: int, how: str, begun: int, now_us: int) -> list[DispatchEffect]:
-        """The worker is gone, having begun so many of its calls, and all that it asked of the log is answered."""
+    def worker_exited(
+        self, worker_id: int, how: str, begun: int, now_us: int, *, is_innocent: bool = False
+    ) -> list[DispatchEffect]:
+        """The worker is gone, having begun so many of its calls, and all that it asked of the log is answered.
+
+        `is_innocent`: whatever it ran, it would have ended, so that another is started at once.
+        """
         worker = self._fleet.workers.get(worker_id)
         if worker is None:
             return []
         pool = worker.pool
-        why = self._fleet.exited(worker, how, now_us)
+        why = self._fleet.exited(worker, how, now_us, is_innocent=is_innocent)
         calls = list(worker.calls.values())
         for live in calls:
             self._leave(live)

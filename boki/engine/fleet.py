@@ -114,9 +114,9 @@ class Fleet:
         kills[kind] = kills.get(kind, 0) + 1
         self.effects.append(KillWorker(worker.id))
 
-    def exited(self, worker: Worker, how: str, now_us: int) -> str:
+    def exited(self, worker: Worker, how: str, now_us: int, *, is_innocent: bool) -> str:
         """The worker is gone; returns why. One that never took a call lets its pool back off: it cannot import its
-        module, or something in it ends it by itself.
+        module, or something in it ends it by itself; unless it `is_innocent`.
         """
         pool = worker.pool
         self._counts_of(pool).exits += worker.phase in (Phase.STARTING, Phase.READY, Phase.DRAINING)
@@ -124,7 +124,7 @@ class Fleet:
         del self.workers[worker.id]
         del pool.workers[worker.id]
         why = worker.reason or how
-        if not worker.sent and not worker.was_let_go and not pool.retired:
+        if not worker.sent and not worker.was_let_go and not pool.retired and not is_innocent:
             pool.failures += 1
             pool.broken = f"{pool.name} cannot be run: its worker process {why}"
             pool.retry_us = now_us + min(BACKOFF_US << min(pool.failures - 1, 10), MAX_BACKOFF_US)

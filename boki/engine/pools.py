@@ -320,7 +320,8 @@ class FunctionHost:
         begun = link.tally.begun
         link.tally.close()
         del self._memory_bytes[link.number]
-        self._perform(self._dispatch.worker_exited(link.number, link.ending, begun, now_us()))
+        exited = self._dispatch.worker_exited(link.number, link.ending, begun, now_us(), is_innocent=link.is_innocent)
+        self._perform(exited)
 
     async def _accept(self, link: WorkerLink, frame: InvokeLater) -> None:
         link.hold()

@@ -1,7 +1,8 @@
 """The processes of an engine: forked by a zygote, each with its link, none forgotten and none left behind.
 
 A process and its socket end together: who closes its socket without leave is killed, and whose socket stays open when
-it is dead (something that it started has it) loses it. A zygote that dies takes its children with it; it is replaced.
+it is dead (something that it started has it) loses it. A zygote that dies takes its children with it; it is replaced,
+and what is to be forked meanwhile waits for the new one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Processes:
         self._limits = limits
         self._submit = submit
         self._zygote: Zygote | None = None
+        self._held: dict[int, tuple[Fork, socket.socket, int]] = {}
+        """What a new zygote is to fork: plans, and the socket and tally of each."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._replacing: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -57,6 +60,8 @@ class Processes:
         if self._zygote is not None:
             await self._zygote.close()
             self._zygote = None
+        for number in list(self._held):
+            self._drop(number)
         for link in list(self.links.values()):
             link.end("was killed because the engine stopped")
             link.abort()
@@ -77,12 +82,8 @@ class Processes:
         ours, theirs = socket.socketpair()
         link = WorkerLink(plan.child, owner, self, self._limits, self._submit, tally)
         self.links[plan.child] = link
-        if self._zygote is not None:
-            self._zygote.fork(plan, theirs.fileno(), tally_fd)
-        else:
-            self._loop.call_soon(self.forked, plan.child, 0, "the process that forks workers is being replaced")
-        os.close(tally_fd)
-        theirs.close()
+        self._held[plan.child] = (plan, theirs, tally_fd)
+        self._fork_held()
         task = self._loop.create_task(self._connect(link, ours))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -92,9 +93,24 @@ class Processes:
         if link.is_closed:  # it could not be forked; aborting any earlier, the loop would not let go of the socket
             transport.abort()
 
+    def _fork_held(self) -> None:
+        while self._held and self._zygote is not None:  # a fork may be how its loss is found out
+            plan, theirs, tally_fd = self._held.pop(next(iter(self._held)))
+            self._zygote.fork(plan, theirs.fileno(), tally_fd)
+            os.close(tally_fd)
+            theirs.close()
+
+    def _drop(self, number: int) -> None:
+        _, theirs, tally_fd = self._held.pop(number)
+        os.close(tally_fd)
+        theirs.close()
+
     def kill(self, number: int) -> None:
         """Kill the process and all that it has started."""
-        if self._zygote is not None:
+        if number in self._held:
+            self._drop(number)
+            self._loop.call_soon(self.forked, number, 0, "the process that forks workers has not been replaced yet")
+        elif self._zygote is not None:
             self._zygote.kill(number)
 
     # what the zygote says
@@ -121,8 +137,10 @@ class Processes:
         lost, self._zygote = self._zygote, None
         _log.error("the process that forks workers is gone: %s; its workers are gone with it", why)
         for link in list(self.links.values()):
-            link.end("was killed because the process that forks workers ended")
-            self._loop.call_later(_HEAR_OUT_S, link.abort)
+            if link.number not in self._held:
+                link.is_innocent = not link.ending
+                link.end("was killed because the process that forks workers ended")
+                self._loop.call_later(_HEAR_OUT_S, link.abort)
         if not self._is_stopping:
             self._replacing = self._loop.create_task(self._replace(lost))
 
@@ -135,6 +153,7 @@ class Processes:
             except BokiError as error:
                 _log.error("%s", error)
                 await asyncio.sleep(_RETRY_S)
+        self._fork_held()
 
     # what links say
 

@@ -75,6 +75,8 @@ class WorkerLink(asyncio.Protocol):
         self.tally = tally
         self.is_leaving = False
         """It has been let go, and exits by itself."""
+        self.is_innocent = False
+        """Its end says nothing about what it ran: the zygote took it along."""
         self.ending = ""
         """How the process ended; empty while it lives."""
         self.is_closed = False

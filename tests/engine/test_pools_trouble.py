@@ -12,7 +12,7 @@ import pytest
 from boki.calls import Outcome
 from boki.engine.orders import Budget, SendCall
 from boki.log.operations import Appended
-from tests.engine.host import Gate, Host, drive, hosting, is_alive, wait_for_end
+from tests.engine.host import Gate, drive, hosting, is_alive, wait_for_end
 
 KINDS = pytest.mark.parametrize("suffix", ["", "_blocking"], ids=["async", "blocking"])
 MODULES = {
@@ -121,6 +121,10 @@ MODULES = {
     @function(max_workers=1)
     def alone(ctx: boki.blocking.Context, gate: str) -> None:
         wait_at(gate)
+
+    @function
+    def alone_pid(ctx: boki.blocking.Context) -> int:
+        return os.getpid()
     """,
 }
 
@@ -310,35 +314,28 @@ def test_a_lost_call_is_told_only_when_its_appends_are_decided(tmp_path: Path) -
 
 
 def test_a_dead_zygote_is_replaced(tmp_path: Path) -> None:
-    """Its workers die with it, their callers are told, and later calls find new ones."""
+    """Its workers die with it and their callers are told; later calls, of any module, wait for its successor."""
 
     async def test() -> None:
         async with hosting(tmp_path, MODULES) as host:
             pid = await host.result("pid")
+            other = await host.result("other")
             lost = host.begin("forever")
             await host.until(lambda: bool(host.texts("stdout")))
             zygote = host._processes.zygote_pid
             os.kill(zygote, signal.SIGKILL)
+            await host.until(lambda: host._processes.zygote_pid == 0)
+            waiting = [host.begin("pid"), host.begin("other"), host.begin("alone_pid")]
             outcome = await lost
             assert outcome.failure is not None
             assert outcome.failure.code == "call_lost"
             assert "the process that forks workers ended" in outcome.failure.message
-            await asyncio.get_running_loop().run_in_executor(None, wait_for_end, [pid])
-            assert await eventually_pid(host) != pid
+            await asyncio.get_running_loop().run_in_executor(None, wait_for_end, [pid, other])
+            assert [told.failure for told in await asyncio.gather(*waiting)] == [None] * 3
+            assert await host.result("pid") != pid
             assert host._processes.zygote_pid not in (0, zygote)
 
     drive(test())
-
-
-async def eventually_pid(host: Host) -> int:
-    """The pid of a worker; while there is no zygote, calls are refused and may be repeated."""
-    while True:
-        outcome = await host.run("pid")
-        if outcome.failure is None:
-            assert outcome.result is not None
-            return int(outcome.result.data)
-        assert (outcome.failure.code, outcome.failure.retryable) == ("unavailable", True)
-        await asyncio.sleep(0)
 
 
 def test_stopping_lets_running_calls_end_and_refuses_new_ones(tmp_path: Path) -> None:
