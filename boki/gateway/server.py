@@ -26,6 +26,7 @@ from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http.answers import Refusal, refusal
+from boki.gateway.http.backend_metrics import BackendMetrics
 from boki.gateway.http.binary import BinaryEndpoint
 from boki.gateway.http.books import LogBooks
 from boki.gateway.http.calls import FunctionCalls
@@ -61,7 +62,9 @@ class Gateway:
         self._clock = clock
         self._token = config.token.encode()
         self._trusts_browsers = bool(config.token) or config.insecure
-        self._metrics = GatewayMetrics(self.core, registry or CollectorRegistry())
+        registry = registry or CollectorRegistry()
+        self._metrics = GatewayMetrics(self.core, registry)
+        BackendMetrics(backend.status, registry)
         self._calls = FunctionCalls(backend, self.core, config, clock)
         self._door = LogDoor(backend, self.core, config)
         self._routes = Routes(
