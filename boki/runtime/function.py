@@ -327,9 +327,15 @@ class Registry:
 
 def failure_of(name: str, error: BaseException, *, with_traceback: bool = False) -> Failure:
     """How a call of the function `name` ended that raised `error`: type and message, and the traceback if wanted."""
-    failed = FunctionFailed(f"{name}: {type(error).__name__}: {error}", error_type=type(error).__name__, function=name)
+    kind = _sendable(type(error).__name__)
+    failed = FunctionFailed(f"{name}: {kind}: {_sendable(str(error))}", error_type=kind, function=name)
     if isinstance(error, BokiError):
         failed.details["error_code"] = error.code
     if with_traceback:
-        failed.details["traceback"] = "".join(traceback.format_exception(error))
+        failed.details["traceback"] = _sendable("".join(traceback.format_exception(error)))
     return Failure.of(failed)
+
+
+def _sendable(text: str) -> str:
+    """The text as UTF-8 can hold it: what an exception says may have lone surrogates, as a file's name may."""
+    return text.encode(errors="backslashreplace").decode()

@@ -39,6 +39,8 @@ BOTH = {
             raise boki.ConditionFailed("not this time", actual_seqnum=7)
         if what == "mute":
             raise Mute
+        if what == "surrogate":
+            raise ValueError("no file \\ud800")
         if what == "long":
             raise ValueError("x" * 10_000_000)
         raise ValueError(what)
@@ -92,6 +94,7 @@ def test_a_function_is_given_its_call_and_its_result_comes_back(tmp_path: Path, 
         ("boki", "ConditionFailed"),
         ("mute", "RuntimeError"),
         ("long", "TooLarge"),
+        ("surrogate", "ValueError"),  # which UTF-8 cannot hold
     ],
 )
 def test_whatever_a_function_raises_ends_its_call_and_nothing_else(
