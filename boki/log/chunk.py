@@ -42,6 +42,8 @@ FREED: Final = 4
 _HEADER: Final = Struct("<2sHIIIIIII")
 _CRC_FROM: Final = 8  # the checksum covers everything after itself
 _ENTRY: Final = Struct("<IIIBxxx")
+MIN_RECORD_BYTES: Final = _ENTRY.size
+"""What a record takes in a chunk that has neither data nor tags."""
 _OBJECT_BYTES: Final = 500
 _STRING_BYTES: Final = 64
 _PAYLOAD_END: Final = 0

@@ -26,7 +26,7 @@ from boki.log.checks import (
     check_tags,
     check_when,
 )
-from boki.log.chunk import Chunk, Group, encode_chunk
+from boki.log.chunk import MIN_RECORD_BYTES, Chunk, Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, check_tag
 from boki.log.limits import Limits
 from boki.log.operations import (
@@ -88,7 +88,7 @@ def many_records(records: Iterable[Appendable], when: When, key: str | None, lim
     for record in records:
         data, tags = _data_and_tags(record)
         data = check_data(data, limits.record_bytes)
-        size += len(data)
+        size += len(data) + MIN_RECORD_BYTES
         if size > limits.request_bytes:
             raise _request_too_large(limits)
         checked.append((data, check_tags(tags, limits) if tags else ()))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import pack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boki.errors import DeadlineExceeded, Trimmed
-from boki.log.chunk import Group, encode_chunk
+from boki.errors import DeadlineExceeded, TooLarge, Trimmed
+from boki.log.chunk import MIN_RECORD_BYTES, Group, encode_chunk
 from boki.log.limits import Limits
 from boki.log.operations import Append, Found, Read, Slab
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.log_calls import Cursor, append_operation, group_bytes, page_of, polls, records_of
+from boki.runtime.log_calls import Cursor, append_operation, group_bytes, many_records, page_of, polls, records_of
 
 
 class Time:
@@ -34,6 +35,22 @@ def slab(first_seqnum: int, *data: bytes, time_us: int = 5, aux: dict[int, bytes
 
 def nothing(next_start: int, first_seqnum: int = 0) -> Found:
     return Found((), next_start, first_seqnum)
+
+
+def test_too_many_empty_records_are_refused_while_they_are_counted() -> None:
+    """Not after millions of them have been looked at and encoded: each takes room in a request, even without data."""
+    taken = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield b""
+
+    limits = Limits(record_bytes=100, request_bytes=2000)
+    with pytest.raises(TooLarge, match="append_many may have at most 2,000 bytes"):
+        many_records(endless(), (), None, limits)
+    assert taken == 2000 // MIN_RECORD_BYTES + 1
 
 
 def test_records_of_several_slabs_are_one_page() -> None:
