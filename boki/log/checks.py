@@ -92,6 +92,8 @@ def check_key(key: object, limits: Limits) -> str:
     """`key`, if it may be an idempotency key: what a tag may be."""
     if not isinstance(key, str):
         raise WrongType(f"key must be a str, not {type(key).__name__}: write key=str(key)", field="key")
+    if not key:
+        raise InvalidArgument("a key must not be empty: leave it out, or name what must happen once", field="key")
     try:
         return check_tag(key, limits.tag_bytes)
     except InvalidArgument as error:
@@ -126,7 +128,9 @@ def check_seconds(value: object, field: str, *, positive: bool) -> float:
     """`value`, if it is a finite number of seconds that is not negative (or zero, if `positive`)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise WrongType(f"{field} must be a number of seconds, not {type(value).__name__}", field=field)
-    if not isfinite(value) or value < 0 or (positive and value == 0):
+    if not isfinite(value):
+        raise InvalidArgument(f"{field} must be finite, not {value}", field=field)
+    if value < 0 or (positive and value == 0):
         raise InvalidArgument(f"{field} must be {'above' if positive else 'at least'} 0, not {value}", field=field)
     return float(value)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boki.errors import BokiError, InvalidArgument, TooLarge
-from boki.log.checks import check_append, check_operation, check_request
+from boki.log.checks import check_append, check_key, check_operation, check_request, check_seconds
 from boki.log.chunk import FREED, JOINED, KEYED, Chunk, Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import Limits
@@ -28,6 +28,20 @@ from boki.log.operations import (
 from boki.log.record import Expect
 
 LIMITS = Limits(record_bytes=100, request_bytes=2000, tags_per_record=3, tag_bytes=10, page_records=50, aux_bytes=10)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), float("-inf")])
+def test_seconds_are_finite(value: float) -> None:
+    """The message says so, and not that infinity should be above 0."""
+    with pytest.raises(InvalidArgument, match="timeout_s must be finite"):
+        check_seconds(value, "timeout_s", positive=True)
+
+
+def test_an_empty_key_is_told_as_one() -> None:
+    """With what to do instead."""
+    with pytest.raises(InvalidArgument, match="a key must not be empty: leave it out"):
+        check_key("", LIMITS)
+
 
 tags = st.lists(st.text("abü!", min_size=1, max_size=5), max_size=3, unique=True)
 groups = st.builds(
