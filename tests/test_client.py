@@ -403,12 +403,15 @@ def test_urls_that_are_none_are_refused_at_once(url: str) -> None:
 def test_times_that_are_none_are_refused_before_anything_is_sent(seconds: float) -> None:
     """Both clients name the argument; nobody listens at the address, so that nothing can have been sent."""
     nowhere = "http://127.0.0.1:9"
-    with BlockingClient(nowhere) as blocked, pytest.raises(InvalidArgument, match="timeout_s must be (above 0|finite)"):
+    with (
+        BlockingClient(nowhere) as blocked,
+        pytest.raises(InvalidArgument, match=r"timeout_s must be (above 0|finite)"),
+    ):
         blocked.invoke("echo", timeout_s=seconds)
 
     async def body() -> None:
         async with Client(nowhere) as client:
-            with pytest.raises(InvalidArgument, match="timeout_s must be (above 0|finite)"):
+            with pytest.raises(InvalidArgument, match=r"timeout_s must be (above 0|finite)"):
                 await client.invoke("echo", timeout_s=seconds)
             if seconds:
                 with pytest.raises(InvalidArgument, match="delay_s"):
