@@ -10,7 +10,8 @@ from enum import IntEnum
 
 import msgspec
 
-from boki.log.ids import LogId, ShardId, Term
+from boki.log.ids import LogId, NodeId, ShardId, Term
+from boki.log.membership import ClusterPlan, Membership, Placement
 from boki.log.metalog import MetalogEntry
 from boki.log.view import View
 
@@ -24,6 +25,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class StoreBatch(Message, frozen=True):
     """Keep this batch (`boki.log.batch`); report once it is durable."""
+
+    batch: bytes
+
+
+class IndexBatch(Message, frozen=True):
+    """engine -> engines that hold the index. What this shard's storage nodes have just been sent, so that nobody has
+    to fetch it when the cut comes. A favour: whoever lacks it asks the storage nodes.
+    """
 
     batch: bytes
 
@@ -230,7 +239,167 @@ class Completed(Message, frozen=True):
     stored_until: int
 
 
+# controller -> everybody, and back: heartbeats
+
+
+class Ping(Message, frozen=True):
+    """controller -> anybody. Are you there? → `Pong`, by the core itself, so that a stuck one is silent"""
+
+    number: int
+
+
+class Pong(Message, frozen=True):
+    """anybody -> controller. This incarnation lives. `term` is the newest that it knows, 0 if none.
+
+    Of a sequencer: whether that term `is_sealed` here, and which logs it `leads`, that is: would append to.
+    """
+
+    number: int
+    term: Term
+    incarnation: int
+    is_sealed: bool = False
+    leads: tuple[LogId, ...] = ()
+
+
+# controller -> storage: repair (design section 4, "Storage nodes lost, added, drained")
+
+
+class ShardRow(msgspec.Struct, frozen=True, array_like=True):
+    """A shard as one storage node knows it. It is complete here when `stored_until` has reached `ordered_until`."""
+
+    term: Term
+    log: LogId
+    shard: ShardId
+    engine: NodeId | None
+    replicas: tuple[NodeId, ...]
+    """As its `OpenShard` named them; the placement map may say otherwise."""
+    ordered_until: int
+    stored_until: int
+    is_closed: bool
+    """It is ordered no further: by a `CloseShard`, or because its term has ended."""
+
+
+class FetchShards(Message, frozen=True):
+    """controller -> storage. Your shards, in order of (term, log, shard), after `after`. → `ShardsFetched`"""
+
+    request: int
+    after: tuple[Term, LogId, ShardId]
+    limit: int
+
+
+class ShardsFetched(Message, frozen=True):
+    """storage -> controller. `is_caught_up`: this node has applied all that it knows to be committed."""
+
+    request: int
+    rows: tuple[ShardRow, ...]
+    is_last: bool
+    is_caught_up: bool
+
+
+# engine -> storage: checkpoints of the index (design section 4, "Checkpoints")
+
+
+class StoreCheckpoint(Message, frozen=True):
+    """engine -> storage. Page `page` of what changes from checkpoint `number - 1` to `number` of this engine's index.
+
+    A lineage is the checkpoints of one engine incarnation; number 1 is a whole index. Pages come in order; the last
+    one makes the checkpoint valid. `positions` is what it covers, per log. → `CheckpointStored`
+    """
+
+    lineage: int
+    number: int
+    page: int
+    is_last: bool
+    rows: tuple[tuple[bytes, bytes], ...]
+    deleted: tuple[tuple[bytes, bytes], ...]
+    """Ranges start ≤ key < stop; they go before `rows`."""
+    positions: dict[LogId, int]
+
+
+class CheckpointStored(Message, frozen=True):
+    """storage -> engine. The pages of that checkpoint below `pages` are durable here; all of them if `is_complete`."""
+
+    lineage: int
+    number: int
+    pages: int
+    is_complete: bool
+    incarnation: int
+
+
+class FetchCheckpoint(Message, frozen=True):
+    """engine -> storage. Rows of your newest complete checkpoint (`lineage` 0) or of that one. → `CheckpointFetched`"""
+
+    request: int
+    lineage: int
+    number: int
+    after_key: bytes
+    max_bytes: int
+
+
+class CheckpointFetched(Message, frozen=True):
+    """storage -> engine. `lineage` 0: there is none, or the one asked for has been replaced: begin anew."""
+
+    request: int
+    lineage: int
+    number: int
+    rows: tuple[tuple[bytes, bytes], ...]
+    is_last: bool
+    positions: dict[LogId, int]
+
+
+class FetchState(Message, frozen=True):
+    """storage -> storage. What you know from the metalogs: I have fallen behind what is kept. → `StateFetched`"""
+
+    request: int
+
+
+class StateFetched(Message, frozen=True):
+    """storage -> storage. A `boki.storage.shards.Checkpoint`, encoded."""
+
+    request: int
+    state: bytes
+
+
+# engine -> sequencers: letting old entries go
+
+
+class DropEntries(Message, frozen=True):
+    """engine -> sequencers. A checkpoint that covers entries below `until` is durable on a write quorum of storage
+    nodes, and so are those of all earlier terms: nobody needs them to start.
+    """
+
+    term: Term
+    log: LogId
+    until: int
+
+
+class EntriesDropped(Message, frozen=True):
+    """sequencer -> engine, storage. The answer to a `FetchMetalog` below what is kept: take a checkpoint first."""
+
+    term: Term
+    log: LogId
+    kept_from: int
+
+
 # coordinator -> everybody
+
+
+class InstallMembership(Message, frozen=True):
+    """Who is registered now. Of two, the one with the larger number counts."""
+
+    membership: Membership
+
+
+class InstallPlacement(Message, frozen=True):
+    """Where closed shards have moved. Of two, the one with the larger version counts."""
+
+    placement: Placement
+
+
+class InstallPlan(Message, frozen=True):
+    """coordinator -> controller. What the operator wants. Of two, the one with the larger version counts."""
+
+    plan: ClusterPlan
 
 
 class InstallView(Message, frozen=True):

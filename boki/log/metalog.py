@@ -56,9 +56,15 @@ class OpenShard(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class CloseShard(msgspec.Struct, frozen=True, array_like=True, tag="close"):
-    """The shard is ordered no further than it is here, ever."""
+    """The shard is ordered no further than it is here, ever.
+
+    `is_lost` fences its engine's whole incarnation: of this log nothing more of that incarnation is ever ordered in
+    this term, whatever shard it would open, and an engine that finds itself fenced stops. The shard named may be one
+    that was never opened, if the incarnation has none here.
+    """
 
     shard: ShardId
+    is_lost: bool = False
 
 
 MetalogEntry = Cut | Trim | OpenShard | CloseShard

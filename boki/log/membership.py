@@ -1,0 +1,93 @@
+"""Who is here right now: the nodes that have registered with the coordinator, and where closed shards have moved.
+
+Views say who sequences in a term and change by a seal. Storage nodes, engines and gateways come and go between seals:
+they are known by membership. It is a hint, never a proof: a node that is named may be dead, one that is missing may
+still write. Whoever must be kept from writing is fenced in the metalog (`CloseShard`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from boki.log.ids import LogId, NodeId, ShardId, Term
+
+Place = tuple[Term, LogId, ShardId]
+"""One shard in the history of the log."""
+
+
+class Role(StrEnum):
+    """What a node does."""
+
+    GATEWAY = "gateway"
+    ENGINE = "engine"
+    STORAGE = "storage"
+    SEQUENCER = "sequencer"
+    CONTROLLER = "controller"
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One registered node. `lanes`: where it listens, "host:port" per lane of `boki.net`."""
+
+    node: NodeId
+    role: Role
+    incarnation: int
+    lanes: dict[str, str] = {}
+    public_key: str = ""
+    """CURVE public key, Z85; empty where the links are plain."""
+    has_index: bool = False
+    """An engine that holds the index of all logs; others ask one that does."""
+
+
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """The registered nodes. `number` grows with each change, as far as this process has seen them."""
+
+    number: int
+    members: tuple[Member, ...] = ()
+    draining: tuple[NodeId, ...] = ()
+    """Storage nodes that are to be emptied: no new shard goes there."""
+
+    def of(self, role: Role) -> tuple[Member, ...]:
+        """The members of one role, in the order of their names."""
+        return tuple(sorted((m for m in self.members if m.role is role), key=lambda m: (len(m.node), m.node)))
+
+    def find(self, node: NodeId) -> Member | None:
+        """The member of that name."""
+        return next((member for member in self.members if member.node == node), None)
+
+
+class Moved(msgspec.Struct, frozen=True, array_like=True):
+    """A closed shard whose replicas are no longer those that its `OpenShard` named."""
+
+    term: Term
+    log: LogId
+    shard: ShardId
+    replicas: tuple[NodeId, ...]
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where closed shards have moved: a compare-and-set map beside the views. `version` is the coordinator's."""
+
+    version: int = 0
+    moved: tuple[Moved, ...] = ()
+
+    def as_map(self) -> dict[Place, tuple[NodeId, ...]]:
+        """Replicas by shard, of those that have moved."""
+        return {(row.term, row.log, row.shard): row.replicas for row in self.moved}
+
+
+class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator wants, kept by the coordinator and changed by compare-and-set; the controller makes it so."""
+
+    version: int = 0
+    logs: int = 1
+    sequencers: int = 3
+    """How many sequencers a view shall have, an odd number."""
+    sequencer_names: tuple[NodeId, ...] = ()
+    """Exactly these, if any are named."""
+    replicas: int = 3
+    write_quorum: int = 2
+    index_replicas: int = 0
+    """How many engines hold the index; 0: all of them."""
+    draining: tuple[NodeId, ...] = ()
