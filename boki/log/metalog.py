@@ -18,7 +18,8 @@ import msgspec
 from boki.errors import CorruptData, InvalidArgument, VersionTooNew
 from boki.log.ids import MAX_LOG, MAX_TERM, LogId, NodeId, ShardId, Term
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""2: `CloseShard.is_lost`, which a reader of version 1 would overlook."""
 _INDEX_BITS: Final = 43
 _PLACE: Final = re.compile(r"(\d{1,3}):(\d{1,7})\.(\d{1,13})", re.ASCII)
 
