@@ -148,8 +148,7 @@ class Links:
 async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, int]:
     """The host and port that a SOCKS5 client asks for. `ValueError` if it speaks something else."""
     version, method_count = await reader.readexactly(2)
-    methods = await reader.readexactly(method_count)
-    if version != 5 or 0 not in methods:
+    if version != 5 or 0 not in await reader.readexactly(method_count):
         raise ValueError("not SOCKS5 without authentication")
     writer.write(b"\x05\x00")
     version, command, _, kind = await reader.readexactly(4)
