@@ -1,0 +1,240 @@
+"""What gateways and engines say to each other, and what anybody may be asked: the messages of function calls.
+
+Those of the log stand in `boki.messages`. These here are requests with one answer each, under a number that the asker
+never uses twice; an answer to a number that nobody waits for is dropped. Nothing is repeated by itself: a request that
+was lost shows in the next `Load` (`lacking`), and its asker decides what that means. Times are what is left, never a
+time of day, because clocks differ between machines. A message holds at most one payload, page or chunk, each of which
+was held to `boki.log.limits` where it came in.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from boki.calls import Call, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.log.membership import Role
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Failure, Operation
+from boki.messages import Message
+
+MAX_POLLED: Final = 4096
+"""The most numbers that one `Poll` asks about."""
+
+# gateway -> engine, and back: calls
+
+
+class StartCall(Message, frozen=True):
+    """Run the call, within its `timeout_us`. → `CallEnded`"""
+
+    request: int
+    call: Call
+
+
+class CallEnded(Message, frozen=True):
+    """How the call ended, or that it was refused before it began."""
+
+    request: int
+    outcome: Outcome
+
+
+# gateway -> engine with the index, and back: logged calls (`boki.gateway.backend.CallLedger`)
+
+
+class AcceptCall(Message, frozen=True):
+    """Log the call, to be run after `delay_us`. Repeated, also to another engine, it logs nothing twice.
+
+    → `CallAccepted`
+    """
+
+    request: int
+    call: Call
+    key: str | None
+    delay_us: int
+
+
+class CallAccepted(Message, frozen=True):
+    """The id of the call that counts, whose record is durable; or why there is none."""
+
+    request: int
+    invocation: str
+    failure: Failure | None = None
+
+
+class CallOnce(Message, frozen=True):
+    """Run the call under the key and wait for its end, at most its `timeout_us`. Repeatable. → `CallOnceEnded`"""
+
+    request: int
+    call: Call
+    key: str
+
+
+class CallOnceEnded(Message, frozen=True):
+    """The id and the outcome of the call that counts; or (without an outcome) why there is none to tell."""
+
+    request: int
+    invocation: str
+    outcome: Outcome | None
+    failure: Failure | None = None
+
+
+class AskCall(Message, frozen=True):
+    """What is known of that logged call, after waiting `wait_us` at most for its end? → `TellCall`"""
+
+    request: int
+    invocation: str
+    wait_us: int
+
+
+class TellCall(Message, frozen=True):
+    """What is known; or why nothing is."""
+
+    request: int
+    state: InvocationState | None
+    failure: Failure | None = None
+
+
+# gateway, engine without the index -> engine, and back: the log
+
+
+class LogRequest(Message, frozen=True):
+    """Carry out this operation, checked where it came in, for a caller that has seen `positions`. → `LogReply`"""
+
+    request: int
+    positions: Positions
+    timeout_us: int
+    operation: Operation
+
+
+class LogReply(Message, frozen=True):
+    """The answer, and what its caller has seen now."""
+
+    request: int
+    positions: Positions
+    answer: Answer
+
+
+# gateway -> engine, and back: who is there, and what it can do
+
+
+class Poll(Message, frozen=True):
+    """Are you there, and how busy? Do you know the requests `pending`, which wait for long? → `Load`
+
+    It also asks to be told again whenever something changes.
+    """
+
+    pending: tuple[int, ...] = ()
+
+
+class Load(Message, frozen=True):
+    """How busy this engine is. Sent on change, at most every 100 ms, and in answer to a `Poll`.
+
+    `functions_number` grows whenever what can be called changes: who knows another number asks for it.
+    `lacking`: those of the polled requests that are not under way here: lost on the way, or answered.
+    """
+
+    incarnation: int
+    running: int
+    """Calls that run or wait for a worker, those of other gateways and logged ones included."""
+    capacity: int
+    """So many calls at once are taken from all gateways together; more are refused."""
+    functions_number: int
+    has_index: bool
+    is_ready: bool
+    is_draining: bool = False
+    """It takes no new calls; those that it has will still end."""
+    lacking: tuple[int, ...] = ()
+
+
+class FetchFunctions(Message, frozen=True):
+    """What can be called? → `TellFunctions`"""
+
+
+class TellFunctions(Message, frozen=True):
+    """What can be called at this engine."""
+
+    incarnation: int
+    functions_number: int
+    functions: tuple[FunctionInfo, ...]
+    modules: tuple[ModuleInfo, ...]
+    bundle: int = 0
+    """The number of the deployed version (`boki.engine.bundles`); 0: none, the functions are of a folder."""
+
+
+# gateway -> engine, and back: deploying
+
+
+class ActivateBundle(Message, frozen=True):
+    """The bundle of this hash is in the log: see whether it can be loaded, and let every engine run it.
+
+    With `is_forced` also a bundle of which some modules cannot be loaded. → `BundleActivated`
+    """
+
+    request: int
+    bundle_hash: str
+    is_forced: bool
+    timeout_us: int
+
+
+class BundleActivated(Message, frozen=True):
+    """The version that runs from now on, and the modules in it; or why there is none."""
+
+    request: int
+    number: int
+    modules: tuple[ModuleInfo, ...] = ()
+    failure: Failure | None = None
+
+
+# anybody -> anybody
+
+
+class AskStatus(Message, frozen=True):
+    """What would an operator want to know of you? → `TellStatus`"""
+
+    request: int
+
+
+class TellStatus(Message, frozen=True):
+    """The answer, as a JSON object."""
+
+    request: int
+    status: bytes
+
+
+FOR_ENGINE_SHELL: Final = (
+    StartCall,
+    AcceptCall,
+    CallOnce,
+    AskCall,
+    LogRequest,
+    Poll,
+    FetchFunctions,
+    ActivateBundle,
+    AskStatus,
+)
+"""What is sent to an engine's node and not meant for its core."""
+
+_GATEWAY: Final = frozenset({Role.GATEWAY})
+_ENGINE: Final = frozenset({Role.ENGINE})
+_ANYBODY: Final = frozenset(Role)
+
+SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
+    StartCall: _GATEWAY,
+    CallEnded: _ENGINE,
+    AcceptCall: _GATEWAY,
+    CallAccepted: _ENGINE,
+    CallOnce: _GATEWAY,
+    CallOnceEnded: _ENGINE,
+    AskCall: _GATEWAY,
+    TellCall: _ENGINE,
+    LogRequest: _GATEWAY | _ENGINE,
+    LogReply: _ENGINE,
+    Poll: _GATEWAY,
+    Load: _ENGINE,
+    FetchFunctions: _GATEWAY,
+    TellFunctions: _ENGINE,
+    ActivateBundle: _GATEWAY,
+    BundleActivated: _ENGINE,
+    AskStatus: _GATEWAY | _ENGINE | frozenset({Role.CONTROLLER}),
+    TellStatus: _ANYBODY,
+}
+"""Which roles may send what: a link refuses what comes from another."""
