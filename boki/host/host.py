@@ -15,7 +15,7 @@ from boki.effects import Answer, Core, DiskRoom, Effect, Load, Send, Store, Trac
 from boki.errors import StoreFailed
 from boki.host.clock import now_us
 from boki.host.disk import Disk
-from boki.host.links import Links
+from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
 
 _log = logging.getLogger("boki.host")
@@ -30,7 +30,7 @@ class Host:
         self,
         node: NodeId,
         core: Core,
-        links: Links,
+        links: NodeLinks,
         loop: AbstractEventLoop,
         *,
         disk: Disk | None = None,

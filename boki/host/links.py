@@ -1,13 +1,29 @@
-"""Links between nodes of one process: a message is handed over by reference. What is sent to nobody is lost."""
+"""Links between nodes: the surface that a host sees, and the links of nodes that share a process.
+
+In one process a message is handed over by reference. What is sent to nobody is lost.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from boki.log.ids import NodeId
 
 Deliver = Callable[[NodeId, Any], None]
+
+
+class NodeLinks(Protocol):
+    """A way for nodes of this process to send to any node, and to be sent to."""
+
+    def attach(self, node: NodeId, deliver: Deliver) -> None:
+        """Let `node` receive messages through `deliver(sender, message)`."""
+
+    def detach(self, node: NodeId) -> None:
+        """Messages to `node` are lost from now on."""
+
+    def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
+        """Send a message. It may be lost, repeated or late; between two nodes it mostly keeps its order."""
 
 
 class Links:
@@ -30,3 +46,38 @@ class Links:
         deliver = self._nodes.get(to)
         if deliver is not None:
             deliver(sender, message)
+
+
+class Diversion:
+    """Links for a host whose core shares its node with a shell: messages of some classes go to the shell.
+
+    The host attaches to this; the shell tells where its messages go with `divert`, and sends as the node itself.
+    """
+
+    def __init__(self, links: NodeLinks, kinds: tuple[type, ...]) -> None:
+        self._links = links
+        self._kinds = kinds
+        self._divert: Deliver | None = None
+
+    def divert(self, deliver: Deliver | None) -> None:
+        """Where messages of those classes go from now on; None: they are lost."""
+        self._divert = deliver
+
+    def attach(self, node: NodeId, deliver: Deliver) -> None:
+        """See `NodeLinks.attach`."""
+
+        def sort(sender: NodeId, message: Any) -> None:
+            if not isinstance(message, self._kinds):
+                deliver(sender, message)
+            elif self._divert is not None:
+                self._divert(sender, message)
+
+        self._links.attach(node, sort)
+
+    def detach(self, node: NodeId) -> None:
+        """See `NodeLinks.detach`."""
+        self._links.detach(node)
+
+    def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
+        """See `NodeLinks.send`."""
+        self._links.send(sender, to, message)
