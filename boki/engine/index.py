@@ -207,8 +207,8 @@ class Index:
             if used:
                 first_of_cut, used_us = self._history.table_of(used).cut_of(used)
                 if used_us > time_us - self._key_window_us:
-                    # one key is used once in a cut, so this is all of the first use and nothing else
-                    return Refusal(seqnum, "", 0, 0, tuple(book.row(span.key_tag).page(first_of_cut, used + 1, END)))
+                    # one key is used once in a cut, so this is all that is left of the first use and nothing else
+                    return Refusal(seqnum, "", 0, 0, tuple(book.page(span.key_tag, first_of_cut, used + 1, END)))
         for expect in span.when:
             last = book.last(expect.tag)
             if last != expect.last_seqnum:
@@ -393,8 +393,13 @@ class Index:
     def checkpoint_stored(self) -> None:
         """The disk can be read as the last checkpoint left it: memory may be given back."""
         self._residence.stored()
-        self._new_books = {name for name in self._new_books if name in self._books and self._books[name].is_dirty}
+        self._new_books = {name for name in self._new_books if not self._is_stored(name)}
         self._settle()
+
+    def _is_stored(self, name: str) -> bool:
+        """Whether a book need not be listed from memory. One without records may never have been written."""
+        book = self._books.get(name)
+        return book is None or not (book.is_dirty or not book.record_count)
 
     def _is_dead(self, key: bytes, value: bytes) -> bool:
         """Whether no answer depends any more on that part or floor of a tag."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from boki.log.view import place_book
 from tests.engine.index_history import (
     BOOKS,
     KEYS,
@@ -89,3 +90,22 @@ def test_every_answer_is_the_naive_one_when_some_of_it_stays_in_memory(steps: li
     """The same when rows are partly in memory, with gaps between their parts."""
     with small_parts():
         play(History(memory_bytes=memory_bytes), steps)
+
+
+def one_cut(*groups_of_a_chunk: DrawnGroup) -> CutStep:
+    """A cut of one batch in the log of book "a"."""
+    return CutStep(place_book("a", 2), 0, (((groups_of_a_chunk,),),))
+
+
+def test_a_book_whose_first_record_was_refused_is_listed_with_its_first_record() -> None:
+    """A checkpoint in between writes nothing of a book without records: memory alone knows of it."""
+    refused = one_cut(DrawnGroup("a", ((),), (Condition("x", 2),)))
+    play(History(memory_bytes=AMPLE), [refused, CheckpointStep(), one_cut(DrawnGroup("a", ((),)))])
+
+
+def test_a_key_whose_first_use_was_deleted_in_part_names_what_is_left_of_it() -> None:
+    """Whatever happens to be in memory of what the deletion has hidden: all indexes answer alike."""
+    first = one_cut(DrawnGroup("a", ((), ()), key="k"), DrawnGroup("a", ((),)))
+    again = one_cut(DrawnGroup("a", ((),), key="k"))
+    for memory_bytes in (AMPLE, NOTHING):
+        play(History(memory_bytes=memory_bytes), [first, TrimStep("a", None, 0.5, everything=True), again])
