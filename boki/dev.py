@@ -20,7 +20,9 @@ from boki.engine.log_service import LogService
 from boki.engine.logged_calls import LoggedCalls
 from boki.engine.pools import FunctionHost
 from boki.errors import StoreFailed
+from boki.gateway.backend import EngineWatcher
 from boki.gateway.config import GatewayConfig
+from boki.gateway.core import Standing
 from boki.gateway.http.calls import no_such_function
 from boki.gateway.server import Gateway
 from boki.local_log import ENGINE, LocalLog
@@ -120,7 +122,6 @@ class _Backend:
 
     def __init__(self, dev: Dev) -> None:
         self._dev = dev
-        self.engines: Sequence[NodeId] = (ENGINE,)
 
     @property
     def ready(self) -> bool:
@@ -138,6 +139,9 @@ class _Backend:
     def ledger(self) -> LoggedCalls:
         return self._dev.calls
 
+    def watch(self, watcher: EngineWatcher) -> None:
+        watcher.engine_changed(ENGINE, Standing())
+
     def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:  # noqa: ARG002
         self._dev.functions.start_call(call, done)
 
@@ -147,7 +151,7 @@ class _Backend:
     def check_positions(self, positions: Positions) -> None:
         self._dev.service.check_positions(positions)
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         return self._dev.status()
 
 

@@ -1,6 +1,6 @@
 """What the gateway needs from whoever runs functions and keeps logs. Roles never import each other: this is the seam.
 
-`boki dev` puts an engine of the same process behind it.
+`boki dev` puts an engine of the same process behind it, `boki.gateway.cluster` those of a cluster.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from boki.calls import Call, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.gateway.core import Standing
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
@@ -33,6 +34,16 @@ class CallLedger(Protocol):
         """What is known of a logged call, after waiting `wait_s` at most for its end. `NoSuchInvocation`."""
 
 
+class EngineWatcher(Protocol):
+    """Who wants to know which engines are up: the gateway."""
+
+    def engine_changed(self, engine: NodeId, standing: Standing) -> None:
+        """The engine is up, and stands so from now on."""
+
+    def engine_lost(self, engine: NodeId) -> None:
+        """The engine is gone; nobody knows how far its calls came."""
+
+
 class Backend(Protocol):
     """Engines and logs, as the gateway sees them."""
 
@@ -40,9 +51,8 @@ class Backend(Protocol):
     def ready(self) -> bool:
         """Whether calls and log operations would be carried out now."""
 
-    @property
-    def engines(self) -> Sequence[NodeId]:
-        """The engines that are up when the gateway starts; later changes are told to the gateway."""
+    def watch(self, watcher: EngineWatcher) -> None:
+        """Tell which engines are up, at once and whenever that changes."""
 
     @property
     def functions(self) -> Mapping[str, FunctionInfo]:
@@ -66,7 +76,7 @@ class Backend(Protocol):
         """See `boki.runtime.port.LogPort`."""
 
     def check_positions(self, positions: Positions) -> None:
-        """`InvalidArgument` if a position lies in a log or a term that does not exist."""
+        """`InvalidArgument` if a position is known to lie in a log or a term that does not exist."""
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         """What an operator wants to know, as JSON values."""

@@ -2,7 +2,8 @@
 
 Everything that is in flight counts against a budget, in numbers and in bytes; what does not fit is refused at once,
 with a time after which to come again, because a queue in front of a full system only adds to every caller's wait. A
-call goes to the live engine with the fewest calls. The engine enforces the call's deadline; the gateway looks at it
+call goes to the least busy engine that has its function; one without the index counts as twice as busy, because each
+log operation there is one more way over the network. The engine enforces the call's deadline; the gateway looks at it
 too, a grace later, for the case that the engine's answer is lost.
 
 Every call that is started ends exactly once: by `finish`, by an `Answer` of `lose_engine` (its engine is gone), or by
@@ -11,7 +12,8 @@ an `Answer` of `tick` (overdue). What comes later finds it gone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 
 from boki.calls import Outcome
 from boki.effects import Answer
@@ -43,18 +45,41 @@ class Budget:
     """How long after a call's deadline its engine's answer is still waited for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an engine that is up has said of itself, and what is thought of it."""
+
+    running: int = 0
+    """Calls that it has, those of other gateways included."""
+    capacity: int = 1 << 30
+    """So many calls it takes at once."""
+    has_index: bool = True
+    takes_calls: bool = True
+    """False while it drains, or has not been heard of for a while."""
+    functions: Container[str] | None = None
+    """What it can run; None: whatever comes."""
+
+
 @dataclass(slots=True)
 class _Engine:
     node: NodeId
+    standing: Standing
     call_count: int = 0
     last_start: int = 0
+
+    @property
+    def load(self) -> int:
+        """How many calls it has, as far as is known: its own word may be a little old."""
+        return max(self.call_count, self.standing.running)
 
 
 @dataclass(slots=True)
 class _Started:
-    engine: _Engine
     size_bytes: int
     deadline_us: int
+    engine: _Engine | None = None
+    refused_by: set[NodeId] = field(default_factory=set)
+    """Engines that had it and did not begin it."""
 
 
 class GatewayCore:
@@ -85,13 +110,19 @@ class GatewayCore:
         """The live engines, and how many calls each has."""
         return {node: engine.call_count for node, engine in self._engines.items()}
 
-    def add_engine(self, node: NodeId) -> None:
-        """From now on the engine gets calls."""
-        self._engines.setdefault(node, _Engine(node))
+    def note_engine(self, node: NodeId, standing: Standing) -> None:
+        """The engine is up, and this is how it stands now."""
+        engine = self._engines.get(node)
+        if engine is None:
+            self._engines[node] = _Engine(node, standing)
+        else:
+            engine.standing = standing
 
     def lose_engine(self, node: NodeId) -> list[Answer]:
         """The engine is gone: the calls it had may have run in part, and nobody will answer them."""
         lost = self._engines.pop(node, None)
+        if lost is None:
+            return []
         return [
             self._give_up(token, CallLost(f"engine {node} was lost while it had the call", engine=node))
             for token in [token for token, call in self._calls.items() if call.engine is lost]
@@ -101,8 +132,8 @@ class GatewayCore:
         """Refuse everything new from now on; what is in flight goes on."""
         self.is_draining = True
 
-    def start(self, token: str, size_bytes: int, deadline_us: int) -> NodeId:
-        """Let a call in: the engine that gets it. `Overloaded` or `Unavailable` if it is refused."""
+    def start(self, token: str, size_bytes: int, deadline_us: int) -> None:
+        """Let a call in; `dispatch` follows. `Overloaded` or `Unavailable` if it is refused."""
         if len(self._calls) >= self.budget.calls:
             raise Overloaded(
                 f"{self.budget.calls} calls are in flight, as many as this gateway lets in",
@@ -113,21 +144,52 @@ class GatewayCore:
         if not self._engines:
             raise Unavailable("no engine is up", retry_after_s=RETRY_AFTER_S)
         self._take_bytes(size_bytes)
-        engine = (
-            min(self._engines.values(), key=_load) if len(self._engines) > 1 else next(iter(self._engines.values()))
-        )
+        self._calls[token] = _Started(size_bytes, deadline_us)
+
+    def dispatch(self, token: str, function: str) -> NodeId:
+        """The engine that gets the call.
+
+        Asked again, after that engine has refused the call without beginning it: another one. `Unavailable` if there
+        is none (any more), `Overloaded` if all have as many calls as they take; the call is still to be finished.
+        """
+        call = self._calls[token]
+        if call.engine is not None:
+            call.engine.call_count -= 1
+            call.refused_by.add(call.engine.node)
+            call.engine = None
+        engine = self._choose(function, call.refused_by)
         self._start_count += 1
         engine.last_start = self._start_count
         engine.call_count += 1
-        self._calls[token] = _Started(engine, size_bytes, deadline_us)
+        call.engine = engine
         return engine.node
+
+    def left_us(self, token: str, now_us: int) -> int:
+        """How much time the call has left, at least a microsecond."""
+        return max(self._calls[token].deadline_us - now_us, 1)
+
+    def _choose(self, function: str, excluded: Container[NodeId]) -> _Engine:
+        engines = [e for e in self._engines.values() if e.standing.takes_calls and e.node not in excluded]
+        if not engines:
+            raise Unavailable("no engine is up that takes calls", retry_after_s=RETRY_AFTER_S)
+        # just after a deployment some may not have it yet; if none has it, any may say so
+        engines = [e for e in engines if _has(e, function)] or engines
+        free = [engine for engine in engines if engine.load < engine.standing.capacity]
+        if not free:
+            raise Overloaded(
+                "every engine has as many calls as it takes",
+                retry_after_s=RETRY_AFTER_S,
+                limit=sum(engine.standing.capacity for engine in engines),
+            )
+        return min(free, key=_cost) if len(free) > 1 else free[0]
 
     def finish(self, token: str) -> bool:
         """The call's outcome is here: True if it is still waited for."""
         call = self._calls.pop(token, None)
         if call is None:
             return False
-        call.engine.call_count -= 1
+        if call.engine is not None:
+            call.engine.call_count -= 1
         self.bytes_in_flight -= call.size_bytes
         return True
 
@@ -209,6 +271,11 @@ class GatewayCore:
         return Answer(token, Outcome(None, Failure.of(error)))
 
 
-def _load(engine: _Engine) -> tuple[int, int]:
-    """Fewest calls first; of equals, the one that was idle longest, so that all stay warm."""
-    return engine.call_count, engine.last_start
+def _has(engine: _Engine, function: str) -> bool:
+    functions = engine.standing.functions
+    return functions is None or function in functions
+
+
+def _cost(engine: _Engine) -> tuple[int, int]:
+    """The least busy first; of equals, the one that was idle longest, so that all stay warm."""
+    return (engine.load + 1) * (1 if engine.standing.has_index else 2), engine.last_start

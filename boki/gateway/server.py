@@ -24,7 +24,7 @@ from boki.config import is_loopback
 from boki.errors import BokiError, Unauthorized, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
-from boki.gateway.core import GatewayCore
+from boki.gateway.core import GatewayCore, Standing
 from boki.gateway.http.answers import Refusal, refusal
 from boki.gateway.http.backend_metrics import BackendMetrics
 from boki.gateway.http.binary import BinaryEndpoint
@@ -64,7 +64,6 @@ class Gateway:
         self._trusts_browsers = bool(config.token) or config.insecure
         registry = registry or CollectorRegistry()
         self._metrics = GatewayMetrics(self.core, registry)
-        BackendMetrics(backend.status, registry)
         self._calls = FunctionCalls(backend, self.core, config, clock)
         self._door = LogDoor(backend, self.core, config)
         self._routes = Routes(
@@ -73,7 +72,7 @@ class Gateway:
                 *LogBooks(self._door).routes(),
                 *Subscriptions(self._door).routes(),
                 *BinaryEndpoint(self._door).routes(),
-                *SystemPages(backend, self.core, self._metrics).routes(),
+                *SystemPages(backend, self.core, self._metrics, BackendMetrics(registry)).routes(),
             ]
         )
         self._answered = asyncio.Event()
@@ -81,8 +80,7 @@ class Gateway:
         self._is_cut_off = False
         self._server: asyncio.Server | None = None
         self._connections: Connections | None = None
-        for engine in backend.engines:
-            self.core.add_engine(engine)
+        backend.watch(self)
 
     async def start(self) -> None:
         """Listen. `OSError` if the address cannot be had."""
@@ -107,12 +105,12 @@ class Gateway:
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"http://{host}:{self.port}"
 
-    def engine_joined(self, engine: NodeId) -> None:
-        """The engine takes calls from now on."""
-        self.core.add_engine(engine)
+    def engine_changed(self, engine: NodeId, standing: Standing) -> None:
+        """See `boki.gateway.backend.EngineWatcher`."""
+        self.core.note_engine(engine, standing)
 
     def engine_lost(self, engine: NodeId) -> None:
-        """The engine is gone; its calls end, and nobody knows how far they came."""
+        """See `boki.gateway.backend.EngineWatcher`."""
         self._calls.give_up(self.core.lose_engine(engine))
 
     def drain(self) -> None:

@@ -16,7 +16,9 @@ import aiohttp
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
 from boki.engine.logged_calls import LoggedCalls
 from boki.errors import BokiError, InvalidArgument
+from boki.gateway.backend import EngineWatcher
 from boki.gateway.config import GatewayConfig, Patience
+from boki.gateway.core import Standing
 from boki.gateway.server import Gateway
 from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
@@ -52,6 +54,7 @@ class FakeBackend:
         self.log = MemoryLog(limits)
         self.now_us = 1_700_000_000_000_000
         self.started: list[Call] = []
+        self.engines_asked: list[NodeId] = []
         self.hanging: dict[str, Callable[[Outcome], None]] = {}
         self.refusal: BokiError | None = None
         self.operations: list[tuple[Operation, Positions, float]] = []
@@ -67,11 +70,16 @@ class FakeBackend:
         if self.refusal is not None:
             raise self.refusal
         self.started.append(call)
+        self.engines_asked.append(engine)
         self._wake()
         if call.function == "hang":
             self.hanging[call.id] = done
         else:
             done(outcome_of(call))
+
+    def watch(self, watcher: EngineWatcher) -> None:
+        for engine in self.engines:
+            watcher.engine_changed(engine, Standing())
 
     async def run_logged(self, call: Call) -> Outcome:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -134,7 +142,7 @@ class FakeBackend:
             if log > 0 or split_position(position)[0] > 1:
                 raise InvalidArgument("there is no such log or term", field="Boki-Position")
 
-    def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         return {"version": "1", "term": 1}
 
 

@@ -12,7 +12,7 @@ STATUS = {"log": {"engine": {"appended_records": 7, "index_bytes": 11}, "syncs":
 
 def text_of(status: dict[str, object]) -> str:
     registry = CollectorRegistry()
-    BackendMetrics(lambda: status, registry)
+    BackendMetrics(registry).status = status
     return generate_latest(registry).decode()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from boki.calls import Outcome
 from boki.effects import Answer
 from boki.errors import Overloaded, Unavailable
-from boki.gateway.core import Budget, GatewayCore
+from boki.gateway.core import Budget, GatewayCore, Standing
 from boki.log.ids import NodeId
 
 A, B = NodeId("a"), NodeId("b")
@@ -18,8 +18,14 @@ A, B = NodeId("a"), NodeId("b")
 def core(*engines: NodeId, **budget: int) -> GatewayCore:
     made = GatewayCore(Budget(**budget))
     for engine in engines:
-        made.add_engine(engine)
+        made.note_engine(engine, Standing())
     return made
+
+
+def begin(gateway: GatewayCore, token: str, size_bytes: int = 0) -> NodeId:
+    """Let a call in and choose its engine."""
+    gateway.start(token, size_bytes, 1)
+    return gateway.dispatch(token, "f")
 
 
 def failure_code(answer: Answer) -> str:
@@ -33,10 +39,10 @@ def failure_code(answer: Answer) -> str:
 def test_calls_go_to_the_engine_with_the_fewest() -> None:
     """And of equals to the one that was idle longest."""
     gateway = core(A, B)
-    assert [gateway.start(str(n), 0, 1) for n in range(4)] == [A, B, A, B]
+    assert [begin(gateway, str(n)) for n in range(4)] == [A, B, A, B]
     gateway.finish("1")
     gateway.finish("3")
-    assert [gateway.start(str(n), 0, 1) for n in (4, 5)] == [B, B]
+    assert [begin(gateway, str(n)) for n in (4, 5)] == [B, B]
     assert gateway.engines() == {A: 2, B: 2}
 
 
@@ -44,14 +50,69 @@ def test_the_calls_of_a_lost_engine_end_as_unknown() -> None:
     """Each ends once; the other engine's go on, and nothing is sent to the lost one any more."""
     gateway = core(A, B)
     for n in range(4):
-        gateway.start(str(n), 10, 1)
+        begin(gateway, str(n), 10)
     answers = gateway.lose_engine(A)
     assert {answer.token: failure_code(answer) for answer in answers} == {"0": "call_lost", "2": "call_lost"}
     assert gateway.lose_engine(A) == []
     assert not gateway.finish("0")
     assert gateway.finish("1")
     assert (gateway.call_count, gateway.bytes_in_flight) == (1, 10)
-    assert gateway.start("5", 0, 1) == B
+    assert begin(gateway, "5") == B
+
+
+def test_a_call_whose_body_is_still_read_is_not_lost_with_an_engine() -> None:
+    """It has no engine before it is dispatched, and then gets one that is up."""
+    gateway = core(A, B)
+    gateway.start("1", 10, 7)
+    assert gateway.lose_engine(A) == []
+    assert gateway.dispatch("1", "f") == B
+    assert (gateway.left_us("1", 4), gateway.left_us("1", 9)) == (3, 1)
+
+
+def test_other_gateways_calls_count_and_full_engines_get_no_more() -> None:
+    """An engine says how many it has; when all have as many as they take, callers are told to come again."""
+    gateway = core()
+    gateway.note_engine(A, Standing(running=5, capacity=6))
+    gateway.note_engine(B, Standing(running=3, capacity=4))
+    assert begin(gateway, "1") == B
+    gateway.note_engine(B, Standing(running=4, capacity=4))
+    assert begin(gateway, "2") == A
+    gateway.note_engine(A, Standing(running=6, capacity=6))
+    with pytest.raises(Overloaded, match="as many calls as it takes"):
+        begin(gateway, "3")
+    assert gateway.finish("3")
+
+
+def test_an_engine_without_the_index_counts_as_twice_as_busy() -> None:
+    """Its log operations take a way more; yet it takes its share."""
+    gateway = core()
+    gateway.note_engine(A, Standing(has_index=False))
+    gateway.note_engine(B, Standing())
+    assert [begin(gateway, str(n)) for n in range(6)].count(B) == 4
+
+
+def test_calls_go_where_their_function_is() -> None:
+    """While engines take over a new version; if no engine has it, any may say so."""
+    gateway = core()
+    gateway.note_engine(A, Standing(functions={"f", "new"}))
+    gateway.note_engine(B, Standing(functions={"f"}))
+    for number in range(4):
+        gateway.start(str(number), 0, 1)
+        assert gateway.dispatch(str(number), "new") == A
+    gateway.start("5", 0, 1)
+    assert gateway.dispatch("5", "nowhere") == B
+
+
+def test_a_call_that_was_refused_unbegun_goes_to_another_engine_once() -> None:
+    """And engines that drain get nothing new."""
+    gateway = core(A, B)
+    assert begin(gateway, "1") == A
+    assert gateway.dispatch("1", "f") == B
+    with pytest.raises(Unavailable):
+        gateway.dispatch("1", "f")
+    assert gateway.engines() == {A: 0, B: 0}
+    gateway.note_engine(A, Standing(takes_calls=False))
+    assert begin(gateway, "2") == B
 
 
 def test_without_an_engine_calls_are_refused() -> None:
@@ -65,6 +126,7 @@ def test_an_engine_that_says_nothing_is_given_up_after_the_grace() -> None:
     """The engine ends overdue calls itself; only one that was lost on the way is ended here, and only once."""
     gateway = core(A, grace_us=100)
     gateway.start("1", 0, 1000)
+    gateway.dispatch("1", "f")
     assert gateway.tick(1100) == []
     (answer,) = gateway.tick(1101)
     assert (answer.token, failure_code(answer)) == ("1", "deadline_exceeded")
@@ -73,7 +135,7 @@ def test_an_engine_that_says_nothing_is_given_up_after_the_grace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "begin"),
+    ("budget", "admit"),
     [
         ({"calls": 2}, lambda gateway, n: gateway.start(str(n), 0, 1)),
         ({"requests": 2}, lambda gateway, n: gateway.begin_request(0)),
@@ -82,13 +144,13 @@ def test_an_engine_that_says_nothing_is_given_up_after_the_grace() -> None:
         ({"bytes_in_flight": 100}, lambda gateway, n: gateway.begin_request(50)),
     ],
 )
-def test_what_does_not_fit_the_budget_is_refused_with_a_time_to_come_again(budget: dict[str, int], begin) -> None:  # type: ignore[no-untyped-def]
+def test_what_does_not_fit_the_budget_is_refused_with_a_time_to_come_again(budget: dict[str, int], admit) -> None:  # type: ignore[no-untyped-def]
     """Calls, requests, subscriptions and bytes each have their bound, which the message names."""
     gateway = core(A, **budget)
-    begin(gateway, 1)
-    begin(gateway, 2)
+    admit(gateway, 1)
+    admit(gateway, 2)
     with pytest.raises(Overloaded, match=str(next(iter(budget.values())))) as caught:
-        begin(gateway, 3)
+        admit(gateway, 3)
     assert caught.value.retry_after_s == 1
 
 
@@ -99,9 +161,9 @@ def test_a_draining_gateway_refuses_what_is_new_and_keeps_what_it_has() -> None:
     gateway.begin_request(5)
     gateway.begin_stream()
     gateway.drain()
-    for begin in (lambda: gateway.start("2", 0, 1), lambda: gateway.begin_request(0), gateway.begin_stream):
+    for admit in (lambda: gateway.start("2", 0, 1), lambda: gateway.begin_request(0), gateway.begin_stream):
         with pytest.raises(Unavailable, match="shutting down"):
-            begin()
+            admit()
     assert not gateway.is_idle
     gateway.finish("1")
     gateway.end_request(5)
@@ -121,6 +183,7 @@ def test_the_books_balance_whatever_happens(events: list[tuple[int, int]]) -> No
             try:
                 gateway.start(token, n, n)
                 live[token] = n
+                gateway.dispatch(token, "f")
             except (Overloaded, Unavailable):
                 assert len(live) == 4 or sum(live.values()) + n > 20 or not gateway.engines()
         elif kind == 1:
@@ -129,7 +192,7 @@ def test_the_books_balance_whatever_happens(events: list[tuple[int, int]]) -> No
             for answer in gateway.lose_engine((A, B)[n % 2]):
                 del live[answer.token]
         elif kind == 3:
-            gateway.add_engine((A, B)[n % 2])
+            gateway.note_engine((A, B)[n % 2], Standing())
         else:
             for answer in gateway.tick(1_000_000 + n):
                 assert live.pop(answer.token) < n

@@ -5,7 +5,7 @@ They are those of `GET /status`, under the names below. What a backend does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -33,10 +33,13 @@ _POOL_GAUGES: Final = {
 
 
 class BackendMetrics(Collector):
-    """The figures of `status`, one family each; labels are nodes and modules, of which there are few."""
+    """The figures of `status`, one family each; labels are nodes and modules, of which there are few.
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]], registry: CollectorRegistry) -> None:
-        self._status = status
+    Whoever scrapes puts the latest `status` here first.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.status: Mapping[str, Any] = {}
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
@@ -45,7 +48,7 @@ class BackendMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client.registry.Collector`."""
-        status = self._status()
+        status = self.status
         log = status.get("log", {})
         engine = log.get("engine", {})
         for name, text in _ENGINE_COUNTERS.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from typing import Final
@@ -18,7 +19,7 @@ from aiohttp.web import BaseRequest, Response
 
 from boki.calls import Call, Encoding, FunctionInfo, Outcome, Payload
 from boki.effects import Answer
-from boki.errors import InvalidArgument, NoSuchFunction
+from boki.errors import BokiError, InvalidArgument, NoSuchFunction, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
@@ -73,13 +74,13 @@ class FunctionCalls:
             return await self._invoke_once(request, info, key)
         call = self._call(request, info)
         size = body_size(request, self._config.limits.request_bytes)
-        engine = self._core.start(call.id, size, self._clock() + call.timeout_us)
+        self._core.start(call.id, size, self._clock() + call.timeout_us)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         try:
             self._waiting[call.id] = future
             call = await self._with_payload(request, info, call)
             if not future.done():  # it is if the body took longer than the call may
-                self._backend.start_call(engine, call, partial(self._ended, call.id))
+                self._dispatch(call)
             outcome = await future
         finally:
             # Nothing to do if the call has ended; if it was refused, or the client left, its place is free now.
@@ -172,9 +173,20 @@ class FunctionCalls:
             call.id, call.function, payload, call.book, call.timeout_us, 0, call.positions, call.traceparent, ""
         )
 
-    def _ended(self, token: str, outcome: Outcome) -> None:
-        if self._core.finish(token):
-            self._resolve(token, outcome)
+    def _dispatch(self, call: Call) -> None:
+        engine = self._core.dispatch(call.id, call.function)
+        self._backend.start_call(engine, call, partial(self._ended, call))
+
+    def _ended(self, call: Call, outcome: Outcome) -> None:
+        """An engine has answered. One that cannot run the call at all may leave it to another."""
+        failure = outcome.failure
+        if failure is not None and failure.code == Unavailable.code and failure.outcome == "not_applied":
+            with suppress(BokiError, KeyError):  # there is no other engine, or nobody waits any more
+                left_us = self._core.left_us(call.id, self._clock())
+                self._dispatch(msgspec.structs.replace(call, timeout_us=left_us))
+                return
+        if self._core.finish(call.id):
+            self._resolve(call.id, outcome)
 
     def _resolve(self, token: str, outcome: Outcome) -> None:
         future = self._waiting.pop(token, None)

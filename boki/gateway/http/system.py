@@ -11,6 +11,7 @@ from boki.errors import Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers
+from boki.gateway.http.backend_metrics import BackendMetrics
 from boki.gateway.http.metrics import GatewayMetrics
 from boki.gateway.http.openapi import document
 from boki.gateway.http.routing import Route
@@ -19,10 +20,13 @@ from boki.gateway.http.routing import Route
 class SystemPages:
     """The handlers of the pages that are about the system itself."""
 
-    def __init__(self, backend: Backend, core: GatewayCore, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, backend: Backend, core: GatewayCore, metrics: GatewayMetrics, backend_metrics: BackendMetrics
+    ) -> None:
         self._backend = backend
         self._core = core
         self._metrics = metrics
+        self._backend_metrics = backend_metrics
 
     def routes(self) -> list[Route]:
         """What is answered here. Probes of a load balancer need no token."""
@@ -49,12 +53,13 @@ class SystemPages:
 
     async def metrics(self, _request: BaseRequest) -> Response:
         """Everything that is counted, for Prometheus."""
+        self._backend_metrics.status = await self._backend.status()
         return Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def status(self, _request: BaseRequest) -> Response:
         """What an operator wants to know."""
         body: dict[str, Any] = {
-            **self._backend.status(),
+            **await self._backend.status(),
             "ready": self._backend.ready and not self._core.is_draining,
             "functions": sorted(self._backend.functions),
             "modules": [
