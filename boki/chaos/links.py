@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 _CHUNK_BYTES = 256 << 10
@@ -48,7 +48,7 @@ class Links:
         """A port whose connections go to `host:port`, as the link from `source` to `destination`."""
         return await self._listen(lambda reader, writer: self._connect(source, destination, host, port, reader, writer))
 
-    async def _listen(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]) -> int:
+    async def _listen(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> int:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         self._servers.append(server)
         port: int = server.sockets[0].getsockname()[1]
