@@ -1,0 +1,49 @@
+"""Log files that do not grow without bound. The processes write to them directly, so that none waits for another."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+MAX_BYTES: Final = 16 << 20
+_TAIL_BYTES: Final = 16 << 10
+
+
+def open_log(file: Path) -> int:
+    """A descriptor that appends to the file, for a child's stdout and stderr."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def older(file: Path) -> Path:
+    """Where the part before the last cut stands."""
+    return file.with_name(file.name + ".1")
+
+
+def bound(file: Path, max_bytes: int = MAX_BYTES) -> bool:
+    """Once the file is larger, move what is in it to `older(file)` and begin anew. Whether that was so.
+
+    It is copied and emptied, not renamed: whoever writes has it open. A line that is written between the two is lost.
+    """
+    try:
+        if file.stat().st_size <= max_bytes:
+            return False
+    except FileNotFoundError:
+        return False
+    shutil.copyfile(file, older(file))
+    os.truncate(file, 0)
+    return True
+
+
+def last_lines(file: Path, count: int = 5) -> list[str]:
+    """The last lines of the file, without empty ones; none if it is not there."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if line.strip()][-count:]

@@ -1,0 +1,64 @@
+"""What a supervisor tells other commands, in a file: who it is, where its cluster listens, and how its processes are.
+
+The file is replaced as a whole, so that a reader never sees half of it. It may be older than the truth, when the
+supervisor was killed: whoever acts on a process compares its mark first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from boki.cluster.identity import is_same
+from boki.errors import CorruptData
+
+FILE_NAME: Final = "supervisor.json"
+
+
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. `pid` 0: it does not run now."""
+
+    node: str
+    role: str
+    state: str
+    pid: int = 0
+    mark: str = ""
+    restarts: int = 0
+    exit_code: int | None = None
+    log: str = ""
+
+
+class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor and its cluster."""
+
+    pid: int
+    mark: str
+    url: str
+    zookeeper: str
+    chroot: str
+    is_stopping: bool = False
+    processes: tuple[ProcessState, ...] = ()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether that very supervisor still runs."""
+        return is_same(self.pid, self.mark)
+
+
+def write_state(folder: Path, state: SupervisorState) -> None:
+    """Replace the file in `folder`."""
+    new = folder / f"{FILE_NAME}.new"
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")
+    new.replace(folder / FILE_NAME)
+
+
+def read_state(folder: Path) -> SupervisorState | None:
+    """What the last supervisor of this folder has told; None if there was none."""
+    try:
+        return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=SupervisorState)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise CorruptData(f"{folder / FILE_NAME} is not what a supervisor writes: {error}") from None
