@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -184,7 +184,16 @@ class Setting:
     @property
     def variable(self) -> str:
         """The environment variable that sets it."""
-        return ENV_PREFIX + self.name.replace(".", "_").upper()
+        return variable_of(self.name)
+
+
+def variable_of(name: str) -> str:
+    """The environment variable that sets the setting of that name.
+
+    >>> variable_of("limits.record_bytes")
+    'BOKI_LIMITS_RECORD_BYTES'
+    """
+    return ENV_PREFIX + name.replace(".", "_").upper()
 
 
 def settings(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
@@ -214,24 +223,26 @@ def load(
     environment: Mapping[str, str],
     file: Path | None = None,
     allow_others: bool = False,
+    others: Collection[str] = (),
 ) -> ConfigType:
     """Flags (None: not given) over `BOKI_*` variables over the TOML file over defaults.
 
     Without `file`, the one that `BOKI_CONFIG` names is read, else `boki.toml` if it is there. Paths in a file are
     relative to that file. `ConfigError` lists every unknown key (with the allowed ones) and every refused value;
-    `allow_others`: unknown keys are left to whoever knows them.
+    `allow_others`: unknown keys are left to whoever knows them; so are those of `others`, which another command on the
+    same file knows.
     """
     known = {setting.name: setting for setting in settings(kind)}
     problems: list[str] = []
     given: dict[str, _Given] = {}
     for item in (
         *_from_file(known, file or _default_file(environment), problems),
-        *_from_environment(known, environment, None if allow_others else problems),
+        *_from_environment(known, environment, None if allow_others else problems, others),
         *(_Given(name, value, flag(name), True) for name, value in flags.items() if value is not None),
     ):
         if item.name in known:
             given[item.name] = item
-        elif not allow_others:
+        elif not allow_others and item.name not in others:
             problems.append(_unknown(item.name, item.origin, known))
     values: dict[str, Any] = {}
     for item in given.values():
@@ -304,12 +315,13 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _from_environment(
-    known: Mapping[str, Setting], environment: Mapping[str, str], problems: list[str] | None
+    known: Mapping[str, Setting], environment: Mapping[str, str], problems: list[str] | None, others: Collection[str]
 ) -> Iterator[_Given]:
     """`problems`: where variables that nobody knows are told, if they are."""
     names = {setting.variable: name for name, setting in known.items()}
+    ignored = _OTHER_VARIABLES.union(variable_of(name) for name in others)
     for variable, value in environment.items():
-        if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES:
+        if not variable.startswith(ENV_PREFIX) or (variable in ignored and variable not in names):
             continue
         if variable in names:
             yield _Given(names[variable], value, variable, True)
