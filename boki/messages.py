@@ -280,7 +280,10 @@ class ShardRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchShards(Message, frozen=True):
-    """controller -> storage. Your shards, in order of (term, log, shard), after `after`. → `ShardsFetched`"""
+    """controller -> storage. Your shards, in order of (term, log, shard), after `after`. → `ShardsFetched`
+
+    Those that are to be on this node, or still are, and in which anything was or may be ordered.
+    """
 
     request: int
     after: tuple[Term, LogId, ShardId]
@@ -288,12 +291,17 @@ class FetchShards(Message, frozen=True):
 
 
 class ShardsFetched(Message, frozen=True):
-    """storage -> controller. `is_caught_up`: this node has applied all that it knows to be committed."""
+    """storage -> controller. `is_caught_up`: this node has applied all that it knows to be committed.
+
+    Rows count for a placement only if `placement_version` has reached it: a node that has not seen an older one yet,
+    which sent a shard away, calls complete what it is going to delete.
+    """
 
     request: int
     rows: tuple[ShardRow, ...]
     is_last: bool
     is_caught_up: bool
+    placement_version: int = 0
 
 
 # engine -> storage: checkpoints of the index (design section 4, "Checkpoints")
