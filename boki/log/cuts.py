@@ -195,9 +195,14 @@ class ShardOrder:
             self._lids.append(lid)
             self._seqnums.append(seqnum)
 
-    def runs(self) -> list[tuple[int, int]]:
-        """The (first local id, first seqnum) pairs that say it all, for a checkpoint."""
-        return list(zip(self._lids, self._seqnums, strict=True))
+    @property
+    def run_count(self) -> int:
+        """How many runs there are; a run never changes."""
+        return len(self._lids)
+
+    def runs(self, first: int = 0) -> list[tuple[int, int]]:
+        """The (first local id, first seqnum) pairs that say it all, from a number on, for a checkpoint."""
+        return list(zip(self._lids[first:], self._seqnums[first:], strict=True))
 
     def add(self, piece: Piece) -> None:
         """Take in the shard's next piece."""
