@@ -1,0 +1,441 @@
+"""The coordinator of a cluster: what all processes agree on, in ZooKeeper.
+
+```
+/format             cluster id and data version            /views/0000000001    one view a term, written once
+/incarnations       the last number given out              /placement, /plan    replaced by compare-and-set
+/nodes/<name>       who is here (ephemeral)                /election, /index    ephemeral: who leads, who has an index
+```
+
+Every write is idempotent, or is read back when a lost connection left it in doubt: a view is written once and never
+changed, so whoever finds its own there has won; placement and plan carry the token of whoever wrote them.
+
+Names under `/nodes` are unique. A node that begins anew finds its former life's entry until that session expires; both
+carry the id of the data directory (`home`), whose lock says that the former life is over, so the entry is removed. One
+of another home is another node of the same name: it is given the time of a session to go, and then refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from boki.controller.zookeeper_session import Node, SessionEnded, SessionState, Unsure, ZooKeeperSession
+from boki.controller.zookeeper_values import decode, encode, writer_of
+from boki.errors import ConfigError
+from boki.log.ids import NodeId, Term
+from boki.log.membership import ClusterPlan, Member, Membership, Placement
+from boki.log.view import View
+from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
+
+_log = logging.getLogger("boki.zookeeper")
+_T = TypeVar("_T")
+News = InstallView | InstallMembership | InstallPlacement | InstallPlan
+
+
+class _Format(msgspec.Struct, frozen=True):
+    cluster: str
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """An ephemeral entry: who made it, and from which data directory."""
+
+    home: str
+    member: Member
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """An entry in the election, or an index slot."""
+
+    home: str
+    node: NodeId
+
+
+class ZooKeeperCoordinator:
+    """What one process knows and says of the cluster. Made by `connect`; `follow` begins to tell what changes.
+
+    `tell` is given the messages that cores take (`InstallView` with new views only, membership, placement, plan),
+    `on_leadership` whether this process leads the controllers, `on_session` the state of the session. All are called
+    in the loop. After `SessionState.EXPIRED` nothing more comes: close this one and begin anew.
+    """
+
+    def __init__(self, home: str) -> None:
+        self.cluster_id = ""
+        self.home = home
+        self.tell: Callable[[News], None] = _ignore
+        self.on_leadership: Callable[[bool], None] = _ignore
+        self.on_session: Callable[[SessionState], None] = _ignore
+        self.on_failure: Callable[[Exception], None] = _ignore
+        self._session: ZooKeeperSession
+        self._session_s = 0.0
+        self._views: dict[Term, View] = {}
+        self._told_term: Term = 0
+        self._registrations: dict[str, Registration] = {}
+        self._membership = Membership(number=0)
+        self._plan = ClusterPlan()
+        self._mark = uuid4().hex  # of our entries in the election
+        self._is_leader = False
+        self._following: list[_Refresher] = []
+
+    @classmethod
+    async def connect(
+        cls, hosts: str, chroot: str, *, home: str = "", session_s: float = 4.0, timeout_s: float = 20.0
+    ) -> ZooKeeperCoordinator:
+        """Open a session and learn the cluster's id; `home` names the data directory, "" for who registers nothing.
+
+        `Unavailable` if ZooKeeper cannot be reached, `VersionTooNew` if a newer Boki has written there.
+        """
+        self = cls(home or uuid4().hex)
+        self._session_s = session_s
+        self._session = await ZooKeeperSession.open(
+            hosts, "/" + chroot.strip("/"), session_s=session_s, timeout_s=timeout_s, on_state=self._hear
+        )
+        try:
+            for path in ("/nodes", "/views", "/election", "/index"):
+                await self._session.ensure(path)
+            stored = await self._create_once("/format", _Format(uuid4().hex), _Format)
+            self.cluster_id = stored.cluster
+            await self._create_once("/incarnations", 0, int)
+            await self._create_once("/placement", Placement(), Placement)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @property
+    def state(self) -> SessionState:
+        """Whether ZooKeeper hears this process."""
+        return self._session.state
+
+    @property
+    def membership(self) -> Membership:
+        """Who is registered, as last seen."""
+        return self._membership
+
+    async def close(self) -> None:
+        """End the session: registration, candidacy and slot go with it. Nothing is told any more."""
+        self.tell = self.on_leadership = self.on_session = self.on_failure = _ignore
+        for refresher in self._following:
+            await refresher.stop()
+        await self._session.close()
+
+    # numbers and views
+
+    async def next_incarnation(self) -> int:
+        """A number that was never given out before."""
+        while True:
+            node, number = await self._get("/incarnations", int)
+            try:
+                await self._session.set("/incarnations", encode(number + 1), node.version)
+            except (BadVersionError, Unsure):
+                continue  # if the write in doubt has happened, its number is lost: there are enough
+            return number + 1
+
+    async def views(self) -> list[View]:
+        """The chain of views, oldest first. Only those that have not been seen yet are fetched."""
+        await self._fetch_views(None)
+        return [self._views[term] for term in sorted(self._views)]
+
+    async def install(self, view: View) -> bool:
+        """Make `view` the current one; False if another of that term came first, or its predecessor is not there."""
+        if view.term > 1 and view.term - 1 not in self._views:
+            await self._session.sync("/views")
+            await self._fetch_views(None)
+            if view.term - 1 not in self._views:
+                return False
+        while True:
+            try:
+                await self._session.create(_view_path(view.term), encode(view))
+            except NodeExistsError:
+                _, stored = await self._get(_view_path(view.term), View)
+                return stored == view
+            except Unsure:
+                continue  # the next attempt finds what has become of this one
+            return True
+
+    async def _fetch_views(self, watch: Callable[[], None] | None) -> None:
+        for name in await self._session.children("/views", watch):
+            if int(name) not in self._views:
+                _, self._views[int(name)] = await self._get(f"/views/{name}", View)
+
+    # placement and plan: compare-and-set
+
+    async def placement(self) -> Placement:
+        """Where closed shards have moved. Its `version` is the one that the next `place` must be based on."""
+        node, placement = await self._get("/placement", Placement)
+        return msgspec.structs.replace(placement, version=node.version)
+
+    async def place(self, placement: Placement) -> bool:
+        """Replace the placement if it still has `placement.version`; False if it has changed since."""
+        return await self._compare_and_set("/placement", placement, placement.version)
+
+    async def plan(self) -> ClusterPlan | None:
+        """What the operator wants; None before anybody has said so."""
+        try:
+            node, plan = await self._get("/plan", ClusterPlan)
+        except NoNodeError:
+            return None
+        return msgspec.structs.replace(plan, version=node.version)
+
+    async def ensure_plan(self, plan: ClusterPlan) -> ClusterPlan:
+        """The plan; `plan` becomes it if there is none."""
+        await self._create_once("/plan", plan, ClusterPlan)
+        current = await self.plan()
+        assert current is not None, "plans are replaced, never removed"
+        return current
+
+    async def change_plan(self, plan: ClusterPlan) -> bool:
+        """Replace the plan if it still has `plan.version`; False if it has changed since."""
+        return await self._compare_and_set("/plan", plan, plan.version)
+
+    async def _compare_and_set(self, path: str, value: Any, version: int) -> bool:
+        writer = uuid4().hex
+        data = encode(value, writer)
+        is_unsure = False
+        while True:
+            try:
+                await self._session.set(path, data, version)
+            except Unsure:
+                is_unsure = True  # the next attempt finds out
+            except (BadVersionError, NoNodeError):
+                if not is_unsure:
+                    return False
+                node = await self._session.get(path)
+                return node.version == version + 1 and writer_of(path, node.data) == writer
+            else:
+                return True
+
+    # who is here
+
+    async def register(self, member: Member) -> None:
+        """Be seen by everybody under `member.node`, or be seen anew with other properties.
+
+        `ConfigError` if another node of that name, from another data directory, stays for longer than a session.
+        """
+        path = f"/nodes/{member.node}"
+        data = encode(Registration(self.home, member))
+        deadline = asyncio.get_running_loop().time() + 2 * self._session_s + 1
+        while True:
+            try:
+                await self._session.create(path, data, ephemeral=True)
+                return
+            except Unsure:
+                continue
+            except NodeExistsError:
+                other = await self._find(path, Registration)
+            if other is None:
+                continue
+            node, registration = other
+            if node.owner == self._session.id:
+                await self._quietly(self._session.set(path, data, node.version))
+                if node.data == data:
+                    return
+            elif registration.home == self.home:
+                await self._quietly(self._session.delete(path, node.version))
+            else:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise ConfigError(
+                        f"a node named {member.node} is registered already (incarnation "
+                        f"{registration.member.incarnation}): give each node a name of its own"
+                    )
+                await asyncio.sleep(0.1)
+
+    async def unregister(self, node: NodeId) -> None:
+        """Be seen no more, before the session ends."""
+        path = f"/nodes/{node}"
+        while (found := await self._find(path, Registration)) is not None and found[0].owner == self._session.id:
+            await self._quietly(self._session.delete(path, found[0].version))
+
+    async def claim_index_slot(self, node: NodeId, count: int) -> int | None:
+        """One of `count` slots for engines that hold the index, for as long as the session lasts; None: all taken."""
+        data = encode(_Claim(self.home, node))
+        slot = 0
+        while slot < count:
+            path = f"/index/{slot}"
+            try:
+                await self._session.create(path, data, ephemeral=True)
+                return slot
+            except Unsure:
+                continue
+            except NodeExistsError:
+                found = await self._find(path, _Claim)
+            if found is None:
+                continue
+            if found[0].owner == self._session.id:
+                return slot
+            if found[1].home == self.home:
+                await self._quietly(self._session.delete(path, found[0].version))
+                continue
+            slot += 1
+        return None
+
+    # who leads the controllers
+
+    async def campaign(self, node: NodeId) -> None:
+        """Stand for leader until the session ends. `follow` must have been called; `on_leadership` tells the rest."""
+        data = encode(_Claim(self.home, node))
+        while True:
+            try:
+                await self._session.create(f"/election/{self._mark}-", data, ephemeral=True, sequence=True)
+                break
+            except Unsure:  # only ZooKeeper knows the number of an entry; all that bear our mark are ours
+                if any(name.startswith(self._mark) for name in await self._candidates()):
+                    break
+        for refresher in self._following:
+            refresher.poke()
+
+    async def _candidates(self, watch: Callable[[], None] | None = None) -> list[str]:
+        return sorted(await self._session.children("/election", watch), key=lambda name: name.rpartition("-")[2])
+
+    # following
+
+    async def follow(self, *, election: bool = False) -> None:
+        """Tell what is there now, and from now on what changes. Returns when all has been told once."""
+        self._following = [
+            _Refresher(self._refresh_views, self._broken),
+            _Refresher(self._refresh_plan, self._broken),
+            _Refresher(self._refresh_members, self._broken),
+            _Refresher(self._refresh_placement, self._broken),
+        ]
+        if election:
+            self._following.append(_Refresher(self._refresh_election, self._broken))
+        for refresher in self._following:
+            await refresher.start()
+
+    async def _refresh_views(self, watch: Callable[[], None]) -> None:
+        await self._fetch_views(watch)
+        news = tuple(self._views[term] for term in sorted(self._views) if term > self._told_term)
+        if news:
+            self._told_term = news[-1].term
+            self.tell(InstallView(news))
+
+    async def _refresh_members(self, watch: Callable[[], None]) -> None:
+        names = await self._session.children("/nodes", watch)
+        found: dict[str, Registration] = {}
+        for name in names:
+            registration = await self._find(f"/nodes/{name}", Registration, watch)
+            if registration is not None:
+                found[name] = registration[1]
+        if found != self._registrations or self._membership.number == 0:
+            self._registrations = found
+            self._tell_membership()
+
+    def _tell_membership(self) -> None:
+        members = tuple(row.member for _, row in sorted(self._registrations.items()))
+        self._membership = Membership(number=self._membership.number + 1, members=members, draining=self._plan.draining)
+        self.tell(InstallMembership(self._membership))
+
+    async def _refresh_placement(self, watch: Callable[[], None]) -> None:
+        node, placement = await self._get("/placement", Placement, watch)
+        self.tell(InstallPlacement(msgspec.structs.replace(placement, version=node.version)))
+
+    async def _refresh_plan(self, watch: Callable[[], None]) -> None:
+        try:
+            node, plan = await self._get("/plan", ClusterPlan, watch)
+        except NoNodeError:
+            if "plan" in await self._session.children("", watch):  # it has just been made, or will be some time
+                watch()
+            return
+        was, self._plan = self._plan, msgspec.structs.replace(plan, version=node.version)
+        self.tell(InstallPlan(self._plan))
+        if was.draining != self._plan.draining and self._membership.number:
+            self._tell_membership()
+
+    async def _refresh_election(self, watch: Callable[[], None]) -> None:
+        names = await self._candidates(watch)
+        for name in names:
+            found = None if name.startswith(self._mark) else await self._find(f"/election/{name}", _Claim)
+            if found is not None and found[1].home == self.home:
+                await self._quietly(self._session.delete(f"/election/{name}"))  # a former life of ours
+        is_leader = bool(names) and names[0].startswith(self._mark)
+        if is_leader != self._is_leader:
+            self._is_leader = is_leader
+            self.on_leadership(is_leader)
+
+    def _hear(self, state: SessionState) -> None:
+        _log.log(logging.INFO if state is SessionState.CONNECTED else logging.WARNING, "ZooKeeper session: %s", state)
+        self.on_session(state)
+        if state is SessionState.CONNECTED:  # what changed while nobody told us
+            for refresher in self._following:
+                refresher.poke()
+
+    def _broken(self, error: Exception) -> None:
+        self.on_failure(error)
+
+    # values
+
+    async def _get(self, path: str, kind: type[_T], watch: Callable[[], None] | None = None) -> tuple[Node, _T]:
+        node = await self._session.get(path, watch)
+        return node, decode(path, node.data, kind)
+
+    async def _find(self, path: str, kind: type[_T], watch: Callable[[], None] | None = None) -> tuple[Node, _T] | None:
+        try:
+            return await self._get(path, kind, watch)
+        except NoNodeError:
+            return None
+
+    async def _create_once(self, path: str, value: _T, kind: type[_T]) -> _T:
+        """What stands there; `value`, if nothing did."""
+        while (found := await self._find(path, kind)) is None:
+            await self._quietly(self._session.create(path, encode(value)))
+        return found[1]
+
+    @staticmethod
+    async def _quietly(write: Awaitable[Any]) -> None:
+        """A write whose outcome the caller looks up afterwards."""
+        try:
+            await write
+        except (NodeExistsError, NoNodeError, BadVersionError, Unsure):
+            return
+
+
+class _Refresher:
+    """Runs `refresh(watch)` once, and again after each change that the watch told. Many changes at once are one."""
+
+    def __init__(
+        self, refresh: Callable[[Callable[[], None]], Awaitable[None]], on_failure: Callable[[Exception], None]
+    ) -> None:
+        self._refresh = refresh
+        self._on_failure = on_failure
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def poke(self) -> None:
+        """Something may have changed."""
+        self._changed.set()
+
+    async def start(self) -> None:
+        """Refresh once, then go on by itself."""
+        await self._refresh(self.poke)
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._refresh(self.poke)
+            except SessionEnded:
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, this process is deaf from now on
+                self._on_failure(error)
+                return
+
+    async def stop(self) -> None:
+        """Refresh no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _view_path(term: Term) -> str:
+    return f"/views/{term:010d}"
+
+
+def _ignore(*_arguments: Any) -> None:
+    """Nobody listens."""
