@@ -133,7 +133,7 @@ class SupervisorCore:
             delay_us = FIRST_DELAY_US << min(max(row.quick_ends - 1, 0), 16)
             row.start_at_us = now_us + min(delay_us, LAST_DELAY_US)
             row.restarts += 1
-        return self.tick(now_us)
+        return list(self._stops(now_us)) if self.is_stopping else []
 
     def stop(self, now_us: int) -> list[Action]:
         """End everything, rank by rank. `is_done` says when that has happened."""
