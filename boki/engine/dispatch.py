@@ -56,6 +56,11 @@ class Dispatch:
         """Whether no call is queued or in a worker."""
         return not self._live
 
+    @property
+    def call_count(self) -> int:
+        """Calls that are queued or in a worker."""
+        return len(self._live)
+
     def stats(self) -> list[PoolStats]:
         """Every pool, for status and metrics."""
         return self._fleet.stats()

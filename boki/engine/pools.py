@@ -101,6 +101,8 @@ class FunctionHost:
         self._dispatch = Dispatch(limits, self._budget)
         self._catalog = Catalog()
         self._functions: dict[str, FunctionInfo] = {}
+        self.functions_number = 0
+        """Grows whenever what can be called, or what is wrong with a module, has changed."""
         self._pinned: dict[tuple[str, int], dict[str, bytes] | None] = {}
         self._memory_bytes: dict[int, int] = {}
         self._tickets = count(1)
@@ -126,6 +128,11 @@ class FunctionHost:
     def modules(self) -> list[ModuleInfo]:
         """The modules of the folder as they are called now, with what is wrong with their latest version."""
         return self._catalog.modules
+
+    @property
+    def call_count(self) -> int:
+        """Calls that wait for a worker or are in one, child calls included."""
+        return self._dispatch.call_count
 
     def stats(self) -> list[PoolStats]:
         """Every pool of workers, for status and metrics."""
@@ -361,6 +368,8 @@ class FunctionHost:
     async def _refresh(self, modules: Modules) -> None:
         """Take over what has changed in the folder."""
         refreshed = await modules.refresh()
+        if refreshed.described or refreshed.gone:
+            self.functions_number += 1
         for change in self._catalog.update(refreshed.described, refreshed.gone):
             self._pinned = {key: pinned for key, pinned in self._pinned.items() if key[0] != change.module}
             if isinstance(change, Install):

@@ -1,0 +1,292 @@
+"""An engine for gateways and for engines without the index: their messages carried to its functions and its log.
+
+Everything that is taken in is answered once. What comes twice is taken in once; what is under way is known by its
+sender and number, so that whoever waits for long can ask whether it is (`Poll`, `Load`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from boki.calls import Call, Outcome
+from boki.engine.log_service import LogService
+from boki.engine.logged_calls import LoggedCalls
+from boki.engine.pools import FunctionHost
+from boki.errors import BokiError, Overloaded, Unavailable
+from boki.host.clock import now_us
+from boki.host.links import Diversion
+from boki.log.ids import NodeId
+from boki.log.limits import MIB
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Failure
+from boki.messages import Message
+from boki.remote import (
+    AcceptCall,
+    AskCall,
+    AskStatus,
+    CallAccepted,
+    CallEnded,
+    CallOnce,
+    CallOnceEnded,
+    FetchFunctions,
+    Load,
+    LogReply,
+    LogRequest,
+    Poll,
+    StartCall,
+    TellCall,
+    TellFunctions,
+    TellStatus,
+)
+
+_log = logging.getLogger("boki.engine")
+
+_TELL_S: Final = 0.1
+_FORGET_US: Final = 5_000_000
+"""A gateway that has not polled for so long is told nothing more."""
+_REMEMBERED: Final = 8192
+"""So many ended requests are remembered, so that a repeated message does not run a call again."""
+_MAX_LOG_REQUESTS: Final = 16_384
+_MAX_DESCRIPTION_BYTES: Final = 2 * MIB
+_RETRY_AFTER_S: Final = 1
+
+_Key = tuple[NodeId, int]
+
+
+class EngineService:
+    """The shell beside an engine's core. `calls` may come later: only an engine with the index has logged calls."""
+
+    def __init__(
+        self,
+        links: Diversion,
+        node: NodeId,
+        service: LogService,
+        functions: FunctionHost,
+        calls: LoggedCalls | None = None,
+        *,
+        incarnation: int,
+        is_ready: Callable[[], bool],
+        status: Callable[[], dict[str, Any]],
+        capacity: int = 4096,
+        clock: Callable[[], int] = now_us,
+    ) -> None:
+        self.calls = calls
+        self.is_draining = False
+        self._links = links
+        self._node = node
+        self._service = service
+        self._functions = functions
+        self._incarnation = incarnation
+        self._is_ready = is_ready
+        self._status = status
+        self._capacity = capacity
+        self._clock = clock
+        self._gateways: dict[NodeId, int] = {}
+        """When each has last polled."""
+        self._told: Load | None = None
+        self._under_way: set[_Key] = set()
+        self._ended: deque[_Key] = deque(maxlen=_REMEMBERED)
+        self._ended_set: set[_Key] = set()
+        self._started_count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_empty = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self) -> None:
+        """Take messages in from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._links.divert(self.deliver)
+        self._tick()
+
+    async def drain(self, drain_s: float) -> None:
+        """Refuse what is new, say so to the gateways, and wait `drain_s` at most for what is under way."""
+        self.is_draining = True
+        self._tell_all(self._clock())
+        try:
+            async with asyncio.timeout(drain_s):
+                while self._under_way:
+                    self._is_empty.clear()
+                    await self._is_empty.wait()
+        except TimeoutError:
+            _log.warning("%d requests were still under way after %g s", len(self._under_way), drain_s)
+
+    async def stop(self) -> None:
+        """Take nothing in any more; what is under way is not answered."""
+        self._links.divert(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def deliver(self, sender: NodeId, message: Any) -> None:
+        """A message of `boki.remote.FOR_ENGINE_SHELL` has come."""
+        match message:
+            case Poll(pending):
+                self._gateways[sender] = self._clock()
+                lacking = tuple(number for number in pending if (sender, number) not in self._under_way)
+                self._send(sender, self._load(lacking))
+            case FetchFunctions():
+                self._send(sender, self._description())
+            case AskStatus(request):
+                self._send(sender, TellStatus(request, msgspec.json.encode(self._status(), enc_hook=str)))
+            case StartCall() | LogRequest() | AcceptCall() | CallOnce() | AskCall():
+                key = (sender, message.request)
+                if key not in self._under_way and key not in self._ended_set:
+                    self._under_way.add(key)
+                    self._take_in(key, message)
+
+    def _take_in(self, key: _Key, message: StartCall | LogRequest | AcceptCall | CallOnce | AskCall) -> None:
+        match message:
+            case StartCall(_, call):
+                self._start_call(key, call)
+            case LogRequest(_, positions, timeout_us, operation):
+                if len(self._under_way) > _MAX_LOG_REQUESTS + self._capacity:
+                    self._answer_log(key, Failure.of(_overloaded(_MAX_LOG_REQUESTS, "log operations")), positions)
+                    return
+                self._service.submit(
+                    operation, positions, timeout_us, lambda answer, seen: self._answer_log(key, answer, seen)
+                )
+            case AcceptCall():
+                self._spawn(self._accept(key, message))
+            case CallOnce():
+                self._spawn(self._call_once(key, message))
+            case AskCall():
+                self._spawn(self._tell_call(key, message))
+
+    def _end(self, key: _Key, answer: Message) -> None:
+        """The request is answered."""
+        self._under_way.discard(key)
+        if len(self._ended) == _REMEMBERED:
+            self._ended_set.discard(self._ended[0])
+        self._ended.append(key)
+        self._ended_set.add(key)
+        self._send(key[0], answer)
+        if not self._under_way:
+            self._is_empty.set()
+
+    def _send(self, to: NodeId, message: Message) -> None:
+        self._links.send(self._node, to, message)
+
+    # calls
+
+    def _start_call(self, key: _Key, call: Call) -> None:
+        def done(outcome: Outcome) -> None:
+            self._started_count -= 1
+            self._end(key, CallEnded(key[1], outcome))
+
+        self._started_count += 1
+        refusal: BokiError | None = self._refusal()
+        if refusal is None and self._started_count > self._capacity:
+            refusal = _overloaded(self._capacity, "calls")
+        if refusal is not None:
+            done(Outcome(None, Failure.of(refusal)))
+        else:
+            self._functions.start_call(call, done)
+
+    def _refusal(self) -> Unavailable | None:
+        if self.is_draining:
+            return Unavailable("the engine is stopping: the call was not begun", retry_after_s=_RETRY_AFTER_S)
+        if not self._is_ready():
+            return Unavailable("the engine is starting: the call was not begun", retry_after_s=_RETRY_AFTER_S)
+        return None
+
+    # logged calls
+
+    def _ledger(self) -> LoggedCalls:
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
+        if self.calls is None:
+            raise Unavailable("this engine does not hold the index: ask one that does", retry_after_s=_RETRY_AFTER_S)
+        return self.calls
+
+    async def _accept(self, key: _Key, message: AcceptCall) -> None:
+        try:
+            first_id = await self._ledger().accept(message.call, key=message.key, delay_s=message.delay_us / 1e6)
+            answer = CallAccepted(message.request, first_id)
+        except BokiError as error:
+            answer = CallAccepted(message.request, "", Failure.of(error))
+        self._end(key, answer)
+
+    async def _call_once(self, key: _Key, message: CallOnce) -> None:
+        try:
+            first_id, outcome = await self._ledger().call_once(message.call, message.key)
+            answer = CallOnceEnded(message.request, first_id, outcome)
+        except BokiError as error:
+            answer = CallOnceEnded(message.request, "", None, Failure.of(error))
+        self._end(key, answer)
+
+    async def _tell_call(self, key: _Key, message: AskCall) -> None:
+        try:
+            answer = TellCall(message.request, await self._ledger().state(message.invocation, message.wait_us / 1e6))
+        except BokiError as error:
+            answer = TellCall(message.request, None, Failure.of(error))
+        self._end(key, answer)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # the log
+
+    def _answer_log(self, key: _Key, answer: Answer, seen: Positions) -> None:
+        self._end(key, LogReply(key[1], seen, answer))
+
+    # what gateways want to know
+
+    def _load(self, lacking: tuple[int, ...] = ()) -> Load:
+        return Load(
+            self._incarnation,
+            self._functions.call_count,
+            self._capacity,
+            self._functions.functions_number,
+            self.calls is not None,
+            self._is_ready(),
+            self.is_draining,
+            lacking,
+        )
+
+    def _description(self) -> TellFunctions:
+        functions, modules = tuple(self._functions.functions.values()), tuple(self._functions.modules)
+        told = TellFunctions(self._incarnation, self._functions.functions_number, functions, modules)
+        if len(msgspec.msgpack.encode(told)) <= _MAX_DESCRIPTION_BYTES:
+            return told
+        _log.warning("the schemas of all functions have more than %d bytes: they are left out", _MAX_DESCRIPTION_BYTES)
+        bare = tuple(
+            msgspec.structs.replace(
+                info,
+                payload_schema=None if info.payload_schema is None else {},
+                result_schema=None if info.result_schema is None else {},
+            )
+            for info in functions
+        )
+        short = tuple(msgspec.structs.replace(module, functions=()) for module in modules)
+        return msgspec.structs.replace(told, functions=bare, modules=short)
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(_TELL_S, self._tick)
+        self._tell_all(self._clock())
+
+    def _tell_all(self, now: int) -> None:
+        load = self._load()
+        if load == self._told:
+            return
+        self._told = load
+        self._gateways = {gateway: at for gateway, at in self._gateways.items() if now - at < _FORGET_US}
+        for gateway in self._gateways:
+            self._send(gateway, load)
+
+
+def _overloaded(limit: int, what: str) -> Overloaded:
+    return Overloaded(
+        f"{limit} {what} are under way at this engine, as many as it takes", retry_after_s=_RETRY_AFTER_S, limit=limit
+    )

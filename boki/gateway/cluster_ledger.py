@@ -1,0 +1,74 @@
+"""Logged calls, as a gateway reaches them: any engine with the index answers, and another if that one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from boki.calls import Call, InvocationState, Outcome
+from boki.messages import Message
+from boki.remote import AcceptCall, AskCall, CallAccepted, CallOnce, CallOnceEnded, TellCall
+
+_ACCEPT_TIMEOUT_S: Final = 30.0
+_ANSWER_S: Final = 10.0
+"""How long an engine may take to read what it is asked for."""
+
+
+class Ask(Protocol):
+    """See `boki.gateway.cluster.ClusterBackend.ask`."""
+
+    async def __call__(
+        self, make: Callable[[int, int], Message], timeout_s: float, *, book: str = "", is_repeatable: bool
+    ) -> Message:
+        """Ask an engine, another one if that one is lost and the request `is_repeatable`."""
+
+
+class ClusterLedger:
+    """`boki.gateway.backend.CallLedger` over messages, which may all be repeated: calls are logged under their ids."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def accept(self, call: Call, *, key: str | None = None, delay_s: float = 0.0) -> str:
+        """See `CallLedger`."""
+        delay_us = int(delay_s * 1e6)
+        answer = await self._ask(
+            lambda number, _left_us: AcceptCall(number, call, key, delay_us),
+            _ACCEPT_TIMEOUT_S,
+            book=call.id,
+            is_repeatable=True,
+        )
+        assert isinstance(answer, CallAccepted)
+        if answer.failure is not None:
+            raise answer.failure.error()
+        return answer.invocation
+
+    async def call_once(self, call: Call, key: str) -> tuple[str, Outcome]:
+        """See `CallLedger`."""
+        answer = await self._ask(
+            lambda number, left_us: CallOnce(number, msgspec.structs.replace(call, timeout_us=left_us), key),
+            call.timeout_us / 1e6,
+            book=call.id,
+            is_repeatable=True,
+        )
+        assert isinstance(answer, CallOnceEnded)
+        if answer.outcome is None:
+            assert answer.failure is not None, "there is an outcome or a failure"
+            raise answer.failure.error()
+        return answer.invocation, answer.outcome
+
+    async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
+        """See `CallLedger`."""
+        answer = await self._ask(
+            lambda number, left_us: AskCall(number, invocation_id, max(left_us - int(_ANSWER_S * 1e6), 0)),
+            wait_s + _ANSWER_S,
+            book=invocation_id,
+            is_repeatable=True,
+        )
+        assert isinstance(answer, TellCall)
+        if answer.state is None:
+            assert answer.failure is not None, "there is a state or a failure"
+            raise answer.failure.error()
+        return answer.state

@@ -1,0 +1,225 @@
+"""Which engines are up, and what each can do, as one gateway knows it: from membership and from their own word.
+
+An engine is up once it has said, in the incarnation that is registered, that it is ready and what can be called. One
+that has been silent for a while gets nothing new; one that is silent for long, is registered no more, or has come back
+as another incarnation is lost: what it was doing, nobody will tell. It is polled on, and is up again when it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from boki.calls import FunctionInfo, ModuleInfo
+from boki.effects import Send
+from boki.gateway.core import Standing
+from boki.log.ids import NodeId
+from boki.log.membership import Membership, Role
+from boki.remote import FetchFunctions, Load, TellFunctions
+
+POLL_US: Final = 250_000
+"""How often each engine is asked whether it is there."""
+QUIET_US: Final = 750_000
+"""An engine that has said nothing for this long gets nothing new, and reads that wait for it are tried elsewhere."""
+LOST_US: Final = 3_000_000
+"""One that has said nothing for this long is lost."""
+_FETCH_AGAIN_US: Final = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The engine is up and stands so."""
+
+    engine: NodeId
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """The engine, which is up, has not been heard of for a while."""
+
+    engine: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The engine was up and is no longer."""
+
+    engine: NodeId
+    why: str
+
+
+Happening = Send | Changed | Quiet | Lost
+
+
+@dataclass(slots=True)
+class _Engine:
+    node: NodeId
+    incarnation: int
+    polled_at_us: int = 0
+    heard_at_us: int = 0
+    fetched_at_us: int = 0
+    load: Load | None = None
+    told: TellFunctions | None = None
+    is_up: bool = False
+    is_quiet: bool = False
+
+    def standing(self) -> Standing:
+        assert self.load is not None and self.told is not None, "it is up"
+        return Standing(
+            self.load.running,
+            self.load.capacity,
+            self.load.has_index,
+            self.takes_work,
+            {info.name for info in self.told.functions},
+        )
+
+    @property
+    def takes_work(self) -> bool:
+        load = self.load
+        return load is not None and load.is_ready and not load.is_draining and not self.is_quiet
+
+
+class Roster:
+    """The engines of a cluster. Times are microseconds since the epoch."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, FunctionInfo] = {}
+        """What can be called, by name: where engines differ, what the newest deployed version says."""
+        self.modules: tuple[ModuleInfo, ...] = ()
+        self._engines: dict[NodeId, _Engine] = {}
+        self._number = -1
+
+    @property
+    def up(self) -> list[NodeId]:
+        """The engines that are up."""
+        return [engine.node for engine in self._engines.values() if engine.is_up]
+
+    def standings(self) -> list[tuple[NodeId, Standing]]:
+        """The engines that are up, and how they stand."""
+        return [(engine.node, engine.standing()) for engine in self._engines.values() if engine.is_up]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any engine takes work."""
+        return any(engine.is_up and engine.takes_work for engine in self._engines.values())
+
+    # what is told
+
+    def on_membership(self, membership: Membership, now_us: int) -> list[Happening]:
+        """Who is registered now. An older membership than the last one is ignored."""
+        if membership.number < self._number:
+            return []
+        self._number = membership.number
+        happenings: list[Happening] = []
+        members = {member.node: member for member in membership.of(Role.ENGINE)}
+        for node in [node for node in self._engines if node not in members]:
+            happenings += self._lose(self._engines.pop(node), "it is registered no longer")
+        for node, member in members.items():
+            engine = self._engines.get(node)
+            if engine is None or member.incarnation > engine.incarnation:
+                happenings += self._renew(node, member.incarnation, now_us)
+        return happenings
+
+    def on_load(self, node: NodeId, load: Load, now_us: int) -> list[Happening]:
+        """An engine has said how busy it is."""
+        engine = self._engines.get(node)
+        if engine is None or load.incarnation < engine.incarnation:
+            return []  # what is not registered gets no work
+        happenings: list[Happening] = []
+        if load.incarnation > engine.incarnation:
+            happenings += self._renew(node, load.incarnation, now_us)
+            engine = self._engines[node]
+        engine.load = load
+        engine.heard_at_us = now_us
+        engine.is_quiet = False
+        if engine.told is None or engine.told.functions_number != load.functions_number:
+            happenings += self._fetch(engine, now_us)
+        return happenings + self._consider(engine)
+
+    def on_functions(self, node: NodeId, told: TellFunctions, now_us: int) -> list[Happening]:
+        """An engine has said what can be called there."""
+        engine = self._engines.get(node)
+        if engine is None or told.incarnation != engine.incarnation:
+            return []
+        if engine.told is not None and told.functions_number < engine.told.functions_number:
+            return []
+        engine.told = told
+        engine.heard_at_us = now_us
+        self._merge()
+        return self._consider(engine)
+
+    # time
+
+    def tick(self, now_us: int) -> list[Happening]:
+        """Who has been silent for too long."""
+        happenings: list[Happening] = []
+        for engine in self._engines.values():
+            silence_us = now_us - engine.heard_at_us
+            if engine.is_up and silence_us > LOST_US:
+                happenings += self._lose(engine, f"it has said nothing for {silence_us / 1e6:.1f} s")
+            elif engine.is_up and not engine.is_quiet and silence_us > QUIET_US:
+                engine.is_quiet = True
+                happenings += [Changed(engine.node, engine.standing()), Quiet(engine.node)]
+        return happenings
+
+    def due_polls(self, now_us: int) -> list[NodeId]:
+        """Who is to be asked now whether it is there."""
+        due = [engine for engine in self._engines.values() if now_us - engine.polled_at_us >= POLL_US]
+        for engine in due:
+            engine.polled_at_us = now_us
+        return [engine.node for engine in due]
+
+    # who gets what
+
+    def for_book(self, book: str, excluded: Container[NodeId]) -> NodeId | None:
+        """The engine for an operation on the book: always the same while it is up, so that what it has just appended
+        is in its cache; one with the index if there is one. None if no engine is left.
+        """
+        engines = [engine for engine in self._engines.values() if engine.is_up and engine.node not in excluded]
+        best = max(engines, key=lambda engine: _fitness(engine, book), default=None)
+        return None if best is None else best.node
+
+    def _fetch(self, engine: _Engine, now_us: int) -> Iterable[Happening]:
+        if now_us - engine.fetched_at_us < _FETCH_AGAIN_US:
+            return ()
+        engine.fetched_at_us = now_us
+        return (Send(engine.node, FetchFunctions()),)
+
+    def _consider(self, engine: _Engine) -> list[Happening]:
+        if engine.load is None or engine.told is None or not (engine.is_up or engine.load.is_ready):
+            return []
+        if not engine.is_up:
+            engine.is_up = True
+            self._merge()
+        return [Changed(engine.node, engine.standing())]
+
+    def _renew(self, node: NodeId, incarnation: int, now_us: int) -> list[Happening]:
+        old = self._engines.get(node)
+        happenings = self._lose(old, "it has started anew") if old is not None else []
+        self._engines[node] = _Engine(node, incarnation, heard_at_us=now_us)
+        return happenings
+
+    def _lose(self, engine: _Engine, why: str) -> list[Happening]:
+        if not engine.is_up:
+            return []
+        engine.is_up = False
+        self._merge()
+        return [Lost(engine.node, why)]
+
+    def _merge(self) -> None:
+        """The last engine that has gone leaves its functions behind: callers are told that no engine is up, and not
+        that there is no such function.
+        """
+        told = [engine.told for engine in self._engines.values() if engine.is_up and engine.told is not None]
+        if told:
+            told.sort(key=lambda one: one.bundle)
+            self.functions = {info.name: info for one in told for info in one.functions}
+            self.modules = told[-1].modules
+
+
+def _fitness(engine: _Engine, book: str) -> tuple[bool, bool, bytes]:
+    has_index = engine.load is not None and engine.load.has_index
+    return engine.takes_work, has_index, blake2b(f"{engine.node}/{book}".encode(), digest_size=8).digest()
