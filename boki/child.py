@@ -1,4 +1,4 @@
-"""A `boki dev` in a process of its own, for whoever needs to start, kill and start again a real one.
+"""A `boki dev` or a `boki up` in a process of its own, for whoever needs to start, kill and start again a real one.
 
 The demo kills it, the benchmarks measure it, the tests do both. The child tells where it listens by its first JSON
 line, so that it can choose a free port itself; its other lines are read away and the last ones kept for error messages.
@@ -17,6 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
+from boki.cluster.config import UpConfig
 from boki.config import ENV_PREFIX, DevConfig, flag, settings
 from boki.errors import Unavailable
 
@@ -27,7 +30,7 @@ _STOP_MARGIN_S = 20.0
 class Child:
     """One process. Use it in a `with` block: at its end the process is killed if it still runs."""
 
-    def __init__(self, config: DevConfig) -> None:
+    def __init__(self, config: DevConfig | UpConfig) -> None:
         """Prepare the process that `start` starts. Its log lines are JSON whatever `config` says."""
         self.config = config
         self._run: _Run | None = None
@@ -75,7 +78,9 @@ class Child:
             self.kill()
             reason = "ended before it was ready" if spoke else f"was not ready after {timeout_s:g} s"
             raise Unavailable(
-                f"boki dev {reason}; its last lines:\n{run.last_lines()}", retryable=False, pid=run.process.pid
+                f"boki {command_name(self.config)} {reason}; its last lines:\n{run.last_lines()}",
+                retryable=False,
+                pid=run.process.pid,
             )
         return self
 
@@ -131,16 +136,20 @@ class _Run:
         self.spoke.set()
 
 
-def arguments(config: DevConfig) -> list[str]:
+def command_name(config: DevConfig | UpConfig) -> str:
+    """The command that runs such a system."""
+    return "up" if isinstance(config, UpConfig) else "dev"
+
+
+def arguments(config: DevConfig | UpConfig) -> list[str]:
     """The command line after `boki` that starts a child with this configuration."""
-    words = ["dev", "--config", os.devnull]
-    for setting in settings(DevConfig):
-        owner, name = (
-            (config.limits, setting.name.removeprefix("limits.")) if "." in setting.name else (config, setting.name)
-        )
-        value = getattr(owner, name)
-        if setting.name == "log_format":
-            value = "json"
+    words = [command_name(config), "--config", os.devnull]
+    for setting in settings(type(config)):
+        owner: msgspec.Struct = config
+        *groups, name = setting.name.split(".")
+        for group in groups:
+            owner = getattr(owner, group)
+        value = "json" if name == "log_format" else getattr(owner, name)
         if isinstance(value, bool):
             words.append(flag(setting.name) if value else flag(setting.name).replace("--", "--no-", 1))
         elif value != "":
