@@ -15,7 +15,8 @@ from typing import Any
 
 from boki.config import DevConfig
 from boki.controller.coordinator import LocalCoordinator
-from boki.controller.core import Plan, TermChange
+from boki.controller.plans import Plan
+from boki.controller.term_change import TermChange
 from boki.effects import Core, Put
 from boki.engine.core import READY, SAVED, EngineConfig, EngineCore
 from boki.engine.server import EnginePort, answer_waiter

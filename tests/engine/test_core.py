@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from boki.controller.core import Plan, TermChange
+from boki.controller.plans import Plan
+from boki.controller.term_change import TermChange
 from boki.effects import DiskRoom
 from boki.engine.core import READY, Answered, EngineConfig, EngineCore
 from boki.errors import BokiError, CorruptData, DeadlineExceeded, DiskFull, NotFound, Overloaded, Trimmed

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from boki.controller.coordinator import LocalCoordinator
-from boki.controller.core import NEXT, Plan, Step, TermChange
+from boki.controller.plans import Plan
+from boki.controller.term_change import NEXT, Step, TermChange
 from boki.errors import ConfigError
 from boki.log.ids import NodeId
 from boki.log.metalog import Cut, OpenShard

@@ -1,0 +1,158 @@
+"""The controller leaves one term and begins the next: seal, complete, install (design section 4, "Seal and new term").
+
+1. **Seal** the sequencers of term t. Each makes the seal durable before it answers how many entries it holds.
+2. From a majority take the longest metalog of each log, fetch what others lack, and **complete** it on a majority.
+   Whatever was acknowledged is on a majority, so it is in the longest of any majority.
+3. **Install** the view of t+1, which names where t ended, by compare-and-set.
+
+Every step may be repeated, and two controllers may do all this at once: only one compare-and-set wins. The steps are a
+table; what is missing is asked for again at every tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, Final
+
+from boki.controller.plans import Plan
+from boki.effects import Answer, Effect, Send
+from boki.log.ids import LogId, NodeId
+from boki.log.metalog import MetalogEntry
+from boki.log.quorum import majority
+from boki.log.view import View
+from boki.messages import Complete, Completed, FetchSealed, Seal, Sealed, SealedEntries
+
+_REPEAT_US: Final = 200_000
+_PAGE_ENTRIES: Final = 10_000
+
+
+class Step(Enum):
+    """Where a change of terms stands."""
+
+    SEALING = "sealing"
+    COMPLETING = "completing"
+    INSTALLING = "installing"
+    DONE = "done"
+
+
+NEXT: Final[dict[tuple[Step, str], Step]] = {
+    (Step.SEALING, "majority sealed"): Step.COMPLETING,
+    (Step.COMPLETING, "majority complete"): Step.INSTALLING,
+    (Step.INSTALLING, "installed"): Step.DONE,
+    (Step.INSTALLING, "lost the race"): Step.DONE,
+}
+
+
+class TermChange:
+    """One change from the term of `last` to the next. The shell answers `Answer("install", view)` by `installed`."""
+
+    def __init__(self, last: View, plan: Plan) -> None:
+        self.step = Step.SEALING
+        self._last = last
+        self._plan = plan
+        self._sealed: dict[NodeId, Sealed] = {}
+        self._ends: tuple[int, ...] = ()
+        self._holders: dict[LogId, NodeId] = {}
+        self._entries: dict[LogId, list[MetalogEntry]] = {}
+        self._base: dict[LogId, int] = {}
+        self._completed: dict[LogId, dict[NodeId, int]] = {}
+        self._repeat_at = 0
+
+    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+        """See `boki.effects.Core`."""
+        match message:
+            case Sealed(term) if term == self._last.term and self.step is Step.SEALING:
+                if self._counts(sender, message.incarnation):
+                    self._sealed[sender] = message
+                    return self._try_complete(now_us)
+            case SealedEntries(term, log, first_index, entries) if term == self._last.term:
+                known = self._entries.get(log)
+                if known is not None and first_index == self._base[log] + len(known):
+                    known.extend(entries)
+                    return self._complete(log)
+            case Completed(term, log, incarnation, until) if term == self._last.term:
+                if self._counts(sender, incarnation):
+                    self._completed.setdefault(log, {})[sender] = until
+                    return self._try_install()
+        return ()
+
+    def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
+        """See `boki.effects.Core`."""
+        return ()
+
+    def tick(self, now_us: int) -> Iterable[Effect]:
+        """See `boki.effects.Core`: whatever has not been answered is sent again."""
+        if now_us < self._repeat_at:
+            return []
+        self._repeat_at = now_us + _REPEAT_US
+        match self.step:
+            case Step.SEALING:
+                return [Send(node, Seal(self._last.term)) for node in self._last.sequencers if node not in self._sealed]
+            case Step.COMPLETING:
+                return [effect for log in range(self._last.log_count) for effect in self._complete(log)]
+            case Step.INSTALLING:
+                return [Answer("install", self._next_view())]
+            case Step.DONE:
+                return []
+
+    def installed(self, won: bool) -> None:
+        """The compare-and-set of the view was won, or somebody else's came first."""
+        self._move("installed" if won else "lost the race")
+
+    def _counts(self, node: NodeId, incarnation: int) -> bool:
+        return self._last.incarnations.get(node) == incarnation
+
+    def _move(self, event: str) -> None:
+        self.step = NEXT[self.step, event]
+        self._repeat_at = 0
+
+    def _try_complete(self, now_us: int) -> Iterable[Effect]:
+        if len(self._sealed) < majority(len(self._last.sequencers)):
+            return ()
+        self._move("majority sealed")
+        for log in range(self._last.log_count):
+            held = {node: sealed.stored_until[log] for node, sealed in self._sealed.items()}
+            # the longest metalog is fetched from its holder, from where the shortest of the majority ends
+            self._holders[log] = max(held, key=lambda node: held[node])
+            self._base[log] = min(held.values())
+            self._entries[log] = []
+        self._ends = tuple(
+            max(sealed.stored_until[log] for sealed in self._sealed.values()) for log in range(self._last.log_count)
+        )
+        return self.tick(now_us)
+
+    def _complete(self, log: LogId) -> Iterable[Effect]:
+        """Fetch what is still missing of a log, or send what is complete to those that have not confirmed it."""
+        entries, end = self._entries[log], self._ends[log]
+        have_until = self._base[log] + len(entries)
+        if have_until < end:
+            return [Send(self._holders[log], FetchSealed(self._last.term, log, have_until))]
+        done = self._completed.get(log, {})
+        effects: list[Effect] = []
+        for node in self._sealed:
+            if done.get(node, -1) < end:
+                first = max(self._base[log], done.get(node, self._sealed[node].stored_until[log]))
+                page = tuple(entries[first - self._base[log] :][:_PAGE_ENTRIES])
+                effects.append(Send(node, Complete(self._last.term, log, first, page)))
+        return effects
+
+    def _try_install(self) -> Iterable[Effect]:
+        if self.step is not Step.COMPLETING:
+            return ()
+        for log in range(self._last.log_count):
+            done = [until for until in self._completed.get(log, {}).values() if until >= self._ends[log]]
+            if len(done) < majority(len(self._last.sequencers)):
+                return [effect for number in range(self._last.log_count) for effect in self._unfinished(number)]
+        self._move("majority complete")
+        return [Answer("install", self._next_view())]
+
+    def _unfinished(self, log: LogId) -> Iterable[Effect]:
+        """Further pages for nodes that have confirmed some of a long completion."""
+        if any(0 <= until < self._ends[log] for until in self._completed.get(log, {}).values()):
+            return self._complete(log)
+        return ()
+
+    def _next_view(self) -> View:
+        last_time_us = max(sealed.last_time_us for sealed in self._sealed.values())
+        return self._plan.next_view(self._last, self._ends, max(last_time_us, self._last.start_time_us))
