@@ -259,6 +259,8 @@ class Pong(Message, frozen=True):
     incarnation: int
     is_sealed: bool = False
     leads: tuple[LogId, ...] = ()
+    wants_new_term: bool = False
+    """Of a sequencer: a log that it leads nears its last position, or has waited long for a majority of the others."""
 
 
 # controller -> storage: repair (design section 4, "Storage nodes lost, added, drained")
