@@ -1,0 +1,231 @@
+"""What `boki start ROLE` is told: one configuration for each role, over what all nodes share.
+
+The nodes of one machine can share one `boki.toml`: a role leaves the keys of the others to them, and each node keeps
+its data in a folder of its own name. What the whole cluster must agree on (`logs`, `replicas`, ...) is read by
+controllers, and only counts at the very first start; from then on it stands in ZooKeeper, and `boki reconfigure`
+changes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from boki.config import Config, Durability, Host, LogFormat, Port, Token, is_loopback, load, settings
+from boki.log.ids import NodeId, check_name
+from boki.log.limits import KIB, MIB, Limits
+from boki.log.membership import ClusterPlan, Role
+
+_CHROOT = re.compile(r"(/[A-Za-z0-9._-]+)+")
+_HOSTS = re.compile(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
+
+
+class NodeConfig(Config, frozen=True, kw_only=True):
+    """What every node is told."""
+
+    name: Annotated[str, Meta(description="The node's name; no other node of the cluster has it.")] = ""
+    data: Annotated[Path, Meta(description="Directory of all nodes' data here; each has a folder of its name.")] = Path(
+        ".boki"
+    )
+    zookeeper: Annotated[str, Meta(description="host:port,... of the ZooKeeper that coordinates the cluster.")] = (
+        "127.0.0.1:2181"
+    )
+    chroot: Annotated[str, Meta(description="Path in ZooKeeper under which the cluster keeps everything.")] = "/boki"
+    session_s: Annotated[
+        float, Meta(ge=0.5, le=60, description="Silence after which ZooKeeper gives this process up.")
+    ] = 4.0
+    link_host: Annotated[str, Meta(description="Address to listen on for the other nodes.")] = "127.0.0.1"
+    advertise: Annotated[str, Meta(description="Name or address under which they find it; empty: link_host.")] = ""
+    control_port: Annotated[int, Meta(ge=0, le=65_535, description="Port for what must be quick; 0: any.")] = 0
+    appends_port: Annotated[int, Meta(ge=0, le=65_535, description="Port for batches of records; 0: any.")] = 0
+    reads_port: Annotated[int, Meta(ge=0, le=65_535, description="Port for what is fetched, and calls; 0: any.")] = 0
+    keys: Annotated[
+        str,
+        Meta(description="Directory with the keys that boki keygen made; empty: links are neither secret nor safe."),
+    ] = ""
+    durability: Annotated[
+        Durability,
+        Meta(description="fsync, or memory: a power cut loses appends that returned. The same at all nodes."),
+    ] = "fsync"
+    stall_s: Annotated[
+        float, Meta(gt=0, description="A log that grows for so long while nothing of it is applied is told of.")
+    ] = 5.0
+    log_format: Annotated[LogFormat, Meta(description="console: for people. json: one object a line.")] = "console"
+    limits: Limits = Limits()
+
+    def problems(self) -> list[str]:
+        """See `Config.problems`."""
+        found = []
+        try:
+            check_name(self.name, "name")
+        except ValueError as error:
+            found.append(
+                str(error) if self.name else "name is empty: say with --name which node of the cluster this is"
+            )
+        if not _HOSTS.fullmatch(self.zookeeper):
+            found.append(f"zookeeper is {self.zookeeper!r}: expected host:port, or several with commas between them")
+        if not _CHROOT.fullmatch(self.chroot):
+            found.append(f"chroot is {self.chroot!r}: expected a path like /boki")
+        if not self.keys and not is_loopback(self.link_host):
+            found.append(
+                f"link_host {self.link_host} is open to others and keys is empty: run boki keygen, and name its folder"
+            )
+        found += _unusable(self.data, "data")
+        return found
+
+    @property
+    def node(self) -> NodeId:
+        """The node's name."""
+        return NodeId(self.name)
+
+    @property
+    def directory(self) -> Path:
+        """Where the node's own data is."""
+        return self.data / self.name
+
+    @property
+    def link_ports(self) -> tuple[int, int, int]:
+        """Ports of the lanes control, appends and reads; 0: any free one."""
+        return self.control_port, self.appends_port, self.reads_port
+
+
+class GatewayNodeConfig(NodeConfig, frozen=True, kw_only=True):
+    """`boki start gateway`: HTTP in, calls and log operations out."""
+
+    host: Host = "127.0.0.1"
+    port: Port = 8080
+    token: Token = ""
+    insecure: Annotated[bool, Meta(description="Listen on any address without a token.")] = False
+    drain_s: Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")] = 10.0
+
+    def problems(self) -> list[str]:
+        """See `Config.problems`."""
+        found = NodeConfig.problems(self)
+        if not self.token and not self.insecure and not is_loopback(self.host):
+            found.append(f"host {self.host} is open to others: set a token, or say insecure if you mean it")
+        return found
+
+
+class EngineNodeConfig(NodeConfig, frozen=True, kw_only=True):
+    """`boki start engine`: runs functions, holds the index, serves log operations."""
+
+    functions: Annotated[Path, Meta(description="Folder whose modules register functions, until `boki deploy`.")] = (
+        Path("functions")
+    )
+    index_memory_bytes: Annotated[int, Meta(ge=MIB, description="The index's budget; colder rows live on disk.")] = (
+        256 * MIB
+    )
+    cache_bytes: Annotated[int, Meta(ge=MIB, description="Budget of the record cache.")] = 256 * MIB
+    aux_cache_bytes: Annotated[int, Meta(ge=64 * KIB, description="Budget of the auxiliary data cache.")] = 32 * MIB
+    append_buffer_bytes: Annotated[
+        int, Meta(ge=MIB, description="Appends that wait for their order; beyond it they are refused.")
+    ] = 64 * MIB
+    batch_bytes: Annotated[
+        int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size at most.")
+    ] = MIB
+    drain_s: Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")] = 10.0
+    keep_calls_s: Annotated[
+        float, Meta(gt=0, description="How long results of asynchronous calls and idempotency keys are kept.")
+    ] = 86_400.0
+
+    def problems(self) -> list[str]:
+        """See `Config.problems`."""
+        found = NodeConfig.problems(self)
+        request_bytes = self.limits.request_bytes
+        if self.keep_calls_s < self.limits.key_window_s:
+            found.append(
+                f"keep_calls_s is {self.keep_calls_s:g}, and a key gives its first result for limits.key_window_s = "
+                f"{self.limits.key_window_s:g}: results must be kept for as long"
+            )
+        if self.cache_bytes < 4 * request_bytes:
+            found.append(
+                f"cache_bytes is {self.cache_bytes}: it must hold four requests of limits.request_bytes = "
+                f"{request_bytes}, or large appends could not be read"
+            )
+        if self.append_buffer_bytes < request_bytes:
+            found.append(
+                f"append_buffer_bytes is {self.append_buffer_bytes}: it must hold one request "
+                f"(limits.request_bytes = {request_bytes})"
+            )
+        return found
+
+
+class StorageNodeConfig(NodeConfig, frozen=True, kw_only=True):
+    """`boki start storage`: keeps records."""
+
+    disk_reserve_bytes: Annotated[
+        int, Meta(ge=0, description="Appends are refused when the disk has less room than this.")
+    ] = 64 * MIB
+
+
+class SequencerNodeConfig(NodeConfig, frozen=True, kw_only=True):
+    """`boki start sequencer`: orders records."""
+
+
+class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
+    """`boki start controller`: changes terms, moves shards. The rest is the plan of a cluster that has none yet."""
+
+    logs: Annotated[int, Meta(ge=1, le=255, description="Physical logs that the LogBooks share.")] = 1
+    sequencers: Annotated[int, Meta(ge=1, le=15, description="Sequencers of a term, an odd number.")] = 3
+    replicas: Annotated[int, Meta(ge=1, le=15, description="Storage nodes that hold each record.")] = 3
+    write_quorum: Annotated[
+        int, Meta(ge=1, le=15, description="Storage nodes that hold a record before it counts.")
+    ] = 2
+    index_replicas: Annotated[int, Meta(ge=0, le=64, description="Engines that hold the index; 0: all.")] = 0
+
+    def problems(self) -> list[str]:
+        """See `Config.problems`."""
+        found = NodeConfig.problems(self)
+        if self.write_quorum > self.replicas:
+            found.append(f"write_quorum is {self.write_quorum}, but there are only {self.replicas} replicas")
+        if self.sequencers % 2 == 0:
+            found.append(f"sequencers is {self.sequencers}: an even number tolerates no more losses than one less")
+        return found
+
+    @property
+    def plan(self) -> ClusterPlan:
+        """What a new cluster begins with."""
+        return ClusterPlan(
+            logs=self.logs,
+            sequencers=self.sequencers,
+            replicas=self.replicas,
+            write_quorum=self.write_quorum,
+            index_replicas=self.index_replicas,
+        )
+
+
+CONFIGS: Mapping[Role, type[NodeConfig]] = {
+    Role.GATEWAY: GatewayNodeConfig,
+    Role.ENGINE: EngineNodeConfig,
+    Role.STORAGE: StorageNodeConfig,
+    Role.SEQUENCER: SequencerNodeConfig,
+    Role.CONTROLLER: ControllerNodeConfig,
+}
+
+
+def load_node(
+    role: Role, *, flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+) -> NodeConfig:
+    """The configuration of a node of that role, as `boki.config.load` finds it.
+
+    Keys that only other roles have are theirs. `ConfigError` lists every problem.
+    """
+    others = {setting.name for kind in CONFIGS.values() for setting in settings(kind)}
+    return load(CONFIGS[role], flags=flags, environment=environment, file=file, others=others)
+
+
+def _unusable(path: Path, name: str) -> list[str]:
+    """Why nothing can be written there; it is made if it is not there."""
+    place = path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        return [f"{name} is {path}: {place} is not a directory"]
+    if not os.access(place, os.W_OK | os.X_OK):
+        return [f"{name} is {path}: {place} is not writable for this user"]
+    return []
