@@ -60,7 +60,7 @@ class _Engine:
     incarnation: int
     polled_at_us: int = 0
     heard_at_us: int = 0
-    fetched_at_us: int = 0
+    fetched_at_us: int = -_FETCH_AGAIN_US
     load: Load | None = None
     told: TellFunctions | None = None
     is_up: bool = False
