@@ -95,10 +95,10 @@ class ZooKeeperServer:
         """Where it writes what goes wrong."""
         return self.directory / "zookeeper.log"
 
-    def start(self) -> None:
-        """Begin to run, with the data of earlier runs. `wait_ready` says when it serves."""
+    def prepare(self) -> list[str]:
+        """Write its files, which keep the data of earlier runs. The command that runs it."""
         self._write_files()
-        command = [
+        return [
             str(self._parts.java),
             *_JVM_FLAGS,
             f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}",
@@ -109,6 +109,10 @@ class ZooKeeperServer:
             else "org.apache.zookeeper.server.ZooKeeperServerMain",
             str(self.directory / "zoo.cfg"),
         ]
+
+    def start(self) -> None:
+        """Begin to run, with the data of earlier runs. `wait_ready` says when it serves."""
+        command = self.prepare()
         with self.log.open("ab") as log:
             # a session of its own: Ctrl-C in the terminal is for the supervisor, which stops this one last
             self._process = subprocess.Popen(
