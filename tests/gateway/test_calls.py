@@ -24,7 +24,6 @@ from boki.errors import (
 )
 from boki.gateway.core import Budget, Standing
 from boki.gateway.http.calls import payload_encoding
-from boki.log.ids import NodeId
 from boki.log.operations import Failure
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving
 
@@ -292,30 +291,6 @@ def test_a_lost_engine_ends_its_calls_as_unknown() -> None:
             assert (await _post(http, "/function/echo"))[0] == 503
             gateway.engine_changed(backend.engines[0], Standing())
             assert (await _post(http, "/function/echo"))[0] == 200
-
-    run(scenario())
-
-
-def test_what_one_engine_cannot_run_at_all_another_may() -> None:
-    """A call that was refused unbegun, because its engine stops, moves on; each engine is asked once."""
-
-    async def scenario() -> None:
-        async with serving() as (gateway, backend, http):
-            other = NodeId("engine-2")
-            gateway.engine_changed(other, Standing(running=10))
-            stopping = Outcome(None, Failure.of(Unavailable("the engine is stopping")))
-            for end, status in ((Outcome(Payload("json", b"1"), None), 200), (stopping, 503)):
-                backend.hanging.clear()
-                backend.engines_asked.clear()
-                task = asyncio.create_task(_post(http, "/function/hang"))
-                await backend.until(lambda: bool(backend.hanging))
-                (first,) = backend.hanging.values()
-                first(stopping)
-                assert backend.engines_asked == [backend.engines[0], other]
-                backend.hanging.popitem()[1](end)
-                assert (await task)[0] == status
-                assert gateway.core.is_idle
-                assert gateway.core.engines() == {backend.engines[0]: 0, other: 0}
 
     run(scenario())
 
