@@ -22,6 +22,8 @@ _BUFFERED_ENTRIES = 100_000
 """Entries farther ahead than this are dropped and fetched again."""
 _FETCH_INTERVAL_US = 150_000
 """A fetch that was not answered is repeated, to the next sequencer."""
+_FIRST_INTERVAL_US = 60_000
+"""The same while nobody has answered at all: a term begins, and appends wait."""
 _SILENCE_US = 1_000_000
 """An idle primary repeats the committed index more often than this; longer silence is worth a question."""
 
@@ -29,13 +31,14 @@ _SILENCE_US = 1_000_000
 class _Log:
     """One log of the current term: what has come, what comes next."""
 
-    __slots__ = ("committed", "entries", "fetch_count", "fetched_at", "heard_at", "next_index")
+    __slots__ = ("committed", "entries", "fetch_count", "fetched_at", "has_heard", "heard_at", "next_index")
 
     def __init__(self, next_index: int) -> None:
         self.next_index = next_index
         self.committed = 0
         self.entries: dict[int, MetalogEntry] = {}
         self.heard_at = 0
+        self.has_heard = False
         self.fetched_at = 0
         self.fetch_count = 0
 
@@ -50,12 +53,15 @@ class MetalogFollower:
         self._logs: dict[LogId, _Log] = {}
 
     def install(self, views: Iterable[View]) -> bool:
-        """Take in views; True if any was new."""
-        news = [self.chain.add(view) for view in views if not self.chain or view.term >= self.chain.first_term]
+        """Take in views; True if any was new. One that follows a gap is left out: its owner fetches what is between."""
+        news = [self.chain.add(view) for view in views if not self.chain or self._follows(view.term)]
         if self.term == 0 and self.chain:
             start = max((split_position(position)[0] for position in self._applied.values()), default=0)
             self._begin(max(start, self.chain.first_term))
         return any(news)
+
+    def _follows(self, term: Term) -> bool:
+        return self.chain.first_term <= term <= self.chain.current.term + 1
 
     def _begin(self, term: Term) -> None:
         self.term = term
@@ -78,12 +84,17 @@ class MetalogFollower:
         """The metalog position applied so far."""
         return make_position(self.term, self._logs[log].next_index)
 
-    def offer(self, message: Metalog, now_us: int) -> None:
-        """Take in entries of the current term; those of others are dropped (they are fetched when their term comes)."""
+    def offer(self, message: Metalog, now_us: int, sender: NodeId | None = None) -> None:
+        """Take in entries of the current term; those of others are dropped (they are fetched when their term comes).
+
+        Who is heard of from a backup is not subscribed at the primary yet, and goes on asking.
+        """
         log = self._logs.get(message.log)
         if log is None or message.term != self.term:
             return
-        log.heard_at = now_us
+        log.has_heard = True
+        if sender is None or sender == self.view.primaries[message.log]:
+            log.heard_at = now_us
         log.committed = max(log.committed, message.committed)
         if message.entries:
             log.fetched_at = 0
@@ -114,7 +125,7 @@ class MetalogFollower:
         return (
             bool(self.chain)
             and self.term == self.chain.current.term
-            and all(log.heard_at and log.next_index >= log.committed for log in self._logs.values())
+            and all(log.has_heard and log.next_index >= log.committed for log in self._logs.values())
         )
 
     def next_term(self) -> View | None:
@@ -133,12 +144,26 @@ class MetalogFollower:
             wanted = log.committed if ended is None else ended
             lacking = log.next_index < wanted and log.next_index not in log.entries
             silent = ended is None and now_us - log.heard_at > _SILENCE_US
-            if not (lacking or silent) or now_us - log.fetched_at < _FETCH_INTERVAL_US:
+            patience_us = _FETCH_INTERVAL_US if log.has_heard else _FIRST_INTERVAL_US
+            if not (lacking or silent) or now_us - log.fetched_at < patience_us:
                 continue
-            sequencers = self.view.sequencers
-            # the primary first: it is the one whose subscriptions matter while the term goes on
-            at = sequencers.index(self.view.primaries[number]) + log.fetch_count
+            whom = self._whom(number, log, is_ended=ended is not None)
+            due.append((whom, FetchMetalog(self.term, number, log.next_index)))
             log.fetch_count += 1
             log.fetched_at = now_us
-            due.append((sequencers[at % len(sequencers)], FetchMetalog(self.term, number, log.next_index)))
         return due
+
+    def _whom(self, number: LogId, log: _Log, *, is_ended: bool) -> NodeId:
+        """While the term goes on every other question goes to the primary: its subscriptions are those that matter.
+
+        When it is over the primary comes last: its end may be why the term ended.
+        """
+        view = self.view
+        at = view.sequencers.index(view.primaries[number])
+        others = [*view.sequencers[at + 1 :], *view.sequencers[:at]]
+        if is_ended:
+            order = [*others, view.primaries[number]]
+            return order[log.fetch_count % len(order)]
+        if not others or log.fetch_count % 2 == 0:
+            return view.primaries[number]
+        return others[log.fetch_count // 2 % len(others)]

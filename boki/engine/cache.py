@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from boki.errors import CorruptData
 from boki.log.batch import Batch
 from boki.log.chunk import Chunk
 from boki.log.cuts import pack_column
@@ -73,25 +74,31 @@ class RecordCache:
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._batches: OrderedDict[int, Batch] = OrderedDict()
+        self._unchecked: set[int] = set()
         self._starts: list[int] = []
         """Ascending, so that a seqnum finds its batch. Those of dropped batches go later, many at once."""
         self.used_bytes = 0
         self.hits = 0
         self.misses = 0
 
-    def add(self, first_seqnum: int, batch: Batch) -> None:
-        """Keep a batch whose first record has that seqnum."""
+    def add(self, first_seqnum: int, batch: Batch, *, is_checked: bool = True) -> None:
+        """Keep a batch whose first record has that seqnum. Payloads that nobody has checked are when they are read."""
         size_bytes = _held_bytes(batch)
         if first_seqnum in self._batches or size_bytes > self._size_bytes:
             return
         self._batches[first_seqnum] = batch
+        if not is_checked:
+            self._unchecked.add(first_seqnum)
         self._add_start(first_seqnum)
         self.used_bytes += size_bytes
         while self.used_bytes > self._size_bytes:
-            _, dropped = self._batches.popitem(last=False)
-            self.used_bytes -= _held_bytes(dropped)
+            self._drop(next(iter(self._batches)))
         if len(self._starts) > 2 * len(self._batches) + _SPARE_STARTS:
             self._starts = sorted(self._batches)
+
+    def _drop(self, first_seqnum: int) -> None:
+        self.used_bytes -= _held_bytes(self._batches.pop(first_seqnum))
+        self._unchecked.discard(first_seqnum)
 
     def _add_start(self, first_seqnum: int) -> None:
         starts = self._starts
@@ -108,12 +115,23 @@ class RecordCache:
         if at >= 0:
             first = self._starts[at]
             batch = self._batches.get(first)
-            if batch is not None and seqnum < first + batch.header.record_count:
+            if batch is not None and seqnum < first + batch.header.record_count and self._is_sound(first, batch):
                 self._batches.move_to_end(first)
                 self.hits += 1
                 return first, batch
         self.misses += 1
         return None
+
+    def _is_sound(self, first_seqnum: int, batch: Batch) -> bool:
+        """Whether its payloads pass their checksums; one that does not is dropped, to be fetched from a replica."""
+        if first_seqnum in self._unchecked:
+            try:
+                batch.verify()
+            except CorruptData:
+                self._drop(first_seqnum)
+                return False
+            self._unchecked.remove(first_seqnum)
+        return True
 
     def collect(
         self, seqnums: array[int], max_bytes: int, time_of: Callable[[int], int], aux: AuxCache

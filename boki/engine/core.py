@@ -1,14 +1,18 @@
 """The engine: appends, the index and reads, held together by the metalog that it follows.
 
-An engine keeps three machines and routes events to them: `Appends` (records of its own that wait for a cut), `Index`
-(what is where, and which conditions held), `Reads` (what waits for either). Applying the metalog is the heartbeat: each
-committed entry, strictly in order, first changes the index, then answers the appends that it ordered, then wakes the
-reads that it concerns. A cut is applied only when the batches that it orders are here; those of other engines, or of
-this engine's own former lives, are fetched from their shards' storage nodes.
+An engine keeps several machines and routes events to them: `Appends` (records of its own that wait for a cut), `Index`
+(what is where, and which conditions held), `Reads` (what waits for either), `Requests` (what it wants in the metalogs).
+Applying the metalog is the heartbeat: each committed entry, strictly in order, first changes the index, then answers
+the appends that it ordered, then wakes the reads that it concerns. A cut is applied only when the batches that it
+orders are here; those of other engines, or of this engine's own former lives, come from those engines or are fetched
+from their shards' storage nodes.
 
 An append is answered when the index has applied the cut that orders it: that cut is durable on a majority of
 sequencers, its records on their write quorum, and the verdict on its conditions is known. Nothing of it was visible
 before, no cache included.
+
+An engine that finds itself fenced has been taken for lost, and others may have taken over what it did: it ends whoever
+waits, says so by `Answer(FENCED, None)`, and takes part in nothing any more.
 """
 
 from __future__ import annotations
@@ -20,20 +24,24 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.effects import Answer, DiskReader, Effect, Put, Send, Store, Trace
+from boki.effects import Answer, DiskReader, Effect, Put, Send, Trace
 from boki.engine.appends import Appends
 from boki.engine.cache import AuxCache, RecordCache
+from boki.engine.checkpoints import SAVED as SAVED
+from boki.engine.checkpoints import Checkpoints, CheckpointStored
+from boki.engine.gathering import Gathering
 from boki.engine.index import Index
-from boki.engine.reads import PendingRead, Place, Reads
+from boki.engine.reads import PendingRead, Reads
+from boki.engine.replicas import Replicas
+from boki.engine.requests import Requests
 from boki.engine.strays import Strays
 from boki.engine.tails import Tails
 from boki.engine.waiter import Waiter
-from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, Unavailable
-from boki.follower import MetalogFollower
-from boki.log.batch import Batch
-from boki.log.cuts import Piece
-from boki.log.ids import LogId, NodeId, ShardId, Term, make_shard
+from boki.errors import BokiError, InvalidArgument, Unavailable
+from boki.follower import COORDINATOR, MetalogFollower
+from boki.log.ids import LogId, NodeId, Term, make_shard, shard_incarnation
 from boki.log.limits import Limits
+from boki.log.membership import Place
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, make_position, split_position
 from boki.log.operations import (
     Append,
@@ -52,24 +60,31 @@ from boki.log.operations import (
 from boki.log.view import View
 from boki.messages import (
     BatchesFetched,
+    FetchView,
+    IndexBatch,
     IndexSaved,
+    InstallMembership,
+    InstallPlacement,
     InstallView,
     Metalog,
-    RequestEntry,
+    Ping,
+    Pong,
     ShardProgress,
     TellTail,
 )
 
 PLACEMENT_KEY: Final = b"p"
+FENCES_KEY: Final = b"f"
 READY: Final = "ready"
 """The token of the one `Answer` that says that the engine has caught up and may append."""
-SAVED: Final = "saved"
-"""The token of the `Answer` that follows each checkpoint when it is durable."""
+FENCED: Final = "fenced"
+"""The token of the one `Answer` that says that this incarnation was taken for lost: its shell starts another one."""
+CLOSED: Final = "closed"
+"""The token of the one `Answer` that says that all that was taken is ordered and no shard is open, after `close`."""
+_Opened = tuple[Place, tuple[NodeId, ...]]
+_Fenced = tuple[tuple[Term, LogId], set[int]]
 _LIFE_BITS: Final = 32
-_REPEAT_US: Final = 200_000
-_TELL_US: Final = 5_000_000
-_CHECKPOINT_BYTES: Final = 4 << 20
-_CHECKPOINT_US: Final = 30_000_000
+_ASK_VIEW_US: Final = 100_000
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,20 +96,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     append_buffer_bytes: int
     batch_bytes: int
     limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class _CheckpointStored:
-    """To itself: the index's checkpoint is on the disk."""
-
-
-@dataclass(slots=True)
-class _PendingTrim:
-    """A trim that has not shown up in the metalog yet."""
-
-    trim: Trim
-    waiter: Waiter
-    deadline_us: int
+    pushed_bytes: int = 32 << 20
+    """Batches of other engines that wait here for the cuts that order them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,34 +122,32 @@ class EngineCore:
         self.aux = AuxCache(config.aux_cache_bytes)
         self.appends = Appends(buffer_bytes=config.append_buffer_bytes, batch_bytes=config.batch_bytes)
         self.follower = MetalogFollower(self.index.applied)
+        stored = disk.get(PLACEMENT_KEY)
+        self.replicas = Replicas(msgspec.msgpack.decode(stored, type=list[_Opened]) if stored else ())
+        # No number of this life is one of an earlier life: late answers to that one must find nobody.
+        self._numbers = incarnation << _LIFE_BITS
         self.reads = Reads(
             self.index,
             self.cache,
             self.aux,
             limits,
-            self._replicas_of,
+            self.replicas.of,
             self._is_caught_up,
             self._tail_of,
-            first_number=incarnation << _LIFE_BITS,
+            first_number=self._numbers,
         )
-        self.tails = Tails(incarnation << _LIFE_BITS)
-        stored = disk.get(PLACEMENT_KEY)
-        rows = msgspec.msgpack.decode(stored, type=list[tuple[Place, tuple[NodeId, ...]]]) if stored else []
-        self._placement: dict[Place, tuple[NodeId, ...]] = dict(rows)
+        self.tails = Tails(self._numbers)
+        self.strays = Strays(config.pushed_bytes)
+        self.gathering = Gathering(self.appends, self.strays, self.replicas, self.cache)
+        stored = disk.get(FENCES_KEY)
+        self.requests = Requests(dict(msgspec.msgpack.decode(stored, type=list[_Fenced]) if stored else ()))
+        self.checkpoints = Checkpoints(node, self.index, self._saved_place, self._extra_rows)
         self._shard_count = 0
-        self._opening: dict[LogId, OpenShard] = {}
-        self._trims: dict[int, _PendingTrim] = {}
-        self.strays = Strays()
-        # No number of this life is one of an earlier life: late answers to that one must find nobody.
-        self._numbers = incarnation << _LIFE_BITS
         self._began: Term = 0
-        self._told_at = 0
-        self._repeat_at = 0
-        self._checkpoint_at = 0
-        self._is_checkpointing = False
-        self._saving: IndexSaved | None = None
-        self._saved: IndexSaved | None = None
+        self._view_asked_at = 0
         self._was_ready = False
+        self._is_closing = self._was_closed = False
+        self._is_fenced = False
 
     # operations
 
@@ -166,21 +167,22 @@ class EngineCore:
     def _submit(
         self, operation: Operation, positions: Positions, deadline_us: int, waiter: Waiter, now_us: int
     ) -> Iterable[Effect]:
+        if not self.follower.chain or self.is_fenced():
+            raise Unavailable("this engine does not know who sequences and stores; try again", retry_after_s=0.2)
         match operation:
             case Append(book, chunk):
-                self.appends.add(self._log_of(book), chunk, waiter, deadline_us)
+                self.appends.add(book, chunk, waiter, deadline_us)
                 return ()
             case Read(fresh=True) | Sync():
-                self._log_of(operation.book)
                 return self.tails.ask(self.follower.chain.current, operation, waiter, deadline_us)
             case Read() | Get() | SetAuxdata():
-                self._check_positions(positions)
-                return self._read(operation, waiter, positions, deadline_us, now_us)
+                newest = max((split_position(position)[0] for position in positions.values()), default=0)
+                asking = self._ask_view(newest, now_us)
+                return [*asking, *self._read(operation, waiter, positions, deadline_us, now_us)]
             case TrimBook(book, before, tag, everything):
                 self._numbers += 1
                 trim = Trim(book, tag, before, everything, self.node, self._numbers)
-                self._trims[self._numbers] = _PendingTrim(trim, waiter, deadline_us)
-                return self._request(self._log_of(book), trim)
+                return self.requests.trim(trim, waiter, deadline_us, self._newest_view)
             case ListBooks(prefix, after, limit):
                 return (Answer(waiter, Books(tuple(self.index.books(prefix, after, limit)))),)
         raise InvalidArgument(f"an engine does not carry out {type(operation).__name__}")
@@ -192,83 +194,119 @@ class EngineCore:
         wait_until_us = now_us + wait_us if wait_us else 0
         return self.reads.start(PendingRead(operation, waiter, needs, deadline_us, wait_until_us), now_us)
 
-    def _check_positions(self, positions: Positions) -> None:
-        newest = max((split_position(position)[0] for position in positions.values()), default=0)
-        if newest > self.follower.chain.current.term:
-            raise InvalidArgument(
-                f"Boki-Position names term {newest}, and the newest is {self.follower.chain.current.term}: "
-                "it is not of this cluster",
-                field="Boki-Position",
-            )
+    def fence(self, incarnation: int, deadline_us: int, token: Any) -> Iterable[Effect]:
+        """See to it that this incarnation of an engine appends nothing more. `Answer(token, Answered(Done))` follows.
 
-    def _log_of(self, book: str) -> LogId:
-        if not self.follower.chain:
-            raise Unavailable("the engine has not learnt who sequences and stores yet; try again", retry_after_s=0.2)
-        return self.follower.chain.current.log_of(book)
+        What it had appended before is applied here by then: whoever takes over from it has seen all of it.
+        """
+        waiter = Waiter(None, token)
+        if not self.follower.chain or self.is_fenced() or incarnation == self.incarnation:
+            return self._stamp([Answer(waiter, Unavailable("this engine cannot fence that one", retry_after_s=0.2))])
+        return self._stamp(self.requests.fence(incarnation, waiter, deadline_us, self._newest_view))
+
+    def close(self) -> None:
+        """Take no more appends; `Answer(CLOSED)` follows when all that were taken are ordered and the shards closed."""
+        self._is_closing = True
+        self.appends.close()
 
     # events
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`."""
+        if self.is_fenced():
+            return ()
         match message:
             case Metalog():
-                self.follower.offer(message, now_us)
+                self.follower.offer(message, now_us, sender)
             case ShardProgress():
                 self.appends.note_progress(sender, message, now_us)
+            case IndexBatch(batch):
+                term = self.strays.push(batch, self.follower.term)
+                return self._ask_view(term, now_us)
             case BatchesFetched(request) if request > 0:
-                return self._stamp(self.reads.on_fetched(message, now_us))
+                return self._stamp(self.reads.on_fetched(sender, message, now_us))
             case BatchesFetched():
                 self.strays.put(message)
             case TellTail():
-                return self._on_tail(sender, message, now_us)
+                return [*self._ask_view(message.term, now_us), *self._on_tail(sender, message, now_us)]
+            case Ping(number):
+                known = self.follower.chain.current.term if self.follower.chain else 0
+                return (Send(sender, Pong(number, known, self.incarnation)),)
+            case InstallView() | InstallMembership() | InstallPlacement():
+                return self._stamp(self._install(message, now_us))
+            case CheckpointStored():
+                return self.checkpoints.stored(self._storage_nodes())
+        term = message.term if isinstance(message, Metalog | ShardProgress | BatchesFetched) else 0
+        return self._ask_view(term, now_us)
+
+    def _install(self, message: InstallView | InstallMembership | InstallPlacement, now_us: int) -> list[Effect]:
+        """The coordinator's word."""
+        match message:
             case InstallView(views):
                 self.follower.install(views)
+                newest = views[-1].term if views else 0
+                effects = self._ask_view(newest, now_us)
                 if self._began == 0 and self.follower.chain:
-                    return self._stamp(self._begin_term(self.follower.view, now_us))
-            case _CheckpointStored():
-                self.index.checkpoint_stored()
-                self._is_checkpointing = False
-                self._saved = self._saving
-                return (Answer(SAVED, None), *self._tell_saved())
-        return ()
+                    effects += self._begin_term(self.follower.view, now_us)
+                return effects
+            case InstallMembership(membership):
+                if self.replicas.install_membership(membership):
+                    self.appends.peers = self.replicas.indexes_beside(self.node)
+                    return self._open_shards()
+            case InstallPlacement(placement):
+                self.replicas.install_placement(placement)
+        return []
+
+    def _ask_view(self, term: Term, now_us: int) -> list[Effect]:
+        """Whoever names a newer term than is known here has seen a view that this engine lacks."""
+        known = self.follower.chain.current.term if self.follower.chain else 0
+        if term <= known or now_us - self._view_asked_at < _ASK_VIEW_US:
+            return []
+        self._view_asked_at = now_us
+        return [Send(COORDINATOR, FetchView(known))]
 
     def settle(self, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`: apply what has come, then send what has gathered."""
-        effects = self._follow(now_us) if self.follower.chain else []
+        if not self.follower.chain or self.is_fenced():
+            return ()
+        effects = self._follow(now_us)
         effects += self.appends.settle(now_us)
-        effects += [Send(to, fetch) for to, fetch in self.follower.fetches(now_us)] if self.follower.chain else []
+        effects += [Send(to, fetch) for to, fetch in self.follower.fetches(now_us)]
         effects = self._stamp(effects)
+        if self.is_fenced():
+            return [*effects, Answer(FENCED, None)]
         if not self._was_ready and self.is_ready:
             self._was_ready = True
             effects.append(Answer(READY, None))
+        if self._is_closing and not self._was_closed and self.appends.is_closed:
+            self._was_closed = True
+            effects.append(Answer(CLOSED, None))
         return effects
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`: deadlines, and everything that may have been lost is asked for again."""
-        if not self.follower.chain:
+        if not self.follower.chain or self.is_fenced():
             return ()
         effects = list(self.settle(now_us))
-        effects += self._stamp([*self.appends.tick(now_us), *self.reads.tick(now_us)])
-        effects += self._stamp(self.tails.tick(self.follower.chain.current, now_us))
-        for number in [number for number, pending in self._trims.items() if pending.deadline_us < now_us]:
-            late = DeadlineExceeded("the trim was not ordered before its deadline; it may be still")
-            effects += self._stamp([Answer(self._trims.pop(number).waiter, late)])
-        if now_us >= self._repeat_at:
-            self._repeat_at = now_us + _REPEAT_US
-            effects += self._repeat_requests()
-        if now_us >= self._told_at:
-            self._told_at = now_us + _TELL_US
-            effects += self._tell_saved()
-        dirty = self.index.dirty_bytes
-        if dirty >= _CHECKPOINT_BYTES or (dirty and now_us >= self._checkpoint_at):
-            self._checkpoint_at = now_us + _CHECKPOINT_US
-            effects += self.checkpoint()
-        return effects
+        if self.is_fenced():
+            return effects
+        view = self._newest_view
+        timed = [*self.appends.tick(now_us), *self.reads.tick(now_us), *self.requests.tick(view, now_us)]
+        timed += self.tails.tick(self.follower.chain.current, now_us)
+        for log, shard in self.appends.done_shards(now_us):
+            timed += self.requests.close(log, shard, view)
+        effects += self._stamp(timed)
+        return effects + self.checkpoints.tick(self._storage_nodes(), now_us)
+
+    def is_fenced(self) -> bool:
+        """Whether this incarnation was taken for lost: it takes part in nothing any more."""
+        return self._is_fenced
 
     @property
     def is_ready(self) -> bool:
         """Whether this engine has caught up with every log and may append to each."""
-        return self.follower.is_caught_up() and self._began == self.follower.term and not self.appends.unopened
+        is_current = self.follower.is_caught_up() and self._began == self.follower.term
+        return is_current and not self.appends.unopened and not self.is_fenced() and not self._is_closing
 
     # applying the metalogs
 
@@ -277,6 +315,8 @@ class EngineCore:
         while True:
             for log in self.follower.logs:
                 effects += self._follow_log(log, now_us)
+                if self.is_fenced():
+                    return effects
             view = self.follower.next_term()
             if view is None:
                 return effects
@@ -287,10 +327,10 @@ class EngineCore:
         effects: list[Effect] = []
         books: set[str] = set()
         has_applied = False
-        while (found := self.follower.peek(log)) is not None:
+        while not self.is_fenced() and (found := self.follower.peek(log)) is not None:
             entry = found[1]
             pieces = self.index.pieces(log, entry) if isinstance(entry, Cut) else []
-            batches = self._gather(log, pieces, now_us, effects)
+            batches = self.gathering.gather(self.follower.term, log, pieces, now_us, effects)
             if batches is None:
                 break
             if books and isinstance(entry, Trim):
@@ -302,93 +342,79 @@ class EngineCore:
             has_applied = True
             books |= applied.books
             if pieces:
-                self._cache_ordered(log, pieces, batches)
+                self.gathering.applied(self.follower.term, log, pieces, batches)
                 for piece in pieces:
                     effects += self.appends.order(log, piece, applied.refusals)
             else:
-                effects += self._note(log, entry)
+                effects += self._note(log, entry, now_us)
         if has_applied:
             effects += self.reads.on_applied(books, now_us)
         return effects
 
-    def _gather(self, log: LogId, pieces: Sequence[Piece], now_us: int, effects: list[Effect]) -> list[Batch] | None:
-        """The batches that the pieces order; None if some must be fetched first."""
-        batches: list[Batch] = []
-        complete = True
-        for piece in pieces:
-            own = self.appends.batches_of(log, piece)
-            if own is None:
-                place = (self.follower.term, log, piece.shard)
-                own = self.strays.take(place, piece, self._placement.get(place, ()), now_us, effects)
-            if own is None:
-                complete = False
-            else:
-                batches += own
-        return batches if complete else None
-
-    def _cache_ordered(self, log: LogId, pieces: Sequence[Piece], batches: Sequence[Batch]) -> None:
-        """Keep what this engine has just appended. Strays came for their columns: nobody has checked their payloads."""
-        own = {piece.shard for piece in pieces if self.appends.batches_of(log, piece) is not None}
-        seqnum = pieces[0].first_seqnum
-        for batch in batches:
-            if batch.header.shard in own:
-                self.cache.add(seqnum, batch)
-            seqnum += batch.header.record_count
-
-    def _note(self, log: LogId, entry: MetalogEntry) -> Iterable[Effect]:
+    def _note(self, log: LogId, entry: MetalogEntry, now_us: int) -> list[Effect]:
         """An entry other than a cut has been applied."""
+        effects: list[Effect] = []
         match entry:
-            case OpenShard(shard, engine, replicas):
-                self._placement[self.follower.term, log, shard] = replicas
-                wanted = self._opening.get(log)
-                if wanted is not None and wanted.shard == shard and engine == self.node:
-                    del self._opening[log]
-                    self.appends.open_shard(log, shard, replicas)
-            case Trim(_, _, _, _, engine, request) if engine == self.node:
-                pending = self._trims.get(request)
-                if pending is not None and pending.trim == entry:
-                    del self._trims[request]
-                    return (Answer(pending.waiter, Done()),)
-            case CloseShard():
-                pass
-        return ()
+            case OpenShard(shard, _, replicas):
+                self.replicas.open((self.follower.term, log, shard), replicas)
+                if log in self.requests.opening and self.requests.opening[log].shard == shard:
+                    self.appends.open_shard(log, shard, replicas, now_us)
+            case CloseShard(shard, is_lost):
+                if is_lost and shard_incarnation(shard) == self.incarnation:
+                    return self._stop_fenced(log)
+                self.strays.forget((self.follower.term, log, shard))
+                effects += self.appends.close_shard(log, shard, now_us)
+        effects += self.requests.note(log, entry, self.follower.view)
+        if isinstance(entry, OpenShard | CloseShard):
+            effects += self._open_shards()
+        return effects
 
-    # terms
+    def _stop_fenced(self, log: LogId) -> list[Effect]:
+        self._is_fenced = True
+        text = (
+            "this engine was taken for lost, and others may do its work: it stops, to come back under a new incarnation"
+        )
+        return [
+            Trace(logging.CRITICAL, text),
+            *self.appends.abandon(log),
+            *self.reads.abandon(),
+            *self.tails.abandon(),
+            *self.requests.abandon(),
+        ]
+
+    # terms and shards
+
+    @property
+    def _newest_view(self) -> View | None:
+        """The view of the newest term, if that is followed; until then the term before may hold what is requested."""
+        view = self.follower.chain.current
+        return view if self.follower.term == view.term else None
 
     def _begin_term(self, view: View, now_us: int) -> list[Effect]:
         self._began = view.term
         self.index.begin_term(view)
-        self.strays.clear()
-        if view.term != self.follower.chain.current.term:
-            return []
-        effects: list[Effect] = []
-        for waiting in self.appends.begin_term(view.term, view.log_count, view.write_quorum):
-            assert waiting.waiter is not None
-            assert waiting.waiter.book is not None
-            if waiting.deadline_us < now_us:
-                late = DeadlineExceeded("the term ended without ordering the append", outcome="not_applied")
-                effects.append(Answer(waiting.waiter, late))
-            else:
-                self.appends.take_back(view.log_of(waiting.waiter.book), waiting)
-        for log in range(view.log_count):
-            shard: ShardId = make_shard(self.incarnation, self._shard_count)
-            first = self._shard_count % len(view.storage)
-            replicas = (view.storage[first:] + view.storage[:first])[: view.replicas]
-            self._opening[log] = OpenShard(shard, self.node, replicas)
-            self._shard_count += 1
-        effects += self._repeat_requests()
+        self.strays.begin_term(view.term)
+        effects = self.requests.begin_term(view.term)
+        if view.term == self.follower.chain.current.term:
+            effects += self.appends.begin_term(view, now_us)
+            effects += self._open_shards()
+            effects += self.tails.ask_again(view)
         return effects
 
-    def _request(self, log: LogId, entry: MetalogEntry) -> list[Effect]:
-        view = self.follower.chain.current
-        if self.follower.term != view.term:
-            return []  # the old term may still hold it; it is requested anew once that has been applied
-        return [Send(view.primaries[log], RequestEntry(view.term, log, entry))]
-
-    def _repeat_requests(self) -> list[Effect]:
-        effects = [effect for log, entry in self._opening.items() for effect in self._request(log, entry)]
-        for pending in self._trims.values():
-            effects += self._request(self._log_of(pending.trim.book), pending.trim)
+    def _open_shards(self) -> list[Effect]:
+        """Request a shard for each log that needs one: it has none, or its storage nodes are going or gone."""
+        view = self._newest_view if self.follower.chain else None
+        if view is None or self.appends.term != view.term:
+            return []
+        worse = [log for log, shard in self.appends.current_shards() if self.replicas.should_move(view, shard.replicas)]
+        effects: list[Effect] = []
+        for log in [*self.appends.unopened, *worse]:
+            if log in self.requests.opening or (self._is_closing and not self.appends.has_unsent(log)):
+                continue
+            replicas = self.replicas.choose(view, self.incarnation + self._shard_count)
+            shard = make_shard(self.incarnation, self._shard_count)
+            self._shard_count += 1
+            effects += self.requests.open(log, OpenShard(shard, self.node, replicas), view)
         return effects
 
     # consistency
@@ -400,7 +426,7 @@ class EngineCore:
         be in the newest term that the caller has seen, and at its position in the book's own log of that term.
         """
         term = self.follower.term
-        if term != self.follower.chain.current.term:
+        if term != self.follower.chain.current.term or term < read.needs_term:
             return False
         log = self.follower.view.log_of(read.operation.book)
         needed = read.needs.get(log, 0)
@@ -432,9 +458,6 @@ class EngineCore:
     def _tail_of(self, book: str) -> int:
         return self.index.next_seqnum(self.follower.view.log_of(book))
 
-    def _replicas_of(self, place: Place) -> tuple[NodeId, ...]:
-        return self._placement[place]
-
     def status(self) -> dict[str, Any]:
         """Figures for operators, as JSON values."""
         return {
@@ -451,22 +474,18 @@ class EngineCore:
 
     # checkpoints
 
-    def _tell_saved(self) -> list[Effect]:
-        """Let the storage nodes know which records no replay will ask for: only those may be deleted outright."""
-        if self._saved is None or not self.follower.chain:
-            return []
-        return [Send(node, self._saved) for node in self.follower.chain.current.storage]
+    def _storage_nodes(self) -> Sequence[NodeId]:
+        return self.replicas.storage_nodes(self.follower.chain.current) if self.follower.chain else ()
+
+    def _saved_place(self) -> IndexSaved:
+        return IndexSaved(self.follower.term, {log: self.index.next_seqnum(log) for log in self.follower.logs})
+
+    def _extra_rows(self) -> list[Put]:
+        return [
+            Put(PLACEMENT_KEY, msgspec.msgpack.encode(self.replicas.rows())),
+            Put(FENCES_KEY, msgspec.msgpack.encode(list(self.requests.fenced.items()))),
+        ]
 
     def checkpoint(self) -> list[Effect]:
         """Save the index, so that the next start need not read the whole log. Nothing if that is being done."""
-        if self._is_checkpointing:
-            return []
-        self._is_checkpointing = True
-        self._saving = IndexSaved(self.follower.term, {log: self.index.next_seqnum(log) for log in self.follower.logs})
-        writes = self.index.checkpoint()
-        placement = Put(PLACEMENT_KEY, msgspec.msgpack.encode(list(self._placement.items())))
-        saved = Send(self.node, _CheckpointStored())
-        return [
-            Trace(logging.DEBUG, f"checkpoint of the index: {len(writes)} writes"),
-            Store([*writes, placement], then=(saved,)),
-        ]
+        return self.checkpoints.begin()

@@ -18,20 +18,24 @@ from boki.effects import Answer, Effect, Send
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.index import Index
 from boki.engine.waiter import Waiter
-from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Overloaded, Trimmed
+from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Overloaded, Trimmed, Unavailable
 from boki.log.batch import Batch
-from boki.log.ids import LogId, NodeId, ShardId, Term, shard_incarnation
+from boki.log.ids import NodeId, Term, shard_incarnation
 from boki.log.limits import Limits
-from boki.log.metalog import Positions
+from boki.log.membership import Place
+from boki.log.metalog import Positions, split_position
 from boki.log.operations import Done, Found, Get, Read, SetAuxdata, Sync
 from boki.messages import BatchesFetched, FetchBatches, Holding
 
 _READ_AHEAD_BYTES: Final = 1 << 20
-_RETRY_US: Final = 200_000
+_PATIENCE_US: Final = 100_000
+"""A replica that has not answered for this long is left alone for a while, and another one asked."""
+_ROUND_US: Final = 200_000
+"""How long to wait before all replicas are asked again."""
+_SILENT_US: Final = 5_000_000
+_RETRY_US: Final = 50_000
 _MAX_WAITING: Final = 100_000
 """Reads that may wait at a time; those that have been answered are cleared away when there are so many."""
-
-Place = tuple[Term, LogId, ShardId]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +50,11 @@ class PendingRead:
     is_done: bool = False
     seen_until: int = 0
     """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
+    needs_term: Term = 0
+    """The newest term in `needs`."""
+
+    def __post_init__(self) -> None:
+        self.needs_term = max((split_position(position)[0] for position in self.needs.values()), default=0)
 
 
 @dataclass(slots=True)
@@ -58,14 +67,17 @@ class _Fetch:
     until_lid: int
     seqnum: int
     reads: list[PendingRead]
-    replicas: deque[NodeId]
-    sent_at: int
-    answers: int = 0
+    to_ask: deque[NodeId] = field(default_factory=deque)
+    asked: NodeId | None = None
+    """Who has been asked and has not answered; None if all were asked."""
+    sent_at: int = 0
+    lacking: int = 0
+    """How many of this round's replicas have not answered."""
     errors: list[str] = field(default_factory=list)
 
 
 class Reads:
-    """All reads of an engine that have not been answered. `replicas_of` tells who keeps a shard."""
+    """All reads of an engine that have not been answered. `replicas_of(shard, turn)` tells who keeps it."""
 
     def __init__(
         self,
@@ -73,7 +85,7 @@ class Reads:
         cache: RecordCache,
         aux: AuxCache,
         limits: Limits,
-        replicas_of: Callable[[Place], tuple[NodeId, ...]],
+        replicas_of: Callable[[Place, int], tuple[NodeId, ...]],
         is_caught_up: Callable[[PendingRead], bool],
         tail_of: Callable[[str], int],
         *,
@@ -92,6 +104,8 @@ class Reads:
         self._fetches: dict[int, _Fetch] = {}
         self._by_lid: dict[tuple[Place, int], _Fetch] = {}
         self._retries: list[tuple[int, PendingRead]] = []
+        self._silent: dict[NodeId, int] = {}
+        """Replicas that did not answer, and until when they are asked last."""
         self._numbers = first_number
 
     @property
@@ -190,7 +204,7 @@ class Reads:
             return self._fetch(read, seqnums[covered], now_us)
         if sum(len(slab.seqnums) for slab in slabs) < 8 * covered:
             # a record was freed that the index still shows: it is behind, and must catch up with the trim first
-            self._retries.append((now_us + _RETRY_US // 4, read))
+            self._retries.append((now_us + _RETRY_US, read))
             return []
         is_end = covered == len(seqnums) and len(seqnums) < limit
         next_start = seqnums[0] if backward else seqnums[covered - 1] + 1
@@ -229,8 +243,7 @@ class Reads:
                 effects.append(self._finish(read, _late(read)))
         self._forget_answered()
         for fetch in list(self._fetches.values()):
-            if now_us - fetch.sent_at > _RETRY_US:
-                effects += self._ask_next(fetch, now_us)
+            effects += self._ask_again(fetch, now_us)
         due, self._retries = self._retries, []
         for at, read in due:
             if at > now_us:
@@ -257,18 +270,20 @@ class Reads:
             return []
         wants_more = isinstance(read.operation, Read) and read.operation.limit > 1
         until = lid + (run if wants_more else 1)
-        replicas = deque(self._replicas_of(place))
-        replicas.rotate(shard_incarnation(shard) + lid)
         self._numbers += 1
-        fetch = _Fetch(self._numbers, place, lid, until, seqnum, [read], replicas, now_us)
+        fetch = _Fetch(self._numbers, place, lid, until, seqnum, [read])
         self._fetches[fetch.request] = fetch
         self._by_lid[place, lid] = fetch
-        return [self._ask(fetch)]
+        return self._begin_round(fetch, now_us)
 
-    @staticmethod
-    def _ask(fetch: _Fetch) -> Effect:
-        message = FetchBatches(fetch.request, *fetch.place, fetch.lid, fetch.until_lid, _READ_AHEAD_BYTES)
-        return Send(fetch.replicas[0], message)
+    def _begin_round(self, fetch: _Fetch, now_us: int) -> list[Effect]:
+        """Ask all replicas, one after the other, those first that rather answer; they may have changed since."""
+        self._silent = {node: until_us for node, until_us in self._silent.items() if until_us > now_us}
+        replicas = self._replicas_of(fetch.place, shard_incarnation(fetch.place[2]) + fetch.lid)
+        fetch.to_ask = deque(sorted(replicas, key=self._silent.__contains__))
+        fetch.lacking = len(replicas)
+        fetch.errors.clear()
+        return self._ask_next(fetch, now_us)
 
     def _ask_next(self, fetch: _Fetch, now_us: int) -> list[Effect]:
         fetch.reads = [read for read in fetch.reads if not read.is_done]
@@ -276,59 +291,88 @@ class Reads:
             self._end(fetch)
             return []
         fetch.sent_at = now_us
-        fetch.replicas.rotate(-1)
-        return [self._ask(fetch)]
+        if fetch.to_ask:
+            fetch.asked = fetch.to_ask.popleft()
+            message = FetchBatches(fetch.request, *fetch.place, fetch.lid, fetch.until_lid, _READ_AHEAD_BYTES)
+            return [Send(fetch.asked, message)]
+        fetch.asked = None  # the tick begins the next round
+        if not fetch.errors or fetch.lacking:
+            return []
+        self._end(fetch)
+        error = CorruptData(f"no replica can give record {fetch.seqnum}: {'; '.join(fetch.errors)}")
+        return [self._finish(read, error) for read in fetch.reads]
+
+    def _ask_again(self, fetch: _Fetch, now_us: int) -> list[Effect]:
+        """Time has passed: do not wait for a silent replica, nor for ever when all were asked."""
+        waited_us = now_us - fetch.sent_at
+        if fetch.asked is None:
+            return self._begin_round(fetch, now_us) if waited_us > _ROUND_US else []
+        if waited_us <= _PATIENCE_US:
+            return []
+        self._silent[fetch.asked] = now_us + _SILENT_US
+        return self._ask_next(fetch, now_us)
 
     def _end(self, fetch: _Fetch) -> None:
         del self._fetches[fetch.request]
         del self._by_lid[fetch.place, fetch.lid]
 
-    def on_fetched(self, message: BatchesFetched, now_us: int) -> list[Effect]:
+    def on_fetched(self, sender: NodeId, message: BatchesFetched, now_us: int) -> list[Effect]:
         """A storage node has answered."""
+        self._silent.pop(sender, None)
         fetch = self._fetches.get(message.request)
         if fetch is None:
             return []
-        batches = [Batch(data) for data in message.batches]
-        if message.holding is Holding.HAVE and _fits(fetch, batches):
-            self._end(fetch)
-            for batch in batches:
-                # within a run, seqnums and local ids grow together
-                self._cache.add(fetch.seqnum + batch.header.first_lid - fetch.lid, batch)
-            if self._cache.find(fetch.seqnum) is None:
-                size = len(batches[0].data)
-                large = Overloaded(
-                    f"record {fetch.seqnum} is in a batch of {size} bytes: the record cache is too small"
-                )
-                return [self._finish(read, large) for read in fetch.reads if not read.is_done]
-            return [effect for read in fetch.reads for effect in self._try(read, now_us)]
+        error = message.error
+        if message.holding is Holding.HAVE:
+            try:
+                return self._take(fetch, [Batch(data) for data in message.batches], now_us)
+            except CorruptData as damage:
+                error = f"{sender}: {damage}"
         if message.holding is Holding.FREED:
             # Trimmed where the storage node is, not yet here: catch up, then say so.
             self._end(fetch)
-            self._retries += [(now_us + _RETRY_US // 4, read) for read in fetch.reads if not read.is_done]
+            self._retries += [(now_us + _RETRY_US, read) for read in fetch.reads if not read.is_done]
             return []
-        fetch.answers += 1
-        if message.error:
-            fetch.errors.append(message.error)
-        if fetch.answers >= len(fetch.replicas):
-            if fetch.errors:
-                self._end(fetch)
-                error = CorruptData(f"no replica can give record {fetch.seqnum}: {'; '.join(fetch.errors)}")
-                return [self._finish(read, error) for read in fetch.reads if not read.is_done]
-            return []  # all were asked; the next round begins when the tick finds this one too old
-        return self._ask_next(fetch, now_us)
+        fetch.lacking -= 1
+        if error:
+            fetch.errors.append(error)
+        return self._ask_next(fetch, now_us) if sender == fetch.asked else []
+
+    def _take(self, fetch: _Fetch, batches: list[Batch], now_us: int) -> list[Effect]:
+        """Bytes have come; `CorruptData` if they are not those that were asked for."""
+        _check_fit(fetch, batches)
+        self._end(fetch)
+        for batch in batches:
+            # within a run, seqnums and local ids grow together
+            self._cache.add(fetch.seqnum + batch.header.first_lid - fetch.lid, batch)
+        if self._cache.find(fetch.seqnum) is None:
+            size = len(batches[0].data)
+            large = Overloaded(f"record {fetch.seqnum} is in a batch of {size} bytes: the record cache is too small")
+            return [self._finish(read, large) for read in fetch.reads if not read.is_done]
+        return [effect for read in fetch.reads for effect in self._try(read, now_us)]
+
+    def abandon(self) -> list[Effect]:
+        """This engine has been fenced: end whoever waits."""
+        lost = Unavailable("this engine was taken for lost; read from another one", retry_after_s=0.2)
+        return [self._finish(read, lost) for _, _, read in self._due if not read.is_done]
 
 
-def _fits(fetch: _Fetch, batches: list[Batch]) -> bool:
-    """Whether these are batches of the shard that was asked for, from the record that was asked for."""
+def _check_fit(fetch: _Fetch, batches: list[Batch]) -> None:
+    """These are sound batches of the shard that was asked for, from the record that was asked for."""
     lid = fetch.lid
     for batch in batches:
         header = batch.header
+        _ = batch.chunks
         if (header.term, header.log, header.shard) != fetch.place or not header.first_lid <= lid < header.until_lid:
-            return False
+            raise CorruptData("these are not the records that were asked for")
         lid = header.until_lid
-    return bool(batches)
+    if not batches:
+        raise CorruptData("no record came")
 
 
 def _late(read: PendingRead) -> DeadlineExceeded:
-    what = "the index did not reach the position that this caller has seen, or no replica gave the bytes"
+    what = (
+        "the index did not reach the position that this caller has seen (is its Boki-Position of this cluster?), or no "
+        "replica gave the bytes"
+    )
     return DeadlineExceeded(f"the read of book {read.operation.book!r} was not answered: {what}", outcome="not_applied")

@@ -50,6 +50,25 @@ class EnginePort:
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
+        return await self._wait(
+            lambda finish: self.submit(operation, dict(positions), int(timeout_s * 1_000_000), finish),
+            positions,
+            timeout_s,
+        )
+
+    async def fence(self, incarnation: int, timeout_s: float) -> None:
+        """See to it that this incarnation of an engine appends nothing more; then all that it had is applied here."""
+        await self._wait(lambda finish: self._fence(incarnation, int(timeout_s * 1_000_000), finish), {}, timeout_s)
+
+    def _fence(self, incarnation: int, timeout_us: int, finish: Finish) -> None:
+        if self._host is None or self._core is None or self._host.stopped:
+            finish(Failure.of(Unavailable("the engine does not run")), {})
+            return
+        self._host.perform(self._core.fence(incarnation, now_us() + timeout_us, finish))
+        self._host.settle_soon()
+
+    async def _wait(self, begin: Callable[[Finish], None], positions: Positions, timeout_s: float) -> Answer:
+        """Begin something that ends by its callback, and wait for that."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def finish(answer: Answer, seen: Positions) -> None:
@@ -57,7 +76,7 @@ class EnginePort:
             if not future.done():
                 future.set_result(answer)
 
-        self.submit(operation, dict(positions), int(timeout_s * 1_000_000), finish)
+        begin(finish)
         try:
             answer = future.result() if future.done() else await asyncio.wait_for(future, timeout_s + _GRACE_S)
         except TimeoutError:

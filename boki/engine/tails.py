@@ -13,7 +13,7 @@ from typing import Final
 
 from boki.effects import Answer, Effect, Send
 from boki.engine.waiter import Waiter
-from boki.errors import DeadlineExceeded, Overloaded
+from boki.errors import DeadlineExceeded, Overloaded, Unavailable
 from boki.log.ids import LogId, NodeId
 from boki.log.operations import Read, Sync
 from boki.log.view import View
@@ -81,5 +81,14 @@ class Tails:
             yield Answer(self._questions.pop(number).waiter, late)
         if now_us >= self._repeat_at:
             self._repeat_at = now_us + _REPEAT_US
-            for number in self._questions:
-                yield from self._ask(view, number)
+            yield from self.ask_again(view)
+
+    def ask_again(self, view: View) -> Iterable[Effect]:
+        """Repeat all questions: an answer may have been lost, or a new term has begun."""
+        return [effect for number in self._questions for effect in self._ask(view, number)]
+
+    def abandon(self) -> Iterable[Effect]:
+        """This engine has been fenced: end whoever waits."""
+        waiters = [question.waiter for question in self._questions.values()]
+        self._questions.clear()
+        return [Answer(waiter, Unavailable("this engine was taken for lost; ask another one")) for waiter in waiters]

@@ -1,0 +1,99 @@
+"""Which storage nodes keep a shard, and where new shards go.
+
+A shard's replicas are those that its `OpenShard` named, unless the placement map says that it has moved since.
+Membership only says whom to ask first and where new shards should rather go: a node that is missing there may live, and
+one that is named may be dead, so it never decides what is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from boki.log.ids import NodeId
+from boki.log.membership import Membership, Place, Placement, Role
+from boki.log.view import View
+
+_NOBODY: Final[frozenset[NodeId]] = frozenset()
+
+
+class Replicas:
+    """Of all shards that the index knows. `opened` is what a checkpoint had."""
+
+    def __init__(self, opened: Iterable[tuple[Place, tuple[NodeId, ...]]] = ()) -> None:
+        self.membership: Membership | None = None
+        self._opened: dict[Place, tuple[NodeId, ...]] = dict(opened)
+        self._moved: dict[Place, tuple[NodeId, ...]] = {}
+        self._placement_version = -1
+        self._live: frozenset[NodeId] = _NOBODY
+
+    def install_membership(self, membership: Membership) -> bool:
+        """Take in who is registered; False if that is old news."""
+        if self.membership is not None and membership.number <= self.membership.number:
+            return False
+        self.membership = membership
+        self._live = frozenset(member.node for member in membership.of(Role.STORAGE))
+        return True
+
+    def install_placement(self, placement: Placement) -> None:
+        """Take in where closed shards have moved."""
+        if placement.version > self._placement_version:
+            self._placement_version = placement.version
+            self._moved = placement.as_map()
+
+    def open(self, place: Place, replicas: tuple[NodeId, ...]) -> None:
+        """The metalog has opened a shard."""
+        self._opened[place] = replicas
+
+    def rows(self) -> list[tuple[Place, tuple[NodeId, ...]]]:
+        """What the metalogs have opened, for a checkpoint."""
+        return list(self._opened.items())
+
+    # reading
+
+    def of(self, place: Place, turn: int = 0) -> tuple[NodeId, ...]:
+        """Who keeps that shard, rotated by `turn`, those that are registered first. Empty if it was never opened."""
+        replicas = self._moved.get(place) or self._opened.get(place, ())
+        first = turn % len(replicas) if replicas else 0
+        replicas = replicas[first:] + replicas[:first]
+        if self.membership is None:
+            return replicas
+        return tuple(sorted(replicas, key=lambda node: node not in self._live))
+
+    # writing
+
+    def choose(self, view: View, turn: int) -> tuple[NodeId, ...]:
+        """The replicas of a new shard: registered nodes first, those that are to be emptied only if there are no more.
+
+        `turn` rotates the good ones, so that load spreads.
+        """
+        good, draining, missing = self._nodes(view)
+        first = turn % len(good) if good else 0
+        return (*good[first:], *good[:first], *draining, *missing)[: view.replicas]
+
+    def should_move(self, view: View, replicas: Sequence[NodeId]) -> bool:
+        """Whether a shard on these nodes should be given up for a new one: it would have more good replicas."""
+        good, _, _ = self._nodes(view)
+        return sum(node in good for node in replicas) < min(len(good), view.replicas)
+
+    def _nodes(self, view: View) -> tuple[list[NodeId], list[NodeId], list[NodeId]]:
+        """All storage nodes: good ones, registered ones that are to be emptied, and those that are not registered."""
+        if self.membership is None:
+            return list(view.storage), [], []
+        emptied = self.membership.draining
+        live = [member.node for member in self.membership.of(Role.STORAGE)]
+        missing = sorted((node for node in view.storage if node not in self._live), key=emptied.__contains__)
+        good = [node for node in live if node not in emptied]
+        return good, [node for node in live if node in emptied], missing
+
+    # telling
+
+    def storage_nodes(self, view: View) -> list[NodeId]:
+        """Every storage node that is named anywhere now."""
+        members = self.membership.of(Role.STORAGE) if self.membership is not None else ()
+        return list(dict.fromkeys((*view.storage, *(member.node for member in members))))
+
+    def indexes_beside(self, engine: NodeId) -> tuple[NodeId, ...]:
+        """The other engines that hold the index."""
+        members = self.membership.of(Role.ENGINE) if self.membership is not None else ()
+        return tuple(member.node for member in members if member.has_index and member.node != engine)

@@ -1,0 +1,163 @@
+"""What an engine wants in the metalogs: trims, shards opened and closed, lost engines fenced.
+
+A request is repeated to the log's primary until the entry shows up in the metalog; the primary drops doubles. Requests
+go out only while this engine follows the newest term: until then the term before may still hold the entry.
+
+**Fences.** `CloseShard(is_lost=True)` keeps a whole incarnation of an engine from appending to one log for the rest of
+the term. A fence is complete when every log of the term has it. It is also complete when the term ends and one log had
+it: the lost engine, if it lives, applies that log before it can open a shard of the next term, and stops there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from boki.effects import Answer, Effect, Send
+from boki.engine.waiter import Waiter
+from boki.errors import ConnectionLost, DeadlineExceeded
+from boki.log.ids import LogId, ShardId, Term, make_shard, shard_incarnation
+from boki.log.metalog import CloseShard, MetalogEntry, OpenShard, Trim
+from boki.log.operations import Done
+from boki.log.view import View
+from boki.messages import RequestEntry
+
+_REPEAT_US: Final = 200_000
+
+
+@dataclass(slots=True)
+class _PendingTrim:
+    """A trim that has not shown up in the metalog yet."""
+
+    trim: Trim
+    waiter: Waiter
+    deadline_us: int
+
+
+@dataclass(slots=True)
+class _PendingFence:
+    """A fence that some logs of the term do not have yet."""
+
+    incarnation: int
+    waiter: Waiter
+    deadline_us: int
+
+
+@dataclass(slots=True)
+class Requests:
+    """All of one engine. `fenced`: which incarnations each log of the term has fenced so far; saved with the index."""
+
+    fenced: dict[tuple[Term, LogId], set[int]] = field(default_factory=dict)
+    opening: dict[LogId, OpenShard] = field(default_factory=dict)
+    _closing: dict[ShardId, LogId] = field(default_factory=dict)
+    _trims: dict[int, _PendingTrim] = field(default_factory=dict)
+    _fences: list[_PendingFence] = field(default_factory=list)
+    _repeat_at: int = 0
+
+    def begin_term(self, term: Term) -> list[Effect]:
+        """All logs of the terms before are applied to their ends: shards are over, and so are fences that held."""
+        over = [place for place in self.fenced if place[0] < term]
+        has_held = {incarnation for place in over for incarnation in self.fenced.pop(place)}
+        ended = [fence for fence in self._fences if fence.incarnation in has_held]
+        self._fences = [fence for fence in self._fences if fence.incarnation not in has_held]
+        self.opening.clear()
+        self._closing.clear()
+        self._repeat_at = 0
+        return [Answer(fence.waiter, Done()) for fence in ended]
+
+    # wanting
+
+    def trim(self, trim: Trim, waiter: Waiter, deadline_us: int, view: View | None) -> list[Effect]:
+        """Want a trim. `view` is that of the newest term, None while an older one is followed."""
+        self._trims[trim.request] = _PendingTrim(trim, waiter, deadline_us)
+        return [_request(view, view.log_of(trim.book), trim)] if view is not None else []
+
+    def fence(self, incarnation: int, waiter: Waiter, deadline_us: int, view: View | None) -> list[Effect]:
+        """Want an incarnation fenced; `Done` when it is."""
+        fence = _PendingFence(incarnation, waiter, deadline_us)
+        if view is not None and not self._unfenced(incarnation, view):
+            return [Answer(waiter, Done())]
+        self._fences.append(fence)
+        return list(self._requests_of(fence, view)) if view is not None else []
+
+    def open(self, log: LogId, shard: OpenShard, view: View | None) -> list[Effect]:
+        """Want a shard open."""
+        self.opening[log] = shard
+        return [_request(view, log, shard)] if view is not None else []
+
+    def close(self, log: LogId, shard: ShardId, view: View | None) -> list[Effect]:
+        """Want a shard of this engine closed. Wanting it again does nothing."""
+        if shard in self._closing:
+            return []
+        self._closing[shard] = log
+        return [_request(view, log, CloseShard(shard))] if view is not None else []
+
+    # showing up
+
+    def note(self, log: LogId, entry: MetalogEntry, view: View) -> list[Effect]:
+        """An entry has been applied, in the term of `view`."""
+        match entry:
+            case OpenShard(shard) if log in self.opening and self.opening[log].shard == shard:
+                del self.opening[log]
+            case Trim(request=request):
+                pending = self._trims.get(request)
+                if pending is not None and pending.trim == entry:
+                    del self._trims[request]
+                    return [Answer(pending.waiter, Done())]
+            case CloseShard(shard, is_lost):
+                self._closing.pop(shard, None)
+                if is_lost:
+                    self.fenced.setdefault((view.term, log), set()).add(shard_incarnation(shard))
+                    return self._end_fences(view)
+        return []
+
+    def _end_fences(self, view: View) -> list[Effect]:
+        ended = [fence for fence in self._fences if not self._unfenced(fence.incarnation, view)]
+        self._fences = [fence for fence in self._fences if fence not in ended]
+        return [Answer(fence.waiter, Done()) for fence in ended]
+
+    def _unfenced(self, incarnation: int, view: View) -> list[LogId]:
+        return [log for log in range(view.log_count) if incarnation not in self.fenced.get((view.term, log), ())]
+
+    # time
+
+    def tick(self, view: View | None, now_us: int) -> Iterable[Effect]:
+        """Repeat what has not shown up, and give up waiting for what is late."""
+        for number in [number for number, pending in self._trims.items() if pending.deadline_us < now_us]:
+            late = DeadlineExceeded("the trim was not ordered before its deadline; it may be still")
+            yield Answer(self._trims.pop(number).waiter, late)
+        for fence in [fence for fence in self._fences if fence.deadline_us < now_us]:
+            self._fences.remove(fence)
+            yield Answer(
+                fence.waiter, DeadlineExceeded("the fence was not ordered before its deadline; it may be still")
+            )
+        if view is None:
+            return
+        for log, shard in self.opening.items():
+            yield _request(view, log, shard)  # appends wait for it
+        if now_us < self._repeat_at:
+            return
+        self._repeat_at = now_us + _REPEAT_US
+        for number, log in self._closing.items():
+            yield _request(view, log, CloseShard(number))
+        for pending in self._trims.values():
+            yield _request(view, view.log_of(pending.trim.book), pending.trim)
+        for fence in self._fences:
+            yield from self._requests_of(fence, view)
+
+    def _requests_of(self, fence: _PendingFence, view: View) -> Iterable[Effect]:
+        entry = CloseShard(make_shard(fence.incarnation, 0), is_lost=True)
+        return [_request(view, log, entry) for log in self._unfenced(fence.incarnation, view)]
+
+    def abandon(self) -> Iterable[Effect]:
+        """This engine has been fenced: end whoever waits."""
+        waiters = [pending.waiter for pending in self._trims.values()] + [fence.waiter for fence in self._fences]
+        self._trims.clear()
+        self._fences.clear()
+        lost = ConnectionLost("this engine was taken for lost while it waited for the order; repeat it")
+        return [Answer(waiter, lost) for waiter in waiters]
+
+
+def _request(view: View, log: LogId, entry: MetalogEntry) -> Effect:
+    return Send(view.primaries[log], RequestEntry(view.term, log, entry))
