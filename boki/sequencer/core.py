@@ -19,14 +19,14 @@ Rule: this file knows shards and nodes as names. It never knows books, tags or b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from boki.effects import DiskReader, Effect, Load, Loaded, Put, Send, Store
+from boki.effects import Delete, DiskReader, Effect, Load, Loaded, Put, Send, Store
 from boki.follower import COORDINATOR
-from boki.log.ids import LogId, NodeId, ShardId, Term
-from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Trim, decode_entry
+from boki.log.ids import LogId, NodeId, Term
+from boki.log.metalog import MetalogEntry, decode_entry
 from boki.log.quorum import quorum_reached
 from boki.log.view import View, ViewChain
 from boki.messages import (
@@ -34,12 +34,16 @@ from boki.messages import (
     AskTail,
     Complete,
     Completed,
+    DropEntries,
+    EntriesDropped,
     EntriesStored,
     FetchMetalog,
     FetchSealed,
     FetchView,
     InstallView,
     Metalog,
+    Ping,
+    Pong,
     RequestEntry,
     Seal,
     Sealed,
@@ -47,76 +51,22 @@ from boki.messages import (
     ShardProgress,
     TellTail,
 )
-from boki.sequencer.metalog_store import MetalogStore, Phase, entry_key, led_key, seal_key
+from boki.sequencer.metalog_store import (
+    MetalogStore,
+    Phase,
+    drop_terms,
+    dropped_key,
+    entry_key,
+    index_of,
+    led_key,
+    seal_key,
+)
+from boki.sequencer.primary import Primary
 
 _PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
-_REMEMBERED_TRIMS: Final = 10_000
-_MAX_REQUESTED: Final = 1_000
-
-
-@dataclass(slots=True)
-class _Shard:
-    """An open shard as the primary counts it."""
-
-    replicas: tuple[NodeId, ...]
-    stored: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
-    """Per replica, (incarnation, stored until)."""
-    cut_until: int = 0
-
-
-class _Primary:
-    """What only the primary of a log knows. It is made when the term begins here and dies with the process."""
-
-    def __init__(self, start_time_us: int) -> None:
-        self.shards: dict[ShardId, _Shard] = {}
-        self.moved = False
-        self.requested: list[MetalogEntry] = []
-        self.trims: dict[tuple[NodeId, int], None] = {}
-        self.stored: dict[NodeId, int] = {}
-        self.last_time_us = start_time_us
-        self.sent_at = 0
-
-    def wants(self, entry: MetalogEntry) -> bool:
-        """Whether a requested entry is news."""
-        if len(self.requested) >= _MAX_REQUESTED or entry in self.requested:
-            return False  # whoever wants it asks again
-        match entry:
-            case OpenShard(shard):
-                return shard not in self.shards
-            case CloseShard(shard):
-                return shard in self.shards
-            case Trim():
-                return (entry.engine, entry.request) not in self.trims
-        return False  # nobody but the primary makes cuts
-
-    def cut(self, quorum: int, now_us: int) -> Cut | None:
-        """The next cut, if any shard has moved."""
-        self.moved = False
-        until: list[tuple[ShardId, int]] = []
-        for number, shard in sorted(self.shards.items()):
-            reached = quorum_reached((stored for _, stored in shard.stored.values()), quorum)
-            if reached > shard.cut_until:
-                shard.cut_until = reached
-                until.append((number, reached))
-        if not until:
-            return None
-        self.last_time_us = max(self.last_time_us, now_us)
-        return Cut(self.last_time_us, tuple(until))
-
-    def take_requested(self) -> list[MetalogEntry]:
-        """The requested entries, to be appended now."""
-        entries, self.requested = self.requested, []
-        for entry in entries:
-            if isinstance(entry, OpenShard):
-                self.shards[entry.shard] = _Shard(entry.replicas)
-            elif isinstance(entry, CloseShard):
-                self.shards.pop(entry.shard, None)
-            elif isinstance(entry, Trim):
-                self.trims[entry.engine, entry.request] = None
-                if len(self.trims) > _REMEMBERED_TRIMS:
-                    del self.trims[next(iter(self.trims))]
-        return entries
+_STALL_US: Final = 1_000_000
+"""A primary whose entry has waited so long for a majority that it may be cut off from the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,30 +106,44 @@ class SequencerCore:
         self.chain = ViewChain()
         self._disk = disk
         self._stores: dict[tuple[Term, LogId], MetalogStore] = {}
-        self._primaries: dict[LogId, _Primary] = {}
-        self._committed: dict[tuple[Term, LogId], int] = {}
+        """Those of the current term, and those of ended ones that somebody has asked for."""
+        self._primaries: dict[LogId, Primary] = {}
         self._subscribers: dict[LogId, dict[NodeId, None]] = {}
+        self._kept_from_term = int(disk.get(dropped_key()) or 0)
         self._repeat_at = 0
 
     # events
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:  # noqa: ARG002
+    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`."""
         match message:
-            case ShardProgress():
-                self._report(sender, message)
+            case ShardProgress(term, log, shard, incarnation, stored_until):
+                primary = self._primary(term, log)
+                if primary is not None:
+                    primary.report(sender, shard, incarnation, stored_until)
             case EntriesStored():
                 return self._acknowledge(sender, message)
             case RequestEntry(term, log, entry):
                 primary = self._primary(term, log)
-                if primary is not None and primary.wants(entry):
-                    primary.requested.append(entry)
+                if primary is not None:
+                    primary.request(entry)
             case AppendEntry():
                 return self._append(sender, message)
             case FetchMetalog(term, log, first_index):
                 return self._fetch(sender, term, log, first_index)
             case AskTail(request, log):
                 return self._tell_tail(sender, request, log)
+            case Ping(number):
+                return (Send(sender, self._pong(number, now_us)),)
+            case Loaded(_Question() as question, rows, error):
+                return () if error else self._answer_from_disk(question, rows)
+            case _:
+                return self._change(sender, message)
+        return ()
+
+    def _change(self, sender: NodeId, message: Any) -> Iterable[Effect]:
+        """What comes seldom: terms that begin and end, entries that may go."""
+        match message:
             case InstallView(views):
                 return self._install(views)
             case _Lead(view):
@@ -190,8 +154,10 @@ class SequencerCore:
                 return self._fetch_sealed(sender, term, log, first_index)
             case Complete():
                 return self._complete(sender, message)
-            case Loaded(_Question() as question, rows, error):
-                return () if error else self._answer(question, [decode_entry(value) for _, value in rows])
+            case DropEntries(term, log, until):
+                return self._drop(term, log, until, drops_earlier_terms=True)
+            case EntriesDropped(term, log, kept_from):
+                return self._drop(term, log, kept_from, drops_earlier_terms=False)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
@@ -199,20 +165,15 @@ class SequencerCore:
         effects: list[Effect] = []
         for log, primary in self._primaries.items():
             store = self._stores[self.chain.current.term, log]
-            if not store.may("append") or self._committed[store.term, log] < store.length:
+            if not primary.has_news or not store.may("append") or store.committed < store.length:
                 continue
-            if not primary.moved and not primary.requested:
-                continue
-            entries = primary.take_requested()
-            cut = primary.cut(self.chain.current.write_quorum, now_us)
-            if cut is not None:
-                entries.append(cut)
+            entries = primary.take_proposal(self.chain.current.write_quorum, now_us)
             if entries:
                 effects += self._propose(store, primary, entries, now_us)
         return effects
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: the primary repeats to its backups what they lack, and to readers how far it is."""
+        """See `boki.effects.Core`: the primary repeats to its backups what they lack, and to all how far it is."""
         effects = list(self.settle(now_us))
         if now_us < self._repeat_at:
             return effects
@@ -221,47 +182,71 @@ class SequencerCore:
             store = self._stores[self.chain.current.term, log]
             if store.phase is not Phase.OPEN:
                 continue
-            committed = self._committed[store.term, log]
+            is_quiet = now_us - primary.proposed_at > _REPEAT_US
             for backup in self.chain.current.sequencers:
-                first = primary.stored.get(backup, 0)
-                if backup != self.node and first < store.length and now_us - primary.sent_at > _REPEAT_US:
-                    effects += self._send_entries(store, backup, first, committed)
-            idle = Metalog(store.term, log, committed, (), committed)
+                first = primary.acknowledged.get(backup, 0)
+                if backup == self.node or not is_quiet:
+                    continue
+                if first < store.length:
+                    effects += self._send_entries(store, backup, first)
+                else:  # an idle primary's last commit, for those who ask a backup
+                    effects.append(Send(backup, AppendEntry(store.term, log, store.length, (), store.committed)))
+            idle = Metalog(store.term, log, store.committed, (), store.committed)
             effects += [Send(reader, idle) for reader in self._subscribers.get(log, ())]
         return effects
 
+    def _store(self, term: Term, log: LogId) -> MetalogStore | None:
+        """This node's metalog of a term; None if it took no part, or if all of that term has been dropped."""
+        if term not in self.chain or term < self._kept_from_term or log >= self.chain[term].log_count:
+            return None
+        store = self._stores.get((term, log))
+        if store is None and self.node in self.chain[term].sequencers:
+            store = MetalogStore(term, log, self._disk, keep_recent=term == self.chain.current.term)
+            self._stores[term, log] = store
+        return store
+
+    def _current_stores(self) -> list[MetalogStore]:
+        """Of each log of the current term; none if this node takes no part in it."""
+        view = self.chain.current
+        return [store for log in range(view.log_count) if (store := self._store(view.term, log)) is not None]
+
+    def _pong(self, number: int, now_us: int) -> Pong:
+        if not self.chain:
+            return Pong(number, 0, self.incarnation)
+        is_sealed = any(store.phase is not Phase.OPEN for store in self._current_stores())
+        wants_new_term = any(
+            primary.is_nearly_full or (store.committed < store.length and now_us - primary.proposed_at > _STALL_US)
+            for log, primary in self._primaries.items()
+            if (store := self._stores[self.chain.current.term, log])
+        )
+        leads = () if is_sealed else tuple(sorted(self._primaries))
+        return Pong(number, self.chain.current.term, self.incarnation, is_sealed, leads, wants_new_term)
+
+    def _fetch_views(self, term: Term) -> Iterable[Effect]:
+        """Somebody speaks of a term that is not known here."""
+        known = self.chain.current.term if self.chain else 0
+        return (Send(COORDINATOR, FetchView(known)),) if term > known else ()
+
     # being primary
 
-    def _primary(self, term: Term, log: LogId) -> _Primary | None:
+    def _primary(self, term: Term, log: LogId) -> Primary | None:
         if not self.chain or term != self.chain.current.term:
             return None
         return self._primaries.get(log)
 
-    def _report(self, sender: NodeId, message: ShardProgress) -> None:
-        primary = self._primary(message.term, message.log)
-        shard = primary.shards.get(message.shard) if primary is not None else None
-        if primary is None or shard is None or sender not in shard.replicas:
-            return
-        incarnation, stored = shard.stored.get(sender, (message.incarnation, 0))
-        if message.incarnation < incarnation:
-            return
-        if message.incarnation > incarnation:
-            stored = 0  # a wiped disk counts for nothing that it once said
-        shard.stored[sender] = (message.incarnation, max(stored, message.stored_until))
-        primary.moved = True
-
     def _propose(
-        self, store: MetalogStore, primary: _Primary, entries: Sequence[MetalogEntry], now_us: int
+        self, store: MetalogStore, primary: Primary, entries: Sequence[MetalogEntry], now_us: int
     ) -> Iterable[Effect]:
         first = store.length
-        committed = self._committed[store.term, store.log]
-        primary.sent_at = now_us
+        primary.proposed_at = now_us
         for backup in self.chain.current.sequencers:
             if backup != self.node:
-                yield Send(backup, AppendEntry(store.term, store.log, first, tuple(entries), committed))
+                yield Send(backup, AppendEntry(store.term, store.log, first, tuple(entries), store.committed))
         puts = store.add("append", first, entries)
-        stored = EntriesStored(store.term, store.log, self.incarnation, store.length)
-        yield Store(puts, then=(Send(self.node, stored),))
+        yield Store(puts, then=(Send(self.node, self._stored(store)),))
+
+    def _stored(self, store: MetalogStore) -> EntriesStored:
+        return EntriesStored(store.term, store.log, self.incarnation, store.length)
 
     def _acknowledge(self, sender: NodeId, message: EntriesStored) -> Iterable[Effect]:
         store = self._stores.get((message.term, message.log))
@@ -273,11 +258,11 @@ class SequencerCore:
         view = self.chain.current
         if primary is None or store.phase is not Phase.OPEN or view.incarnations.get(sender) != message.incarnation:
             return
-        primary.stored[sender] = max(primary.stored.get(sender, 0), message.stored_until)
-        before = self._committed[store.term, store.log]
-        committed = quorum_reached(primary.stored.values(), view.sequencer_majority)
+        primary.acknowledged[sender] = max(primary.acknowledged.get(sender, 0), message.stored_until)
+        before = store.committed
+        committed = quorum_reached(primary.acknowledged.values(), view.sequencer_majority)
         if committed > before:
-            self._committed[store.term, store.log] = committed
+            store.committed = committed
             entries = store.recent(before, committed)
             assert entries is not None, "one proposal is in flight, and it is far smaller than what memory holds"
             news = Metalog(store.term, store.log, before, tuple(entries), committed)
@@ -285,52 +270,69 @@ class SequencerCore:
             for reader in sorted(self._subscribers.get(store.log, ()), key=view.storage.__contains__):
                 yield Send(reader, news)
         elif message.stored_until < before and sender != self.node:
-            yield from self._send_entries(store, sender, message.stored_until, before)
+            yield from self._send_entries(store, sender, message.stored_until)
 
-    def _send_entries(self, store: MetalogStore, backup: NodeId, first: int, committed: int) -> Iterable[Effect]:
+    def _send_entries(self, store: MetalogStore, backup: NodeId, first: int) -> Iterable[Effect]:
         """Entries that a backup lacks, from memory or, if it was away for long, from the disk."""
-        return self._read(_Question(backup, store.term, store.log, first, For.BACKUP, committed), store)
+        return self._read(_Question(backup, store.term, store.log, first, For.BACKUP, store.committed), store)
 
     # being backup, being read
 
     def _append(self, sender: NodeId, message: AppendEntry) -> Iterable[Effect]:
-        if not self.chain or message.term > self.chain.current.term:
-            return (Send(COORDINATOR, FetchView(self.chain.current.term if self.chain else 0)),)
-        store = self._stores.get((message.term, message.log))
+        store = self._store(message.term, message.log)
         if store is None or not store.may("append") or message.term != self.chain.current.term:
-            return ()
+            return self._fetch_views(message.term)
         if self.chain.current.primaries[message.log] != sender:
             return ()
         puts = store.add("append", message.index, message.entries)
-        key = (message.term, message.log)
-        self._committed[key] = max(self._committed[key], min(message.committed, store.length))
-        stored = EntriesStored(message.term, message.log, self.incarnation, store.length)
+        store.committed = max(store.committed, min(message.committed, store.length))
+        stored = self._stored(store)
+        if not puts and store.durable_until == store.length:
+            return (Send(sender, stored),)
         return (Store(puts, then=(Send(self.node, stored), Send(sender, stored))),)
 
     def _fetch(self, sender: NodeId, term: Term, log: LogId, first_index: int) -> Iterable[Effect]:
-        store = self._stores.get((term, log))
+        if term not in self.chain:
+            return self._fetch_views(term)
+        end = self.chain.end_of(term, log) if log < self.chain[term].log_count else 0
+        if term < self._kept_from_term and end is not None:
+            return (Send(sender, EntriesDropped(term, log, end)),)
+        store = self._store(term, log)
         if store is None:
             return ()
-        end = self.chain.end_of(term, log)
         if end is None:
             self._subscribers.setdefault(log, {})[sender] = None
-        until = self._committed[term, log] if end is None else end
+        until = store.committed if end is None else end
         return self._read(_Question(sender, term, log, first_index, For.READER, until), store)
 
     def _fetch_sealed(self, sender: NodeId, term: Term, log: LogId, first_index: int) -> Iterable[Effect]:
-        store = self._stores.get((term, log))
+        store = self._store(term, log)
         if store is None or store.phase is Phase.OPEN:
             return ()
         return self._read(_Question(sender, term, log, first_index, For.CONTROLLER, store.length), store)
 
     def _read(self, question: _Question, store: MetalogStore) -> Iterable[Effect]:
-        last = store.length if question.purpose is For.BACKUP else question.until_index
+        last = store.length if question.purpose is For.BACKUP else min(question.until_index, store.length)
         until = min(last, question.first_index + _PAGE_ENTRIES)
         entries = store.recent(question.first_index, until)
         if entries is not None:
             return self._answer(question, entries)
+        if question.first_index < store.base:
+            return self._tell_dropped(question, store)
         start = entry_key(store.term, store.log, question.first_index)
         return (Load(question, start, start, entry_key(store.term, store.log, until), 1 << 24),)
+
+    def _answer_from_disk(self, question: _Question, rows: Sequence[tuple[bytes, bytes]]) -> Iterable[Effect]:
+        store = self._store(question.term, question.log)
+        if store is None or (rows and index_of(rows[0][0]) != question.first_index):
+            return ()  # dropped while it was being read: whoever asks again is told so
+        return self._answer(question, [decode_entry(value) for _, value in rows])
+
+    def _tell_dropped(self, question: _Question, store: MetalogStore) -> Iterable[Effect]:
+        """Nobody needs what was asked for any more. A backup, or a controller that completes, goes on from there."""
+        yield Send(question.sender, EntriesDropped(store.term, store.log, store.base))
+        if question.purpose is For.BACKUP:
+            yield from self._send_entries(store, question.sender, store.base)
 
     def _answer(self, question: _Question, entries: Sequence[MetalogEntry]) -> Iterable[Effect]:
         term, log, first = question.term, question.log, question.first_index
@@ -344,11 +346,27 @@ class SequencerCore:
         return (Send(question.sender, Metalog(term, log, first, tuple(entries), question.until_index, ended)),)
 
     def _tell_tail(self, sender: NodeId, request: int, log: LogId) -> Iterable[Effect]:
-        if not self.chain or log >= self.chain.current.log_count:
+        store = self._store(self.chain.current.term, log) if self.chain else None
+        if store is None:
             return ()
-        store = self._stores[self.chain.current.term, log]
         sealed = store.phase is not Phase.OPEN
         return (Send(sender, TellTail(request, store.term, log, self.incarnation, store.durable_until, sealed)),)
+
+    def _drop(self, term: Term, log: LogId, until: int, *, drops_earlier_terms: bool) -> Iterable[Effect]:
+        """A checkpoint covers entries below `until`, which are committed. What this node lacks of them it skips."""
+        if term not in self.chain:
+            return self._fetch_views(term)
+        writes: list[Put | Delete] = []
+        then: list[Effect] = []
+        if drops_earlier_terms and term > self._kept_from_term:
+            self._kept_from_term = term
+            self._stores = {key: store for key, store in self._stores.items() if key[0] >= term}
+            writes += drop_terms(term)
+        store = self._store(term, log)
+        if store is not None:
+            writes += store.drop(until)
+            then.append(Send(self.node, self._stored(store)))
+        return (Store(writes, then=then),) if writes else ()
 
     # changing terms
 
@@ -356,16 +374,18 @@ class SequencerCore:
         news = [
             view for view in views if (not self.chain or view.term >= self.chain.first_term) and self.chain.add(view)
         ]
-        for view in news:
-            for log in range(view.log_count):
-                self._stores[view.term, log] = MetalogStore(view.term, log, self._disk, keep_recent=view is news[-1])
-                self._committed[view.term, log] = 0
         if not news:
             return ()
         self._primaries.clear()
         self._subscribers.clear()
+        for store in self._stores.values():
+            if store.term < self.chain.current.term - 1:
+                store.forget_recent()
         view = news[-1]
-        if self.node not in view.primaries or self._disk.get(led_key(view.term)) is not None:
+        is_named = self.node in view.primaries and view.incarnations[self.node] == self.incarnation
+        has_led = self._disk.get(led_key(view.term)) is not None
+        # of a term that has been dropped nothing is left that a primary could go on from
+        if not self._current_stores() or not is_named or has_led:
             return ()
         # Before the first entry may leave, the disk must know that this node has led the term: a restart loses what
         # was sent, and a second value for an index is the one thing that must never be.
@@ -374,14 +394,17 @@ class SequencerCore:
     def _lead(self, view: View) -> None:
         if view.term != self.chain.current.term:
             return
-        for log in range(view.log_count):
-            if view.primaries[log] == self.node and self._stores[view.term, log].may("append"):
-                self._primaries[log] = _Primary(view.start_time_us)
+        for store in self._current_stores():
+            if view.primaries[store.log] == self.node and store.may("append"):
+                self._primaries[store.log] = Primary(view.start_time_us)
 
     def _seal(self, sender: NodeId, term: Term) -> Iterable[Effect]:
         if term not in self.chain:
+            return self._fetch_views(term)
+        found = [self._store(term, log) for log in range(self.chain[term].log_count)]
+        stores = [store for store in found if store is not None]
+        if not stores:
             return ()
-        stores = [self._stores[term, log] for log in range(self.chain[term].log_count)]
         for store in stores:
             store.seal()
         last_time_us = max(store.last_time_us for store in stores)
@@ -389,7 +412,7 @@ class SequencerCore:
         return (Store([Put(seal_key(term), b"sealed")], then=(Send(sender, sealed),), is_vote=True),)
 
     def _complete(self, sender: NodeId, message: Complete) -> Iterable[Effect]:
-        store = self._stores.get((message.term, message.log))
+        store = self._store(message.term, message.log)
         if store is None or not store.may("complete"):
             return ()
         puts = store.add("complete", message.first_index, message.entries)

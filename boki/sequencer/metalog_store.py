@@ -2,6 +2,10 @@
 
 The life cycle is a table. `OPEN` takes entries; `SEALED` takes only the controller's completion; nothing leads back.
 A restart keeps the phase, because the seal was durable before it was answered.
+
+Old entries go once a checkpoint covers them (`drop`). What lies below `base` is gone here and was committed; `base` and
+the log's time are durable, so a restart knows how long the metalog is even if nothing of it is left. A node that lacks
+some of what everybody may drop goes on from there: it will not be asked for it.
 """
 
 from __future__ import annotations
@@ -12,12 +16,14 @@ from enum import Enum
 from struct import Struct
 from typing import Final
 
-from boki.effects import DiskReader, Put
+from boki.effects import Delete, DiskReader, Put
 from boki.log.ids import LogId, Term
 from boki.log.metalog import Cut, MetalogEntry, decode_entry, encode_entry
 
 _KEY: Final = Struct(">cIBQ")
 _ENTRY: Final = b"e"
+_BASE: Final = b"b"
+_BASE_VALUE: Final = Struct(">QQ")
 _SEAL: Final = b"z"
 _LED: Final = b"l"
 _RECENT_ENTRIES: Final = 20_000
@@ -49,6 +55,25 @@ def index_of(key: bytes) -> int:
     return index
 
 
+def base_key(term: Term, log: LogId) -> bytes:
+    """Where it is kept how much of a metalog has been dropped."""
+    return _KEY.pack(_BASE, term, log, 0)
+
+
+def dropped_key() -> bytes:
+    """Where the first term is kept that has not been dropped as a whole."""
+    return _KEY.pack(_BASE, 0, 0, 0)
+
+
+def drop_terms(before: Term) -> list[Put | Delete]:
+    """The writes that forget all entries of the terms before that one. Seals, and who has led, stay."""
+    return [
+        Delete(entry_key(0, 0, 0), entry_key(before, 0, 0)),
+        Delete(base_key(1, 0), base_key(before, 0)),
+        Put(dropped_key(), str(before).encode()),
+    ]
+
+
 def seal_key(term: Term) -> bytes:
     """Where a term's seal is kept."""
     return _KEY.pack(_SEAL, term, 0, 0)
@@ -60,19 +85,22 @@ def led_key(term: Term) -> bytes:
 
 
 class MetalogStore:
-    """Entries `0 .. length` of one log and term. The newest are in memory, all are on the disk."""
+    """Entries `base .. length` of one log and term. The newest are in memory, all are on the disk."""
 
     def __init__(self, term: Term, log: LogId, disk: DiskReader, *, keep_recent: bool = True) -> None:
         self.term = term
         self.log = log
         self.phase = Phase.SEALED if disk.get(seal_key(term)) is not None else Phase.OPEN
+        self.committed = 0
+        """How many entries are known to be on a majority."""
+        stored = disk.get(base_key(term, log))
+        self.base, self.last_time_us = (0, 0) if stored is None else _BASE_VALUE.unpack(stored)
         last = next(iter(disk.scan(entry_key(term, log, 0), entry_key(term, log + 1, 0), backward=True)), None)
-        self.length = 0 if last is None else index_of(last[0]) + 1
+        self.length = self.base if last is None else max(self.base, index_of(last[0]) + 1)
         self.durable_until = self.length
         self._recent: deque[MetalogEntry] = deque(maxlen=_RECENT_ENTRIES)
-        self.last_time_us = 0
         # an ended term is read from the disk; only the one that goes on needs its newest entries at hand
-        start = max(0, self.length - _RECENT_ENTRIES) if keep_recent else self.length
+        start = max(self.base, self.length - _RECENT_ENTRIES) if keep_recent else self.length
         for _, value in disk.scan(entry_key(term, log, start), entry_key(term, log, self.length)):
             self._remember(decode_entry(value))
 
@@ -96,6 +124,24 @@ class MetalogStore:
                 self.length += 1
                 puts.append(Put(entry_key(self.term, self.log, index), encode_entry(entry)))
         return puts
+
+    def drop(self, until: int) -> list[Put | Delete]:
+        """A checkpoint covers entries below `until`: the writes that forget them. What is lacking is skipped."""
+        if until <= self.base:
+            return []
+        self.base = until
+        self.committed = max(self.committed, until)
+        if until > self.length:
+            self.length = until
+            self._recent.clear()
+        return [
+            Delete(entry_key(self.term, self.log, 0), entry_key(self.term, self.log, until)),
+            Put(base_key(self.term, self.log), _BASE_VALUE.pack(until, self.last_time_us)),
+        ]
+
+    def forget_recent(self) -> None:
+        """Keep nothing in memory: the term is over, and rarely read."""
+        self._recent.clear()
 
     def _remember(self, entry: MetalogEntry) -> None:
         self._recent.append(entry)

@@ -1,0 +1,141 @@
+"""What only the primary of a log knows: open shards, how far each is stored, and what has been asked for.
+
+**A close is final.** Entries that were asked for stand before the cut of the same proposal, and a shard that is closed
+among them is not in that cut any more; so nothing of a shard is ordered after its `CloseShard`. A shard that was closed
+is not opened again, however late its `OpenShard` comes. A **fence** (`CloseShard.is_lost`) closes all shards of an
+engine's incarnation, those that it has not opened yet, too, until the end of the term.
+
+Rule: what has been asked for is judged when it is appended, because what stands before it may have closed its shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from boki.log.ids import MAX_POSITION, NodeId, ShardId, shard_incarnation
+from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Trim
+from boki.log.quorum import quorum_reached
+
+_REMEMBERED_TRIMS: Final = 10_000
+_MAX_REQUESTED: Final = 1_000
+NEARLY_FULL: Final = MAX_POSITION - (1 << 31)
+"""With so many records ordered a log asks for a new term: two thousand million are left until it gets one."""
+
+
+@dataclass(slots=True)
+class _Shard:
+    """An open shard as the primary counts it."""
+
+    replicas: tuple[NodeId, ...]
+    stored: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
+    """Per replica, (incarnation, stored until)."""
+    cut_until: int = 0
+
+
+class Primary:
+    """One log that this node leads. It is made when the term begins here and dies with the process."""
+
+    def __init__(self, start_time_us: int) -> None:
+        self.ordered_count = 0
+        """Records of this log and term."""
+        self.moved = False
+        """Whether a report has come since the last cut."""
+        self.acknowledged: dict[NodeId, int] = {}
+        """Per sequencer, how many entries it holds durably."""
+        self.proposed_at = 0
+        self._shards: dict[ShardId, _Shard] = {}
+        self._closed: set[ShardId] = set()
+        self._fenced: set[int] = set()
+        self._requested: dict[MetalogEntry, None] = {}
+        self._trims: dict[tuple[NodeId, int], None] = {}
+        self._last_time_us = start_time_us
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a proposal may have something to say."""
+        return self.moved or bool(self._requested)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether the log nears its last position and needs a new term."""
+        return self.ordered_count >= NEARLY_FULL
+
+    def report(self, storage: NodeId, shard_id: ShardId, incarnation: int, stored_until: int) -> None:
+        """A storage node holds a shard until there. Strangers and former lives are not heard."""
+        shard = self._shards.get(shard_id)
+        if shard is None or storage not in shard.replicas:
+            return
+        known, stored = shard.stored.get(storage, (incarnation, 0))
+        if incarnation < known:
+            return
+        if incarnation > known:
+            stored = 0  # a wiped disk counts for nothing that it once said
+        shard.stored[storage] = (incarnation, max(stored, stored_until))
+        self.moved = True
+
+    def request(self, entry: MetalogEntry) -> None:
+        """Somebody asks for an entry. What is no news is dropped; what is too much is asked for again."""
+        if len(self._requested) < _MAX_REQUESTED and self._is_news(entry):
+            self._requested[entry] = None
+
+    def take_proposal(self, quorum: int, now_us: int) -> Sequence[MetalogEntry]:
+        """What to append now: what was asked for, then a cut if any shard has moved. Empty if there is nothing."""
+        entries: list[MetalogEntry] = []
+        for entry in self._requested:
+            if self._is_news(entry):
+                self._take(entry)
+                entries.append(entry)
+        self._requested = {}
+        cut = self._cut(quorum, now_us)
+        if cut is not None:
+            entries.append(cut)
+        return entries
+
+    def _is_news(self, entry: MetalogEntry) -> bool:
+        match entry:
+            case OpenShard(shard):
+                is_over = shard in self._closed or shard_incarnation(shard) in self._fenced
+                return shard not in self._shards and not is_over
+            case CloseShard(shard, is_lost):
+                if is_lost:
+                    return shard_incarnation(shard) not in self._fenced
+                return shard in self._shards
+            case Trim():
+                return (entry.engine, entry.request) not in self._trims
+        return False  # nobody but the primary makes cuts
+
+    def _take(self, entry: MetalogEntry) -> None:
+        match entry:
+            case OpenShard(shard, _, replicas):
+                self._shards[shard] = _Shard(replicas)
+            case CloseShard(shard, is_lost):
+                incarnation = shard_incarnation(shard)
+                if is_lost:
+                    self._fenced.add(incarnation)
+                for number in [
+                    n for n in self._shards if n == shard or (is_lost and shard_incarnation(n) == incarnation)
+                ]:
+                    del self._shards[number]
+                    self._closed.add(number)
+            case Trim():
+                self._trims[entry.engine, entry.request] = None
+                if len(self._trims) > _REMEMBERED_TRIMS:
+                    del self._trims[next(iter(self._trims))]
+
+    def _cut(self, quorum: int, now_us: int) -> Cut | None:
+        self.moved = False
+        until: list[tuple[ShardId, int]] = []
+        for number, shard in sorted(self._shards.items()):
+            reached = quorum_reached((stored for _, stored in shard.stored.values()), quorum)
+            # a position that does not fit would be one of another log: the next term takes these records
+            reached = min(reached, shard.cut_until + MAX_POSITION - self.ordered_count)
+            if reached > shard.cut_until:
+                self.ordered_count += reached - shard.cut_until
+                shard.cut_until = reached
+                until.append((number, reached))
+        if not until:
+            return None
+        self._last_time_us = max(self._last_time_us, now_us)
+        return Cut(self._last_time_us, tuple(until))
