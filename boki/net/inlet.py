@@ -1,0 +1,127 @@
+"""What comes in on one lane. Sizes, counts, envelope and permission are checked before a message reaches the node.
+
+Nothing that a stranger sends raises here: it is refused, with the reason in this node's log and in an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from boki.log.ids import NodeId
+from boki.messages import Message
+from boki.net.admission import Admission
+from boki.net.codec import MAX_FRAMES, Decoder, Refusal, encode_refusal, split_envelope
+from boki.net.notices import LaneCounts, Notices
+from boki.net.sockets import NOBLOCK, POLLIN, Watched
+
+_TURN_BYTES: Final = 1 << 20
+_TURN_PACKS: Final = 64
+"""So much is taken in one go; then other lanes and the node itself have their turn."""
+_MAX_TOLD: Final = 1024
+
+
+class Inlet:
+    """Owns `socket`, a bound ROUTER. `deliver` gets each message that is taken, with its sender."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        loop: AbstractEventLoop,
+        admission: Admission,
+        decoder: Decoder,
+        deliver: Callable[[NodeId, Message], None],
+        *,
+        has_keys: bool,
+        max_pack_bytes: int,
+        counts: LaneCounts,
+        notices: Notices,
+    ) -> None:
+        self._loop = loop
+        self._admission = admission
+        self._decoder = decoder
+        self._deliver = deliver
+        self._has_keys = has_keys
+        self._max_pack_bytes = max_pack_bytes
+        self._counts = counts
+        self._notices = notices
+        self._told: set[tuple[bytes, str]] = set()
+        self._is_closed = False
+        self._watched = Watched(socket, loop, self._ready)
+
+    def _ready(self) -> None:
+        """Take what has come, in one go; what is left over after a fair share is taken in the loop's next turn."""
+        left_bytes = _TURN_BYTES
+        try:
+            for _ in range(_TURN_PACKS):
+                if left_bytes <= 0 or self._is_closed or not self._watched.events & POLLIN:
+                    break
+                left_bytes -= self._take()
+            else:
+                left_bytes = 0
+        except BaseException:
+            left_bytes = 0  # the descriptor gives no second sign
+            raise
+        finally:
+            if left_bytes <= 0:
+                self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._is_closed:
+            self._ready()
+
+    def _take(self) -> int:
+        """Take one pack, and return its size in bytes."""
+        receive = self._watched.socket.recv
+        origin = frame = receive(NOBLOCK, False)
+        frames: list[zmq.Frame] = []
+        size_bytes = 0
+        while frame.more:
+            frame = receive(NOBLOCK, False)
+            size_bytes += len(frame)
+            if len(frames) <= MAX_FRAMES:
+                frames.append(frame)
+        self._counts.received_bytes += size_bytes
+        try:
+            if size_bytes > self._max_pack_bytes or not 0 < len(frames) <= MAX_FRAMES:
+                raise Refusal(f"{len(frames)} frames of {size_bytes} bytes, over the limit or none at all")
+            prefix, body = split_envelope(frames[0].buffer)
+            sender = self._admission.judge(prefix, self._user_of(origin))
+            messages = self._decoder.decode(body, [frame.bytes for frame in frames[1:]])
+            if not sender.kinds.issuperset(map(type, messages)):
+                kinds = sorted({type(message).__name__ for message in messages} - {k.__name__ for k in sender.kinds})
+                raise Refusal(f"{sender.role} {sender.node} may not send {', '.join(kinds)}")
+        except Refusal as refusal:
+            self._refuse(origin, str(refusal))
+            return size_bytes
+        self._counts.received_count += len(messages)
+        for message in messages:
+            self._deliver(sender.node, message)
+        return size_bytes
+
+    def _user_of(self, frame: zmq.Frame) -> str:
+        """The name of the node that has proved to hold its key, as the doorkeeper answered."""
+        return str(frame["User-Id"]) if self._has_keys else ""
+
+    def _refuse(self, origin: zmq.Frame, reason: str) -> None:
+        self._counts.refused_count += 1
+        self._notices.say(logging.WARNING, f"refused what {origin['Peer-Address']} sent: {reason}")
+        to = (origin.bytes, reason)
+        if to in self._told:
+            return
+        if len(self._told) >= _MAX_TOLD:
+            self._told.clear()
+        self._told.add(to)
+        try:
+            self._watched.socket.send_multipart([origin.bytes, encode_refusal(reason)], NOBLOCK)
+        except zmq.ZMQError:
+            self._told.discard(to)  # it takes nothing now; its next message brings the next try
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._is_closed = True
+        self._watched.close()

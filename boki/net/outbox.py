@@ -1,0 +1,145 @@
+"""What goes to one incarnation of one peer on one lane: a queue bounded in bytes, and the connection that empties it.
+
+Messages of one turn of the event loop travel together, as a pack; while the connection takes no more, packs grow by
+themselves. When the queue is full the oldest go: numbers are absolute, so the newest tell the most.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import AbstractEventLoop
+from collections import deque
+from typing import Final, NamedTuple
+
+import zmq
+
+from boki.net.codec import REFUSAL, join_pack
+from boki.net.notices import LaneCounts, Notices
+from boki.net.sockets import NOBLOCK, POLLIN, POLLOUT, Watched
+
+PACK_BYTES: Final = 256 << 10
+"""A pack ends with the message that crosses this."""
+_PACK_MESSAGES: Final = 512
+
+
+class Parcel(NamedTuple):
+    """An encoded message: its place in a pack's body, and its frames, which all peers that it goes to share."""
+
+    place: bytes
+    frames: tuple[zmq.Frame, ...]
+    size_bytes: int
+
+
+class Outbox:
+    """Owns `socket`, a DEALER that has been told where to connect. `what` names the peer in the log."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        loop: AbstractEventLoop,
+        prefix: bytes,
+        what: str,
+        budget_bytes: int,
+        counts: LaneCounts,
+        notices: Notices,
+    ) -> None:
+        self.queued_bytes = 0
+        self.is_dirty = False
+        """For the owner: whether `flush` is due."""
+        self._prefix = prefix
+        self._what = what
+        self._budget_bytes = budget_bytes
+        self._counts = counts
+        self._notices = notices
+        self._queue: deque[Parcel] = deque()
+        self._pack: list[Parcel] = []
+        self._is_blocked = False
+        self._is_closed = False
+        self._watched = Watched(socket, loop, self._ready)
+
+    def put(self, parcel: Parcel) -> None:
+        """Let the parcel be sent by the next `flush`, or as soon as the connection takes it."""
+        self._queue.append(parcel)
+        self.queued_bytes += parcel.size_bytes
+        while self.queued_bytes > self._budget_bytes and len(self._queue) + len(self._pack) > 1 and self._queue:
+            self.queued_bytes -= self._queue.popleft().size_bytes
+            self._counts.dropped_count += 1
+            self._notices.say(
+                logging.WARNING,
+                f"{self._what} takes messages more slowly than they come: the oldest are dropped and will be repeated",
+            )
+
+    def flush(self) -> None:
+        """Give what is queued to the connection, as far as it takes it."""
+        if self._is_blocked or self._is_closed:
+            return
+        while True:
+            while self._pack or self._queue:
+                if not self._send():
+                    self._is_blocked = True
+                    break
+            events = self._watched.events  # sending may have taken the descriptor's sign away
+            if events & POLLIN:
+                self._read()
+            if not (self._is_blocked and events & POLLOUT):
+                return
+            self._is_blocked = False
+
+    def _ready(self) -> None:
+        events = self._watched.events
+        if events & POLLIN:
+            self._read()
+        if self._is_blocked and events & POLLOUT:
+            self._is_blocked = False
+            self.flush()
+
+    def _send(self) -> bool:
+        """Send one pack. False if the connection takes none now, or there is none."""
+        pack = self._pack or self._next_pack()
+        frames = [frame for parcel in pack for frame in parcel.frames]
+        first = join_pack(self._prefix, [parcel.place for parcel in pack])
+        send = self._watched.socket.send
+        try:
+            if not frames:
+                send(first, NOBLOCK)
+            else:
+                send(first, NOBLOCK | zmq.SNDMORE)
+                last = frames.pop()
+                for frame in frames:
+                    send(frame, NOBLOCK | zmq.SNDMORE, copy=False)
+                send(last, NOBLOCK, copy=False)
+        except zmq.Again:
+            self._pack = pack  # if the connection broke amid the frames, ZeroMQ forgets those that it has
+            return False
+        size_bytes = sum([parcel.size_bytes for parcel in pack])
+        self._pack = []
+        self.queued_bytes -= size_bytes
+        self._counts.sent_count += len(pack)
+        self._counts.sent_bytes += size_bytes + len(self._prefix)
+        return True
+
+    def _next_pack(self) -> list[Parcel]:
+        queue = self._queue
+        pack = [queue.popleft()]
+        size_bytes = pack[0].size_bytes
+        while queue and size_bytes < PACK_BYTES and len(pack) < _PACK_MESSAGES:
+            parcel = queue.popleft()
+            size_bytes += parcel.size_bytes
+            pack.append(parcel)
+        return pack
+
+    def _read(self) -> None:
+        """All that comes back is why the peer refuses what it was sent."""
+        while self._watched.events & POLLIN:
+            frame = self._watched.socket.recv_multipart(NOBLOCK)[0]
+            if frame.startswith(REFUSAL):
+                reason = frame[len(REFUSAL) :].decode(errors="replace")
+                self._notices.say(logging.WARNING, f"{self._what} refuses what this node sends: {reason}")
+
+    def close(self) -> None:
+        """Forget what was not sent, and close the connection."""
+        self._is_closed = True
+        self._watched.close()
+        self._queue.clear()
+        self._pack = []
+        self.queued_bytes = 0

@@ -1,0 +1,127 @@
+"""ZeroMQ sockets as these links need them: made with our options, and read from the event loop.
+
+A ZeroMQ socket's file descriptor is no stream: it becomes readable when the socket's state *may* have changed, and any
+call on the socket may take that sign away. So whoever has touched a socket looks at its EVENTS before waiting again.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from boki.net.keys import NodeKeys
+from boki.net.notices import Notices
+
+NOBLOCK: Final = int(zmq.NOBLOCK)
+POLLIN: Final = int(zmq.POLLIN)
+POLLOUT: Final = int(zmq.POLLOUT)
+QUEUED_PACKS: Final = 64
+"""How many packs ZeroMQ may hold for a connection, at each of its ends: what waits beyond is ours to count in bytes."""
+ZAP_DOMAIN: Final = b"boki"
+
+_RECONNECT_MS: Final = 20
+_RECONNECT_MAX_MS: Final = 500
+_HANDSHAKE_MS: Final = 5_000
+_HEARTBEAT_MS: Final = 2_000
+_SILENT_MS: Final = 6_000
+"""A connection over which nothing came for so long is made anew: TCP alone would wait for minutes."""
+_FAILURES: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Watched:
+    """A socket whose `ready` is called by the loop when its state may have changed."""
+
+    def __init__(self, socket: zmq.Socket[bytes], loop: AbstractEventLoop, ready: Callable[[], None]) -> None:
+        self.socket = socket
+        self._loop = loop
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        loop.add_reader(self._descriptor, ready)
+
+    @property
+    def events(self) -> int:
+        """What can be done now: `POLLIN`, `POLLOUT`. Asking is what makes the descriptor give signs again."""
+        return int(self.socket.getsockopt(zmq.EVENTS))
+
+    def close(self) -> None:
+        """Stop watching, and let go of everything that was not sent."""
+        self._loop.remove_reader(self._descriptor)
+        self.socket.close(linger=0)
+
+
+class HandshakeWatch:
+    """Tells of connections of a socket that came to nothing because the two sides do not agree."""
+
+    def __init__(self, socket: zmq.Socket[bytes], loop: AbstractEventLoop, what: str, notices: Notices) -> None:
+        self._what = what
+        self._notices = notices
+        self._monitored = socket
+        self._watched = Watched(socket.get_monitor_socket(_FAILURES), loop, self._read)
+
+    def _read(self) -> None:
+        while self._watched.events & POLLIN:
+            event = parse_monitor_message(self._watched.socket.recv_multipart(NOBLOCK))
+            match event["event"]:
+                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    reason = "the other side refuses this node's key"
+                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                    reason = "the two sides do not speak the same protocol, or their cluster keys differ"
+                case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                    reason = "it was closed before it was open: the other side may have another cluster's keys"
+                case _:
+                    continue
+            self._notices.say(logging.WARNING, f"{self._what}: refused: {reason}")
+
+    def close(self) -> None:
+        """Stop watching, before the socket itself is closed."""
+        self._monitored.disable_monitor()
+        self._watched.close()
+
+
+def make_router(
+    context: zmq.Context[zmq.Socket[bytes]], max_frame_bytes: int, keys: NodeKeys | None
+) -> zmq.Socket[bytes]:
+    """The receiving end of a lane, not bound yet."""
+    socket = _make(context, zmq.ROUTER, max_frame_bytes)
+    if keys is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = keys.secret.encode()
+        socket.zap_domain = ZAP_DOMAIN
+    return socket
+
+
+def make_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], max_frame_bytes: int, keys: NodeKeys | None, server_key: str, proxy: str
+) -> zmq.Socket[bytes]:
+    """The sending end of a lane to one peer, not connected yet."""
+    socket = _make(context, zmq.DEALER, max_frame_bytes)
+    socket.immediate = True  # nothing waits inside of ZeroMQ for a connection, nor outlives one
+    socket.reconnect_ivl = _RECONNECT_MS
+    socket.reconnect_ivl_max = _RECONNECT_MAX_MS
+    if keys is not None:
+        socket.curve_serverkey = server_key.encode()
+        socket.curve_publickey = keys.own.public.encode()
+        socket.curve_secretkey = keys.secret.encode()
+    if proxy:
+        socket.socks_proxy = proxy.encode()
+    return socket
+
+
+def _make(context: zmq.Context[zmq.Socket[bytes]], kind: zmq.SocketType, max_frame_bytes: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.ipv6 = True
+    socket.maxmsgsize = max_frame_bytes
+    socket.sndhwm = QUEUED_PACKS
+    socket.rcvhwm = QUEUED_PACKS
+    socket.handshake_ivl = _HANDSHAKE_MS
+    socket.heartbeat_ivl = _HEARTBEAT_MS
+    socket.heartbeat_timeout = _SILENT_MS
+    socket.tcp_maxrt = _SILENT_MS
+    return socket
