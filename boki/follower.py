@@ -116,6 +116,12 @@ class MetalogFollower:
         del state.entries[state.next_index]
         state.next_index += 1
 
+    def lag(self, log: LogId) -> int:
+        """How many entries are known to be committed and not applied."""
+        state = self._logs[log]
+        ended = self.chain.end_of(self.term, log)
+        return max(0, (state.committed if ended is None else ended) - state.next_index)
+
     def is_at_end(self, log: LogId) -> bool:
         """Whether the log of this term is over and applied to its end."""
         return self._logs[log].next_index == self.chain.end_of(self.term, log)
