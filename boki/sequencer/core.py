@@ -210,6 +210,18 @@ class SequencerCore:
         view = self.chain.current
         return [store for log in range(view.log_count) if (store := self._store(view.term, log)) is not None]
 
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to know, as JSON values: per log, how many entries are here, and known committed."""
+        if not self.chain:
+            return {"term": 0, "leads": [], "is_sealed": False, "logs": {}}
+        stores = self._current_stores()
+        return {
+            "term": self.chain.current.term,
+            "leads": sorted(self._primaries),
+            "is_sealed": any(store.phase is not Phase.OPEN for store in stores),
+            "logs": {str(store.log): {"entries": store.length, "committed": store.committed} for store in stores},
+        }
+
     def _pong(self, number: int, now_us: int) -> Pong:
         if not self.chain:
             return Pong(number, 0, self.incarnation)
