@@ -161,6 +161,9 @@ class StorageNodeConfig(NodeConfig, frozen=True, kw_only=True):
     disk_reserve_bytes: Annotated[
         int, Meta(ge=0, description="Appends are refused when the disk has less room than this.")
     ] = 64 * MIB
+    repair_bytes_per_s: Annotated[
+        int, Meta(ge=64 * KIB, description="How fast lost replicas are copied, so that others go on.")
+    ] = 64 * MIB
 
 
 class SequencerNodeConfig(NodeConfig, frozen=True, kw_only=True):

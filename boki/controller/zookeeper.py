@@ -39,7 +39,10 @@ News = InstallView | InstallMembership | InstallPlacement | InstallPlan
 
 
 class _Format(msgspec.Struct, frozen=True):
+    """What is fixed when a cluster is made."""
+
     cluster: str
+    durability: str
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -66,6 +69,7 @@ class ZooKeeperCoordinator:
 
     def __init__(self, home: str) -> None:
         self.cluster_id = ""
+        self.durability = ""
         self.home = home
         self.tell: Callable[[News], None] = _ignore
         self.on_leadership: Callable[[bool], None] = _ignore
@@ -84,10 +88,18 @@ class ZooKeeperCoordinator:
 
     @classmethod
     async def connect(
-        cls, hosts: str, chroot: str, *, home: str = "", session_s: float = 4.0, timeout_s: float = 20.0
+        cls,
+        hosts: str,
+        chroot: str,
+        *,
+        home: str = "",
+        durability: str = "fsync",
+        session_s: float = 4.0,
+        timeout_s: float = 20.0,
     ) -> ZooKeeperCoordinator:
         """Open a session and learn the cluster's id; `home` names the data directory, "" for who registers nothing.
 
+        Whoever comes first makes the cluster, with that durability; to others `coordinator.durability` tells it.
         `Unavailable` if ZooKeeper cannot be reached, `VersionTooNew` if a newer Boki has written there.
         """
         self = cls(home or uuid4().hex)
@@ -98,8 +110,8 @@ class ZooKeeperCoordinator:
         try:
             for path in ("/nodes", "/views", "/election", "/index"):
                 await self._session.ensure(path)
-            stored = await self._create_once("/format", _Format(uuid4().hex), _Format)
-            self.cluster_id = stored.cluster
+            stored = await self._create_once("/format", _Format(uuid4().hex, durability), _Format)
+            self.cluster_id, self.durability = stored.cluster, stored.durability
             await self._create_once("/incarnations", 0, int)
             await self._create_once("/placement", Placement(), Placement)
         except BaseException:

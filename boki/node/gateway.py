@@ -1,0 +1,70 @@
+"""A gateway: HTTP for clients on one side, messages to the engines on the other. It has no core and keeps nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from boki.cluster_config import GatewayNodeConfig
+from boki.controller.zookeeper import News
+from boki.gateway.cluster import ClusterBackend
+from boki.gateway.config import GatewayConfig
+from boki.gateway.server import Gateway
+from boki.log.membership import Role
+from boki.messages import InstallMembership
+from boki.node.life import NodeLife
+
+
+class GatewayLife(NodeLife[GatewayNodeConfig]):
+    """A gateway. `url` is where it listens once it is at work."""
+
+    role = Role.GATEWAY
+    gateway: Gateway | None = None
+
+    async def prepare(self) -> None:
+        """See `NodeLife`."""
+        self.backend = ClusterBackend(self.links, self.node, self._loop)
+        self.backend.start()
+        await super().prepare()
+
+    def on_news(self, news: News) -> None:
+        """See `NodeLife`."""
+        super().on_news(news)
+        if isinstance(news, InstallMembership):
+            self.backend.on_membership(news.membership)
+
+    async def serve(self) -> None:
+        """Listen for clients."""
+        config = GatewayConfig(
+            host=self.config.host,
+            port=self.config.port,
+            token=self.config.token,
+            insecure=self.config.insecure,
+            limits=self.config.limits,
+        )
+        gateway = Gateway(self.backend, config)
+        await gateway.start()
+        self.gateway = gateway
+
+    @property
+    def url(self) -> str:
+        """Where it listens for clients; empty if it does not yet."""
+        return self.gateway.url if self.gateway is not None else ""
+
+    async def drain(self) -> None:
+        """Not ready any more; wait for what is under way."""
+        if self.gateway is not None:
+            self.gateway.drain()
+            await self.gateway.stop(self.config.drain_s)
+            self.gateway = None
+
+    async def close(self) -> None:
+        """See `NodeLife`."""
+        if self.gateway is not None:
+            await self.gateway.stop(0)
+        if hasattr(self, "backend"):
+            self.backend.stop()
+        await super().close()
+
+    def role_status(self) -> dict[str, Any]:
+        """See `NodeLife`."""
+        return {"url": self.url}

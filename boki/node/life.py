@@ -1,0 +1,358 @@
+"""One life of one node: from a session with the coordinator to the end of that session.
+
+What all roles share stands here: the links and the disk around the core, what the coordinator tells on its way to the
+core, the registration, the status, and the watch over it all. What differs is in the methods that roles override.
+
+A life ends in one of four ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator has given it up,
+so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. After these two the role
+begins anew, as another incarnation where that is one of the process. *Failed*: its disk, or its code; the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import asdict
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from boki.cluster_config import NodeConfig
+from boki.controller.zookeeper import News, ZooKeeperCoordinator
+from boki.controller.zookeeper_session import SessionEnded, SessionState
+from boki.effects import Core, Put
+from boki.errors import ConfigError, StoreFailed
+from boki.follower import COORDINATOR
+from boki.host.disk import Disk
+from boki.host.host import Host
+from boki.host.links import Diversion, NodeLinks
+from boki.log.ids import NodeId
+from boki.log.membership import Member, Role
+from boki.messages import FetchView, InstallMembership, InstallView
+from boki.net.keys import load_keys
+from boki.net.notices import LaneCounts
+from boki.net.traffic import Lane
+from boki.net.zmq import ZmqLinks
+from boki.node.home import Home
+from boki.node.watchdog import StallWatch
+from boki.remote import AskStatus, TellStatus
+
+_log = logging.getLogger("boki.node")
+_INCARNATION_KEY: Final = b"n"
+_WATCH_S: Final = 0.5
+ConfigType = TypeVar("ConfigType", bound=NodeConfig)
+
+
+class Ending(StrEnum):
+    """How a life has ended."""
+
+    STOPPED = "stopped"
+    EXPIRED = "expired"
+    FENCED = "fenced"
+    FAILED = "failed"
+
+
+class PeerLinks(NodeLinks, Protocol):
+    """Links to other processes."""
+
+    lanes: dict[str, str]
+    """Where this node listens, by lane."""
+    counts: dict[Lane, LaneCounts]
+    """What each lane has done."""
+
+    def set_peers(self, members: Iterable[Member]) -> None:
+        """Know these nodes and no others."""
+
+    def queued_bytes(self, lane: Lane) -> int:
+        """What waits for others."""
+
+    def close(self) -> None:
+        """Send and receive nothing any more."""
+
+
+OpenLinks = Callable[[NodeConfig, Role, int, str], PeerLinks]
+"""Makes the links of (configuration, role, incarnation, cluster id)."""
+
+
+def open_links(config: NodeConfig, role: Role, incarnation: int, cluster_id: str) -> PeerLinks:
+    """Links over ZeroMQ, secret and proven if there are keys."""
+    return ZmqLinks(
+        config.node,
+        role,
+        incarnation,
+        cluster_id,
+        asyncio.get_running_loop(),
+        config.link_host,
+        dict(zip(("control", "appends", "reads"), config.link_ports, strict=True)),
+        load_keys(Path(config.keys), config.node) if config.keys else None,
+        advertise=config.advertise,
+    )
+
+
+class NodeLife(Generic[ConfigType]):
+    """One life. `run` begins it and returns how it has ended; `close` is to be called in any case."""
+
+    role: ClassVar[Role]
+    DIVERTED: ClassVar[tuple[type, ...]] = (AskStatus,)
+    """Messages to this node that are for its shell and not for its core."""
+    HAS_DISK_LIFE: ClassVar[bool] = False
+    """Whether the incarnation is that of the disk, and not of the process."""
+
+    def __init__(
+        self, config: ConfigType, home: Home, coordinator: ZooKeeperCoordinator, make_links: OpenLinks = open_links
+    ) -> None:
+        self.config = config
+        self.node = config.node
+        self.coordinator = coordinator
+        self.incarnation = 0
+        self.is_registered = False
+        self.disk: Disk | None = None
+        self.host: Host | None = None
+        self.links: PeerLinks
+        self.diversion: Diversion
+        self._home = home
+        self._make_links = make_links
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Ending] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_fetching_views = False
+        self._is_closing = False
+        self._stalls = StallWatch(self.node, config.stall_s)
+
+    # what roles override
+
+    def make_core(self) -> Core | None:
+        """The role's core over `self.disk`; None for a role without one."""
+        return None
+
+    def answer(self, token: Any, value: Any) -> None:
+        """The core's `Answer`."""
+        raise AssertionError(f"{self.node} answers nobody, and was to answer {token!r}: {value!r}")
+
+    def divert(self, sender: NodeId, message: Any) -> None:
+        """A message of `DIVERTED`."""
+        if isinstance(message, AskStatus):
+            status = msgspec.json.encode(self.status(), enc_hook=str)
+            self.links.send(self.node, sender, TellStatus(message.request, status))
+
+    def member(self) -> Member:
+        """As whom others see this node."""
+        return Member(
+            node=self.node,
+            role=self.role,
+            incarnation=self.incarnation,
+            lanes=dict(self.links.lanes),
+        )
+
+    async def serve(self) -> None:
+        """What the role does once it is registered. Returns when it is fully at work."""
+
+    async def drain(self) -> None:
+        """Stop in good order: what is under way ends, what would be missed is saved."""
+
+    def role_status(self) -> dict[str, Any]:
+        """What an operator wants to know of the role, as JSON values."""
+        return {}
+
+    def on_news(self, news: News) -> None:
+        """The coordinator tells something."""
+        if isinstance(news, InstallMembership):
+            self.links.set_peers(news.membership.members)
+        if self.host is not None:
+            self.host.deliver(COORDINATOR, news)
+
+    def on_session(self, state: SessionState) -> None:
+        """The session with the coordinator has changed. While it is suspended all goes on in the current view."""
+        if state is SessionState.EXPIRED:
+            self.end(Ending.EXPIRED)
+
+    # the course of a life
+
+    async def run(self, stop: asyncio.Event) -> Ending:
+        """Begin, take part until `stop` is set or something ends the life, and drain."""
+        stopping: asyncio.Future[Any] = asyncio.create_task(stop.wait())
+        begun: asyncio.Future[Any] = asyncio.create_task(self._begin())
+        ended: asyncio.Future[Any] = self._ended
+        try:
+            await asyncio.wait({begun, stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if begun.done():
+                begun.result()
+                await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._ended.done():
+                begun.cancel()
+                await self.drain()
+                return Ending.STOPPED
+            return self._ended.result()
+        except SessionEnded:
+            return Ending.EXPIRED
+        except StoreFailed as error:
+            _log.critical("%s: %s", self.node, error)
+            return Ending.FAILED
+        finally:
+            for task in (begun, stopping):
+                task.cancel()
+            await asyncio.gather(begun, stopping, return_exceptions=True)
+
+    def end(self, ending: Ending) -> None:
+        """The life is over; the first reason counts."""
+        if not self._ended.done():
+            self._ended.set_result(ending)
+
+    async def _begin(self) -> None:
+        self.coordinator.on_session = self.on_session
+        self.coordinator.on_failure = self._on_coordinator_failure
+        if self.coordinator.state is SessionState.EXPIRED:
+            raise SessionEnded("the session has ended before the node began")
+        self._home.bind(self.coordinator.cluster_id)
+        await self._open_disk()
+        self.links = self._make_links(self.config, self.role, self.incarnation, self.coordinator.cluster_id)
+        self.links.attach(COORDINATOR, self._on_question)
+        self.diversion = Diversion(self.links, self.DIVERTED)
+        self.diversion.divert(self.divert)
+        core = self.make_core()
+        if core is not None:
+            self.host = Host(self.node, core, self.diversion, self._loop, disk=self.disk, answer=self.answer)
+        self.coordinator.tell = self.on_news
+        await self.prepare()
+        await self.register()
+        self.spawn(self._watch())
+        _log.info("%s: incarnation %d takes part", self.node, self.incarnation)
+        await self.serve()
+
+    async def prepare(self) -> None:
+        """Learn from the coordinator what there is, before anybody learns of this node."""
+        await self.coordinator.follow()
+
+    async def register(self) -> None:
+        """Be seen by the others, or be seen anew with other properties."""
+        await self.coordinator.register(self.member())
+        self.is_registered = True
+
+    async def _open_disk(self) -> None:
+        if not self.HAS_DISK_LIFE:
+            self.incarnation = await self.coordinator.next_incarnation()
+            return
+        disk = self.open_disk(synced=self.config.durability == "fsync")
+        stored = disk.get(_INCARNATION_KEY)
+        if stored is None:
+            self.incarnation = await self.coordinator.next_incarnation()
+            disk.store_now([Put(_INCARNATION_KEY, str(self.incarnation).encode())])
+        else:
+            self.incarnation = int(stored)
+
+    def open_disk(self, *, reserve_bytes: int = 0, synced: bool = True) -> Disk:
+        """Open the node's database."""
+        try:
+            self.disk = Disk(
+                self._home.disk,
+                self._loop,
+                on_failure=self._on_disk_failure,
+                reserve_bytes=reserve_bytes,
+                synced=synced,
+            )
+        except OSError as error:
+            raise ConfigError(f"{self._home.disk}: {error.strerror}") from None
+        return self.disk
+
+    async def close(self) -> None:
+        """Take part in nothing any more, and let go of everything."""
+        self._is_closing = True
+        self.coordinator.tell = _ignore
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.host is not None and not self.host.stopped:
+            self.host.stop()
+        if hasattr(self, "links"):
+            self.links.close()
+        await self.coordinator.close()
+        if self.disk is not None:
+            self.disk.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside; it ends with the life."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or isinstance(error, SessionEnded):
+            return
+        _log.critical("%s has stopped: %r", self.node, error, exc_info=error)
+        self.end(Ending.FAILED)
+
+    # what goes wrong
+
+    def _on_disk_failure(self, error: StoreFailed) -> None:
+        if self.host is not None:
+            self.host.fail(error)
+        else:
+            _log.critical("%s: %s", self.node, error)
+        self.end(Ending.FAILED)
+
+    def _on_coordinator_failure(self, error: Exception) -> None:
+        _log.critical("%s has stopped: %s", self.node, error)
+        self.end(Ending.FAILED)
+
+    async def _watch(self) -> None:
+        while True:
+            if self.host is not None:
+                if self.host.stopped and not self._is_closing:
+                    self.end(Ending.FAILED)  # it has said why
+                    return
+                self._stalls.look(getattr(self.host.core, "follower", None), self._loop.time())
+            await asyncio.sleep(_WATCH_S)
+
+    # what the core asks of the coordinator
+
+    def _on_question(self, _sender: NodeId, message: Any) -> None:
+        if isinstance(message, FetchView) and not self._is_fetching_views:
+            self._is_fetching_views = True
+            self.spawn(self._fetch_views(message.known_term))
+
+    async def _fetch_views(self, known_term: int) -> None:
+        try:
+            views = await self.coordinator.views()
+        finally:
+            self._is_fetching_views = False
+        news = tuple(view for view in views if view.term > known_term)
+        if news and self.host is not None:
+            self.host.deliver(COORDINATOR, InstallView(news))
+
+    # status
+
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to know of this node, as JSON values."""
+        status: dict[str, Any] = {
+            "node": self.node,
+            "role": self.role,
+            "incarnation": self.incarnation,
+            "pid": os.getpid(),
+            "version": version("boki"),
+            "registered": self.is_registered and self.coordinator.state is not SessionState.EXPIRED,
+            "zookeeper": self.coordinator.state,
+            "links": {
+                lane.name.lower(): asdict(counts) | {"queued_bytes": self.links.queued_bytes(lane)}
+                for lane, counts in self.links.counts.items()
+            },
+        }
+        if self.disk is not None:
+            status["disk"] = {
+                "free_bytes": self.disk.free_bytes,
+                "has_room": self.disk.room.has_room,
+                "syncs": self.disk.sync_count,
+            }
+        follower = getattr(self.host.core, "follower", None) if self.host is not None else None
+        if follower is not None:
+            status |= self._stalls.describe(follower)
+        return status | self.role_status()
+
+
+def _ignore(*_arguments: Any) -> None:
+    """Nobody listens."""
