@@ -1,18 +1,17 @@
-"""What a storage node holds of each shard, and how that is found again on its disk."""
+"""What a storage node knows of one shard, and under which keys its batches are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-import msgspec
-
 from boki.effects import DiskReader
+from boki.errors import CorruptData
 from boki.log.batch import read_header
 from boki.log.cuts import ShardOrder
 from boki.log.ids import LogId, NodeId, ShardId, Term
-from boki.log.metalog import Positions
+from boki.storage.spans import Spans
 
 _KEY: Final = Struct(">cIBQQ")
 _PREFIX: Final = b"b"
@@ -40,77 +39,65 @@ def after_shard(shard: ShardKey) -> bytes:
 class Shard:
     """One shard as this node has it.
 
-    `stored_until`: it has given every record below to its disk (so that what it tells afterwards, it tells once they
-    are durable). `written_until`: every record below has reached it, so one that is missing there has been freed.
-    `islands`: batches beyond a gap. `replicas` is empty until the shard's `OpenShard` has been applied.
+    `spans`: the local ids that it has given to its disk, or knows to be freed. `written_until`: every record below has
+    reached the disk, so one that is missing there has been freed. `replicas` is empty until the shard's `OpenShard`
+    has been applied. `is_closed`: it is ordered no further than `order` says. `is_removed`: its placement has sent it
+    away from here, and what was here is deleted; `life` counts how often that has happened.
     """
 
-    __slots__ = ("engine", "gap_since", "islands", "order", "replicas", "stored_until", "written_until")
+    __slots__ = (
+        "engine",
+        "is_closed",
+        "is_removed",
+        "life",
+        "order",
+        "replicas",
+        "saved_runs",
+        "spans",
+        "written_until",
+    )
 
-    def __init__(self, stored_until: int = 0) -> None:
-        self.stored_until = stored_until
-        self.written_until = stored_until
-        self.islands: dict[int, int] = {}
+    def __init__(self) -> None:
+        self.spans = Spans()
+        self.written_until = 0
         self.order = ShardOrder()
         self.engine: NodeId | None = None
         self.replicas: tuple[NodeId, ...] = ()
-        self.gap_since = 0
+        self.is_closed = False
+        self.is_removed = False
+        self.life = 0
+        self.saved_runs = 0
+        """How many runs of its order are in pages on the disk that need not be written again."""
 
-    def has(self, first_lid: int, until_lid: int) -> bool:
-        """Whether that batch was taken in before."""
-        return until_lid <= self.stored_until or self.islands.get(first_lid) == until_lid
+    @property
+    def stored_until(self) -> int:
+        """Every record below has been given to the disk, so what is told afterwards is told once they are durable."""
+        return self.spans.reach
 
-    def add(self, first_lid: int, until_lid: int) -> None:
-        """Take in a batch."""
-        if first_lid > self.stored_until:
-            self.islands[first_lid] = until_lid
-            return
-        self.stored_until = max(self.stored_until, until_lid)
-        while self.stored_until in self.islands:
-            self.stored_until = self.islands.pop(self.stored_until)
-
-
-class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """A shard in a checkpoint; `runs` are (first local id, first seqnum) pairs."""
-
-    key: ShardKey
-    stored_until: int
-    ordered_until: int
-    runs: list[tuple[int, int]]
-    engine: NodeId | None
-    replicas: tuple[NodeId, ...]
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that is ordered has been given to the disk."""
+        return self.spans.reach >= self.order.until_lid
 
 
-class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """What a storage node knows from the metalogs up to `applied`, so that it need not read them again."""
-
-    applied: Positions = {}
-    next_seqnums: dict[LogId, int] = {}
-    shards: list[ShardState] = []
-    floors: list[tuple[str, str | None, int]] = []
-    waits_below: int = 0
-    """See `boki.storage.sweep.Sweep.waits_below`."""
-
-
-def find_shards(disk: DiskReader, from_term: Term, known: Iterable[ShardKey]) -> Iterator[ShardKey]:
-    """The shards with batches on the disk, from a term on, without reading every batch; and those known already."""
-    seen = set(known)
-    yield from seen
+def find_shards(disk: DiskReader, from_term: Term) -> Iterator[ShardKey]:
+    """The shards with batches on the disk, from a term on, without reading every batch."""
     start = batch_key((from_term, 0, 0), 0)
     while True:
         row = next(iter(disk.scan(start, BATCHES_STOP)), None)
         if row is None:
             return
         shard, _ = split_batch_key(row[0])
-        if shard not in seen:
-            yield shard
+        yield shard
         start = after_shard(shard)
 
 
 def recover_shard(disk: DiskReader, key: ShardKey, shard: Shard) -> None:
-    """Take in the batches that reached the disk after the last checkpoint."""
+    """Take in the batches that reached the disk after it was last noted how far the shard is stored."""
     for _, value in disk.scan(batch_key(key, shard.stored_until), after_shard(key)):
-        header = read_header(value)
-        if not shard.has(header.first_lid, header.until_lid):
-            shard.add(header.first_lid, header.until_lid)
+        try:
+            header = read_header(value)
+        except CorruptData:
+            continue  # it is not here, then, and is fetched again
+        shard.spans.add(header.first_lid, header.until_lid)
     shard.written_until = shard.stored_until

@@ -1,0 +1,115 @@
+"""Answers to those who fetch: *have*, *freed*, *never had* and *unknown* are told apart.
+
+Taking "not here" for "never existed" is how logs lose data (BookKeeper BP-46), and so is taking "not here yet" for
+"freed". What is missing counts as freed only if it had reached this disk before the question was put to it, and the
+shard was not sent away since. It counts as never had only above the end of a shard that the metalog has closed. All
+else is unknown. Bytes that fail a checksum are never given out, and are asked of the other replicas.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from boki.effects import Effect, Load, Send, Trace
+from boki.errors import BokiError
+from boki.log.batch import Batch
+from boki.log.ids import NodeId
+from boki.messages import BatchesFetched, FetchBatches, Holding
+from boki.storage.holdings import Holdings
+from boki.storage.shards import ShardKey, batch_key, split_batch_key
+
+_ANSWER_BYTES: Final = 1 << 20
+"""More is not given at once: others wait for this node, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A fetch that is being loaded from the disk, and what the disk had when it was asked."""
+
+    sender: NodeId
+    message: FetchBatches
+    written_until: int
+    life: int
+    max_bytes: int
+
+
+class Answers:
+    """Of one node. `on_damage(shard, first local id)` hears of batches that fail their checksums."""
+
+    def __init__(self, holdings: Holdings, on_damage: Callable[[ShardKey, int], None]) -> None:
+        self._holdings = holdings
+        self._on_damage = on_damage
+
+    def load(self, sender: NodeId, message: FetchBatches) -> Iterable[Effect]:
+        """Look for what is asked for."""
+        if message.until_lid <= message.first_lid:
+            return ()
+        key = (message.term, message.log, message.shard)
+        shard = self._holdings.shards.get(key)
+        known = (shard.written_until, shard.life) if shard is not None else (0, 0)
+        question = Question(sender, message, *known, min(message.max_bytes, _ANSWER_BYTES))
+        return (self._load(question, batch_key(key, 0)),)
+
+    @staticmethod
+    def _load(question: Question, floor: bytes) -> Load:
+        message = question.message
+        key = (message.term, message.log, message.shard)
+        start, stop = batch_key(key, message.first_lid), batch_key(key, message.until_lid)
+        return Load(question, start, floor, stop, question.max_bytes)
+
+    def answer(self, question: Question, rows: Iterable[tuple[bytes, bytes]], error: str) -> Iterable[Effect]:
+        """Tell what was found."""
+        message = question.message
+        batches: list[bytes] = []
+        lid = message.first_lid
+        found_from = message.until_lid
+        size_bytes = 0
+        for key, value in rows:
+            size_bytes += len(value)
+            try:
+                batch = Batch(value)
+                if message.needs_payloads:
+                    batch.verify()
+            except BokiError as failure:
+                error = self._report_damage(key, failure)
+                break
+            if batch.header.first_lid > lid:
+                found_from = batch.header.first_lid
+                break
+            if batch.header.until_lid > lid:
+                batches.append(value)
+                lid = batch.header.until_lid
+        else:
+            if not batches and size_bytes >= question.max_bytes:
+                # what stands before the gap filled the load: where the gap ends is not known yet
+                start = batch_key((message.term, message.log, message.shard), message.first_lid)
+                yield self._load(question, start)
+                return
+        holding, freed_until = (Holding.HAVE, 0) if batches else self._missing(question, found_from, error)
+        asked = (message.request, message.term, message.log, message.shard, message.first_lid)
+        yield Send(question.sender, BatchesFetched(*asked, holding, tuple(batches), error, freed_until))
+        if error:
+            yield Trace(logging.ERROR, error)
+
+    def _report_damage(self, key: bytes, failure: BokiError) -> str:
+        shard, first_lid = split_batch_key(key)
+        self._on_damage(shard, first_lid)
+        return (
+            f"{self._holdings.node}: batch {first_lid} of shard {shard[2]}, term {shard[0]}, log {shard[1]}: {failure}"
+        )
+
+    def _missing(self, question: Question, found_from: int, error: str) -> tuple[Holding, int]:
+        """What to say of a first local id that is not on the disk; `found_from` is the next that is."""
+        message = question.message
+        shard = self._holdings.shards.get((message.term, message.log, message.shard))
+        if error or shard is None:
+            return Holding.UNKNOWN, 0
+        if shard.is_closed and message.first_lid >= shard.order.until_lid:
+            return Holding.NEVER, 0
+        was_here_until = min(question.written_until, shard.order.until_lid)
+        if message.first_lid < was_here_until and question.life == shard.life:
+            return Holding.FREED, min(found_from, was_here_until)
+        return Holding.UNKNOWN, 0

@@ -1,0 +1,71 @@
+"""Whether anybody may still need a freed batch to come to its verdicts: what the saved indexes cover.
+
+A checkpoint of the index that is complete on this node counts for all engines: one that starts can take it from here.
+Engines that run are waited for all the same, as far as they are registered or were so recently, because taking a
+checkpoint in mid-life costs them a restart. One that is gone for ever holds up nothing.
+
+Without any registration this is one process (`boki dev`), whose engine keeps its index itself; then its word is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from boki.log.ids import LogId, NodeId, Term, make_seqnum
+from boki.log.membership import Membership, Role
+from boki.messages import IndexSaved
+from boki.storage.shards import ShardKey
+
+_RECENT_US: Final = 600_000_000
+"""How long an engine that has gone is waited for: it may be starting again with its disk."""
+
+
+class SavedIndexes:
+    """What engines have said, who of them counts, and what the checkpoint on this node covers."""
+
+    def __init__(self) -> None:
+        self._saved: dict[NodeId, IndexSaved] = {}
+        self._gone_at: dict[NodeId, int] = {}
+        self._engines: frozenset[NodeId] | None = None
+        self._covered: Mapping[LogId, int] | None = None
+        self._covered_term: Term = 0
+
+    def note(self, engine: NodeId, message: IndexSaved) -> None:
+        """An engine has saved its index."""
+        self._saved[engine] = message
+
+    def note_members(self, membership: Membership, now_us: int) -> None:
+        """Who is registered now."""
+        self._engines = frozenset(member.node for member in membership.of(Role.ENGINE))
+        for engine in self._saved:
+            if engine in self._engines:
+                self._gone_at.pop(engine, None)
+            else:
+                self._gone_at.setdefault(engine, now_us)
+        self.forget(now_us)
+
+    def forget(self, now_us: int) -> None:
+        """Engines that have been gone for long hold up nothing any more."""
+        for engine, at in list(self._gone_at.items()):
+            if now_us - at > _RECENT_US:
+                del self._gone_at[engine]
+                self._saved.pop(engine, None)
+
+    def cover(self, term: Term, next_seqnums: Mapping[LogId, int]) -> None:
+        """A checkpoint is complete on this node: all terms before `term`, and of that one what stands below."""
+        self._covered_term, self._covered = term, next_seqnums
+
+    def covers(self, key: ShardKey, seqnum: int) -> bool:
+        """Whether no index will ever ask for that record again."""
+        term, log, _ = key
+        if self._engines is not None or self._covered is not None:
+            if self._covered is None or not _covers(self._covered_term, self._covered, term, log, seqnum):
+                return False
+        elif not self._saved:
+            return False
+        return all(_covers(saved.term, saved.next_seqnums, term, log, seqnum) for saved in self._saved.values())
+
+
+def _covers(saved_term: Term, next_seqnums: Mapping[LogId, int], term: Term, log: LogId, seqnum: int) -> bool:
+    return term < saved_term or (term == saved_term and seqnum < next_seqnums.get(log, make_seqnum(term, log, 0)))
