@@ -44,6 +44,9 @@ class NodeConfig(Config, frozen=True, kw_only=True):
     control_port: Annotated[int, Meta(ge=0, le=65_535, description="Port for what must be quick; 0: any.")] = 0
     appends_port: Annotated[int, Meta(ge=0, le=65_535, description="Port for batches of records; 0: any.")] = 0
     reads_port: Annotated[int, Meta(ge=0, le=65_535, description="Port for what is fetched, and calls; 0: any.")] = 0
+    proxy: Annotated[
+        str, Meta(description="host:port of a SOCKS5 proxy that all links to other nodes go through; empty: none.")
+    ] = ""
     keys: Annotated[
         str,
         Meta(description="Directory with the keys that boki keygen made; empty: links are neither secret nor safe."),
@@ -69,6 +72,8 @@ class NodeConfig(Config, frozen=True, kw_only=True):
             )
         if not _HOSTS.fullmatch(self.zookeeper):
             found.append(f"zookeeper is {self.zookeeper!r}: expected host:port, or several with commas between them")
+        if self.proxy and not _HOSTS.fullmatch(self.proxy):
+            found.append(f"proxy is {self.proxy!r}: expected host:port")
         if not _CHROOT.fullmatch(self.chroot):
             found.append(f"chroot is {self.chroot!r}: expected a path like /boki")
         if not self.keys and not is_loopback(self.link_host):

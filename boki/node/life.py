@@ -91,6 +91,7 @@ def open_links(config: NodeConfig, role: Role, incarnation: int, cluster_id: str
         dict(zip(("control", "appends", "reads"), config.link_ports, strict=True)),
         load_keys(Path(config.keys), config.node) if config.keys else None,
         advertise=config.advertise,
+        proxy=config.proxy,
     )
 
 
