@@ -5,128 +5,19 @@ These are whole clusters of cores, driven by hand: what is lost, who dies and wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 import pytest
 
-from boki.controller.plans import Plan
-from boki.controller.term_change import TermChange
 from boki.effects import DiskRoom
-from boki.engine.core import READY, Answered, EngineConfig, EngineCore
-from boki.errors import BokiError, CorruptData, DeadlineExceeded, DiskFull, NotFound, Overloaded, Trimmed
-from boki.log.chunk import Chunk, Group, encode_chunk
+from boki.errors import CorruptData, DeadlineExceeded, DiskFull, NotFound, Overloaded, Trimmed
+from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, NodeId, make_seqnum
-from boki.log.limits import DEFAULT_LIMITS
-from boki.log.metalog import Positions, make_position
-from boki.log.operations import Append, Appended, Done, Found, Get, Operation, Read, Sync, TrimBook
-from boki.log.record import Expect, Record
-from boki.log.view import View
-from boki.messages import BatchesFetched, FetchBatches, InstallView, Metalog, StoreBatch
-from boki.sequencer.core import SequencerCore
-from boki.storage.core import StorageCore
-from tests.members import view
-from tests.world import World
-
-CONFIG = EngineConfig(
-    index_memory_bytes=64 << 20,
-    cache_bytes=16 << 20,
-    aux_cache_bytes=1 << 20,
-    append_buffer_bytes=1 << 20,
-    batch_bytes=64 << 10,
-    limits=DEFAULT_LIMITS,
-)
-SECOND = 1_000_000
-
-
-class Cluster(World):
-    """Three storage nodes, three sequencers, one engine; views are installed by hand."""
-
-    def __init__(self, *, logs: int = 1, config: EngineConfig = CONFIG) -> None:
-        super().__init__()
-        self.config = config
-        self.logs = logs
-        sequencers = view().sequencers
-        self.plan = Plan(logs, sequencers, dict.fromkeys(sequencers, 1), view().storage, 3, 2)
-        self.views: list[View] = [self.plan.first_view()]
-        self.lives = 10
-        self.requests = 0
-        for node in [*view().storage, *sequencers]:
-            self.start(node)
-        self.start_engine()
-
-    def start(self, node: str) -> None:
-        kind = StorageCore if node.startswith("storage") else SequencerCore
-        self.add(node, kind(NodeId(node), 1, self.disk(node)))
-        self.tell(node, InstallView(tuple(self.views)), "coordinator")
-        self.run()
-
-    def start_engine(self) -> None:
-        self.lives += 1
-        self.answers.pop(READY, None)
-        self.engine = EngineCore(NodeId("engine-1"), self.lives, self.disk("engine-1"), self.config)
-        self.add("engine-1", self.engine)
-        self.tell("engine-1", InstallView(tuple(self.views)), "coordinator")
-        self.run()
-
-    def until_ready(self) -> None:
-        for _ in range(200):
-            if READY in self.answers:
-                return
-            self.tick()
-        raise AssertionError("the engine did not become ready")
-
-    def change_term(self, ticks: int = 40) -> None:
-        """Seal, complete and install, as a controller does it; then everybody learns of it."""
-        self.add("controller-1", TermChange(self.views[-1], self.plan))
-        for _ in range(ticks):
-            self.tick()
-            if "install" in self.answers:
-                break
-        self.views.append(self.answers.pop("install"))
-        self.crash("controller-1")
-        for node in list(self.cores):
-            self.tell(node, InstallView((self.views[-1],)), "coordinator")
-        self.run()
-
-    def submit(self, operation: Operation, positions: Positions | None = None, timeout_s: float = 30) -> int:
-        self.requests += 1
-        deadline = self.now_us + int(timeout_s * SECOND)
-        effects = self.engine.submit(operation, positions or {}, deadline, self.requests, self.now_us)
-        self.perform(NodeId("engine-1"), effects)
-        self.perform(NodeId("engine-1"), self.engine.settle(self.now_us))
-        self.run()
-        return self.requests
-
-    def append(self, *data: str, book: str = "book", tags: Sequence[str] = ("tag",), **group: Any) -> int:
-        records = [(text.encode(), tags) for text in data]
-        return self.submit(Append(book, encode_chunk(book, [Group(records, **group)])))
-
-    def answer(self, request: int) -> Any:
-        answered: Answered = self.answers[request]
-        if isinstance(answered.answer, BokiError):
-            raise answered.answer
-        return answered.answer
-
-    def do(self, operation: Operation, **options: Any) -> Any:
-        request = self.submit(operation, **options)
-        for _ in range(100):
-            if request in self.answers:
-                break
-            self.tick()
-        return self.answer(request)
-
-    def read(self, book: str = "book", tag: str | None = None) -> list[tuple[int, str]]:
-        found: list[Record] = []
-        start = 0
-        while True:
-            page: Found = self.do(Read(book, tag, start=start, limit=1000))
-            if not page.slabs:
-                return [(record.seqnum, record.data.decode()) for record in found]
-            for slab in page.slabs:
-                found += Chunk(slab.chunk).records(memoryview(slab.seqnums).cast("q"), slab.time_us)
-            start = page.next_start
+from boki.log.metalog import make_position
+from boki.log.operations import Append, Appended, Done, Get, Read, Sync, TrimBook
+from boki.log.record import Expect
+from boki.messages import BatchesFetched, FetchBatches, Metalog, StoreBatch
+from tests.engine.cluster import SECOND, Cluster
 
 
 @pytest.fixture
