@@ -185,6 +185,12 @@ class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
         int, Meta(ge=1, le=15, description="Storage nodes that hold a record before it counts.")
     ] = 2
     index_replicas: Annotated[int, Meta(ge=0, le=64, description="Engines that hold the index; 0: all.")] = 0
+    failure_timeout_s: Annotated[
+        float, Meta(ge=0.1, description="A node that answers no heartbeat for so long is taken for dead.")
+    ] = 0.5
+    repair_after_s: Annotated[
+        float, Meta(ge=0, description="A storage node gone for so long is replaced by a spare one.")
+    ] = 60.0
 
     def problems(self) -> list[str]:
         """See `Config.problems`."""

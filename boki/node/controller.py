@@ -23,7 +23,11 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
         """See `NodeLife`."""
         self._is_leader = False
         self._is_writing: set[str] = set()
-        self.core = ControllerCore(self.node, self.incarnation, ControllerConfig())
+        config = ControllerConfig(
+            failure_timeout_us=int(self.config.failure_timeout_s * 1_000_000),
+            repair_after_us=int(self.config.repair_after_s * 1_000_000),
+        )
+        self.core = ControllerCore(self.node, self.incarnation, config)
         return self.core
 
     async def prepare(self) -> None:

@@ -25,7 +25,7 @@ from boki.runtime.frames import ConsoleLine
 
 _log = logging.getLogger("boki.node")
 _console = logging.getLogger("boki.functions")
-_SAVE_TIMEOUT_S: Final = 10.0
+_LAST_STEP_S: Final = 3.0
 
 
 class EngineLife(NodeLife[EngineNodeConfig]):
@@ -79,6 +79,8 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             is_ready=lambda: self._is_open and self.port.is_ready,
             status=self.status,
         )
+        for stop in (self.service.stop, lambda: self.functions.stop(0), lambda: self.calls.stop(0), self.remote.stop):
+            self.parts.push_async_callback(stop)
         self.remote.start()
         await super().prepare()
 
@@ -124,12 +126,14 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         await self.functions.stop(self.config.drain_s)
         await self.service.stop()
         if self._ready.is_set():
-            try:
-                async with asyncio.timeout(_SAVE_TIMEOUT_S):
-                    await self._close_shards()
-                    await self._save_index()
-            except TimeoutError:
-                _log.warning("%s: its shards were not closed, or its index not saved: others do without", self.node)
+            for what, step in (
+                ("its shards were not closed", self._close_shards),
+                ("no index saved", self._save_index),
+            ):
+                try:
+                    await asyncio.wait_for(step(), _LAST_STEP_S)
+                except TimeoutError:
+                    _log.warning("%s: %s within %g s: others do without", self.node, what, _LAST_STEP_S)
 
     async def _close_shards(self) -> None:
         assert self.host is not None
@@ -143,16 +147,6 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             self._saved.clear()
             self.host.perform(self.core.checkpoint())
             await self._saved.wait()
-
-    async def close(self) -> None:
-        """See `NodeLife`."""
-        if hasattr(self, "remote"):
-            self._is_open = False
-            await self.remote.stop()
-            await self.calls.stop(0)
-            await self.functions.stop(0)
-            await self.service.stop()
-        await super().close()
 
     def role_status(self) -> dict[str, Any]:
         """See `NodeLife`."""

@@ -24,6 +24,7 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
         """See `NodeLife`."""
         self.backend = ClusterBackend(self.links, self.node, self._loop)
         self.backend.start()
+        self.parts.callback(self.backend.stop)
         await super().prepare()
 
     def on_news(self, news: News) -> None:
@@ -42,6 +43,7 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
             limits=self.config.limits,
         )
         gateway = Gateway(self.backend, config)
+        self.parts.push_async_callback(gateway.stop, 0)
         await gateway.start()
         self.gateway = gateway
 
@@ -55,15 +57,6 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
         if self.gateway is not None:
             self.gateway.drain()
             await self.gateway.stop(self.config.drain_s)
-            self.gateway = None
-
-    async def close(self) -> None:
-        """See `NodeLife`."""
-        if self.gateway is not None:
-            await self.gateway.stop(0)
-        if hasattr(self, "backend"):
-            self.backend.stop()
-        await super().close()
 
     def role_status(self) -> dict[str, Any]:
         """See `NodeLife`."""

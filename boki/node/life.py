@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import version
@@ -123,6 +124,10 @@ class NodeLife(Generic[ConfigType]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_fetching_views = False
         self._is_closing = False
+        self.parts = AsyncExitStack()
+        """What is to be closed in the end."""
+        self.parts.callback(self._close_disk)
+        self.parts.push_async_callback(coordinator.close)
         self._stalls = StallWatch(self.node, config.stall_s)
 
     # what roles override
@@ -212,12 +217,15 @@ class NodeLife(Generic[ConfigType]):
         self._home.bind(self.coordinator.cluster_id)
         await self._open_disk()
         self.links = self._make_links(self.config, self.role, self.incarnation, self.coordinator.cluster_id)
+        self.parts.callback(self.links.close)
         self.links.attach(COORDINATOR, self._on_question)
         self.diversion = Diversion(self.links, self.DIVERTED)
         self.diversion.divert(self.divert)
         core = self.make_core()
         if core is not None:
             self.host = Host(self.node, core, self.diversion, self._loop, disk=self.disk, answer=self.answer)
+            self.parts.callback(self.host.stop)
+        self.parts.push_async_callback(self._cancel_tasks)
         self.coordinator.tell = self.on_news
         await self.prepare()
         await self.register()
@@ -261,17 +269,20 @@ class NodeLife(Generic[ConfigType]):
         return self.disk
 
     async def close(self) -> None:
-        """Take part in nothing any more, and let go of everything."""
+        """Take part in nothing any more, and let go of everything: the last made goes first, whatever fails."""
         self._is_closing = True
         self.coordinator.tell = _ignore
+        try:
+            await self.parts.aclose()
+        except Exception:  # noqa: BLE001 - parts of all kinds; what failed is in the log, and the rest is closed
+            _log.exception("%s: not everything could be closed", self.node)
+
+    async def _cancel_tasks(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.host is not None and not self.host.stopped:
-            self.host.stop()
-        if hasattr(self, "links"):
-            self.links.close()
-        await self.coordinator.close()
+
+    def _close_disk(self) -> None:
         if self.disk is not None:
             self.disk.close()
 

@@ -22,7 +22,7 @@ _AGAIN_S: Final = 10.0
 class _Progress:
     position: int
     since_s: float
-    told_at_s: float = 0.0
+    told_at_s: float = float("-inf")
     stalled_s: float = 0.0
 
 

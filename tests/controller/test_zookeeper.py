@@ -88,9 +88,9 @@ async def joined(
         await coordinator.close()
 
 
-async def expire(process: Process, hosts: str) -> None:
+async def expire(coordinator: ZooKeeperCoordinator, hosts: str) -> None:
     """End the session as ZooKeeper does when nothing was heard of it: another client takes it over and closes it."""
-    theirs = process.coordinator._session._client.client_id
+    theirs = coordinator._session._client.client_id
 
     def take_and_close() -> None:
         thief = KazooClient(hosts=hosts, client_id=theirs)
@@ -307,7 +307,7 @@ def test_an_expired_session_is_told_and_never_used_again(zookeeper: str, chroot:
             await process.coordinator.register(ENGINE)
             await process.coordinator.campaign(ENGINE.node)
             await watcher.until(lambda: watcher.names == {"engine-1"})
-            await expire(process, zookeeper)
+            await expire(process.coordinator, zookeeper)
             await process.until(lambda: SessionState.EXPIRED in process.states)
             assert process.states.count(SessionState.EXPIRED) == 1
             with pytest.raises(SessionEnded):

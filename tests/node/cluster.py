@@ -1,0 +1,109 @@
+"""A whole cluster of role shells in one process, over a real ZooKeeper and real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from boki.cluster_config import CONFIGS
+from boki.log.ids import NodeId
+from boki.log.membership import Role
+from boki.node.life import NodeLife
+from boki.node.run import run_node
+
+START_S = 30
+
+
+class Cluster:
+    """Nodes by name; `lives` holds the present life of each."""
+
+    def __init__(self, folder: Path, zookeeper: str, chroot: str) -> None:
+        self.folder = folder
+        self.zookeeper = zookeeper
+        self.chroot = chroot
+        self.lives: dict[str, NodeLife[Any]] = {}
+        self.stops: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[int]] = {}
+
+    def start(self, name: str, **settings: Any) -> None:
+        """Start a node whose role is the first word of its name."""
+        role = Role(name.partition("-")[0])
+        settings = {"session_s": 1.0, "port": 0, "functions": self.folder / "functions"} | settings
+        kind = CONFIGS[role]
+        known = {key: value for key, value in settings.items() if key in kind.__struct_fields__}
+        config = kind(name=name, data=self.folder, zookeeper=self.zookeeper, chroot=self.chroot, **known)
+        self.stops[name] = asyncio.Event()
+
+        def on_life(life: NodeLife[Any]) -> None:
+            self.lives[name] = life
+
+        self.tasks[name] = asyncio.create_task(run_node(role, config, self.stops[name], on_life=on_life))
+
+    async def stop(self, name: str) -> int:
+        """Let a node drain and end; its exit status."""
+        self.stops[name].set()
+        return await self.tasks.pop(name)
+
+    async def kill(self, name: str) -> None:
+        """Take a node away without a word: it sends and stores nothing more, and its session ends."""
+        life = self.lives[name]
+        if life.host is not None:
+            life.host.stop()
+        self.tasks[name].cancel()
+        await asyncio.gather(self.tasks.pop(name), return_exceptions=True)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = START_S) -> None:
+        """Wait for something to become so: nodes have no common event, so it is looked at in each turn of the loop."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not condition():
+            for task in self.tasks.values():
+                if task.done() and task.exception() is not None:
+                    task.result()
+            assert loop.time() < deadline, f"not so after {timeout_s:g} s"
+            tick = asyncio.Event()
+            loop.call_later(0.01, tick.set)
+            await tick.wait()
+
+    def core(self, name: str) -> Any:
+        """A node's core."""
+        host = self.lives[name].host
+        return host.core if host is not None else None
+
+    @property
+    def primary(self) -> NodeId:
+        """Who leads log 0, as the newest view says that any node has seen."""
+        chains = [
+            life.host.core.follower.chain for life in self.lives.values() if life.role is Role.STORAGE and life.host
+        ]  # type: ignore[attr-defined]
+        return max((chain.current for chain in chains if chain), key=lambda view: view.term).primaries[0]
+
+
+@asynccontextmanager
+async def cluster(folder: Path, zookeeper: str, chroot: str, *names: str, **settings: Any) -> AsyncIterator[Cluster]:
+    """Nodes of those names, stopped at the end."""
+    made = Cluster(folder, zookeeper, chroot)
+    (folder / "functions").mkdir(exist_ok=True)
+    for name in names:
+        made.start(name, **settings)
+    try:
+        yield made
+    finally:
+        for stop in made.stops.values():
+            stop.set()
+        tasks = list(made.tasks.values())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+
+
+DEFAULT = (
+    *(f"storage-{number}" for number in range(1, 4)),
+    *(f"sequencer-{number}" for number in range(1, 4)),
+    "controller-1",
+    "engine-1",
+    "gateway-1",
+)
