@@ -57,7 +57,7 @@ class MemoryDisk:
 
 
 class World:
-    """Nodes, one queue of messages, a virtual clock. `loses(sender, to, message)` may lose messages."""
+    """Nodes, one queue of messages, a virtual clock. `loses(sender, to, message)` may lose messages to others."""
 
     def __init__(self) -> None:
         self.now_us = 1_000_000_000
@@ -92,7 +92,7 @@ class World:
             match effect:
                 case Send(to, message):
                     self.sent.append((node, to, message))
-                    if not self.loses(node, to, message):
+                    if node == to or not self.loses(node, to, message):
                         self.queue.append((node, to, message))
                 case Store():
                     self.unsynced[node].append(effect)
