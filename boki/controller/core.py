@@ -16,12 +16,73 @@ value, then tell `Placed(version, won)`. Both may be repeated while the shell is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
-from boki.effects import Effect
+from boki.controller.heartbeats import Heartbeats
+from boki.controller.plans import Sight, differs, first_plan, next_plan
+from boki.controller.term_change import TermChange
+from boki.effects import Answer, Effect, Send, Trace
+from boki.follower import COORDINATOR
 from boki.log.ids import NodeId, Term
+from boki.log.membership import ClusterPlan, Membership, Placement, Role
+from boki.log.view import View, ViewChain
+from boki.messages import (
+    Completed,
+    EntriesDropped,
+    FetchView,
+    InstallMembership,
+    InstallPlacement,
+    InstallPlan,
+    InstallView,
+    Pong,
+    Sealed,
+    SealedEntries,
+)
+
+_IDLE_PATIENCE_US: Final = 300_000
+"""A primary that knows the view and does not lead for so long has been restarted, or its disk hangs."""
+_DEAF_PATIENCE_US: Final = 2_000_000
+"""A primary that has not learnt of the view for so long is cut off from the coordinator."""
+_CHANGE_PATIENCE_US: Final = 5_000_000
+"""A change that takes longer is begun anew, from what the nodes say then."""
+_MIN_PAUSE_US: Final = 1_000_000
+_MAX_PAUSE_US: Final = 16_000_000
+_INSTALL_REPEAT_US: Final = 500_000
+_REMEMBERED_CHANGES: Final = 20
+
+
+class Phase(Enum):
+    """What a controller is doing."""
+
+    FOLLOWING = "following"
+    """It does not lead, or cannot reach the coordinator: it watches, and does nothing."""
+    WATCHING = "watching"
+    FORMING = "forming"
+    """The first view is being installed."""
+    CHANGING = "changing"
+    RESTING = "resting"
+    """After a change: until the new primaries lead, or until the pause is over, which doubles each time they do not."""
+
+
+NEXT: Final[dict[tuple[Phase, str], Phase]] = {
+    (Phase.FOLLOWING, "leads"): Phase.WATCHING,
+    (Phase.WATCHING, "enough nodes"): Phase.FORMING,
+    (Phase.WATCHING, "change begun"): Phase.CHANGING,
+    (Phase.WATCHING, "new view"): Phase.RESTING,
+    (Phase.FORMING, "new view"): Phase.RESTING,
+    (Phase.CHANGING, "new view"): Phase.RESTING,
+    (Phase.CHANGING, "given up"): Phase.RESTING,
+    (Phase.RESTING, "new view"): Phase.RESTING,
+    (Phase.RESTING, "rested"): Phase.WATCHING,
+    (Phase.WATCHING, "stands down"): Phase.FOLLOWING,
+    (Phase.FORMING, "stands down"): Phase.FOLLOWING,
+    (Phase.CHANGING, "stands down"): Phase.FOLLOWING,
+    (Phase.RESTING, "stands down"): Phase.FOLLOWING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +124,289 @@ class ControllerConfig:
     """A node gone for so long is replaced by a spare one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of terms that this controller has won: why, and how long it took from the first seal to the view."""
+
+    term: Term
+    reason: str
+    duration_us: int
+
+
 class ControllerCore:
     """One controller. `incarnation` names the life of this process."""
 
     def __init__(self, node: NodeId, incarnation: int, config: ControllerConfig) -> None:
         self.node = node
         self.incarnation = incarnation
+        self.phase = Phase.FOLLOWING
+        self.chain = ViewChain()
+        self.heartbeats = Heartbeats(config.ping_interval_us, config.failure_timeout_us)
+        self.won: list[Change] = []
+        """The last changes that this controller has won."""
         self._config = config
+        self._membership = Membership(number=0)
+        self._plan = ClusterPlan()
+        self._has_plan = False
+        self._placement = Placement()
+        self._leadership = Leadership(is_leader=False, is_connected=False)
+        self._change: TermChange | None = None
+        self._reason = ""
+        self._began_at = 0
+        self._pause_us = _MIN_PAUSE_US
+        self._rest_until = 0
+        self._install_at = 0
+        self._waiting = ""
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:  # noqa: ARG002
+    # events
+
+    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+        """See `boki.effects.Core`."""
+        match message:
+            case Pong():
+                return self._hear(sender, message)
+            case Sealed() | SealedEntries() | Completed() | EntriesDropped():
+                if self._change is not None:
+                    return self._change.receive(sender, message, now_us)
+            case Installed(term, won):
+                return self._installed(term, won, now_us)
+            case Leadership():
+                self._leadership = message
+                return self._lead_or_follow()
+            case InstallView(views):
+                return self._take_views(views, now_us)
+            case InstallMembership(membership):
+                if membership.number > self._membership.number:
+                    self._membership = membership
+            case InstallPlan(plan):
+                if not self._has_plan or plan.version > self._plan.version:
+                    self._plan, self._has_plan = plan, True
+            case InstallPlacement(placement):
+                if placement.version > self._placement.version:
+                    self._placement = placement
+        return ()
+
+    def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
         """See `boki.effects.Core`."""
         return ()
 
-    def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002
-        """See `boki.effects.Core`."""
+    def tick(self, now_us: int) -> Iterable[Effect]:
+        """See `boki.effects.Core`: ping, judge, and go on with what is under way."""
+        effects = self.heartbeats.tick(self._known_nodes(), now_us)
+        if self.chain:
+            self.heartbeats.watch(self.chain.current, now_us)
+        match self.phase:
+            case Phase.FOLLOWING:
+                pass
+            case Phase.WATCHING if not self.chain:
+                effects += self._form(now_us)
+            case Phase.WATCHING:
+                effects += self._judge(now_us)
+            case Phase.FORMING:
+                effects += self._propose_first(now_us)
+            case Phase.CHANGING:
+                effects += self._go_on(now_us)
+            case Phase.RESTING:
+                self._rest(now_us)
+        return effects
+
+    def _move(self, event: str) -> None:
+        self.phase = NEXT[self.phase, event]
+
+    def _known_nodes(self) -> list[NodeId]:
+        nodes = dict.fromkeys(member.node for member in self._membership.members)
+        if self.chain:
+            nodes |= dict.fromkeys((*self.chain.current.sequencers, *self.chain.current.storage))
+        nodes.pop(self.node, None)
+        return list(nodes)
+
+    def _lead_or_follow(self) -> Iterable[Effect]:
+        acts = self._leadership.is_leader and self._leadership.is_connected
+        if acts and self.phase is Phase.FOLLOWING:
+            self._move("leads")
+            return (Trace(logging.INFO, "leads the controllers"),)
+        if not acts and self.phase is not Phase.FOLLOWING:
+            # whoever leads next finds what this one has begun, on the sequencers
+            self._move("stands down")
+            self._change = None
+            return (Trace(logging.INFO, "leads the controllers no more"),)
         return ()
 
-    def tick(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002
-        """See `boki.effects.Core`."""
-        return ()
+    def _hear(self, sender: NodeId, pong: Pong) -> Iterable[Effect]:
+        self.heartbeats.hear(sender, pong)
+        known = self.chain.current.term if self.chain else 0
+        return (Send(COORDINATOR, FetchView(known)),) if pong.term > known else ()
+
+    # views
+
+    def _take_views(self, views: Iterable[View], now_us: int) -> Iterable[Effect]:
+        news = [
+            view for view in views if (not self.chain or view.term >= self.chain.first_term) and self.chain.add(view)
+        ]
+        if not news or self.phase is Phase.FOLLOWING:
+            return ()
+        change, self._change = self._change, None
+        self._move("new view")
+        self._rest_until = now_us + self._pause_us
+        self._pause_us = min(2 * self._pause_us, _MAX_PAUSE_US)
+        if change is None:
+            return ()
+        if self.chain.current == change.proposed:
+            return (self._remember_win(now_us),)
+        return (Trace(logging.INFO, f"another view of term {change.last.term + 1} was installed first"),)
+
+    def _remember_win(self, now_us: int) -> Trace:
+        view = self.chain.current
+        done = Change(view.term, self._reason, now_us - self._began_at)
+        self.won = [*self.won[1 - _REMEMBERED_CHANGES :], done]
+        return Trace(
+            logging.WARNING, f"term {view.term} has begun after {done.duration_us / 1000:.0f} ms: {done.reason}"
+        )
+
+    def _installed(self, term: Term, won: bool, now_us: int) -> Iterable[Effect]:
+        """The view that stands is what the coordinator says; one that was won need not be waited for."""
+        proposed = self._change.proposed if self._change is not None else None
+        if won and proposed is not None and proposed.term == term:
+            return self._take_views((proposed,), now_us)
+        known = self.chain.current.term if self.chain else 0
+        return (Send(COORDINATOR, FetchView(known)),)
+
+    def _rest(self, now_us: int) -> None:
+        view = self.chain.current if self.chain else None
+        leads = view is not None and all(self.heartbeats.leads(node, view) for node in view.primaries)
+        if leads:
+            self._pause_us = _MIN_PAUSE_US
+        if leads or now_us >= self._rest_until:
+            self._move("rested")
+
+    # the first view
+
+    def _form(self, now_us: int) -> Iterable[Effect]:
+        if not self._has_plan or first_plan(self._sight(now_us)) is None:
+            return ()
+        self._move("enough nodes")
+        self._install_at = 0
+        return self._propose_first(now_us)
+
+    def _propose_first(self, now_us: int) -> Iterable[Effect]:
+        plan = first_plan(self._sight(now_us))
+        if plan is None or now_us < self._install_at:
+            return ()
+        self._install_at = now_us + _INSTALL_REPEAT_US
+        return (Answer("install", plan.first_view()),)
+
+    # changing terms
+
+    def _sight(self, now_us: int) -> Sight:
+        """What is seen of the cluster right now."""
+        members = self._membership.members
+        named = self.chain.current.sequencers if self.chain else ()
+        sequencers = {member.node for member in members if member.role is Role.SEQUENCER} | set(named)
+        answers = {node: pong for node in sequencers if (pong := self.heartbeats.pong(node)) is not None}
+        unfit = set()
+        if self.chain:
+            unfit = {
+                node
+                for node, pong in answers.items()
+                if pong.wants_new_term or self.heartbeats.idle_for(node, now_us) > _IDLE_PATIENCE_US
+            }
+        return Sight(
+            wanted=self._plan if self._has_plan else self._as_it_is(),
+            sequencers={node: pong.incarnation for node, pong in answers.items()},
+            unfit=frozenset(unfit),
+            lost=frozenset(
+                node
+                for node in self._known_nodes()
+                if self.heartbeats.silent_for(node, now_us) > self._config.repair_after_us
+            ),
+            storage=tuple(member.node for member in members if member.role is Role.STORAGE),
+        )
+
+    def _as_it_is(self) -> ClusterPlan:
+        if not self.chain:
+            return self._plan
+        view = self.chain.current
+        return ClusterPlan(
+            logs=view.log_count,
+            sequencers=len(view.sequencers),
+            replicas=view.replicas,
+            write_quorum=view.write_quorum,
+        )
+
+    def _judge(self, now_us: int) -> Iterable[Effect]:
+        """Begin a change of terms if there is a reason for one, and if it can be carried out now."""
+        view = self.chain.current
+        sight = self._sight(now_us)
+        plan, self._waiting = next_plan(view, sight)
+        reason = self._trouble(view, now_us) or differs(view, plan)
+        if not reason:
+            return ()
+        if not sight.has_majority(view.sequencers, view.incarnations):
+            self._waiting = f"{reason}; but no majority of the sequencers answers, so the term cannot be ended"
+            return ()
+        if not sight.has_majority(plan.sequencers, plan.incarnations):
+            self._waiting = f"{reason}; but no majority of the next term's sequencers answers"
+            return ()
+        self._move("change begun")
+        self._reason, self._began_at = reason, now_us
+        self._change = TermChange(view, plan)
+        trace = Trace(logging.WARNING, f"ends term {view.term}: {reason}")
+        return (trace, *self._change.tick(now_us))
+
+    def _trouble(self, view: View, now_us: int) -> str:
+        """Why the current term cannot go on, in words; empty if it can."""
+        for node in view.sequencers:
+            pong = self.heartbeats.pong(node)
+            if pong is not None and pong.term == view.term and pong.is_sealed:
+                return "it is sealed already"
+        for node in dict.fromkeys(view.primaries):
+            pong = self.heartbeats.pong(node)
+            if self.heartbeats.silent_for(node, now_us):
+                return f"its primary {node} does not answer"
+            if pong is None or pong.term > view.term:
+                continue
+            if pong.incarnation != view.incarnations[node]:
+                return f"its primary {node} has another disk"
+            patience = _IDLE_PATIENCE_US if pong.term == view.term else _DEAF_PATIENCE_US
+            if self.heartbeats.idle_for(node, now_us) > patience:
+                return f"its primary {node} has been restarted, or cannot write"
+            if pong.wants_new_term:
+                return f"its primary {node} reaches no majority, or its log nears its last position"
+        return ""
+
+    def _go_on(self, now_us: int) -> Iterable[Effect]:
+        change = self._change
+        assert change is not None, "who is changing terms has a change under way"
+        if now_us - self._began_at > _CHANGE_PATIENCE_US:
+            self._change = None
+            self._move("given up")
+            self._rest_until = now_us + self._pause_us
+            self._pause_us = min(2 * self._pause_us, _MAX_PAUSE_US)
+            return (Trace(logging.WARNING, f"the change from term {change.last.term} does not get on; tries again"),)
+        sight = self._sight(now_us)
+        plan, _ = next_plan(change.last, sight)
+        # who was alive at the seal may not be any more; a view that nobody could lead is worse than a pause
+        change.plan = plan if sight.has_majority(plan.sequencers, plan.incarnations) else None
+        return change.tick(now_us)
+
+    # what an operator sees
 
     def status(self) -> dict[str, Any]:
         """What it sees and does, as JSON values."""
-        return {"node": self.node}
+        view = self.chain.current if self.chain else None
+        change = self._change
+        return {
+            "node": self.node,
+            "is_leader": self._leadership.is_leader,
+            "is_connected": self._leadership.is_connected,
+            "phase": self.phase.value,
+            "step": change.step.value if change is not None else "",
+            "waiting": self._waiting,
+            "term": view.term if view is not None else 0,
+            "sequencers": list(view.sequencers) if view is not None else [],
+            "primaries": list(view.primaries) if view is not None else [],
+            "silent": self.heartbeats.silent(),
+            "changes": [
+                {"term": done.term, "reason": done.reason, "duration_ms": done.duration_us / 1000} for done in self.won
+            ],
+        }

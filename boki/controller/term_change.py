@@ -6,7 +6,10 @@
 3. **Install** the view of t+1, which names where t ended, by compare-and-set.
 
 Every step may be repeated, and two controllers may do all this at once: only one compare-and-set wins. The steps are a
-table; what is missing is asked for again at every tick.
+table; what is missing is asked for again at every tick. If a node that is needed falls silent midway the change begins
+anew, with another majority: nothing is decided before a view is installed.
+
+Entries that everybody may drop (`EntriesDropped`) need no completion: whoever lacks them goes on from there.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ from typing import Any, Final
 
 from boki.controller.plans import Plan
 from boki.effects import Answer, Effect, Send
-from boki.log.ids import LogId, NodeId
+from boki.log.ids import LogId, NodeId, Term
 from boki.log.metalog import MetalogEntry
 from boki.log.quorum import majority
 from boki.log.view import View
-from boki.messages import Complete, Completed, FetchSealed, Seal, Sealed, SealedEntries
+from boki.messages import Complete, Completed, EntriesDropped, FetchSealed, Seal, Sealed, SealedEntries
 
 _REPEAT_US: Final = 200_000
 _PAGE_ENTRIES: Final = 10_000
+_STALL_US: Final = 1_000_000
+"""A completion that does not get on for so long begins anew: somebody in it has died."""
 
 
 class Step(Enum):
@@ -38,6 +43,7 @@ class Step(Enum):
 
 NEXT: Final[dict[tuple[Step, str], Step]] = {
     (Step.SEALING, "majority sealed"): Step.COMPLETING,
+    (Step.COMPLETING, "stalled"): Step.SEALING,
     (Step.COMPLETING, "majority complete"): Step.INSTALLING,
     (Step.INSTALLING, "installed"): Step.DONE,
     (Step.INSTALLING, "lost the race"): Step.DONE,
@@ -45,12 +51,17 @@ NEXT: Final[dict[tuple[Step, str], Step]] = {
 
 
 class TermChange:
-    """One change from the term of `last` to the next. The shell answers `Answer("install", view)` by `installed`."""
+    """One change from the term of `last` to the next. The shell answers `Answer("install", view)` by `installed`.
 
-    def __init__(self, last: View, plan: Plan) -> None:
+    `plan` may be exchanged as long as no view is proposed; None: nodes are awaited that the next view needs.
+    """
+
+    def __init__(self, last: View, plan: Plan | None) -> None:
         self.step = Step.SEALING
-        self._last = last
-        self._plan = plan
+        self.last = last
+        self.plan = plan
+        self.proposed: View | None = None
+        """What was to be installed: from then on nothing else is proposed by this change."""
         self._sealed: dict[NodeId, Sealed] = {}
         self._ends: tuple[int, ...] = ()
         self._holders: dict[LogId, NodeId] = {}
@@ -58,22 +69,30 @@ class TermChange:
         self._base: dict[LogId, int] = {}
         self._completed: dict[LogId, dict[NodeId, int]] = {}
         self._repeat_at = 0
+        self._moved_at = 0
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`."""
         match message:
-            case Sealed(term) if term == self._last.term and self.step is Step.SEALING:
-                if self._counts(sender, message.incarnation):
+            case Sealed(term, incarnation) if term == self.last.term and self.step is Step.SEALING:
+                if self._counts(sender, incarnation):
                     self._sealed[sender] = message
                     return self._try_complete(now_us)
-            case SealedEntries(term, log, first_index, entries) if term == self._last.term:
-                known = self._entries.get(log)
-                if known is not None and first_index == self._base[log] + len(known):
+            case SealedEntries(term, log, first_index, entries) if self._is_wanted(term, log, sender):
+                known = self._entries[log]
+                if entries and first_index == self._base[log] + len(known):
                     known.extend(entries)
+                    self._moved_at = now_us
                     return self._complete(log)
-            case Completed(term, log, incarnation, until) if term == self._last.term:
+            case EntriesDropped(term, log, kept_from) if self._is_wanted(term, log, sender):
+                if kept_from > self._base[log] + len(self._entries[log]):
+                    self._base[log], self._entries[log] = kept_from, []
+                    self._moved_at = now_us
+                    return self._complete(log)
+            case Completed(term, log, incarnation, until) if term == self.last.term:
                 if self._counts(sender, incarnation):
                     self._completed.setdefault(log, {})[sender] = until
+                    self._moved_at = now_us
                     return self._try_install()
         return ()
 
@@ -83,16 +102,19 @@ class TermChange:
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`: whatever has not been answered is sent again."""
+        if self.step is Step.COMPLETING and now_us - self._moved_at > _STALL_US:
+            self._move("stalled")
+            self._sealed, self._completed = {}, {}
         if now_us < self._repeat_at:
             return []
         self._repeat_at = now_us + _REPEAT_US
         match self.step:
             case Step.SEALING:
-                return [Send(node, Seal(self._last.term)) for node in self._last.sequencers if node not in self._sealed]
+                return [Send(node, Seal(self.last.term)) for node in self.last.sequencers if node not in self._sealed]
             case Step.COMPLETING:
-                return [effect for log in range(self._last.log_count) for effect in self._complete(log)]
+                return [effect for log in range(self.last.log_count) for effect in self._complete(log)]
             case Step.INSTALLING:
-                return [Answer("install", self._next_view())]
+                return self._propose()
             case Step.DONE:
                 return []
 
@@ -100,25 +122,29 @@ class TermChange:
         """The compare-and-set of the view was won, or somebody else's came first."""
         self._move("installed" if won else "lost the race")
 
+    def _is_wanted(self, term: Term, log: LogId, sender: NodeId) -> bool:
+        return term == self.last.term and self.step is Step.COMPLETING and self._holders.get(log) == sender
+
     def _counts(self, node: NodeId, incarnation: int) -> bool:
-        return self._last.incarnations.get(node) == incarnation
+        return self.last.incarnations.get(node) == incarnation
 
     def _move(self, event: str) -> None:
         self.step = NEXT[self.step, event]
         self._repeat_at = 0
 
     def _try_complete(self, now_us: int) -> Iterable[Effect]:
-        if len(self._sealed) < majority(len(self._last.sequencers)):
+        if len(self._sealed) < majority(len(self.last.sequencers)):
             return ()
         self._move("majority sealed")
-        for log in range(self._last.log_count):
+        self._moved_at = now_us
+        for log in range(self.last.log_count):
             held = {node: sealed.stored_until[log] for node, sealed in self._sealed.items()}
             # the longest metalog is fetched from its holder, from where the shortest of the majority ends
             self._holders[log] = max(held, key=lambda node: held[node])
             self._base[log] = min(held.values())
             self._entries[log] = []
         self._ends = tuple(
-            max(sealed.stored_until[log] for sealed in self._sealed.values()) for log in range(self._last.log_count)
+            max(sealed.stored_until[log] for sealed in self._sealed.values()) for log in range(self.last.log_count)
         )
         return self.tick(now_us)
 
@@ -127,32 +153,37 @@ class TermChange:
         entries, end = self._entries[log], self._ends[log]
         have_until = self._base[log] + len(entries)
         if have_until < end:
-            return [Send(self._holders[log], FetchSealed(self._last.term, log, have_until))]
+            return [Send(self._holders[log], FetchSealed(self.last.term, log, have_until))]
         done = self._completed.get(log, {})
         effects: list[Effect] = []
         for node in self._sealed:
             if done.get(node, -1) < end:
-                first = max(self._base[log], done.get(node, self._sealed[node].stored_until[log]))
+                have = done.get(node, self._sealed[node].stored_until[log])
+                first = max(self._base[log], have)
+                if have < first:
+                    effects.append(Send(node, EntriesDropped(self.last.term, log, first)))
                 page = tuple(entries[first - self._base[log] :][:_PAGE_ENTRIES])
-                effects.append(Send(node, Complete(self._last.term, log, first, page)))
+                effects.append(Send(node, Complete(self.last.term, log, first, page)))
         return effects
 
     def _try_install(self) -> Iterable[Effect]:
         if self.step is not Step.COMPLETING:
             return ()
-        for log in range(self._last.log_count):
+        for log in range(self.last.log_count):
             done = [until for until in self._completed.get(log, {}).values() if until >= self._ends[log]]
-            if len(done) < majority(len(self._last.sequencers)):
-                return [effect for number in range(self._last.log_count) for effect in self._unfinished(number)]
+            if len(done) < majority(len(self.last.sequencers)):
+                return [effect for number in range(self.last.log_count) for effect in self._unfinished(number)]
         self._move("majority complete")
-        return [Answer("install", self._next_view())]
+        return self._propose()
+
+    def _propose(self) -> list[Effect]:
+        if self.proposed is None and self.plan is not None:
+            times = [sealed.last_time_us for sealed in self._sealed.values()]
+            self.proposed = self.plan.next_view(self.last, self._ends, max(self.last.start_time_us, *times))
+        return [] if self.proposed is None else [Answer("install", self.proposed)]
 
     def _unfinished(self, log: LogId) -> Iterable[Effect]:
         """Further pages for nodes that have confirmed some of a long completion."""
         if any(0 <= until < self._ends[log] for until in self._completed.get(log, {}).values()):
             return self._complete(log)
         return ()
-
-    def _next_view(self) -> View:
-        last_time_us = max(sealed.last_time_us for sealed in self._sealed.values())
-        return self._plan.next_view(self._last, self._ends, max(last_time_us, self._last.start_time_us))

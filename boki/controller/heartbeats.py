@@ -1,0 +1,109 @@
+"""Who answers: every node is pinged, and its core answers itself, so that a process that hangs is silent too.
+
+A node is **silent** if it has left pings unanswered for the failure timeout. Only pings count that this controller was
+awake to send: one that was stopped itself blames nobody for the time in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from boki.effects import Effect, Send
+from boki.log.ids import NodeId, Term
+from boki.log.view import View
+from boki.messages import Ping, Pong
+
+_ASLEEP_US: Final = 200_000
+"""Ticks come every 50 ms; if one took so long, this process did not run."""
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What one node has last said of itself."""
+
+    unanswered_since: int
+    """When the oldest ping left that no answer has followed; 0 if the last one was answered."""
+    pong: Pong | None = None
+    idle_as: tuple[Term, Term] = (0, 0)
+    """The current term and the one that the node knew when it was last seen not to lead what it should."""
+    idle_since: int = 0
+    silent_since: int = 0
+
+
+class Heartbeats:
+    """Pings `nodes` every `interval_us`; `timeout_us` of silence and a node is taken for dead."""
+
+    def __init__(self, interval_us: int, timeout_us: int) -> None:
+        self._interval_us = interval_us
+        self._timeout_us = timeout_us
+        self._pulses: dict[NodeId, Pulse] = {}
+        self._number = 0
+        self._ping_at = 0
+        self._ticked_at = 0
+
+    def tick(self, nodes: Iterable[NodeId], now_us: int) -> list[Effect]:
+        """Time has passed: pings that are due."""
+        if self._ticked_at and now_us - self._ticked_at > _ASLEEP_US:
+            for pulse in self._pulses.values():
+                pulse.unanswered_since = now_us if pulse.unanswered_since else 0
+                pulse.idle_since = 0
+        self._ticked_at = now_us
+        if now_us < self._ping_at:
+            return []
+        self._ping_at = now_us + self._interval_us
+        self._number += 1
+        wanted = dict.fromkeys(nodes)
+        self._pulses = {node: self._pulses.get(node) or Pulse(now_us) for node in wanted}
+        for pulse in self._pulses.values():
+            pulse.unanswered_since = pulse.unanswered_since or now_us
+            is_silent = now_us - pulse.unanswered_since >= self._timeout_us
+            pulse.silent_since = (pulse.silent_since or now_us) if is_silent else 0
+        return [Send(node, Ping(self._number)) for node in wanted]
+
+    def hear(self, node: NodeId, pong: Pong) -> None:
+        """A node lives."""
+        pulse = self._pulses.get(node)
+        if pulse is None or (pulse.pong is not None and pong.incarnation < pulse.pong.incarnation):
+            return  # a former life of it
+        pulse.unanswered_since = pulse.silent_since = 0
+        pulse.pong = pong
+
+    def watch(self, view: View, now_us: int) -> None:
+        """Notice which primaries of the view answer without leading all that it gives them."""
+        for node in dict.fromkeys(view.primaries):
+            pulse, pong = self._pulses.get(node), self.pong(node)
+            if pulse is None or pong is None:
+                continue
+            if pong.term > view.term or self.leads(node, view):
+                pulse.idle_since = 0
+            elif not pulse.idle_since or pulse.idle_as != (view.term, pong.term):
+                pulse.idle_as, pulse.idle_since = (view.term, pong.term), now_us
+
+    def leads(self, node: NodeId, view: View) -> bool:
+        """Whether the node answers that it leads all logs that the view gives it."""
+        pong = self.pong(node)
+        mine = {log for log, primary in enumerate(view.primaries) if primary == node}
+        return pong is not None and pong.term == view.term and mine <= set(pong.leads)
+
+    def idle_for(self, node: NodeId, now_us: int) -> int:
+        """For how long, in microseconds, `watch` has seen it answer and not lead. Counted anew when
+        it learns of a view.
+        """
+        pulse = self._pulses.get(node)
+        return 0 if pulse is None or not pulse.idle_since else now_us - pulse.idle_since
+
+    def pong(self, node: NodeId) -> Pong | None:
+        """Its last answer; None if it is silent or has never answered."""
+        pulse = self._pulses.get(node)
+        return None if pulse is None or pulse.silent_since else pulse.pong
+
+    def silent_for(self, node: NodeId, now_us: int) -> int:
+        """For how long, in microseconds, the node has been silent; 0 if it is not."""
+        pulse = self._pulses.get(node)
+        return 0 if pulse is None or not pulse.silent_since else now_us - pulse.silent_since
+
+    def silent(self) -> list[NodeId]:
+        """The nodes that are silent, by name."""
+        return sorted(node for node, pulse in self._pulses.items() if pulse.silent_since)
