@@ -10,15 +10,18 @@ import msgspec
 
 from boki.calls import Call
 from boki.cluster_config import EngineNodeConfig
+from boki.controller.zookeeper import News
 from boki.effects import Core
 from boki.engine.core import CLOSED, FENCED, READY, SAVED, EngineConfig, EngineCore
 from boki.engine.engine_service import EngineService
+from boki.engine.ledger import Owner
 from boki.engine.log_service import LogService
 from boki.engine.logged_calls import LoggedCalls
 from boki.engine.pools import FunctionHost
 from boki.engine.server import EnginePort, answer_waiter
 from boki.errors import NoSuchFunction
 from boki.log.membership import Member, Role
+from boki.messages import InstallMembership
 from boki.node.life import Ending, NodeLife
 from boki.remote import FOR_ENGINE_SHELL
 from boki.runtime.frames import ConsoleLine
@@ -26,6 +29,7 @@ from boki.runtime.frames import ConsoleLine
 _log = logging.getLogger("boki.node")
 _console = logging.getLogger("boki.functions")
 _LAST_STEP_S: Final = 3.0
+_FENCE_TIMEOUT_S: Final = 10.0
 
 
 class EngineLife(NodeLife[EngineNodeConfig]):
@@ -67,7 +71,12 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             show_tracebacks=False,
         )
         self.calls = LoggedCalls(
-            self.service, self.functions.call, keep_s=self.config.keep_calls_s, limits=self.config.limits
+            self.service,
+            self.functions.call,
+            me=Owner(self.node, self.incarnation),
+            fence=self._fence,
+            keep_s=self.config.keep_calls_s,
+            limits=self.config.limits,
         )
         self.remote = EngineService(
             self.diversion,
@@ -83,6 +92,12 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             self.parts.push_async_callback(stop)
         self.remote.start()
         await super().prepare()
+
+    def on_news(self, news: News) -> None:
+        """See `NodeLife`."""
+        super().on_news(news)
+        if isinstance(news, InstallMembership):
+            self.calls.on_membership(news.membership)
 
     async def serve(self) -> None:
         """Wait until the index has caught up, then take calls."""
@@ -109,6 +124,10 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             self.end(Ending.FENCED)
         else:
             answer_waiter(token, value)
+
+    async def _fence(self, incarnation: int) -> None:
+        """Shut a lost engine incarnation out of the log, and see all that it had appended."""
+        await self.port.fence(incarnation, _FENCE_TIMEOUT_S)
 
     async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
         if call.function not in self.functions.functions:  # else only the log would ever learn of it

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from boki.cluster_config import GatewayNodeConfig
 from boki.controller.zookeeper import News
 from boki.gateway.cluster import ClusterBackend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.server import Gateway
+from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.messages import InstallMembership
+from boki.messages import InstallMembership, Ping, Pong
 from boki.node.life import NodeLife
+from boki.remote import AskStatus
 
 
 class GatewayLife(NodeLife[GatewayNodeConfig]):
     """A gateway. `url` is where it listens once it is at work."""
 
     role = Role.GATEWAY
+    DIVERTED: ClassVar[tuple[type, ...]] = (AskStatus, Ping)
     gateway: Gateway | None = None
 
     async def prepare(self) -> None:
         """See `NodeLife`."""
-        self.backend = ClusterBackend(self.links, self.node, self._loop)
+        self.backend = ClusterBackend(self.diversion, self.node, self._loop)
         self.backend.start()
         self.parts.callback(self.backend.stop)
         await super().prepare()
@@ -32,6 +35,13 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
         super().on_news(news)
         if isinstance(news, InstallMembership):
             self.backend.on_membership(news.membership)
+
+    def divert(self, sender: NodeId, message: Any) -> None:
+        """See `NodeLife`; there is no core to answer heartbeats."""
+        if isinstance(message, Ping):
+            self.links.send(self.node, sender, Pong(message.number, 0, self.incarnation))
+        else:
+            super().divert(sender, message)
 
     async def serve(self) -> None:
         """Listen for clients."""

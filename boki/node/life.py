@@ -27,7 +27,7 @@ from boki.cluster_config import NodeConfig
 from boki.controller.zookeeper import News, ZooKeeperCoordinator
 from boki.controller.zookeeper_session import SessionEnded, SessionState
 from boki.effects import Core, Put
-from boki.errors import ConfigError, StoreFailed
+from boki.errors import StoreFailed
 from boki.follower import COORDINATOR
 from boki.host.disk import Disk
 from boki.host.host import Host
@@ -264,8 +264,8 @@ class NodeLife(Generic[ConfigType]):
                 reserve_bytes=reserve_bytes,
                 synced=synced,
             )
-        except OSError as error:
-            raise ConfigError(f"{self._home.disk}: {error.strerror}") from None
+        except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
+            raise StoreFailed(f"{self._home.disk} cannot be opened: {error}") from None
         return self.disk
 
     async def close(self) -> None:

@@ -1,0 +1,83 @@
+"""A cluster of role shells over a real ZooKeeper and real sockets: it appends, and goes on when parts of it die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from boki.client import Client
+from tests.node.cluster import DEFAULT, Cluster, cluster
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+async def opened(nodes: Cluster) -> Client:
+    """A client of the gateway, once that would carry calls out."""
+    await nodes.until(lambda: "gateway-1" in nodes.lives and bool(getattr(nodes.lives["gateway-1"], "url", "")))
+    gateway = nodes.lives["gateway-1"]
+    await nodes.until(lambda: gateway.backend.ready)  # type: ignore[attr-defined]
+    return Client(gateway.url)  # type: ignore[attr-defined]
+
+
+def test_a_cluster_starts_in_any_order_appends_and_reads(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """All roles at once, none knows the others before; afterwards all of it again, over the same data."""
+
+    async def body() -> None:
+        seqnums = []
+        for start in range(2):
+            async with cluster(tmp_path, zookeeper, chroot, *DEFAULT) as nodes:
+                async with await opened(nodes) as client:
+                    book = client.logbook("book")
+                    seqnums += [await book.append(b"%d" % number, tags=["t"]) for number in range(3)]
+                    records = [record.seqnum for record in (await book.read("t")).records]
+                    assert records == seqnums
+                    assert seqnums == sorted(set(seqnums))
+                assert nodes.core("engine-1").follower.term >= start + 1
+                for name in ("gateway-1", "engine-1", "controller-1"):
+                    assert await nodes.stop(name) == 0
+
+    run(body())
+
+
+def test_appends_go_on_when_the_primary_dies(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """A new term begins by itself, and everything that was acknowledged is there, once."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, *DEFAULT) as nodes, await opened(nodes) as client:
+            book = client.logbook("book")
+            seqnums = [await book.append(b"before", tags=["t"])]
+            primary, term = nodes.primary, nodes.core("engine-1").follower.term
+            await nodes.kill(primary)
+            seqnums += [await book.append(b"%d" % number, tags=["t"], timeout_s=20) for number in range(3)]
+            assert nodes.primary != primary
+            assert nodes.core("engine-1").follower.term > term
+            assert [record.seqnum for record in (await book.read("t")).records] == seqnums
+
+    run(body())
+
+
+def test_every_node_says_how_it_is(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """The gateway gathers one status of each node: role, incarnation, term, positions, lag, disk and links."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, *DEFAULT) as nodes, await opened(nodes) as client:
+            await client.logbook("book").append(b"x")
+            status = await nodes.lives["gateway-1"].backend.status()  # type: ignore[attr-defined]
+            assert set(status["nodes"]) == set(DEFAULT) - {"gateway-1"}
+            for name, told in status["nodes"].items():
+                assert (told["node"], told["registered"], told["zookeeper"]) == (name, True, "connected")
+                assert told["incarnation"] == nodes.lives[name].incarnation
+                assert {"control", "appends", "reads"} <= told["links"].keys()
+            assert status["nodes"]["storage-1"]["disk"]["has_room"]
+            assert status["nodes"]["controller-1"]["leader"]
+            engine = status["nodes"]["engine-1"]
+            assert engine["ready"]
+            assert engine["term"] >= 1
+            assert engine["logs"]["0"]["lag"] == 0
+            assert [row["leads"] for name, row in status["nodes"].items() if row.get("leads")] == [[0]]
+
+    run(body())
