@@ -1,0 +1,193 @@
+"""One run of chaos: load, faults, then quiet, a read-out, and the checkers over the whole history."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from boki.chaos.faults import FAULTS, Fault, Schedule, inflict
+from boki.chaos.load import Orders
+from boki.chaos.patient import FUNCTIONS, Patient
+from boki.cluster.config import UpConfig
+from boki.errors import Unavailable
+from boki.histories.checkers import find_violations
+from boki.histories.history import History
+
+_HEAL_S: Final = 15.0
+_WORD_S: Final = 240.0
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run has seen. `is_clean` is what its exit status says."""
+
+    seed: int
+    acknowledged: int = 0
+    accepted_calls: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    missing: list[str] = field(default_factory=list)
+    """Classes of faults that were wanted and never happened."""
+    reconfigurations: int = 0
+    terms: int = 0
+    longest_stall_s: float = 0.0
+    duration_s: float = 0.0
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        """No promise was broken, and everything that was to happen has."""
+        return not self.violations and not self.missing and self.acknowledged > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "seed": self.seed,
+            "acknowledged": self.acknowledged,
+            "accepted_calls": self.accepted_calls,
+            "faults": dict(sorted(self.faults.items())),
+            "faults_missing": self.missing,
+            "reconfigurations": self.reconfigurations,
+            "terms": self.terms,
+            "longest_stall_s": self.longest_stall_s,
+            "duration_s": round(self.duration_s, 1),
+            "violations": self.violations,
+        }
+
+
+class Chaos:
+    """A run. `tell` is given lines for people."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        duration_s: float,
+        faults: Sequence[Fault] = FAULTS,
+        sessions: int = 10,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._duration_s = duration_s
+        self._faults = tuple(faults)
+        self._sessions = sessions
+        self._tell = tell
+        self.report = Report(seed)
+        config = UpConfig(data=folder, functions=FUNCTIONS, port=0, storage=4, logs=1, drain_s=2.0)
+        self._patient = Patient(folder, config, tell)
+        self._told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def run(self) -> Report:
+        """Do it all. The cluster's files stay in the folder."""
+        began = time.monotonic()
+        try:
+            await self._patient.start()
+            self._tell(f"the cluster serves after {time.monotonic() - began:.1f} s")
+            await self._under_load()
+        finally:
+            await self._patient.stop()
+        self.report.duration_s = time.monotonic() - began
+        wanted = {fault.name for fault in self._faults}
+        self.report.missing = sorted(wanted - self.report.faults.keys())
+        return self.report
+
+    async def _under_load(self) -> None:
+        history = self._folder / "history.jsonl"
+        orders = Orders(
+            url=self._patient.url,
+            token="",
+            seed=self.report.seed,
+            sessions=self._sessions,
+            books=4,
+            file=str(history),
+        )
+        load = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "boki.chaos.load", msgspec.json.encode(orders).decode()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        listening = asyncio.create_task(self._listen(load))
+        try:
+            await self._word_of("progress")
+            await self._inflict()
+            await self._settle()
+            await self._order(load, "stop")
+            stopped = await self._word_of("stopped")
+            self.report.acknowledged = stopped["acknowledged"]
+            self.report.longest_stall_s = stopped["longest_stall_s"]
+            await self._order(load, "read")
+            done = await self._word_of("done")
+        finally:
+            listening.cancel()
+            if load.returncode is None:
+                load.kill()
+            await load.wait()
+        self.report.accepted_calls = done["accepted_calls"]
+        self.report.violations += [done["problem"]] if done["problem"] else []
+        self.report.violations += done["witnessed"] + done["unfinished"]
+        status = await self._patient.status()
+        self.report.terms = max((told.get("term", 0) for told in status.get("nodes", {}).values() if told), default=0)
+        self.report.reconfigurations = self._patient.reconfigurations
+        found = await asyncio.to_thread(_judge, history)
+        self.report.violations += found
+
+    async def _inflict(self) -> None:
+        """Faults until the time is up, and until every class has come."""
+        schedule = Schedule(self.report.seed, self._faults)
+        until = time.monotonic() + self._duration_s
+        while time.monotonic() < until or len(self.report.faults) < len(self._faults):
+            fault, hold_s, rest_s = schedule.next()
+            await inflict(fault, self._patient, schedule.random, hold_s, lambda text: self._tell(f"fault: {text}"))
+            self.report.faults[fault.name] += 1
+            await asyncio.sleep(rest_s)
+
+    async def _settle(self) -> None:
+        """Every fault is over: appends must go on within a bounded time."""
+        self._tell("faults are over")
+        before = (await self._word_of("progress"))["acknowledged"]
+        try:
+            async with asyncio.timeout(_HEAL_S):
+                while (await self._word_of("progress"))["acknowledged"] <= before:
+                    pass
+        except TimeoutError:
+            self.report.violations.append(f"no append was acknowledged within {_HEAL_S:g} s of the last fault")
+
+    # the load's process
+
+    async def _listen(self, load: asyncio.subprocess.Process) -> None:
+        assert load.stdout is not None
+        async for line in load.stdout:
+            self._told.put_nowait(json.loads(line))
+        self._told.put_nowait({"event": "ended"})
+
+    async def _word_of(self, event: str) -> dict[str, Any]:
+        """The next event of that name."""
+        while not self._told.empty() and event == "progress":
+            word = self._told.get_nowait()  # only the newest progress is of interest
+            if word["event"] == "ended":
+                raise Unavailable("the load has ended by itself: see what it printed")
+        async with asyncio.timeout(_WORD_S):
+            while (word := await self._told.get())["event"] != event:
+                if word["event"] == "ended":
+                    raise Unavailable("the load has ended by itself: see what it printed")
+        return word
+
+    @staticmethod
+    async def _order(load: asyncio.subprocess.Process, word: str) -> None:
+        assert load.stdin is not None
+        load.stdin.write(f"{word}\n".encode())
+        await load.stdin.drain()
+
+
+def _judge(file: Path) -> list[str]:
+    with file.open("rb") as lines:
+        return [str(violation) for violation in find_violations(History.from_lines(lines))]

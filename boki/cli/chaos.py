@@ -1,0 +1,75 @@
+"""`boki chaos`: hurt a real cluster on this machine for a while, and look whether it kept its promises."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from boki.cli.connection import AsJson
+from boki.cli.terminal import errors, print_json, print_table, progress, results
+from boki.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from boki.chaos.run import Report
+
+
+def command(
+    minutes: Annotated[float, typer.Option(min=0.0, help="How long faults go on; each class comes at least once.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the faults and the load.")] = 1,
+    sessions: Annotated[int, typer.Option(min=1, max=1000, help="Clients at work.")] = 10,
+    faults: Annotated[
+        list[str] | None, typer.Option("--fault", metavar="CLASS", help="Only this class of faults; may be repeated.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the cluster's files, logs and the history in this folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a cluster under load while its processes, links, disks and ZooKeeper fail, and check every promise.
+
+    Ends with 0 only if no promise was broken and every class of faults has happened.
+    """
+    import uvloop
+
+    from boki.chaos.faults import FAULTS
+    from boki.chaos.run import Chaos
+
+    known = {fault.name: fault for fault in FAULTS}
+    if unknown := [name for name in faults or () if name not in known]:
+        raise InvalidArgument(f"there is no class of faults {', '.join(unknown)}: there are {', '.join(known)}")
+    chosen = [known[name] for name in faults or known]
+    with tempfile.TemporaryDirectory(prefix="boki-chaos-") as scratch, progress(counted=False) as bar:
+        task = bar.add_task("starting a cluster", total=None)
+
+        def tell(text: str) -> None:
+            bar.update(task, description=text[:100])
+            bar.console.print(text, style="dim", highlight=False, markup=False)
+
+        folder = keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = Chaos(folder, seed=seed, duration_s=minutes * 60, faults=chosen, sessions=sessions, tell=tell)
+        report = uvloop.run(run.run())
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _show(report)
+    if not report.is_clean:
+        raise typer.Exit(1)
+
+
+def _show(report: Report) -> None:
+    rows = [(name, str(count)) for name, count in sorted(report.faults.items())]
+    print_table(["fault", "times>"], rows, title=f"seed {report.seed}")
+    out = results()
+    out.print(f"{report.acknowledged:,} acknowledged appends, {report.accepted_calls:,} accepted calls")
+    out.print(f"{report.reconfigurations} changes of the plan, {report.terms} terms")
+    out.print(f"longest stall {report.longest_stall_s:.2f} s, {report.duration_s:.0f} s in all")
+    for name in report.missing:
+        errors().print(f"[red]{name} never happened: this run shows nothing about it[/]")
+    for text in report.violations:
+        errors().print(text, style="red", markup=False, highlight=False)
+    if report.is_clean:
+        out.print("[green]every promise was kept[/]")
