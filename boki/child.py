@@ -141,7 +141,7 @@ def command_name(config: DevConfig | UpConfig) -> str:
     return "up" if isinstance(config, UpConfig) else "dev"
 
 
-def arguments(config: DevConfig | UpConfig) -> list[str]:
+def arguments(config: DevConfig | UpConfig, *, with_token: bool = True) -> list[str]:
     """The command line after `boki` that starts a child with this configuration."""
     words = [command_name(config), "--config", os.devnull]
     for setting in settings(type(config)):
@@ -152,7 +152,7 @@ def arguments(config: DevConfig | UpConfig) -> list[str]:
         value = "json" if name == "log_format" else getattr(owner, name)
         if isinstance(value, bool):
             words.append(flag(setting.name) if value else flag(setting.name).replace("--", "--no-", 1))
-        elif value != "":
+        elif value != "" and (with_token or name != "token"):
             words += [flag(setting.name), str(value.resolve() if isinstance(value, Path) else value)]
     return words
 

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from boki.cli import bench, demo, dev, invoke, log, new, status
+from boki.cli import bench, demo, dev, invoke, keygen, log, new, reconfigure, start, status, up
 from boki.cli.terminal import errors
 from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
 
@@ -40,7 +40,9 @@ def explain(error: BokiError) -> None:
     if isinstance(error, Unauthorized):
         console.print("Give the server's token with --token or in BOKI_TOKEN.")
     elif isinstance(error, Unavailable) and not error.details:
-        console.print("`boki status` shows what is up; `boki dev` starts a system on this machine.", highlight=False)
+        console.print(
+            "`boki status` shows what is up; `boki dev` or `boki up` starts a system on this machine.", highlight=False
+        )
     if traceback := error.details.get("traceback"):
         console.print(_escape(str(traceback).rstrip()), style="dim", highlight=False)
 
@@ -81,4 +83,11 @@ app.command("new")(new.command)
 app.command("invoke")(invoke.command)
 app.add_typer(log.app, name="log")
 app.command("status")(status.command)
+app.command("up")(up.command)
+app.command("down")(up.down)
+app.add_typer(start.app, name="start")
+app.command("keygen")(keygen.command)
+app.command("reconfigure")(reconfigure.command)
+app.command("drain")(reconfigure.drain)
+app.command("undrain")(reconfigure.undrain)
 app.command("bench")(bench.command)

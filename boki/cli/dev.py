@@ -62,7 +62,7 @@ async def serve(config: DevConfig) -> None:
             f"cannot start at {config.host}:{config.port} with {config.data}: {error.strerror or error}",
             errno=error.errno,
         ) from error
-    _spare_the_collector()
+    spare_the_collector()
     screen.started(dev.url, config, dev.functions.modules)
     await stop.wait()
     await dev.stop(config.drain_s)
@@ -86,7 +86,7 @@ def check_address(host: str, port: int) -> None:
         raise Unavailable(f"cannot listen at {host}:{port}: {why}; {remedy}", errno=number) from None
 
 
-def _spare_the_collector() -> None:
+def spare_the_collector() -> None:
     """Rows and batches live long and hold no cycles: a full collection of millions of them would only hold up calls."""
     gc.collect()
     gc.freeze()

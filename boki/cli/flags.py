@@ -38,7 +38,7 @@ def command_of(
         annotation = bool | None if is_switch else str | None
         parameters.append(
             inspect.Parameter(
-                _parameter_name(setting), inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation
+                parameter_name(setting), inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation
             )
         )
     command: Any = lambda **flags: run(**flags)  # noqa: E731 - `run` itself keeps its own signature
@@ -55,7 +55,7 @@ def load_flags(
 
     The file may be shared with the command that `shares_with` configures.
     """
-    names = {_parameter_name(setting): setting.name for setting in settings(kind)}
+    names = {parameter_name(setting): setting.name for setting in settings(kind)}
     return load(
         kind,
         flags={names[name]: value for name, value in flags.items()},
@@ -65,7 +65,8 @@ def load_flags(
     )
 
 
-def _parameter_name(setting: Setting) -> str:
+def parameter_name(setting: Setting) -> str:
+    """What the setting is called where a dot cannot stand."""
     return setting.name.replace(".", "_")
 
 

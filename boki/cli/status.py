@@ -5,18 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from boki.cli import cluster_status
 from boki.cli.connection import AsJson, Token, Url, connect
+from boki.cli.coordination import Data, supervisor_of
+from boki.cli.health import sentences
 from boki.cli.terminal import bytes_text, errors, print_json, print_table, results
 
 
-def command(as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """Show what is up, how far the logs are, and which functions there are."""
+def command(as_json: AsJson = False, data: Data = None, url: Url = "", token: Token = "") -> None:
+    """Show what is up, how far the logs are, and which functions there are.
+
+    Of a cluster that `boki up` runs here, also what its supervisor knows; --data names its directory.
+    """
+    supervisor = supervisor_of(data)
+    if supervisor is not None and not url and data is not None:
+        url = supervisor.url
     with connect(url, token) as client:
         status = client.status()
+        is_here = supervisor is not None and supervisor.url == client.url
+    supervisor = supervisor if is_here else None
+    if not cluster_status.is_cluster(status):
+        print_json(status) if as_json else show(status)
+        return
     if as_json:
-        print_json(status)
+        known = {} if supervisor is None else {"supervisor": msgspec.to_builtins(supervisor)}
+        print_json({**status, "troubles": sentences(status), **known})
     else:
-        show(status)
+        cluster_status.show(status, supervisor)
 
 
 def show(status: Mapping[str, Any]) -> None:

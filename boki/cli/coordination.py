@@ -1,0 +1,116 @@
+"""The coordinator of the cluster that an operator means: what is changed there, controllers make so.
+
+`--zookeeper` and `--chroot` win over BOKI_ZOOKEEPER and BOKI_CHROOT, those over `boki.toml`, that over the cluster that
+`boki up` runs in this folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+from msgspec import Meta
+
+from boki.config import Config, load
+from boki.errors import Unavailable
+from boki.log.membership import ClusterPlan
+
+if TYPE_CHECKING:
+    from boki.cluster.state import SupervisorState
+    from boki.controller.zookeeper import ZooKeeperCoordinator
+
+_T = TypeVar("_T")
+_ATTEMPTS: Final = 20
+
+ZooKeeper = Annotated[
+    str, typer.Option("--zookeeper", metavar="HOSTS", help="host:port,... of the cluster's ZooKeeper.")
+]
+Chroot = Annotated[str, typer.Option("--chroot", metavar="PATH", help="Where in it the cluster is.")]
+Data = Annotated[Path | None, typer.Option("--data", metavar="PATH", help="Data directory of a `boki up`.")]
+
+
+class Place(Config, frozen=True, kw_only=True):
+    """Where a cluster keeps what its nodes agree on."""
+
+    zookeeper: Annotated[str, Meta(description="host:port,... of the ZooKeeper.")] = ""
+    chroot: Annotated[str, Meta(description="Path in it.")] = "/boki"
+    data: Annotated[Path, Meta(description="Data directory of a `boki up`.")] = Path(".boki")
+
+
+def supervisor_of(data: Path | None) -> SupervisorState | None:
+    """The supervisor that runs in that data directory, or in the one of this folder's configuration; None: none."""
+    from boki.cluster.state import read_state
+
+    state = read_state(_configured("", "", data).data / "cluster")
+    return state if state is not None and state.is_running else None
+
+
+def _configured(zookeeper: str, chroot: str, data: Path | None) -> Place:
+    flags: dict[str, Any] = {"zookeeper": zookeeper or None, "chroot": chroot or None, "data": data and str(data)}
+    return load(Place, flags=flags, environment=os.environ, allow_others=True)
+
+
+def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
+    """Where the cluster that is meant keeps its agreements. `Unavailable` if nothing says so."""
+    from boki.cluster.state import read_state
+
+    place = _configured(zookeeper, chroot, data)
+    if place.zookeeper:
+        return place
+    folder = place.data / "cluster"
+    state = read_state(folder)
+    if state is None:
+        raise Unavailable(
+            f"there is no cluster of `boki up` in {folder}: name its ZooKeeper with --zookeeper HOST:PORT, or its data "
+            "directory with --data",
+            retryable=False,
+        )
+    if not state.is_running:
+        raise Unavailable(f"the cluster in {folder} does not run: start it with `boki up`", retryable=False)
+    return Place(zookeeper=state.zookeeper, chroot=state.chroot)
+
+
+def with_coordinator(place: Place, act: Callable[[ZooKeeperCoordinator], Coroutine[Any, Any, _T]]) -> _T:
+    """What `act` returns, called with the coordinator there."""
+
+    async def run() -> _T:
+        async with connected(place) as coordinator:
+            return await act(coordinator)
+
+    return asyncio.run(run())
+
+
+@asynccontextmanager
+async def connected(place: Place) -> AsyncIterator[ZooKeeperCoordinator]:
+    """A session with the coordinator, for as long as the block lasts."""
+    from boki.controller.zookeeper import ZooKeeperCoordinator
+
+    coordinator = await ZooKeeperCoordinator.connect(place.zookeeper, place.chroot)
+    try:
+        yield coordinator
+    finally:
+        await coordinator.close()
+
+
+async def change_plan(
+    coordinator: ZooKeeperCoordinator, change: Callable[[ClusterPlan], ClusterPlan]
+) -> tuple[ClusterPlan, bool]:
+    """Replace what the operator wants by what `change` makes of it: the plan, and whether it is another one now.
+
+    `change` refuses by raising, and may be called again when somebody else has changed the plan meanwhile.
+    """
+    for _ in range(_ATTEMPTS):
+        plan = await coordinator.plan()
+        if plan is None:
+            raise Unavailable("no cluster has been started there yet: its first controller writes down what it is")
+        changed = change(plan)
+        if changed == plan:
+            return plan, False
+        if await coordinator.change_plan(changed):
+            return changed, True
+    raise Unavailable("others keep changing the cluster's plan: try again")

@@ -1,0 +1,205 @@
+"""`boki reconfigure`, `boki drain` and `boki undrain`: an operator says what shall be, controllers make it so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from boki.cli.connection import Token, Url, connect
+from boki.cli.coordination import Chroot, Data, ZooKeeper, change_plan, place_of, with_coordinator
+from boki.cli.health import drain_left
+from boki.cli.terminal import progress, results
+from boki.errors import DeadlineExceeded, InvalidArgument
+from boki.log.ids import NodeId
+from boki.log.membership import ClusterPlan, Membership, Role
+
+if TYPE_CHECKING:
+    from boki.controller.zookeeper import ZooKeeperCoordinator
+    from boki.log.view import View
+
+_POLL_S: Final = 0.1
+_DRAIN_POLL_S: Final = 0.5
+_MAX_LOGS: Final = 255
+
+Wait = Annotated[bool, typer.Option("--wait", help="Return only when it is so.")]
+Timeout = Annotated[float, typer.Option("--timeout-s", min=0.1, help="How long to wait at most.")]
+
+
+def command(
+    logs: Annotated[int | None, typer.Option(min=1, max=_MAX_LOGS, help="Physical logs that books share.")] = None,
+    sequencers: Annotated[
+        str, typer.Option(metavar="N|NAMES", help="How many sequencers, an odd number; or which: a,b,c.")
+    ] = "",
+    wait: Wait = False,
+    timeout_s: Timeout = 60.0,
+    zookeeper: ZooKeeper = "",
+    chroot: Chroot = "",
+    data: Data = None,
+) -> None:
+    """Change the number of logs, or the sequencers: a controller ends the term and begins one with them.
+
+    Appends in flight are ordered, or appended anew in the next term. Records stay where they are.
+    """
+    if logs is None and not sequencers:
+        raise InvalidArgument("nothing to change: say --logs N, --sequencers N, or --sequencers NAME,NAME,NAME")
+
+    async def act(coordinator: ZooKeeperCoordinator) -> None:
+        membership = await members(coordinator)
+        wanted, is_new = await change_plan(coordinator, lambda plan: _changed(plan, logs, sequencers, membership))
+        if not is_new:
+            results().print(f"The cluster is to have {_text(wanted)} already.")
+        if not wait:
+            results().print(f"It is to have {_text(wanted)}. `boki status` shows the term in which it is so.")
+            return
+        view = await _until_installed(coordinator, wanted, timeout_s)
+        results().print(f"Term {view.term} has {_text(wanted)}: {', '.join(view.sequencers)}.")
+
+    with_coordinator(place_of(zookeeper, chroot, data), act)
+
+
+def _changed(plan: ClusterPlan, logs: int | None, sequencers: str, membership: Membership) -> ClusterPlan:
+    changes: dict[str, Any] = {} if logs is None else {"logs": logs}
+    if sequencers:
+        changes |= _chosen(sequencers, [member.node for member in membership.of(Role.SEQUENCER)])
+    return msgspec.structs.replace(plan, **changes)
+
+
+def _chosen(text: str, registered: list[NodeId]) -> dict[str, Any]:
+    """The fields of a plan that say so. `InvalidArgument` if no term could have these sequencers."""
+    if text.isdecimal():
+        names: tuple[NodeId, ...] = ()
+        count = int(text)
+    else:
+        names = tuple(NodeId(name.strip()) for name in text.split(",") if name.strip())
+        count = len(names)
+    here = ", ".join(registered) or "none"
+    if unknown := [name for name in names if name not in registered]:
+        raise InvalidArgument(f"no sequencer named {', '.join(unknown)} is running; there are: {here}")
+    if len(set(names)) != len(names):
+        raise InvalidArgument("a sequencer is named twice: a majority must be of different ones")
+    if count % 2 == 0:
+        raise InvalidArgument(f"{count} sequencers: an even number tolerates no more losses than one less")
+    if count > len(registered):
+        raise InvalidArgument(f"{count} sequencers are wanted, and {len(registered)} are running ({here}): start more")
+    return {"sequencers": count, "sequencer_names": names}
+
+
+async def _until_installed(coordinator: ZooKeeperCoordinator, plan: ClusterPlan, timeout_s: float) -> View:
+    deadline = time.monotonic() + timeout_s
+    with progress(counted=False) as bar:
+        task = bar.add_task("waiting for a controller", total=None)
+        while True:
+            view = (await coordinator.views())[-1]
+            bar.update(task, description=f"term {view.term}: {view.log_count} logs, {len(view.sequencers)} sequencers")
+            if is_so(view, plan):
+                return view
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"term {view.term} does not have {_text(plan)} after {timeout_s:g} s. It stays wanted: "
+                    "`boki status` says what is missing",
+                    outcome="unknown",
+                )
+            await asyncio.sleep(_POLL_S)
+
+
+def is_so(view: View, plan: ClusterPlan) -> bool:
+    """Whether that term is what the plan wants."""
+    has_named = not plan.sequencer_names or set(view.sequencers) == set(plan.sequencer_names)
+    return view.log_count == plan.logs and len(view.sequencers) == plan.sequencers and has_named
+
+
+def drain(
+    node: Annotated[str, typer.Argument(help="The storage node.", show_default=False)],
+    wait: Wait = False,
+    timeout_s: Timeout = 3600.0,
+    zookeeper: ZooKeeper = "",
+    chroot: Chroot = "",
+    data: Data = None,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Empty a storage node, so that it can be taken away: new records go to others, and those that it holds follow.
+
+    Appends and reads go on meanwhile. When the drain is complete, no record needs the node any more: stop it.
+    """
+
+    async def act(coordinator: ZooKeeperCoordinator) -> bool:
+        membership = await members(coordinator)
+        _, is_new = await change_plan(coordinator, lambda plan: _drained(plan, NodeId(node), membership))
+        return is_new
+
+    is_new = with_coordinator(place_of(zookeeper, chroot, data), act)
+    results().print(f"{node} is being drained." if is_new else f"{node} is being drained already.")
+    if wait:
+        _wait_until_empty(node, timeout_s, url, token)
+        results().print(f"{node} is empty: it can be stopped, and its data removed.")
+
+
+def _wait_until_empty(node: str, timeout_s: float, url: str, token: str) -> None:
+    """As the leading controller tells by way of the gateway."""
+    deadline = time.monotonic() + timeout_s
+    most = 1
+    with connect(url, token) as client, progress() as bar:
+        task = bar.add_task(f"emptying {node}", total=None)
+        while (left := drain_left(client.status(), node)) != 0:
+            if left is not None:
+                most = max(most, left)
+                bar.update(task, completed=most - left, total=most)
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"{node} is not empty after {timeout_s:g} s: {left} shards still need it. The drain goes on; "
+                    "`boki status` shows how far it is",
+                    outcome="unknown",
+                )
+            time.sleep(_DRAIN_POLL_S)
+
+
+def undrain(
+    node: Annotated[str, typer.Argument(help="The storage node.", show_default=False)],
+    zookeeper: ZooKeeper = "",
+    chroot: Chroot = "",
+    data: Data = None,
+) -> None:
+    """Let a storage node that was drained take records again."""
+
+    async def act(coordinator: ZooKeeperCoordinator) -> None:
+        def change(plan: ClusterPlan) -> ClusterPlan:
+            if node not in plan.draining:
+                drained = ", ".join(plan.draining) or "none is"
+                raise InvalidArgument(f"{node} is not being drained ({drained})")
+            return msgspec.structs.replace(plan, draining=tuple(name for name in plan.draining if name != node))
+
+        await change_plan(coordinator, change)
+        results().print(f"{node} takes records again.")
+
+    with_coordinator(place_of(zookeeper, chroot, data), act)
+
+
+def _drained(plan: ClusterPlan, node: NodeId, membership: Membership) -> ClusterPlan:
+    if node in plan.draining:
+        return plan
+    storage = [member.node for member in membership.of(Role.STORAGE)]
+    if node not in storage:
+        raise InvalidArgument(f"no storage node named {node} is running; there are: {', '.join(storage) or 'none'}")
+    left = [name for name in storage if name != node and name not in plan.draining]
+    if len(left) < plan.replicas:
+        raise InvalidArgument(
+            f"without {node} only {len(left)} storage nodes would be left for {plan.replicas} replicas: start another "
+            "one first"
+        )
+    return msgspec.structs.replace(plan, draining=(*plan.draining, node))
+
+
+async def members(coordinator: ZooKeeperCoordinator) -> Membership:
+    """Who is registered now."""
+    await coordinator.follow()
+    return coordinator.membership
+
+
+def _text(plan: ClusterPlan) -> str:
+    logs = "1 log" if plan.logs == 1 else f"{plan.logs} logs"
+    return f"{logs} and {plan.sequencers} sequencer{'' if plan.sequencers == 1 else 's'}"

@@ -1,0 +1,249 @@
+"""`boki up` and `boki down`: a whole cluster on this machine, every role a process of its own.
+
+`boki up` stays and shows who is alive; with `--detach` it leaves when the cluster is ready. The first SIGTERM or Ctrl-C
+stops the roles in order, so that calls can end; a second one ends everything at once, which loses nothing acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from boki.cli.connection import needed_flags
+from boki.cli.dev import check_address
+from boki.cli.flags import command_of, load_flags
+from boki.cli.terminal import errors, progress, results
+from boki.cluster.config import UpConfig
+from boki.config import ENV_PREFIX, DevConfig
+from boki.errors import BokiError, Unavailable
+
+if TYPE_CHECKING:
+    from boki.cli.up_screen import UpScreen
+    from boki.cluster.server import Supervisor
+    from boki.cluster.state import SupervisorState
+
+INTERRUPTED: Final = 130
+_START_TIMEOUT_S: Final = 90.0
+_POLL_S: Final = 0.1
+_STATUS_EVERY_S: Final = 1.0
+_STOP_MARGIN_S: Final = 40.0
+_SHOWN_LINES: Final = 15
+_DEFAULT_DATA: Final = UpConfig().data
+
+
+def run(**flags: Any) -> None:
+    """Run a whole cluster on this machine: every role a process of its own, watched and started again when it ends.
+
+    Each flag can also be set as BOKI_NAME in the environment or as a key of boki.toml; flags win over both.
+    """
+    is_detached = flags.pop("detach")
+    config = load_flags(UpConfig, flags, flags.pop("config"), shares_with=DevConfig)
+    refuse_second(config)
+    check_address(config.host, config.port)
+    if is_detached:
+        _detach(config)
+    else:
+        asyncio.run(serve(config))
+
+
+def refuse_second(config: UpConfig) -> None:
+    """`Unavailable` if a cluster runs on that data already."""
+    from boki.cluster.state import read_state
+
+    state = read_state(config.folder)
+    if state is not None and state.is_running:
+        raise Unavailable(
+            f"a cluster on {config.data} runs already, at {state.url} (process {state.pid}): `boki status` shows it, "
+            "`boki down` stops it",
+            retryable=False,
+            pid=state.pid,
+        )
+
+
+async def serve(config: UpConfig) -> None:
+    """Start the cluster, show it, and stop it when a signal says so."""
+    from boki.cli.up_screen import UpScreen
+    from boki.cluster.launch import prepare
+    from boki.cluster.server import Supervisor, end_leftovers
+    from boki.host.data_directory import DataDirectory
+
+    directory = DataDirectory(config.data)
+    try:
+        ended = end_leftovers(config.folder)
+        launch = prepare(config)
+        supervisor = Supervisor(
+            config.folder,
+            launch.processes,
+            launch.about,
+            environment=launch.environment,
+            on_event=lambda event, text, facts: screen.event(event, text, facts),
+        )
+        screen = UpScreen(config.log_format, supervisor.core, launch.facts)
+        if ended:
+            screen.event("ended", f"ended what a killed supervisor had left: {', '.join(ended)}", {"nodes": ended})
+        _listen(supervisor, screen, config)
+        screen.start()
+        watcher = asyncio.create_task(_watch(screen, launch.about, config))
+        try:
+            await supervisor.run()
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+            screen.stop()
+        screen.event("stopped", "the cluster has stopped", {})
+    finally:
+        directory.close()
+
+
+def _listen(supervisor: Supervisor, screen: UpScreen, config: UpConfig) -> None:
+    def on_signal(name: str) -> None:
+        if supervisor.core.is_stopping:
+            supervisor.kill()
+            screen.stop()
+            screen.event("interrupted", f"second {name}: ending everything at once", {})
+            os._exit(INTERRUPTED)
+        text = f"{name}: stopping, calls have {config.drain_s:g} s to end; once more ends everything at once"
+        screen.event("draining", text, {})
+        supervisor.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal, number.name)
+
+
+async def _watch(screen: UpScreen, about: SupervisorState, config: UpConfig) -> None:
+    """Tell when the cluster is ready, and keep the screen fresh."""
+    from boki.cluster.probe import is_ready, status_of
+
+    started = time.monotonic()
+    while not await is_ready(about.url):
+        screen.refresh()
+        await asyncio.sleep(_POLL_S)
+    screen.is_ready = True
+    facts = {"url": about.url, "zookeeper": about.zookeeper, "data": str(config.data.resolve())}
+    took_s = time.monotonic() - started
+    screen.event("ready", f"listening on {about.url}, ready after {took_s:.1f} s", facts)
+    while screen.is_live:
+        screen.status = await status_of(about.url, config.token)
+        screen.is_ready = bool(screen.status and screen.status.get("ready"))
+        screen.refresh()
+        await asyncio.sleep(_STATUS_EVERY_S)
+
+
+def _detach(config: UpConfig) -> None:
+    """Start a supervisor of its own session, and wait until its cluster is ready."""
+    from boki.child import arguments
+    from boki.cluster.logs import open_log
+
+    log_file = config.folder / "logs" / "supervisor.log"
+    log = open_log(log_file)
+    begin_bytes = log_file.stat().st_size
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    if config.token:  # others on this machine can see flags
+        environment["BOKI_TOKEN"] = config.token
+    process = subprocess.Popen(
+        [sys.executable, "-m", "boki", *arguments(config, with_token=False)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(log)
+    try:
+        state = _wait_ready(process, config)
+    except BaseException as error:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(config.drain_s + _STOP_MARGIN_S)
+        if isinstance(error, BokiError):
+            _explain(log_file, begin_bytes, config)
+        raise
+    flags = needed_flags(state.url, config.token)
+    results().print(f"[bold green]Boki[/] is listening on [bold]{state.url}[/] (supervisor: process {state.pid})")
+    results().print(f"  data  {config.folder}\n  logs  {config.folder / 'logs'}", markup=False)
+    data = "" if config.data == _DEFAULT_DATA else f" --data {config.data}"
+    results().print(f"Try: boki status{flags}   boki log books{flags}   boki down{data}", style="dim", markup=False)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], config: UpConfig) -> SupervisorState:
+    from boki.cluster.probe import is_ready
+    from boki.cluster.state import read_state
+
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    with progress(counted=False) as bar:
+        bar.add_task("starting the cluster", total=None)
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise Unavailable("the supervisor ended before the cluster was ready", retryable=False)
+            state = read_state(config.folder)
+            if state is not None and state.pid == process.pid and asyncio.run(is_ready(state.url)):
+                return state
+            time.sleep(_POLL_S)
+    raise Unavailable(f"the cluster was not ready after {_START_TIMEOUT_S:g} s", retryable=False)
+
+
+def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
+    """What the supervisor and those roles that could not run have said last."""
+    from boki.cluster.logs import last_lines
+    from boki.cluster.state import read_state
+
+    with log_file.open("rb") as stream:
+        stream.seek(begin_bytes)
+        said = stream.read().decode(errors="replace").splitlines()
+    for line in said[-_SHOWN_LINES:]:
+        errors().print(line, style="dim", markup=False)
+    state = read_state(config.folder)
+    for row in state.processes if state else ():
+        if row.restarts:
+            errors().print(f"{row.node} was started {row.restarts + 1} times; {row.log}:", markup=False)
+            for line in last_lines(Path(row.log)):
+                errors().print(f"  {line}", style="dim", markup=False)
+
+
+def down(
+    data: Annotated[Path, typer.Option(metavar="PATH", envvar="BOKI_DATA", help="The data directory.")] = _DEFAULT_DATA,
+) -> None:
+    """Stop the cluster that `boki up` runs on this machine. What was acknowledged is durable and stays."""
+    from boki.cluster import identity
+    from boki.cluster.server import end_leftovers
+    from boki.cluster.state import read_state
+
+    folder = UpConfig(data=data).folder
+    state = read_state(folder)
+    if state is None or not state.is_running:
+        left = end_leftovers(folder)
+        if left:
+            results().print(f"The supervisor was gone; ended what it had left: {', '.join(left)}", markup=False)
+            return
+        raise Unavailable(f"no cluster runs on {data}: name its directory with --data", retryable=False)
+    identity.send(state.pid, state.mark, signal.SIGTERM)
+    with progress(counted=False) as bar:
+        bar.add_task("stopping the cluster", total=None)
+        is_gone = identity.wait_gone(state.pid, state.mark, _STOP_MARGIN_S)
+    if not is_gone:
+        raise Unavailable(
+            f"the cluster still stops after {_STOP_MARGIN_S:g} s: `kill -9 {state.pid}` ends it at once, and loses "
+            "nothing acknowledged",
+            pid=state.pid,
+        )
+    results().print("The cluster has stopped.")
+
+
+_detach_option = inspect.Parameter(
+    "detach",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=typer.Option(False, "--detach", help="Leave when the cluster is ready; `boki down` stops it."),
+    annotation=bool,
+)
+command = command_of(run, UpConfig, [_detach_option])

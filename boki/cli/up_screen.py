@@ -1,0 +1,122 @@
+"""What `boki up` shows: one screen that says who is alive on a terminal, lines elsewhere, JSON objects for programs."""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from boki.cli.health import sentences
+from boki.cli.terminal import bytes_text, results
+from boki.cluster.core import SupervisorCore
+from boki.cluster.identity import resident_bytes
+from boki.config import LogFormat
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+_SHOWN_EVENTS = 5
+_COLOURS = {"running": "green", "waiting": "yellow", "stopping": "yellow", "stopped": "dim"}
+
+
+class UpScreen:
+    """Told what happens and what the cluster says of itself; `refresh` draws it. It starts no thread."""
+
+    def __init__(self, log_format: LogFormat, core: SupervisorCore, facts: Mapping[str, str]) -> None:
+        """`facts`: lines above the table, such as where the data is."""
+        self.is_ready = False
+        self.status: Mapping[str, Any] | None = None
+        """What the gateway's `/status` said last."""
+        self._as_json = log_format == "json"
+        self._core = core
+        self._facts = facts
+        self._events: collections.deque[str] = collections.deque(maxlen=_SHOWN_EVENTS)
+        self._live: Live | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody looks at a screen that is drawn again and again."""
+        return self._live is not None
+
+    def start(self) -> None:
+        """Begin to show."""
+        if not self._as_json and results().is_terminal:
+            from rich.live import Live
+
+            self._live = Live(self._drawn(), console=results(), auto_refresh=False, transient=False)
+            self._live.start()
+        elif not self._as_json:
+            for name, value in self._facts.items():
+                self._line(f"{name}: {value}")
+
+    def stop(self) -> None:
+        """Leave the screen as it is."""
+        if self._live is not None:
+            self.refresh()
+            self._live.stop()
+            self._live = None
+
+    def refresh(self) -> None:
+        """Draw the screen as things are now; does nothing where there is none."""
+        if self._live is not None:
+            self._live.update(self._drawn(), refresh=True)
+
+    def event(self, event: str, text: str, facts: Mapping[str, Any]) -> None:
+        """Something happened. Lines that say only what was asked for are left out where people read."""
+        if self._as_json:
+            head = {"time": datetime.now(UTC).isoformat(), "level": "info", "event": event, "text": text}
+            self._line(json.dumps(head | dict(facts), ensure_ascii=False, default=str))
+            return
+        line = f"{datetime.now().astimezone():%H:%M:%S} {text}"
+        if self._live is None:
+            self._line(line)
+        elif event != "started" or facts.get("restarts"):
+            self._events.append(line)
+            self.refresh()
+
+    def _line(self, text: str) -> None:
+        print(text, file=sys.stdout, flush=True)
+
+    def _drawn(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        state = "stopping" if self._core.is_stopping else "ready" if self.is_ready else "starting"
+        head = Text.assemble(("Boki ", "bold"), (state, "bold green" if state == "ready" else "bold yellow"))
+        lines = [Text(f"  {name:<10} {value}") for name, value in self._facts.items()]
+        table = Table(header_style="bold")
+        for name, justify in _COLUMNS:
+            table.add_column(name, justify=justify, no_wrap=True)
+        for row in rows(self._core, self.status):
+            table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+        said = [Text(text, style="yellow") for text in sentences(self.status)] if self.status else []
+        hint = Text("Ctrl-C stops it; `boki status` says more.", style="dim")
+        return Group(head, *lines, table, *said, *(Text(event, style="dim") for event in self._events), hint)
+
+
+_COLUMNS: Sequence[tuple[str, Any]] = (
+    ("role", "left"),
+    ("node", "left"),
+    ("pid", "right"),
+    ("incarnation", "right"),
+    ("state", "left"),
+    ("restarts", "right"),
+    ("memory", "right"),
+)
+
+
+def rows(core: SupervisorCore, status: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
+    """The table's cells: what the supervisor knows, and the incarnations that the cluster tells."""
+    members = {member["node"]: member for member in (status or {}).get("members", ())}
+    found: list[tuple[str, ...]] = []
+    for node, row in core.rows.items():
+        incarnation = members.get(node, {}).get("incarnation", "") if row.pid else ""
+        memory = bytes_text(resident_bytes(row.pid)) if row.pid else ""
+        pid = str(row.pid) if row.pid else ""
+        found.append((row.process.role, node, pid, str(incarnation), row.state.value, str(row.restarts), memory))
+    return found
