@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from boki.config import Config, Durability, Host, LogFormat, Port, Token, is_loopback
+from boki.log.limits import KIB, MIB, Limits
 
 
 class UpConfig(Config, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     zookeeper: Annotated[
         str, Meta(description="host:port,... of a ZooKeeper that runs already; empty: one is started.")
     ] = ""
+    chroot: Annotated[str, Meta(description="Path in ZooKeeper under which the cluster keeps everything.")] = "/boki"
     replicas: Annotated[int, Meta(ge=1, le=15, description="Storage nodes that hold each record.")] = 3
     write_quorum: Annotated[
         int, Meta(ge=1, le=15, description="Storage nodes that hold a record before it counts.")
@@ -44,8 +46,22 @@ class UpConfig(Config, frozen=True, kw_only=True):
             description="fsync: an append is on disks when it returns. memory: a power cut loses appends that returned."
         ),
     ] = "fsync"
+    index_memory_bytes: Annotated[int, Meta(ge=MIB, description="An engine's budget for the index.")] = 256 * MIB
+    cache_bytes: Annotated[int, Meta(ge=MIB, description="An engine's budget for the record cache.")] = 256 * MIB
+    aux_cache_bytes: Annotated[int, Meta(ge=64 * KIB, description="An engine's budget for auxiliary data.")] = 32 * MIB
+    append_buffer_bytes: Annotated[
+        int, Meta(ge=MIB, description="Appends that wait at an engine for their order; beyond it they are refused.")
+    ] = 64 * MIB
+    batch_bytes: Annotated[int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size.")] = MIB
+    disk_reserve_bytes: Annotated[
+        int, Meta(ge=0, description="Appends are refused when a storage node's disk has less room than this.")
+    ] = 64 * MIB
+    keep_calls_s: Annotated[
+        float, Meta(gt=0, description="How long results of asynchronous calls and idempotency keys are kept.")
+    ] = 86_400.0
     drain_s: Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")] = 10.0
     log_format: Annotated[LogFormat, Meta(description="console: for people. json: one object a line.")] = "console"
+    limits: Limits = Limits()
 
     def problems(self) -> list[str]:
         """See `Config.problems`."""

@@ -20,7 +20,10 @@ SETTLED_US: Final = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process that is to run. Those of a lower `stop_rank` are gone before this one is told to stop."""
+    """One process that is to run: a program with its arguments, or (`is_boki`) the arguments of a `boki`.
+
+    Those of a lower `stop_rank` are gone before this one is told to stop.
+    """
 
     node: str
     role: str
@@ -28,6 +31,7 @@ class Process:
     stop_rank: int = 0
     stop_us: int = 5_000_000
     """How long it may take to stop before it is killed."""
+    is_boki: bool = False
 
 
 class State(StrEnum):
@@ -35,6 +39,7 @@ class State(StrEnum):
 
     WAITING = "waiting"
     """Not started yet, or ended and to be started again."""
+    STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -43,15 +48,17 @@ class State(StrEnum):
 class Event(StrEnum):
     """What may happen to a process."""
 
+    START = "start"
     STARTED = "started"
     EXITED = "exited"
     STOP = "stop"
 
 
 NEXT: Final[dict[tuple[State, Event], State]] = {
-    (State.WAITING, Event.STARTED): State.RUNNING,
-    (State.WAITING, Event.EXITED): State.WAITING,  # it could not even be started
+    (State.WAITING, Event.START): State.STARTING,
     (State.WAITING, Event.STOP): State.STOPPED,
+    (State.STARTING, Event.STARTED): State.RUNNING,
+    (State.STARTING, Event.EXITED): State.WAITING,  # it could not even be started
     (State.RUNNING, Event.EXITED): State.WAITING,
     (State.RUNNING, Event.STOP): State.STOPPING,
     (State.STOPPING, Event.EXITED): State.STOPPED,
@@ -115,10 +122,7 @@ class SupervisorCore:
         row = self.rows[node]
         row.move(Event.STARTED)
         row.pid, row.started_us = pid, now_us
-        if self.is_stopping:  # the stop came while it was being started
-            row.move(Event.STOP)
-            return [self._end(row, now_us)]
-        return []
+        return self.tick(now_us) if self.is_stopping else []  # the stop may have come while it was being started
 
     def exited(self, node: str, exit_code: int, now_us: int) -> list[Action]:
         """The process has ended, or could not be started."""
@@ -145,7 +149,7 @@ class SupervisorCore:
 
     def tick(self, now_us: int) -> list[Action]:
         """What is due. Call it often enough for delays to mean something."""
-        return list(self._stops(now_us) if self.is_stopping else self._starts(now_us))
+        return list(self._stops(now_us)) if self.is_stopping else list(self._starts(now_us))
 
     def next_due_us(self) -> int | None:
         """When `tick` will have something to do, if nothing happens before; None: never."""
@@ -158,10 +162,11 @@ class SupervisorCore:
     def _starts(self, now_us: int) -> Iterator[Action]:
         for row in self.rows.values():
             if row.state is State.WAITING and row.start_at_us <= now_us:
+                row.move(Event.START)
                 yield Start(row.process)
 
     def _stops(self, now_us: int) -> Iterator[Action]:
-        left = [row for row in self.rows.values() if row.state in (State.RUNNING, State.STOPPING)]
+        left = [row for row in self.rows.values() if row.state is not State.STOPPED]
         rank = min((row.process.stop_rank for row in left), default=0)
         for row in left:
             if row.process.stop_rank != rank:
@@ -169,7 +174,7 @@ class SupervisorCore:
             if row.state is State.RUNNING:
                 row.move(Event.STOP)
                 yield self._end(row, now_us)
-            elif row.kill_at_us <= now_us:
+            elif row.state is State.STOPPING and row.kill_at_us <= now_us:
                 row.kill_at_us = now_us + row.process.stop_us
                 yield End(row.process, is_kill=True)
 

@@ -17,6 +17,15 @@ def open_log(file: Path) -> int:
     return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
+def append(file: Path, line: str) -> None:
+    """Write a line of our own to the file."""
+    log = open_log(file)
+    try:
+        os.write(log, f"{line}\n".encode())
+    finally:
+        os.close(log)
+
+
 def older(file: Path) -> Path:
     """Where the part before the last cut stands."""
     return file.with_name(file.name + ".1")

@@ -1,4 +1,4 @@
-"""Runs the processes of a cluster: starts them, sees them end, keeps their logs and tells the state in a file.
+"""Runs the processes of a cluster: starts them, notes their ends, bounds their logs, tells the state in a file.
 
 Nothing outlives the supervisor: the kernel kills its children with it, however it ends (on Linux; elsewhere the next
 `boki up` or `boki down` ends what a killed one has left). It has no threads, so that a child may be prepared between
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,9 +19,9 @@ import msgspec
 
 from boki.cluster import identity, logs
 from boki.cluster.core import Action, End, Process, Row, Start, SupervisorCore
+from boki.cluster.spawning import Spawner
 from boki.cluster.state import ProcessState, SupervisorState, read_state, write_state
 from boki.errors import Unavailable
-from boki.runtime.confine import die_with_parent
 
 OnEvent = Callable[[str, str, dict[str, Any]], None]
 """Told what has happened: a name for programs, a text for people, and the facts."""
@@ -48,12 +47,12 @@ class Supervisor:
         self.core = SupervisorCore(processes)
         self._folder = folder
         self._about = about
-        self._environment = dict(environment)
         self._on_event = on_event
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._spawner = Spawner(environment, self._on_started, self.log_file("zygote"))
+        self._nodes: dict[int, str] = {}
+        """Those that run, by process id."""
         self._marks: dict[str, str] = {}
         self._changed = asyncio.Event()
-        self._pid = os.getpid()
 
     def log_file(self, node: str) -> Path:
         """Where that process writes what it has to say."""
@@ -67,9 +66,8 @@ class Supervisor:
 
     def kill(self) -> None:
         """End every process at once."""
-        for child in self._children.values():
-            if child.poll() is None:
-                child.kill()
+        for pid in self._nodes:
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
 
     async def run(self) -> None:
         """Start everything and keep it running until `stop`."""
@@ -89,6 +87,7 @@ class Supervisor:
         finally:
             loop.remove_signal_handler(signal.SIGCHLD)
             self.kill()
+            self._spawner.close()
             self._tell()
 
     async def _pause(self) -> None:
@@ -104,11 +103,8 @@ class Supervisor:
         self._changed.clear()
 
     def _reap(self) -> None:
-        for node, child in list(self._children.items()):
-            exit_code = child.poll()
-            if exit_code is not None:
-                del self._children[node]
-                self._exited(node, exit_code)
+        for pid, exit_code in self._spawner.reap():
+            self._exited(self._nodes.pop(pid), exit_code)
 
     def _exited(self, node: str, exit_code: int) -> None:
         actions = self.core.exited(node, exit_code, _now_us())
@@ -125,42 +121,30 @@ class Supervisor:
         for action in actions:
             match action:
                 case Start(process):
-                    self._start(process)
+                    self._spawner.start(process, self.log_file(process.node))
                 case End(process, is_kill):
-                    child = self._children[process.node]
-                    # One that was halted with SIGSTOP is to stop, too.
-                    child.send_signal(signal.SIGCONT)
-                    child.send_signal(signal.SIGKILL if is_kill else signal.SIGTERM)
-                    if is_kill:
-                        self._on_event("killed", f"{process.node} did not stop in time: killed", {"node": process.node})
+                    self._end(process, is_kill)
 
-    def _start(self, process: Process) -> None:
-        log = logs.open_log(self.log_file(process.node))
-        try:
-            child = subprocess.Popen(
-                process.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,  # Ctrl-C is for the supervisor, which stops the others in order
-                preexec_fn=self._confine,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            os.write(log, f"cannot be started: {error}\n".encode())
-            self._exited(process.node, _CANNOT_START)
+    def _end(self, process: Process, is_kill: bool) -> None:
+        pid = self.core.rows[process.node].pid
+        os.kill(pid, signal.SIGKILL if is_kill else signal.SIGTERM)
+        os.kill(pid, signal.SIGCONT)  # one that was halted with SIGSTOP is to stop, too
+        if is_kill:
+            self._on_event("killed", f"{process.node} did not stop in time: killed", {"node": process.node})
+
+    def _on_started(self, node: str, pid: int, error: str) -> None:
+        self._changed.set()
+        if not pid:
+            logs.append(self.log_file(node), f"cannot be started: {error}")
+            self._on_event("failed", f"{node} cannot be started: {error}", {"node": node, "error": error})
+            self._perform(self.core.exited(node, _CANNOT_START, _now_us()))
             return
-        finally:
-            os.close(log)
-        self._children[process.node] = child
-        self._marks[process.node] = identity.start_mark(child.pid)
-        restarts = self.core.rows[process.node].restarts
-        facts = {"node": process.node, "pid": child.pid, "restarts": restarts}
-        self._on_event("started", f"{process.node} {'started again' if restarts else 'started'}", facts)
-        self._perform(self.core.started(process.node, child.pid, _now_us()))
-
-    def _confine(self) -> None:
-        die_with_parent(self._pid)
+        self._nodes[pid] = node
+        self._marks[node] = identity.start_mark(pid)
+        restarts = self.core.rows[node].restarts
+        facts = {"node": node, "pid": pid, "restarts": restarts}
+        self._on_event("started", f"{node} {'started again' if restarts else 'started'}", facts)
+        self._perform(self.core.started(node, pid, _now_us()))
 
     def _tell(self) -> None:
         processes = tuple(self._state_of(row) for row in self.core.rows.values())

@@ -54,12 +54,16 @@ def test_a_process_that_ends_is_started_again_after_a_growing_delay() -> None:
 def test_a_process_that_ran_for_a_while_is_started_again_at_once() -> None:
     """Only quick ends in a row are punished."""
     core = running(STORAGE)
-    for now_us in (1, 2):
+    now_us = 0
+    for _ in range(2):
         core.exited("storage-1", 1, now_us)
+        now_us += LAST_DELAY_US
+        core.tick(now_us)
         core.started("storage-1", 7, now_us)
-    core.exited("storage-1", -9, 2 + SETTLED_US)
+    now_us += SETTLED_US
+    core.exited("storage-1", -9, now_us)
     row = core.rows["storage-1"]
-    assert (row.start_at_us, row.exit_code, row.pid) == (2 + SETTLED_US + FIRST_DELAY_US, -9, 0)
+    assert (row.start_at_us, row.exit_code, row.pid) == (now_us + FIRST_DELAY_US, -9, 0)
 
 
 def test_one_that_cannot_be_started_is_tried_again() -> None:
@@ -103,13 +107,25 @@ def test_one_that_does_not_stop_is_killed() -> None:
 
 
 def test_one_that_waits_for_its_restart_is_not_started_by_a_stop() -> None:
-    """It is stopped as it is, and so is one whose start was under way."""
-    core = SupervisorCore([GATEWAY])
-    core.tick(0)
+    """It is stopped as it is."""
+    core = running(GATEWAY)
     core.exited("gateway-1", 1, 0)
     assert core.stop(1) == []
     assert core.is_done
     assert core.tick(LAST_DELAY_US) == []
+
+
+def test_one_whose_start_is_under_way_is_stopped_once_it_runs() -> None:
+    """Or counts as stopped when the start fails; a start is asked for once."""
+    core = SupervisorCore([GATEWAY, ENGINE])
+    assert core.tick(0) == [Start(GATEWAY), Start(ENGINE)]
+    assert core.tick(0) == []
+    assert core.stop(0) == []
+    assert not core.is_done
+    assert core.started("gateway-1", 7, 1) == [End(GATEWAY, is_kill=False)]
+    assert core.exited("engine-1", 127, 2) == []
+    assert core.exited("gateway-1", 0, 3) == []
+    assert core.is_done
 
 
 def test_a_process_that_ends_while_others_stop_stays_stopped() -> None:

@@ -122,7 +122,7 @@ def test_a_process_that_cannot_run_is_tried_again_and_does_not_stop_the_others(t
         async with watched(tmp_path, role("engine-1", FAILING), missing, role("storage-1", SLEEPER)) as one:
             for _ in range(2):
                 assert (await one.until("exited", "engine-1"))["exit_code"] == 1
-            await one.until("exited", "engine-2")
+            await one.until("failed", "engine-2")
             assert one.supervisor.core.rows["storage-1"].restarts == 0
         assert "no such disk" in (tmp_path / "logs/engine-1.log").read_text()
         assert "cannot be started" in (tmp_path / "logs/engine-2.log").read_text()

@@ -1,0 +1,143 @@
+"""From what `boki up` is told to what its supervisor runs: keys, the nodes' configuration, ZooKeeper, the processes.
+
+```
+<data>/cluster/boki.toml        of all nodes, written at each start      nodes/<name>/     each node's own data
+              /keys/            made once                                logs/<name>.log   what each process says
+              /zookeeper/       of the one that is started here          supervisor.json   who runs, as which process
+```
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from boki.cluster.config import UpConfig
+from boki.cluster.core import Process
+from boki.cluster.identity import start_mark
+from boki.cluster.state import SupervisorState
+from boki.config import ENV_PREFIX, Address, settings
+from boki.log.membership import Role
+from boki.net.keys import make_keys
+from boki.zookeeper.parts import find_parts
+from boki.zookeeper.server import Ports, ZooKeeperServer, free_ports
+
+ZOOKEEPER: Final = "zookeeper"
+_STOP_RANKS: Final = {
+    Role.GATEWAY: 0,
+    Role.ENGINE: 1,
+    Role.CONTROLLER: 2,  # before those whose end it would take for a loss
+    Role.STORAGE: 3,
+    Role.SEQUENCER: 3,
+}
+_LAST_RANK: Final = 4
+_DRAINING: Final = frozenset({Role.GATEWAY, Role.ENGINE})
+_STOP_S: Final = 10.0
+
+# What `boki up` decides by itself: the counts of nodes, and where they are.
+_OWN: Final = frozenset({"data", "port", "engines", "storage", "controllers", "zookeeper", "log_format"})
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is to run. `facts` are for people."""
+
+    processes: tuple[Process, ...]
+    about: SupervisorState
+    environment: Mapping[str, str]
+    facts: Mapping[str, str]
+
+
+def prepare(config: UpConfig) -> Launch:
+    """Write what the processes need. `ConfigError` if something that must be installed is not."""
+    folder = config.folder
+    nodes = list(_nodes(config))
+    processes: list[Process] = []
+    hosts = config.zookeeper
+    if not hosts:
+        server = ZooKeeperServer(find_parts(), folder / ZOOKEEPER, [Ports(free_ports(1)[0])])
+        hosts = server.address
+        processes.append(Process(ZOOKEEPER, ZOOKEEPER, tuple(server.prepare()), _LAST_RANK))
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = folder / "keys"
+    make_keys(keys, {node: role for role, node in nodes})
+    port = config.port or free_ports(1)[0]
+    file = folder / "boki.toml"
+    _write_config(file, config, {"zookeeper": hosts, "port": port, "keys": str(keys), "data": str(folder / "nodes")})
+    processes += [_process(role, node, file, config) for role, node in nodes]
+    url = Address(host=config.host, port=port).url
+    return Launch(
+        processes=tuple(processes),
+        about=SupervisorState(
+            pid=os.getpid(), mark=start_mark(os.getpid()), url=url, zookeeper=hosts, chroot=config.chroot
+        ),
+        environment={name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)},
+        facts={
+            "address": url,
+            "ZooKeeper": hosts + ("" if config.zookeeper else " (started here)"),
+            "data": str(folder),
+            "functions": str(config.functions.resolve()),
+        },
+    )
+
+
+def _nodes(config: UpConfig) -> Iterator[tuple[Role, str]]:
+    """The nodes that are wanted, and the storage nodes and sequencers that were here before: they may hold what
+    others lack.
+    """
+    wanted = {
+        Role.CONTROLLER: config.controllers,
+        Role.SEQUENCER: config.sequencers,
+        Role.STORAGE: config.storage,
+        Role.ENGINE: config.engines,
+        Role.GATEWAY: 1,
+    }
+    for role, count in wanted.items():
+        names = [f"{role}-{number}" for number in range(1, count + 1)]
+        if role in (Role.STORAGE, Role.SEQUENCER):
+            names += sorted(_seen(config.folder / "nodes", role) - set(names), key=lambda name: (len(name), name))
+        for name in names:
+            yield role, name
+
+
+def _seen(folder: Path, role: Role) -> set[str]:
+    return {entry.name for entry in folder.glob(f"{role}-*") if entry.is_dir()}
+
+
+def _process(role: Role, node: str, file: Path, config: UpConfig) -> Process:
+    command = ("start", role.value, "--name", node, "--config", str(file))
+    stop_s = _STOP_S + (config.drain_s if role in _DRAINING else 0.0)
+    return Process(node, role.value, command, _STOP_RANKS[role], round(stop_s * 1e6), is_boki=True)
+
+
+def _write_config(file: Path, config: UpConfig, values: Mapping[str, Any]) -> None:
+    """One file for all nodes: each reads the keys of its role. It may hold a token, so it is for its owner alone."""
+    found = dict(values)
+    for setting in settings(UpConfig):
+        owner: Any = config
+        *groups, name = setting.name.split(".")
+        for group in groups:
+            owner = getattr(owner, group)
+        if setting.name not in _OWN:
+            found[setting.name] = getattr(owner, name)
+    lines = [f"{name} = {_toml(value)}\n" for name, value in found.items()]
+    text = "# Written by `boki up` at each start, for all nodes of this cluster: changes are lost.\n" + "".join(lines)
+    new = file.with_name(f"{file.name}.new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
+        stream.write(text)
+    new.replace(file)
+
+
+def _toml(value: Any) -> str:
+    r"""A value as TOML writes it; its texts are spelled like JSON's, and a dotted name stands for a table.
+
+    >>> _toml(True), _toml(0.5), _toml("a\nb"), _toml(3)
+    ('true', '0.5', '"a\\nb"', '3')
+    """
+    if isinstance(value, Path):
+        value = str(value.resolve())
+    return json.dumps(value, ensure_ascii=False)

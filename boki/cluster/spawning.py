@@ -1,0 +1,164 @@
+"""How a supervisor gets its processes: forked by a zygote where that is possible, else started as programs.
+
+All of them are children of this process, so one `waitpid` sees every end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from boki.cluster import zygote
+from boki.cluster.core import Process
+from boki.cluster.logs import open_log
+from boki.errors import Unavailable
+from boki.runtime.confine import IS_LINUX, die_with_parent
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_READ_BYTES: Final = 65_536
+
+OnStarted = Callable[[str, int, str], None]
+"""(node, pid, error): it runs; or, with pid 0, it could not be started."""
+
+
+class Spawner:
+    """Starts processes and sees them end. To be used in a loop that runs, in a process without threads."""
+
+    def __init__(self, environment: Mapping[str, str], on_started: OnStarted, zygote_log: Path) -> None:
+        self._environment = dict(environment)
+        self._on_started = on_started
+        self._zygote_log = zygote_log
+        self._pid = os.getpid()
+        self._zygote_pid = 0
+        self._link: socket.socket | None = None
+        self._heard = b""
+        self._ordered: set[str] = set()
+        self._early: dict[int, int] = {}
+        """Ends of processes that nobody has told us of yet; of strangers that came to us, too."""
+        self._pids: set[int] = set()
+        if IS_LINUX and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise Unavailable("this process cannot become the reaper of its children's children")
+
+    def start(self, process: Process, log_file: Path) -> None:
+        """Start it; `on_started` tells what became of that, perhaps before this returns."""
+        if process.is_boki and IS_LINUX:
+            self._order(process, log_file)
+            return
+        command = (sys.executable, "-m", "boki", *process.command) if process.is_boki else process.command
+        try:
+            pid = self._execute(command, log_file)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._on_started(process.node, 0, str(error))
+        else:
+            self._pids.add(pid)
+            self._on_started(process.node, pid, "")
+
+    def reap(self) -> list[tuple[int, int]]:
+        """(pid, exit code) of those that were told to have started and have ended since the last time."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self._early[pid] = os.waitstatus_to_exitcode(status)
+        if self._zygote_pid in self._early:
+            self._lose_zygote()
+        ended = [(pid, self._early.pop(pid)) for pid in list(self._early) if pid in self._pids]
+        self._pids.difference_update(pid for pid, _ in ended)
+        if not self._ordered:
+            self._early.clear()
+        return ended
+
+    def close(self) -> None:
+        """Let the zygote end. What it has forked stays."""
+        self._lose_zygote()
+
+    def _execute(self, command: tuple[str, ...] | list[str], log_file: Path, keep: tuple[int, ...] = ()) -> int:
+        log = open_log(log_file)
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                pass_fds=keep,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which stops the others in order
+                preexec_fn=self._confine,
+            )
+        finally:
+            os.close(log)
+        child.returncode = 0  # `reap` waits for it
+        return child.pid
+
+    def _confine(self) -> None:
+        die_with_parent(self._pid)
+
+    def _order(self, process: Process, log_file: Path) -> None:
+        self._ordered.add(process.node)
+        try:
+            if self._link is None:
+                self._link = self._start_zygote()
+            open_order = zygote.Order(process.node, process.command, str(log_file))
+            self._link.sendall(msgspec.json.encode(open_order) + b"\n")
+        except (OSError, subprocess.SubprocessError) as error:
+            self._ordered.discard(process.node)
+            self._lose_zygote()
+            self._on_started(process.node, 0, str(error))
+
+    def _start_zygote(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._zygote_pid = self._execute(
+                zygote.command(theirs.fileno(), self._pid), self._zygote_log, (theirs.fileno(),)
+            )
+        asyncio.get_running_loop().add_reader(ours, self._hear)
+        return ours
+
+    def _hear(self) -> None:
+        if self._link is None:
+            return
+        try:
+            heard = self._link.recv(_READ_BYTES)
+        except OSError:
+            heard = b""
+        if not heard:
+            self._lose_zygote()
+            return
+        *lines, self._heard = (self._heard + heard).split(b"\n")
+        for line in lines:
+            told = msgspec.json.decode(line, type=zygote.Forked)
+            self._ordered.discard(told.node)
+            if told.pid:
+                self._pids.add(told.pid)
+            self._on_started(told.node, told.pid, told.error)
+
+    def _lose_zygote(self) -> None:
+        """It is gone, or is to go; who waits for it is told. The next start makes a new one."""
+        if self._link is not None:
+            asyncio.get_running_loop().remove_reader(self._link)
+            self._link.close()
+            self._end_strangers()
+        self._link, self._zygote_pid, self._heard = None, 0, b""
+        for node in sorted(self._ordered):
+            self._ordered.discard(node)
+            self._on_started(node, 0, f"the process that was to fork it has ended; see {self._zygote_log}")
+
+    def _end_strangers(self) -> None:
+        """End children that nobody has told us of: the zygote may have been killed between a fork and its word."""
+        for task in Path("/proc/self/task").iterdir():
+            for pid in map(int, (task / "children").read_text(encoding="ascii").split()):
+                if pid not in self._pids and pid != self._zygote_pid:
+                    os.kill(pid, signal.SIGKILL)
