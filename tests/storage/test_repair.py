@@ -128,6 +128,21 @@ def test_an_answer_that_a_write_has_overtaken_does_not_say_freed() -> None:
     assert answer.message.holding is Holding.UNKNOWN  # type: ignore[union-attr]
 
 
+def test_an_answer_that_a_removal_has_overtaken_does_not_say_freed() -> None:
+    """What was deleted because its shard was sent away is unknown, even if the shard has come back meanwhile."""
+    cluster, key = filled()
+    core = cluster.core("storage-1")
+    (load,) = core.receive(NodeId("reader"), FetchBatches(1, *key, 0, 1, 1 << 20), 0)
+    cluster.place(key, *FIRST[1:])
+    cluster.world.tick(10)
+    loaded = cluster.world.disk("storage-1").load(load)  # type: ignore[arg-type]
+    cluster.place(key, *FIRST)
+    cluster.world.tick(60)
+    assert cluster.is_whole("storage-1", key)
+    (answer,) = core.receive(NodeId("storage-1"), loaded, 0)
+    assert answer.message.holding is Holding.UNKNOWN  # type: ignore[union-attr]
+
+
 def test_repair_from_a_replica_that_has_partly_freed() -> None:
     """What one replica freed counts as repaired, what another still has is copied, and a restart remembers both."""
     cluster, key = filled(40)
@@ -174,9 +189,11 @@ def test_a_node_that_was_sent_away_stays_so_after_a_restart_until_it_is_sent_bac
     cluster.place(key, *FIRST[1:], "storage-4")
     cluster.world.tick(60)
     cluster.crash("storage-1")
-    cluster.start("storage-1", tells_placement=False)
     cluster.world.sent.clear()
+    cluster.start("storage-1", tells_placement=False)
+    cluster.world.tell("storage-1", StoreBatch(cluster.batches[key][0]), ENGINE)
     cluster.world.tick(60)
+    assert cluster.count_on_disk("storage-1", key) == 0, "a batch that was late must not come back to life"
     assert not [m for sender, _, m in cluster.world.sent if sender == "storage-1" and isinstance(m, FetchBatches)]
     cluster.world.tell("storage-1", InstallPlacement(cluster.placement))
     cluster.place(key, "storage-1", "storage-4")
@@ -231,6 +248,7 @@ def test_nothing_above_the_end_of_a_closed_shard_is_kept_or_accepted() -> None:
         cluster.close(key, is_lost=is_lost)
         cluster.primary.add(CloseShard(key[2], is_lost))  # twice does no harm
         cluster.world.tick(30)
+        assert cluster.core("storage-1").holdings.shards[key].stored_until == end
         for _ in range(2):
             cluster.world.tell("storage-1", StoreBatch(cluster.batches[key][3]), ENGINE)
             cluster.world.tick(5)
