@@ -22,8 +22,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from boki.controller.fences import Fences
 from boki.controller.heartbeats import Heartbeats
+from boki.controller.inventory import Inventory
 from boki.controller.plans import Sight, differs, first_plan, next_plan
+from boki.controller.repair import Repair, Storage
 from boki.controller.term_change import TermChange
 from boki.effects import Answer, Effect, Send, Trace
 from boki.follower import COORDINATOR
@@ -41,6 +44,7 @@ from boki.messages import (
     Pong,
     Sealed,
     SealedEntries,
+    ShardsFetched,
 )
 
 _IDLE_PATIENCE_US: Final = 300_000
@@ -52,6 +56,7 @@ _CHANGE_PATIENCE_US: Final = 5_000_000
 _MIN_PAUSE_US: Final = 1_000_000
 _MAX_PAUSE_US: Final = 16_000_000
 _INSTALL_REPEAT_US: Final = 500_000
+_PLACE_REPEAT_US: Final = 2_000_000
 _REMEMBERED_CHANGES: Final = 20
 
 
@@ -157,6 +162,11 @@ class ControllerCore:
         self._rest_until = 0
         self._install_at = 0
         self._waiting = ""
+        self._inventory = Inventory()
+        self._fences = Fences(config.fence_grace_us)
+        self._repair = Repair()
+        self._place_at = 0
+        self._now_us = 0
 
     # events
 
@@ -168,8 +178,12 @@ class ControllerCore:
             case Sealed() | SealedEntries() | Completed() | EntriesDropped():
                 if self._change is not None:
                     return self._change.receive(sender, message, now_us)
+            case ShardsFetched():
+                return self._inventory.take(sender, message, now_us)
             case Installed(term, won):
                 return self._installed(term, won, now_us)
+            case Placed():
+                self._place_at = 0
             case Leadership():
                 self._leadership = message
                 return self._lead_or_follow()
@@ -177,13 +191,13 @@ class ControllerCore:
                 return self._take_views(views, now_us)
             case InstallMembership(membership):
                 if membership.number > self._membership.number:
-                    self._membership = membership
+                    self._membership, self._inventory.wants_all = membership, True
             case InstallPlan(plan):
                 if not self._has_plan or plan.version > self._plan.version:
                     self._plan, self._has_plan = plan, True
             case InstallPlacement(placement):
                 if placement.version > self._placement.version:
-                    self._placement = placement
+                    self._placement, self._inventory.wants_all, self._place_at = placement, True, 0
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
@@ -192,6 +206,7 @@ class ControllerCore:
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`: ping, judge, and go on with what is under way."""
+        self._now_us = now_us
         effects = self.heartbeats.tick(self._known_nodes(), now_us)
         if self.chain:
             self.heartbeats.watch(self.chain.current, now_us)
@@ -208,6 +223,8 @@ class ControllerCore:
                 effects += self._go_on(now_us)
             case Phase.RESTING:
                 self._rest(now_us)
+        if self.phase is not Phase.FOLLOWING and self.chain:
+            effects += self._look_after_records(now_us)
         return effects
 
     def _move(self, event: str) -> None:
@@ -217,6 +234,7 @@ class ControllerCore:
         nodes = dict.fromkeys(member.node for member in self._membership.members)
         if self.chain:
             nodes |= dict.fromkeys((*self.chain.current.sequencers, *self.chain.current.storage))
+            nodes |= dict.fromkeys(self._repair.progress.used)
         nodes.pop(self.node, None)
         return list(nodes)
 
@@ -233,6 +251,9 @@ class ControllerCore:
         return ()
 
     def _hear(self, sender: NodeId, pong: Pong) -> Iterable[Effect]:
+        before = self.heartbeats.pong(sender)
+        if before is not None and before.incarnation != pong.incarnation:
+            self._inventory.forget(sender)
         self.heartbeats.hear(sender, pong)
         known = self.chain.current.term if self.chain else 0
         return (Send(COORDINATOR, FetchView(known)),) if pong.term > known else ()
@@ -247,6 +268,7 @@ class ControllerCore:
             return ()
         change, self._change = self._change, None
         self._move("new view")
+        self._inventory.wants_all = True
         self._rest_until = now_us + self._pause_us
         self._pause_us = min(2 * self._pause_us, _MAX_PAUSE_US)
         if change is None:
@@ -314,13 +336,14 @@ class ControllerCore:
             wanted=self._plan if self._has_plan else self._as_it_is(),
             sequencers={node: pong.incarnation for node, pong in answers.items()},
             unfit=frozenset(unfit),
-            lost=frozenset(
-                node
-                for node in self._known_nodes()
-                if self.heartbeats.silent_for(node, now_us) > self._config.repair_after_us
-            ),
+            lost=self._lost(now_us),
             storage=tuple(member.node for member in members if member.role is Role.STORAGE),
         )
+
+    def _lost(self, now_us: int) -> frozenset[NodeId]:
+        """Nodes that have been silent for so long that they are replaced."""
+        patience_us = self._config.repair_after_us
+        return frozenset(n for n in self._known_nodes() if self.heartbeats.silent_for(n, now_us) > patience_us)
 
     def _as_it_is(self) -> ClusterPlan:
         if not self.chain:
@@ -389,12 +412,45 @@ class ControllerCore:
         change.plan = plan if sight.has_majority(plan.sequencers, plan.incarnations) else None
         return change.tick(now_us)
 
+    # records and engines
+
+    def _storage(self, now_us: int) -> Storage:
+        members = self._membership.of(Role.STORAGE)
+        return Storage(
+            live=frozenset(m.node for m in members if self.heartbeats.pong(m.node) is not None),
+            lost=self._lost(now_us),
+            draining=frozenset(self._plan.draining),
+            replicas=self._plan.replicas if self._has_plan else self.chain.current.replicas,
+        )
+
+    def _look_after_records(self, now_us: int) -> list[Effect]:
+        """Ask who holds what, fence engines that are gone, and move shards that lack a replica."""
+        view, storage = self.chain.current, self._storage(now_us)
+        if self._repair.progress.is_busy:
+            self._inventory.wants_all = True
+        effects = self._inventory.tick(storage.live, view.term, now_us)
+        effects += self._fences.tick(self._inventory, self._membership, view, now_us)
+        if self._inventory.has_news and now_us >= self._place_at:
+            self._inventory.has_news = False
+            wanted = self._repair.decide(self._inventory, self._placement, storage)
+            if wanted is not None:
+                self._place_at = now_us + _PLACE_REPEAT_US
+                effects.append(Answer("place", wanted))
+        return effects
+
     # what an operator sees
 
     def status(self) -> dict[str, Any]:
         """What it sees and does, as JSON values."""
         view = self.chain.current if self.chain else None
         change = self._change
+        storage = self._storage(self._now_us) if view is not None else None
+        repair = self._repair.status(self._inventory, self._placement, storage) if storage is not None else {}
+        degraded = []
+        if storage is not None and len(storage.live) < storage.replicas:
+            degraded.append(f"{len(storage.live)} storage nodes answer, and {storage.replicas} replicas are wanted")
+        if repair and repair["shards_lacking_replicas"]:
+            degraded.append(f"{repair['shards_lacking_replicas']} shards lack a replica, and no spare node has room")
         return {
             "node": self.node,
             "is_leader": self._leadership.is_leader,
@@ -406,6 +462,9 @@ class ControllerCore:
             "sequencers": list(view.sequencers) if view is not None else [],
             "primaries": list(view.primaries) if view is not None else [],
             "silent": self.heartbeats.silent(),
+            "fencing": {str(incarnation): count for incarnation, count in self._fences.fencing.items()},
+            "repair": repair,
+            "degraded": degraded,
             "changes": [
                 {"term": done.term, "reason": done.reason, "duration_ms": done.duration_us / 1000} for done in self.won
             ],

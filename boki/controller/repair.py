@@ -1,0 +1,158 @@
+"""Records that lost a replica get another one, and nodes that are drained are emptied.
+
+A closed shard is on the storage nodes that the placement names, or else on those that its `OpenShard` named. A replica
+**counts** if its node answers, stays, and has all of the shard. If so few of a shard's nodes can be counted on that it
+lacks one, a spare node is added to its placement, which makes that node fetch the records; once enough replicas count,
+the placement shrinks to them. So a shard's placement grows before it shrinks, and no step takes away a copy that is
+needed. All of it follows from what the nodes say now, so any controller can go on with it.
+
+Open shards are their engine's affair: it opens new ones elsewhere and closes them, and then they come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from boki.controller.inventory import Inventory
+from boki.controller.plans import by_name
+from boki.log.ids import NodeId
+from boki.log.membership import Moved, Place, Placement
+from boki.messages import ShardRow
+
+_MAX_MOVING: Final = 500
+"""So many shards are copied at a time; the others keep their place until there is room."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far repair is."""
+
+    shards_moving: int = 0
+    """Shards with more nodes than replicas, until the new ones have everything."""
+    shards_lacking: int = 0
+    """Shards that lack a replica and find no spare node for it."""
+    shards_incomplete: int = 0
+    """Shards of which some node that answers lacks records."""
+    records_missing: int = 0
+    open_on_lost: int = 0
+    """Open shards that use a node that is lost or drained: their engines replace them."""
+    used: dict[NodeId, int] = field(default_factory=dict)
+    """Per storage node, in how many shards it is named."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything may change soon."""
+        return bool(self.shards_moving or self.shards_incomplete)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The storage nodes as the controller sees them."""
+
+    live: frozenset[NodeId]
+    """Registered, and they answer."""
+    lost: frozenset[NodeId]
+    """They have not answered for so long that they are replaced."""
+    draining: frozenset[NodeId]
+    replicas: int
+
+
+class Repair:
+    """Decides about placements. `progress` is what the last decision saw."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+    def decide(self, inventory: Inventory, placement: Placement, storage: Storage) -> Placement | None:
+        """The placement that should replace `placement`, with its version; None if it is as it should be."""
+        moved = placement.as_map()
+        shards = inventory.shards()
+        progress = Progress()
+        for place, row in shards.items():
+            for node in moved.get(place, row.replicas):
+                progress.used[node] = progress.used.get(node, 0) + 1
+        spares = [node for node in by_name(storage.live) if node not in storage.draining]
+        changes: dict[Place, tuple[NodeId, ...]] = {}
+        for place, row in sorted(shards.items()):
+            now_on = moved.get(place, row.replicas)
+            if not row.is_closed:
+                progress.open_on_lost += not storage.draining.isdisjoint(now_on) or not storage.lost.isdisjoint(now_on)
+            elif row.ordered_until and now_on:
+                should_be = self._place(place, row, now_on, spares, inventory, placement.version, storage, progress)
+                if should_be != now_on:
+                    changes[place] = should_be
+        self.progress = progress
+        if not changes:
+            return None
+        rows = sorted((moved | changes).items())
+        return Placement(version=placement.version, moved=tuple(Moved(*place, nodes) for place, nodes in rows))
+
+    def _place(
+        self,
+        place: Place,
+        row: ShardRow,
+        now_on: tuple[NodeId, ...],
+        spares: Iterable[NodeId],
+        inventory: Inventory,
+        version: int,
+        storage: Storage,
+        progress: Progress,
+    ) -> tuple[NodeId, ...]:
+        """Where one closed shard should be."""
+        counting = []
+        for node in now_on:
+            missing = _missing(inventory, node, place, row.ordered_until, version) if node in storage.live else None
+            if missing:
+                progress.records_missing += missing
+            if missing == 0 and node not in storage.draining:
+                counting.append(node)
+        progress.shards_incomplete += len(counting) < min(storage.replicas, len(now_on))
+        progress.shards_moving += len(now_on) > storage.replicas
+        if len(counting) >= storage.replicas:
+            return tuple(counting[: storage.replicas])
+        staying = [node for node in now_on if node not in storage.lost and node not in storage.draining]
+        lacking = storage.replicas - len(staying)
+        if lacking <= 0 or progress.shards_moving >= _MAX_MOVING:
+            return now_on
+        free = sorted((node for node in spares if node not in now_on), key=lambda node: progress.used.get(node, 0))
+        for node in free[:lacking]:
+            progress.used[node] = progress.used.get(node, 0) + 1
+        progress.shards_lacking += len(free) < lacking
+        progress.shards_moving += bool(free)
+        return (*now_on, *free[:lacking])
+
+    def status(self, inventory: Inventory, placement: Placement, storage: Storage) -> dict[str, Any]:
+        """What an operator asks for, as JSON values."""
+        progress = self.progress
+        told = [inventory.listings.get(node) for node in storage.live]
+        knows_all = all(
+            listing is not None
+            and listing.is_whole
+            and listing.is_caught_up
+            and listing.placement_version >= placement.version
+            for listing in told
+        )
+        return {
+            "shards_moving": progress.shards_moving,
+            "shards_incomplete": progress.shards_incomplete,
+            "shards_lacking_replicas": progress.shards_lacking,
+            "records_missing": progress.records_missing,
+            "draining": {
+                node: {
+                    "shards": progress.used.get(node, 0),
+                    "is_complete": knows_all and not progress.used.get(node, 0),
+                }
+                for node in by_name(storage.draining)
+            },
+        }
+
+
+def _missing(inventory: Inventory, node: NodeId, place: Place, ordered_until: int, version: int) -> int | None:
+    """How many records of a shard a node lacks; None while it has not said so under the current placement."""
+    listing = inventory.listings.get(node)
+    if listing is None or not listing.is_whole or listing.placement_version < version:
+        return None
+    row = listing.rows.get(place)
+    return ordered_until if row is None else max(0, ordered_until - row.stored_until)
