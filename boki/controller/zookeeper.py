@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -34,6 +34,7 @@ from boki.log.view import View
 from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 
 _log = logging.getLogger("boki.zookeeper")
+_FETCH_AT_ONCE: Final = 100
 _T = TypeVar("_T")
 News = InstallView | InstallMembership | InstallPlacement | InstallPlan
 
@@ -171,9 +172,12 @@ class ZooKeeperCoordinator:
             return True
 
     async def _fetch_views(self, watch: Callable[[], None] | None) -> None:
-        for name in await self._session.children("/views", watch):
-            if int(name) not in self._views:
-                _, self._views[int(name)] = await self._get(f"/views/{name}", View)
+        names = await self._session.children("/views", watch)
+        missing = [name for name in names if int(name) not in self._views]
+        for at in range(0, len(missing), _FETCH_AT_ONCE):
+            page = missing[at : at + _FETCH_AT_ONCE]
+            found = await asyncio.gather(*(self._get(f"/views/{name}", View) for name in page))
+            self._views |= {view.term: view for _, view in found}
 
     # placement and plan: compare-and-set
 

@@ -76,7 +76,7 @@ class ZooKeeperSession:
     ) -> ZooKeeperSession:
         """Connect; `Unavailable` if no server of `hosts` answers within `timeout_s`. `root` is made if need be."""
         client = KazooClient(
-            hosts=hosts, timeout=session_s, connection_retry=_RECONNECT, logger=logging.getLogger("boki.kazoo")
+            hosts=hosts, timeout=session_s, connection_retry=_RECONNECT, logger=logging.getLogger("kazoo")
         )
         session = cls(client, root, on_state)
         client.add_listener(session._hear)

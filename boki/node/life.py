@@ -232,6 +232,7 @@ class NodeLife(Generic[ConfigType]):
         self.spawn(self._watch())
         _log.info("%s: incarnation %d takes part", self.node, self.incarnation)
         await self.serve()
+        _log.info("%s: at work", self.node)
 
     async def prepare(self) -> None:
         """Learn from the coordinator what there is, before anybody learns of this node."""

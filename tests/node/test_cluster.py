@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from boki.client import Client
+from boki.zookeeper.server import Ensemble
 from tests.node.cluster import DEFAULT, Cluster, cluster
 
 
@@ -56,6 +57,28 @@ def test_appends_go_on_when_the_primary_dies(tmp_path: Path, zookeeper: str, chr
             assert nodes.primary != primary
             assert nodes.core("engine-1").follower.term > term
             assert [record.seqnum for record in (await book.read("t")).records] == seqnums
+
+    run(body())
+
+
+def test_appends_go_on_while_zookeeper_is_away(tmp_path: Path, own_zookeeper: Ensemble, chroot: str) -> None:
+    """The data path needs no coordinator; when it is back nobody has to begin anew, and terms can change again."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, own_zookeeper.hosts, chroot, *DEFAULT) as nodes, await opened(nodes) as client:
+            book = client.logbook("book")
+            await book.append(b"before")
+            lives = dict(nodes.lives)
+            own_zookeeper.servers[0].kill()
+            await nodes.until(lambda: all(life.coordinator.state == "suspended" for life in lives.values()))
+            for number in range(20):
+                await book.append(b"%d" % number)
+            await asyncio.get_running_loop().run_in_executor(None, own_zookeeper.start)
+            await nodes.until(lambda: all(life.coordinator.state == "connected" for life in lives.values()))
+            assert nodes.lives == lives
+            await nodes.kill(nodes.primary)
+            await book.append(b"after", timeout_s=20)
+            assert len((await book.read()).records) == 22
 
     run(body())
 
