@@ -7,21 +7,21 @@ proxy in front of each node's links (and of its way to ZooKeeper), and `boki.cha
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import msgspec
+
 from boki.chaos.links import Links
+from boki.chaos.supervise import Ward
 from boki.client import Client
 from boki.cluster.config import UpConfig
-from boki.cluster.core import Process
-from boki.cluster.launch import prepare
-from boki.cluster.server import Supervisor
+from boki.cluster.identity import send
+from boki.cluster.state import read_state
 from boki.errors import BokiError, Unavailable
 from boki.log.membership import Role
 from boki.zookeeper.parts import find_parts
@@ -29,7 +29,10 @@ from boki.zookeeper.server import Ensemble, ZooKeeperServer, free_ports
 
 FUNCTIONS: Final = Path(__file__).parent / "functions"
 _LANES: Final = ("control", "appends", "reads")
+_PLAN: Final = UpConfig()
 _START_S: Final = 60.0
+_STOP_S: Final = 40.0
+_DRAIN_S: Final = 2.0
 _POLL_S: Final = 0.1
 _COMMAND_S: Final = 60.0
 ZOOKEEPER: Final = "zookeeper"
@@ -38,17 +41,23 @@ ZOOKEEPER: Final = "zookeeper"
 class Patient:
     """One cluster. `start` brings it up; `stop` ends every process of it."""
 
-    def __init__(self, folder: Path, config: UpConfig, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, *, storage: int, tell: Callable[[str], None]) -> None:
         self._folder = folder
-        self._config = config
         self._tell = tell
         self._addresses: dict[tuple[str, int], str] = {}
         self._links = Links(lambda host, port: self._addresses.get((host, port), ""))
         self._ensemble = Ensemble(find_parts(), folder / "zookeeper", 3)
         self._paused_servers: list[ZooKeeperServer] = []
-        self._supervisor: Supervisor | None = None
-        self._running: asyncio.Task[None] | None = None
-        self._logs = config.logs
+        self._counts = {
+            Role.GATEWAY: 1,
+            Role.ENGINE: _PLAN.engines,
+            Role.STORAGE: storage,
+            Role.SEQUENCER: _PLAN.sequencers,
+            Role.CONTROLLER: _PLAN.controllers,
+        }
+        self._supervisor: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._logs = _PLAN.logs
         self._drained = ""
         self.reconfigurations = 0
         self.url = ""
@@ -56,53 +65,57 @@ class Patient:
     async def start(self) -> None:
         """Start everything and wait until it serves. `Unavailable` if it does not."""
         await asyncio.to_thread(self._ensemble.start)
-        launch = prepare(replace_config(self._config, zookeeper=self._ensemble.hosts, data=self._folder))
-        processes = [await self._through_proxies(process) for process in launch.processes]
-        self.url = launch.about.url
-        self._supervisor = Supervisor(
-            self._config_folder,
-            processes,
-            launch.about,
-            environment=launch.environment,
-            on_event=lambda _name, text, _facts: self._tell(text),
+        ward = Ward(
+            data=str(self._folder),
+            functions=str(FUNCTIONS),
+            zookeeper=self._ensemble.hosts,
+            storage=self._counts[Role.STORAGE],
+            drain_s=_DRAIN_S,
+            faults=str(self._folder / "faults"),
+            flags={node: await self._flags(node) for node in self.all_nodes()},
         )
-        self._running = asyncio.create_task(self._supervisor.run())
+        self._supervisor = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "boki.chaos.supervise", msgspec.json.encode(ward).decode()),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        self._listening = asyncio.create_task(self._listen())
         until = asyncio.get_running_loop().time() + _START_S
         while not await self._is_ready():
-            if asyncio.get_running_loop().time() > until:
-                raise Unavailable(f"the cluster was not ready within {_START_S:g} s; see {self._config_folder}")
+            if asyncio.get_running_loop().time() > until or self._supervisor.returncode is not None:
+                raise Unavailable(f"the cluster was not ready within {_START_S:g} s; see {self._cluster_folder}/logs")
             await asyncio.sleep(_POLL_S)
 
     @property
-    def _config_folder(self) -> Path:
+    def _cluster_folder(self) -> Path:
         return (self._folder / "cluster").resolve()
 
-    async def _through_proxies(self, process: Process) -> Process:
-        """The same process, with its links and its disk in our hands."""
-        node = process.node
+    async def _listen(self) -> None:
+        assert self._supervisor is not None
+        assert self._supervisor.stdout is not None
+        async for line in self._supervisor.stdout:
+            self._tell(line.decode(errors="replace").rstrip())
+
+    async def _flags(self, node: str) -> list[str]:
+        """What puts a node's links into our hands."""
         ports = free_ports(len(_LANES))
         self._addresses |= {("127.0.0.1", port): node for port in ports}
-        proxy = await self._links.open_proxy(node)
         servers = [
             await self._links.forward(node, ZOOKEEPER, "127.0.0.1", server.ports.client)
             for server in self._ensemble.servers
         ]
-        faults = self._faults(node)
-        faults.mkdir(parents=True, exist_ok=True)
-        flags = ["--proxy", f"127.0.0.1:{proxy}", "--zookeeper", ",".join(f"127.0.0.1:{port}" for port in servers)]
+        flags = ["--proxy", f"127.0.0.1:{await self._links.open_proxy(node)}"]
+        flags += ["--zookeeper", ",".join(f"127.0.0.1:{port}" for port in servers)]
         for lane, port in zip(_LANES, ports, strict=True):
             flags += [f"--{lane}-port", str(port)]
-        words = process.command[process.command.index("start") :]
-        command = (sys.executable, "-m", "boki.chaos.disks", str(faults), *words, *flags)
-        return replace(process, command=command)
-
-    def _faults(self, node: str) -> Path:
-        return self._folder / "faults" / node
+        return flags
 
     async def _is_ready(self) -> bool:
-        assert self._running is not None
-        if self._running.done():
-            raise Unavailable(f"the supervisor has ended: {self._running.exception()!r}")
+        if not self.url:
+            state = read_state(self._cluster_folder)
+            self.url = state.url if state is not None and state.is_running else ""
+        if not self.url:
+            return False
         try:
             async with asyncio.timeout(5), Client(self.url) as client:
                 await client.logbook("chaos-ready").append(b"ready", timeout_s=2)
@@ -112,11 +125,18 @@ class Patient:
 
     async def stop(self) -> None:
         """End every process."""
-        if self._supervisor is not None and self._running is not None:
-            await self.heal()
-            self.resume_zookeeper()
-            self._supervisor.stop()
-            await asyncio.gather(self._running, return_exceptions=True)
+        await self.heal()
+        self.resume_zookeeper()
+        if self._supervisor is not None and self._listening is not None:
+            if self._supervisor.returncode is None:
+                self._supervisor.terminate()
+            try:
+                async with asyncio.timeout(_STOP_S):
+                    await self._supervisor.wait()
+            except TimeoutError:
+                self._supervisor.kill()  # the kernel ends its children with it
+                await self._supervisor.wait()
+            await self._listening
         await self._links.close()
         await asyncio.to_thread(self._ensemble.stop)
 
@@ -136,8 +156,7 @@ class Patient:
 
     def all_nodes(self) -> list[str]:
         """See `faults.Patient`."""
-        assert self._supervisor is not None
-        return list(self._supervisor.core.rows)
+        return [f"{role}-{number}" for role, count in self._counts.items() for number in range(1, count + 1)]
 
     async def primary(self) -> str:
         """See `faults.Patient`."""
@@ -146,10 +165,10 @@ class Patient:
         return (leading or self.nodes(Role.SEQUENCER))[0]
 
     def _signal(self, node: str, number: signal.Signals) -> None:
-        assert self._supervisor is not None
-        pid = self._supervisor.core.rows[node].pid
-        if pid:
-            os.kill(pid, number)
+        state = read_state(self._cluster_folder)
+        for process in state.processes if state is not None else ():
+            if process.node == node:
+                send(process.pid, process.mark, number)
 
     def kill(self, node: str) -> None:
         """See `faults.Patient`."""
@@ -173,11 +192,11 @@ class Patient:
 
     def break_disk(self, node: str, how: str) -> None:
         """See `faults.Patient`."""
-        (self._faults(node) / how).touch()
+        (self._folder / "faults" / node / how).touch()
 
     def mend_disk(self, node: str) -> None:
         """See `faults.Patient`."""
-        for file in self._faults(node).iterdir():
+        for file in (self._folder / "faults" / node).iterdir():
             file.unlink()
 
     async def kill_zookeeper_leader(self) -> None:
@@ -205,7 +224,7 @@ class Patient:
             node, self._drained = self._drained, ""
             await self._boki("undrain", node)
             return f"boki undrain {node}"
-        if random.random() < 0.5 and len(self.nodes(Role.STORAGE)) > self._config.replicas:
+        if random.random() < 0.5 and len(self.nodes(Role.STORAGE)) > _PLAN.replicas:
             self._drained = random.choice(self.nodes(Role.STORAGE))
             await self._boki("drain", self._drained)
             return f"boki drain {self._drained}"
@@ -227,8 +246,3 @@ class Patient:
         """See `faults.Patient`."""
         for node in self.all_nodes():
             self.kill(node)
-
-
-def replace_config(config: UpConfig, **changes: Any) -> UpConfig:
-    """The configuration with these fields changed."""
-    return UpConfig(**{name: getattr(config, name) for name in config.__struct_fields__} | changes)

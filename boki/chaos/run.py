@@ -16,8 +16,7 @@ import msgspec
 
 from boki.chaos.faults import FAULTS, Fault, Schedule, inflict
 from boki.chaos.load import Orders
-from boki.chaos.patient import FUNCTIONS, Patient
-from boki.cluster.config import UpConfig
+from boki.chaos.patient import Patient
 from boki.errors import Unavailable
 from boki.histories.checkers import find_violations
 from boki.histories.history import History
@@ -82,8 +81,8 @@ class Chaos:
         self._sessions = sessions
         self._tell = tell
         self.report = Report(seed)
-        config = UpConfig(data=folder, functions=FUNCTIONS, port=0, storage=4, logs=1, drain_s=2.0)
-        self._patient = Patient(folder, config, tell)
+        # one more than the replicas, so that a storage node can be drained
+        self._patient = Patient(folder, storage=4, tell=tell)
         self._told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def run(self) -> Report:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from boki.cli import bench, demo, dev, invoke, keygen, log, new, reconfigure, start, status, up
+from boki.cli import bench, chaos, demo, dev, invoke, keygen, log, new, reconfigure, start, status, up
 from boki.cli.terminal import errors
 from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
 
@@ -91,3 +91,4 @@ app.command("reconfigure")(reconfigure.command)
 app.command("drain")(reconfigure.drain)
 app.command("undrain")(reconfigure.undrain)
 app.command("bench")(bench.command)
+app.command("chaos")(chaos.command)

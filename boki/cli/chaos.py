@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,8 +33,6 @@ def command(
 
     Ends with 0 only if no promise was broken and every class of faults has happened.
     """
-    import uvloop
-
     from boki.chaos.faults import FAULTS
     from boki.chaos.run import Chaos
 
@@ -51,7 +50,7 @@ def command(
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         run = Chaos(folder, seed=seed, duration_s=minutes * 60, faults=chosen, sessions=sessions, tell=tell)
-        report = uvloop.run(run.run())
+        report = asyncio.run(run.run())  
     if as_json:
         print_json(report.to_json())
     else:

@@ -1,0 +1,71 @@
+"""The supervisor of a cluster under fault, as a process of its own: `boki up` with flags for each node.
+
+A node's links go through its proxy, its database stands behind `boki.chaos.disks`. What is to run comes as JSON in the
+one argument; SIGTERM stops everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from boki.cluster.config import UpConfig
+from boki.cluster.core import Process
+from boki.cluster.launch import prepare
+from boki.cluster.server import Supervisor
+
+
+class Ward(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster that is to be hurt. `flags`: by node, what is added to its `boki start`."""
+
+    data: str
+    functions: str
+    zookeeper: str
+    storage: int
+    drain_s: float
+    faults: str
+    flags: dict[str, list[str]]
+
+    @property
+    def config(self) -> UpConfig:
+        """As `boki up` is told."""
+        return UpConfig(
+            data=Path(self.data),
+            functions=Path(self.functions),
+            zookeeper=self.zookeeper,
+            storage=self.storage,
+            drain_s=self.drain_s,
+            port=0,
+            log_format="json",
+        )
+
+
+async def supervise(ward: Ward) -> None:
+    """Run it until SIGTERM."""
+    config = ward.config
+    launch = prepare(config)
+    supervisor = Supervisor(
+        config.folder,
+        [_exposed(process, ward) for process in launch.processes],
+        launch.about,
+        environment=launch.environment,
+        on_event=lambda _name, text, _facts: print(text, flush=True),
+    )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, supervisor.stop)
+    await supervisor.run()
+
+
+def _exposed(process: Process, ward: Ward) -> Process:
+    faults = Path(ward.faults, process.node)
+    faults.mkdir(parents=True, exist_ok=True)
+    words = (*process.command, *ward.flags[process.node])
+    return replace(process, command=(sys.executable, "-m", "boki.chaos.disks", str(faults), *words), is_boki=False)
+
+
+if __name__ == "__main__":
+    asyncio.run(supervise(msgspec.json.decode(sys.argv[1], type=Ward)))
