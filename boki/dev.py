@@ -16,6 +16,7 @@ import msgspec
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.config import DevConfig
+from boki.engine.ledger import Owner
 from boki.engine.log_service import LogService
 from boki.engine.logged_calls import LoggedCalls
 from boki.engine.pools import FunctionHost
@@ -52,7 +53,13 @@ class Dev:
             reload=config.reload,
             show_tracebacks=True,
         )
-        self.calls = LoggedCalls(self.service, self.functions.call, keep_s=config.keep_calls_s, limits=config.limits)
+        self.calls = LoggedCalls(
+            self.service,
+            self.functions.call,
+            me=Owner(ENGINE, log.engine.incarnation),
+            keep_s=config.keep_calls_s,
+            limits=config.limits,
+        )
         self.gateway = Gateway(_Backend(self), gateway)
         self.is_open = False
 

@@ -1,4 +1,4 @@
-"""The system book `boki:calls` behind the LogBook API: accept, finish, look up, carry forward, trim, checkpoint.
+"""The system book `boki:calls` behind the LogBook API: followed, written, and kept short.
 
 An append whose answer is lost may have happened, and a ledger must know. So each is of a kind that can be repeated: an
 acceptance under its key, or under the condition that its id has no record yet; everything else under the condition that
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -22,19 +23,25 @@ from boki.engine.ledger import (
     BOOK,
     CHECKPOINT_TAG,
     FINISHED_TAG,
+    TAKEN_OVER_TAG,
     Accepted,
+    CallEntry,
     Checkpoint,
     Entry,
     Finished,
     Ledger,
+    Owner,
+    Started,
+    TakenOver,
     Waiting,
     carry_forward,
     decode_entry,
-    due_at,
     encode_entry,
     id_tag,
+    owner_tag,
+    waiting_of,
 )
-from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, TooLarge
+from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.operations import Failure, Found, Read, TrimBook
@@ -57,12 +64,13 @@ T = TypeVar("T")
 
 
 class CallBook:
-    """The book and the ledger that it folds into. One per engine."""
+    """The book and the ledger that it folds into. One per engine; `me` is this engine's incarnation."""
 
-    def __init__(self, port: LogPort, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, port: LogPort, me: Owner, limits: Limits = DEFAULT_LIMITS) -> None:
         self.ledger = Ledger()
-        self.appended_count = 0
+        self.unsaved_count = 0
         """Records since the last checkpoint."""
+        self.me = me
         self._limits = limits
         deadline = Deadline(clock=lambda: asyncio.get_running_loop().time())
         self._access = LogAccess(
@@ -71,6 +79,8 @@ class CallBook:
         self._book = self._access.logbook(BOOK)
         self._floor = 0
 
+    # following
+
     async def recover(self) -> None:
         """Fold the book up to its tail. `VersionTooNew` if a newer Boki has written there."""
         await self._book.sync()
@@ -78,60 +88,109 @@ class CallBook:
         checkpoint = decode_entry(tail.data) if tail else None
         assert checkpoint is None or isinstance(checkpoint, Checkpoint), "the tag says what the record is"
         self.ledger = Ledger(checkpoint)
+        self.unsaved_count = 0
         start = self.ledger.fold_from
         while True:
             page = await self._book.read(start=start, limit=min(DEFAULT_PAGE_RECORDS, self._limits.page_records))
             if not page.records:
                 return
             for record in page.records:
-                self.ledger.apply(decode_entry(record.data), record.seqnum, record.time)
-            self.appended_count += len(page.records)
+                self._fold(record)
             start = page.next_start
 
+    async def follow(self, on_entry: Callable[[Entry], None], on_recovered: Callable[[], None]) -> None:
+        """Fold what comes, for ever; `on_entry` is told of each record after it was folded.
+
+        If others have trimmed what was not yet read, the ledger is made anew, and `on_recovered` is told.
+        """
+        while True:
+            try:
+                async for page in self._book.subscribe(start=self.ledger.fold_from).batches():
+                    for record in page.records:
+                        on_entry(self._fold(record))
+            except Trimmed:
+                await _until_answered(self.recover)
+                on_recovered()
+            except BokiError as error:
+                if not error.retryable:
+                    raise
+                _log.info("repeating a read of book %s: %s", BOOK, error)
+                await asyncio.sleep(_FIRST_BACKOFF_S)
+
+    def _fold(self, record: Record) -> Entry:
+        entry = decode_entry(record.data)
+        self.ledger.fold(entry, record.seqnum, record.time)
+        self.unsaved_count = 0 if isinstance(entry, Checkpoint) else self.unsaved_count + 1
+        return entry
+
+    # the life of a call
+
     async def accept(self, entry: Accepted, key: str | None) -> tuple[Accepted, int, Waiting | None]:
-        """Log the acceptance: the entry that counts, its time, and, if it is this one, what is to be run.
+        """Log the acceptance: the entry that counts, its time, and, if that is this call and it has not begun, what is
+        to be run by its owner.
 
         Under a key that was used before, the entry of the first use counts. What is raised is a definite refusal.
         """
         tag = id_tag(entry.call.id)
         when = (Expect(tag, 0),) if key is None else ()
         append = partial(self._book.append, encode_entry(entry), [tag, ACCEPTED_TAG], when=when, key=key)
-        token = self.ledger.issue_append()
         try:
-            try:
-                seqnum = await _until_decided(append)
-            except ConditionFailed as error:  # an earlier try of this very append has been carried out
-                seqnum = error.actual_seqnum
+            seqnum = await _until_decided(append)
+        except ConditionFailed as error:  # an earlier try, here or at another engine, has been carried out
+            seqnum = error.actual_seqnum
+        last = await _until_answered(partial(self.last, entry.call.id))
+        if last is None:  # the key belongs to another call
             record = await _until_answered(partial(self._book.get, seqnum))
-            first = _accepted(record)
-            waiting = None
-            if first.call.id == entry.call.id:
-                waiting = Waiting(first.call.id, seqnum, due_at(first, record.time))
-                self.ledger.accept(waiting)
-        except BokiError:
-            self._settle(token)
-            raise
-        self._settle(token)
-        return first, record.time, waiting
+            return _accepted(record), record.time, None
+        known, record = last
+        self.ledger.learn(known, record.seqnum, record.time)
+        if isinstance(known, Accepted):
+            return known, record.time, waiting_of(known, record.seqnum, record.time)
+        return entry, record.time, None
+
+    async def begin(self, waiting: Waiting) -> Waiting | None:
+        """Record that an inherited call is started here: how it waits from then on; None if it does not any more."""
+        started = Started(waiting.id, waiting.accepted_seqnum, waiting.due_us, self.me, waiting.starts + 1)
+        append = partial(
+            self._book.append,
+            encode_entry(started),
+            [id_tag(waiting.id)],
+            when=Expect(id_tag(waiting.id), waiting.seqnum),
+        )
+        try:
+            seqnum = await _until_decided(append, forever=True)
+            self.ledger.learn(started, seqnum, 0)
+        except ConditionFailed:
+            await self._catch_up(waiting.id)
+        found = self.ledger.waiting.get(waiting.id)
+        return found if found is not None and found.owner == self.me else None
 
     async def finish(self, entry: Finished) -> Outcome:
-        """Record how the call ended, unless that has been done: the outcome that counts."""
+        """Record how the call ended, unless that has been done or it is another's by now: the outcome that counts."""
         data = self._fitting(entry)
         tag = id_tag(entry.id)
         while (waiting := self.ledger.waiting.get(entry.id)) is not None:
-            when = Expect(tag, waiting.seqnum)
-            token = self.ledger.issue_append()
+            if waiting.owner != self.me:
+                return await self.outcome(entry.id)
+            append = partial(self._book.append, data, [tag, FINISHED_TAG], when=Expect(tag, waiting.seqnum))
             try:
-                append = partial(self._book.append, data, [tag, FINISHED_TAG], when=when)
                 seqnum = await _until_decided(append, forever=True)
-                self.ledger.finish(entry.id, seqnum)
+                self.ledger.learn(entry, seqnum, 0)
+                return entry.outcome
             except ConditionFailed:
-                adopted = await self._catch_up(entry.id)
-                if adopted is not None:
-                    return adopted
-            finally:
-                self._settle(token)
-        return entry.outcome
+                await self._catch_up(entry.id)
+        return await self._catch_up(entry.id) or entry.outcome
+
+    async def take_over(self, lost: Owner) -> None:
+        """Claim the unfinished calls of an owner that can append no more, unless another has; the fold tells who."""
+        append = partial(
+            self._book.append,
+            encode_entry(TakenOver(lost, self.me)),
+            [owner_tag(lost), TAKEN_OVER_TAG],
+            when=Expect(owner_tag(lost), 0),
+        )
+        with suppress(ConditionFailed):
+            await _until_decided(append, forever=True)
 
     def _fitting(self, entry: Finished) -> bytes:
         """The record of an outcome; one that is too large for a record becomes the failure that says so."""
@@ -155,20 +214,25 @@ class CallBook:
             _log.warning(
                 "the records of call %s are gone before it has finished: was book %s trimmed?", invocation_id, BOOK
             )
-            self.ledger.finish(invocation_id, 0)
+            self.ledger.lose(invocation_id)
             return None
         entry, record = last
-        self.ledger.apply(entry, record.seqnum, record.time)
+        self.ledger.learn(entry, record.seqnum, record.time)
         return entry.outcome if isinstance(entry, Finished) else None
 
-    async def last(self, invocation_id: str) -> tuple[Accepted | Finished, Record] | None:
+    async def last(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
         """The call's last record; None if there is none."""
         record = await self._book.check_tail(id_tag(invocation_id))
         if record is None:
             return None
         entry = decode_entry(record.data)
-        assert not isinstance(entry, Checkpoint), "checkpoints carry no id"
+        assert isinstance(entry, Accepted | Started | Finished), "others carry no id"
         return entry, record
+
+    async def acceptance(self, started: Started) -> tuple[Accepted, int]:
+        """The acceptance of a call that has been started, and the time of its record."""
+        record = await self._book.get(started.accepted_seqnum)
+        return _accepted(record), record.time
 
     async def wait_for_more(self, invocation_id: str, after: Record, wait_s: float) -> None:
         """Return when the call has a record after this one, or when `wait_s` is over."""
@@ -185,9 +249,17 @@ class CallBook:
                 return entry.outcome
             await _until_answered(partial(self.wait_for_more, invocation_id, record, _LONGEST_POLL_S))
 
-    async def load(self, waiting: Waiting) -> tuple[Accepted, int]:
-        """The acceptance of an unfinished call, with its payload, and the time of the record."""
-        record = await _until_answered(partial(self._book.get, waiting.seqnum))
+    async def load(self, waiting: Waiting) -> tuple[Accepted, int] | None:
+        """The acceptance of an unfinished call, with its payload, and the time of the record; None if it is gone."""
+        try:
+            record = await _until_answered(partial(self._book.get, waiting.accepted_seqnum))
+        except (NotFound, Trimmed):  # it has been carried forward, or is over
+            await self._catch_up(waiting.id)
+            found = self.ledger.waiting.get(waiting.id)
+            if found is None or found.accepted_seqnum == waiting.accepted_seqnum:
+                self.ledger.lose(waiting.id)
+                return None
+            return await self.load(found)
         return _accepted(record), record.time
 
     async def checkpoint(self) -> None:
@@ -195,7 +267,7 @@ class CallBook:
         data = encode_entry(self.ledger.checkpoint())
         if len(data) <= self._limits.record_bytes:  # with so many that wait, the next start reads on instead
             await self._book.append(data, [CHECKPOINT_TAG])
-        self.appended_count = 0
+        self.unsaved_count = 0
 
     async def trim(self, older_than_us: int) -> None:
         """Trim what was recorded before that time, by the log's time. Unfinished calls are carried forward first."""
@@ -211,23 +283,20 @@ class CallBook:
             self._floor = floor
 
     async def _carry(self, waiting: Waiting) -> None:
-        accepted, time_us = await self.load(waiting)
-        carried = carry_forward(accepted, time_us)
+        loaded = await self.load(waiting)
+        found = self.ledger.waiting.get(waiting.id)
+        if loaded is None or found != waiting:
+            return  # it has changed: the next trim looks at it again
+        carried = carry_forward(*loaded, waiting)
         tag = id_tag(waiting.id)
-        when = Expect(tag, waiting.seqnum)
-        token = self.ledger.issue_append()
+        append = partial(
+            self._book.append, encode_entry(carried), [tag, ACCEPTED_TAG], when=Expect(tag, waiting.seqnum)
+        )
         try:
-            append = partial(self._book.append, encode_entry(carried), [tag, ACCEPTED_TAG], when=when)
             seqnum = await _until_decided(append, forever=True)
-            self.ledger.accept(Waiting(waiting.id, seqnum, due_at(carried, 0)))
+            self.ledger.learn(carried, seqnum, 0)
         except ConditionFailed:
             await self._catch_up(waiting.id)
-        finally:
-            self._settle(token)
-
-    def _settle(self, token: int) -> None:
-        self.ledger.settle_append(token)
-        self.appended_count += 1
 
 
 def _accepted(record: Record) -> Accepted:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.ledger import BOOK, Accepted, Checkpoint, Finished, decode_entry
+from boki.engine.ledger import BOOK, Entry, Finished, Owner, decode_entry
 from boki.engine.logged_calls import LoggedCalls
 from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
@@ -70,16 +70,31 @@ async def time_passes(seconds: float) -> None:
     await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
 
 
-class FaultyPort:
-    """A `LogPort` over a `MemoryLog`. `faults` says what goes wrong at which operation; a halt stops everything."""
+class WatchedLog(MemoryLog):
+    """A log in memory that several engines share; who waits is woken by each change."""
 
-    def __init__(self, log: MemoryLog, faults: dict[int, Fault] | None = None) -> None:
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.changed = asyncio.Event()
+
+    def answer(self, operation: Operation, now: int) -> Answer:
+        """See `MemoryLog.answer`."""
+        answer = super().answer(operation, now)
+        if not isinstance(answer, Found):
+            self.changed.set()
+            self.changed = asyncio.Event()
+        return answer
+
+
+class FaultyPort:
+    """A `LogPort` over a log in memory. `faults` says what goes wrong at which operation; a halt stops everything."""
+
+    def __init__(self, log: WatchedLog, faults: dict[int, Fault] | None = None) -> None:
         self.log = log
         self.faults = faults or {}
         self.operations: list[Operation] = []
         self.is_halted = False
         self.halted = asyncio.Event()
-        self._changed = asyncio.Event()
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
@@ -105,16 +120,12 @@ class FaultyPort:
 
     async def _answer(self, operation: Operation) -> Answer:
         answer = self.log.answer(operation, now_us())
-        if not isinstance(answer, Found):
-            self._changed.set()
-            self._changed = asyncio.Event()
-            return answer
-        if isinstance(operation, Read) and operation.wait_us and not answer.slabs:
+        if isinstance(answer, Found) and isinstance(operation, Read) and operation.wait_us and not answer.slabs:
             until = asyncio.get_running_loop().time() + operation.wait_us / 1e6
             while not answer.slabs and (left_s := until - asyncio.get_running_loop().time()) > 0:
                 try:
                     async with asyncio.timeout(left_s):
-                        await self._changed.wait()
+                        await self.log.changed.wait()
                 except TimeoutError:
                     break
                 found = self.log.answer(operation, now_us())
@@ -135,23 +146,26 @@ class CallWorld:
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.limits = limits
-        self.log = MemoryLog(limits)
+        self.log = WatchedLog(limits)
         self.ran: list[Call] = []
         self.bodies: dict[str, Body] = {}
         self.port = FaultyPort(self.log)
+        self.incarnation = 0
         self.calls: LoggedCalls
 
     async def start(self, faults: dict[int, Fault] | None = None, **options: Any) -> LoggedCalls:
         """A process starts, on what the one before has left."""
         self.port = FaultyPort(self.log, faults)
-        self.calls = LoggedCalls(self.port, self._run, clock=now_us, limits=self.limits, **options)
+        self.incarnation += 1
+        me = Owner("engine-1", self.incarnation)
+        self.calls = LoggedCalls(self.port, self._run, me=me, clock=now_us, limits=self.limits, **options)
         await self.calls.start()
         return self.calls
 
     async def kill(self) -> None:
         """The process is gone, with everything that it was doing."""
         self.port.is_halted = True
-        for timer in (self.calls._timer, self.calls._trimmer):
+        for timer in (self.calls._timer, self.calls._trimmer, self.calls._watcher):
             if timer is not None:
                 timer.cancel()
         self.calls._is_open = False
@@ -164,7 +178,7 @@ class CallWorld:
         self.ran.append(call)
         return await self.bodies.get(call.function, echo)(call)
 
-    def entries(self) -> list[Accepted | Finished | Checkpoint]:
+    def entries(self) -> list[Entry]:
         """What the book says, in order."""
         found = self.log.answer(Read(BOOK, limit=10_000), now_us())
         assert isinstance(found, Found)

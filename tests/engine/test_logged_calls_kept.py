@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.ledger import BOOK, Accepted, Checkpoint, Finished
+from boki.engine.ledger import BOOK, Accepted, Checkpoint, Finished, Started, TakenOver
 from boki.errors import (
     NoSuchInvocation,
     Unavailable,
@@ -143,7 +143,7 @@ def test_records_of_a_newer_version_stop_the_start() -> None:
 
     async def scenario() -> None:
         world = CallWorld()
-        chunk = encode_chunk(BOOK, [Group([(b"\x02new", ("accepted",))])])
+        chunk = encode_chunk(BOOK, [Group([(b"\x03new", ("accepted",))])])
         world.log.answer(Append(BOOK, chunk), now_us())
         with pytest.raises(VersionTooNew):
             await world.start()
@@ -162,7 +162,7 @@ def test_what_is_recorded_is_what_the_first_to_finish_recorded() -> None:
         waiter = asyncio.create_task(calls.call_once(a_call(1, "wait"), "k"))
         await gate.started.wait()
         other = CallWorld()
-        other.log = world.log
+        other.log, other.incarnation = world.log, world.incarnation
 
         async def body(_call: Call) -> Outcome:
             return Outcome(Payload("json", b'"other"'), None)
@@ -171,7 +171,7 @@ def test_what_is_recorded_is_what_the_first_to_finish_recorded() -> None:
         await (await other.start()).state(a_call(1).id, wait_s=10)
         gate.opened.set()
         assert (await waiter)[1].result == Payload("json", b'"other"')
-        assert [type(entry) for entry in world.entries()] == [Accepted, Finished]
+        assert [type(entry) for entry in world.entries()] == [Accepted, TakenOver, Started, Finished]
         await calls.stop()
         await other.calls.stop()
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
+from boki.engine.ledger import Owner
 from boki.engine.logged_calls import LoggedCalls
 from boki.errors import BokiError, InvalidArgument
 from boki.gateway.backend import EngineWatcher
@@ -60,11 +61,13 @@ class FakeBackend:
         self.operations: list[tuple[Operation, Positions, float]] = []
         self.failures: list[BokiError] = []
         self.change_count = 0
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
         self._waits = 0
         self._expired = asyncio.Event()
         self._woken = asyncio.Event()
-        self.ledger = LoggedCalls(self, self.run_logged, clock=lambda: self.now_us, limits=limits)
+        self.ledger = LoggedCalls(
+            _LedgerPort(self), self.run_logged, me=Owner("engine-1", 1), clock=lambda: self.now_us, limits=limits
+        )
 
     def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:
         if self.refusal is not None:
@@ -95,8 +98,8 @@ class FakeBackend:
         answer = self.log.answer(operation, self.now_us)
         if not isinstance(answer, Found):
             self.change_count += 1
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self.changed.set()
+            self.changed = asyncio.Event()
         elif isinstance(operation, Read) and operation.wait_us:
             while not answer.slabs and not await self._wait_for_change():
                 found = self.log.answer(operation, self.now_us)
@@ -109,7 +112,7 @@ class FakeBackend:
         """True if the waiting is over instead."""
         self._waits += 1
         self._wake()
-        tasks = [asyncio.create_task(event.wait()) for event in (self._changed, self._expired)]
+        tasks = [asyncio.create_task(event.wait()) for event in (self.changed, self._expired)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return tasks[1].done()
@@ -144,6 +147,26 @@ class FakeBackend:
 
     async def status(self) -> dict[str, Any]:
         return {"version": "1", "term": 1}
+
+
+class _LedgerPort:
+    """The ledger's own way to the log: it follows its book, which no test means when it speaks of waiting reads."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self._backend = backend
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        """See `boki.runtime.port.LogPort`."""
+        is_follower = isinstance(operation, Read) and operation.tag is None and operation.wait_us > 0
+        if not is_follower:
+            return await self._backend.request(operation, positions, timeout_s)
+        while True:
+            changed = self._backend.changed
+            answer = self._backend.log.answer(operation, self._backend.now_us)
+            assert isinstance(answer, Found)
+            if answer.slabs:
+                return answer
+            await changed.wait()
 
 
 BROKEN = ModuleInfo(module="broken", path="broken.py", error="broken.py:3: SyntaxError: invalid syntax")
