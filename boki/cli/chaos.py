@@ -50,7 +50,7 @@ def command(
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         run = Chaos(folder, seed=seed, duration_s=minutes * 60, faults=chosen, sessions=sessions, tell=tell)
-        report = asyncio.run(run.run())  
+        report = asyncio.run(run.run())
     if as_json:
         print_json(report.to_json())
     else:
