@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from boki.effects import Answer, Core, DiskRoom, Effect, Load, Send, Store, Trace
@@ -81,7 +82,7 @@ class Host:
                     self._answer(token, value)
                 case Load():
                     assert self.disk is not None, f"{self.node} has no disk to load from"
-                    self.deliver(self.node, self.disk.load(effect))
+                    self.disk.load(effect, partial(self.deliver, self.node))
                 case Trace(level, text):
                     _log.log(level, "%s: %s", self.node, text)
 

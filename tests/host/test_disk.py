@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import boki.host.disk
-from boki.effects import Delete, DiskRoom, Load, Put, Send, Store
+from boki.effects import Delete, DiskRoom, Load, Loaded, Put, Send, Store
 from boki.errors import ConfigError, DataDirectoryInUse, StoreFailed, VersionTooNew
 from boki.host.data_directory import DataDirectory
 from boki.host.disk import Disk
@@ -112,16 +112,38 @@ def test_reading_what_was_written(tmp_path: Path) -> None:
         disk.store_now([Put(b"b%02d" % n, b"%d" % n) for n in range(0, 50, 10)])
         assert [key for key, _ in disk.scan(b"b10", b"b30")] == [b"b10", b"b20"]
         assert [key for key, _ in disk.scan(b"b10", b"b30", backward=True)] == [b"b20", b"b10"]
-        assert [key for key, _ in disk.load(Load("t", b"b25", b"b00", b"b41", 1 << 20)).rows] == [
-            b"b20",
-            b"b30",
-            b"b40",
-        ]
-        assert [key for key, _ in disk.load(Load("t", b"b25", b"b21", b"b41", 1)).rows] == [b"b30"]
+        loaded: list[Loaded] = []
+        disk.load(Load("t", b"b25", b"b00", b"b41", 1 << 20), loaded.append)
+        assert [key for key, _ in loaded[-1].rows] == [b"b20", b"b30", b"b40"]
+        disk.load(Load("t", b"b25", b"b21", b"b41", 1), loaded.append)
+        assert [key for key, _ in loaded[-1].rows] == [b"b30"]
         disk.store_now([Delete(b"b10", b"b40")])
         assert [key for key, _ in disk.scan(b"a", b"c")] == [b"b00", b"b40"]
         assert disk.get(b"b40") == b"40"
         assert disk.get(b"b10") is None
+        disk.close()
+
+    in_loop(body())
+
+
+def test_a_large_load_lets_the_loop_go_on_and_later_ones_wait_for_their_turn(tmp_path: Path) -> None:
+    """Whoever reads much holds up nobody for long, and answers keep the order of the questions."""
+
+    async def body() -> None:
+        disk = Disk(tmp_path / "d", asyncio.get_running_loop(), on_failure=pytest.fail)
+        value = bytes(100_000)
+        disk.store_now([Put(b"b%02d" % n, value) for n in range(20)])
+        done: asyncio.Queue[Loaded] = asyncio.Queue()
+        disk.load(Load("all", b"b", b"b", b"c", 1 << 30), done.put_nowait)
+        disk.load(Load("some", b"b05", b"b05", b"c", 450_000), done.put_nowait)
+        disk.load(Load("one", b"b05", b"b05", b"c", 1), done.put_nowait)
+        turns = 0
+        while done.qsize() < 3:
+            await asyncio.sleep(0)
+            turns += 1
+        answers = [done.get_nowait() for _ in range(3)]
+        assert [(answer.token, len(answer.rows)) for answer in answers] == [("all", 20), ("some", 5), ("one", 1)]
+        assert turns >= 6
         disk.close()
 
     in_loop(body())
