@@ -218,6 +218,7 @@ class EngineCore:
         match message:
             case Metalog():
                 self.follower.offer(message, now_us, sender)
+                return self._ask_view(message.term + message.ended, now_us)
             case ShardProgress():
                 self.appends.note_progress(sender, message, now_us)
             case IndexBatch(batch):
@@ -236,7 +237,7 @@ class EngineCore:
                 return self._stamp(self._install(message, now_us))
             case CheckpointStored():
                 return self.checkpoints.stored(self._storage_nodes())
-        term = message.term if isinstance(message, Metalog | ShardProgress | BatchesFetched) else 0
+        term = message.term if isinstance(message, ShardProgress | BatchesFetched) else 0
         return self._ask_view(term, now_us)
 
     def _install(self, message: InstallView | InstallMembership | InstallPlacement, now_us: int) -> list[Effect]:
