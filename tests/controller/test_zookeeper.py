@@ -249,7 +249,7 @@ def test_membership_follows_who_comes_and_goes(zookeeper: str, chroot: str) -> N
                 await storage.coordinator.register(store)
                 await watcher.until(lambda: watcher.names == {"engine-1", "storage-1"})
                 await engine.coordinator.register(msgspec.structs.replace(ENGINE, has_index=True))
-                await watcher.until(lambda: watcher.coordinator.membership.members[0].has_index)
+                await watcher.until(lambda: [m.has_index for m in watcher.coordinator.membership.members[:1]] == [True])
                 await storage.coordinator.unregister(store.node)
                 await watcher.until(lambda: watcher.names == {"engine-1"})
                 plan = await watcher.coordinator.ensure_plan(ClusterPlan(draining=(store.node,)))
@@ -275,7 +275,7 @@ def test_a_node_that_begins_anew_takes_its_former_lifes_place(zookeeper: str, ch
                 assert await stranger.coordinator.claim_index_slot(ENGINE.node, 1) is None
             async with joined(zookeeper, chroot, home="a", election=True) as new:
                 await new.coordinator.register(msgspec.structs.replace(ENGINE, incarnation=5))
-                await new.until(lambda: new.coordinator.membership.members[0].incarnation == 5)
+                await new.until(lambda: [m.incarnation for m in new.coordinator.membership.members] == [5])
                 await new.coordinator.campaign(ENGINE.node)
                 await new.until(lambda: new.is_leader)
                 assert await new.coordinator.claim_index_slot(ENGINE.node, 1) == 0
