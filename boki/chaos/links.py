@@ -107,15 +107,14 @@ class Links:
         *,
         is_socks: bool = False,
     ) -> None:
+        if is_socks:
+            # Always granted, and broken afterwards if need be: libzmq 4.3 aborts when a proxy refuses.
+            writer.write(b"\x05\x00\x00\x01\x00\x00\x00\x00\x00\x00")
         try:
             upstream, downstream = await asyncio.open_connection(host, port)
         except OSError:
-            if is_socks:
-                writer.write(b"\x05\x05\x00\x01\x00\x00\x00\x00\x00\x00")  # connection refused
             writer.close()
             return
-        if is_socks:
-            writer.write(b"\x05\x00\x00\x01\x00\x00\x00\x00\x00\x00")
         connection = _Connection(source, destination, (writer, downstream))
         self._connections.add(connection)
         pumps = [
