@@ -69,9 +69,12 @@ def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
             f"there is no cluster of `boki up` in {folder}: name its ZooKeeper with --zookeeper HOST:PORT, or its data "
             "directory with --data",
             retryable=False,
+            folder=str(folder),
         )
     if not state.is_running:
-        raise Unavailable(f"the cluster in {folder} does not run: start it with `boki up`", retryable=False)
+        raise Unavailable(
+            f"the cluster in {folder} does not run: start it with `boki up`", retryable=False, folder=str(folder)
+        )
     return Place(zookeeper=state.zookeeper, chroot=state.chroot)
 
 

@@ -24,6 +24,7 @@ def command(as_json: AsJson = False, data: Data = None, url: Url = "", token: To
         url = supervisor.url
     with connect(url, token) as client:
         status = client.status()
+        status = {"url": client.url, **status}
         is_here = supervisor is not None and supervisor.url == client.url
     supervisor = supervisor if is_here else None
     if not cluster_status.is_cluster(status):

@@ -144,7 +144,9 @@ def _detach(config: UpConfig) -> None:
     """Start a supervisor of its own session, and wait until its cluster is ready."""
     from boki.child import arguments
     from boki.cluster.logs import open_log
+    from boki.host.data_directory import DataDirectory
 
+    DataDirectory(config.data).close()  # refuses here what the supervisor could only write into its log
     log_file = config.folder / "logs" / "supervisor.log"
     log = open_log(log_file)
     begin_bytes = log_file.stat().st_size
@@ -226,7 +228,9 @@ def down(
         if left:
             results().print(f"The supervisor was gone; ended what it had left: {', '.join(left)}", markup=False)
             return
-        raise Unavailable(f"no cluster runs on {data}: name its directory with --data", retryable=False)
+        raise Unavailable(
+            f"no cluster runs on {data}: name its directory with --data", retryable=False, folder=str(folder)
+        )
     identity.send(state.pid, state.mark, signal.SIGTERM)
     with progress(counted=False) as bar:
         bar.add_task("stopping the cluster", total=None)

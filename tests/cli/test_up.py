@@ -1,0 +1,116 @@
+"""A whole cluster as real processes, from `boki up` to `boki down`."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boki.cluster import identity
+from boki.cluster.state import SupervisorState, read_state
+
+FUNCTIONS = '''"""Functions of a test."""
+from boki import Context, function
+
+
+@function(book="guests")
+async def greet(ctx: Context, who: str) -> str:
+    await ctx.logbook.append(who.encode(), tags=["guest"])
+    return f"Hello {who}"
+'''
+
+
+class Project:
+    """A folder with functions, and the commands that are typed in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / ".boki/cluster"
+        (folder / "functions").mkdir()
+        (folder / "functions/app.py").write_text(FUNCTIONS)
+
+    def boki(self, *words: str, exit_code: int = 0) -> str:
+        """What the command printed, after it has ended with that code."""
+        state = read_state(self.data)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("BOKI_")}
+        if state is not None:
+            environment["BOKI_URL"] = state.url
+        command = [sys.executable, "-m", "boki", *words]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def state(self) -> SupervisorState:
+        """What the supervisor tells now."""
+        state = read_state(self.data)
+        assert state is not None
+        return state
+
+    def pids(self) -> dict[str, int]:
+        """The processes by their nodes' names."""
+        return {process.node: process.pid for process in self.state().processes}
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever has happened."""
+        with contextlib.suppress(FileNotFoundError, AssertionError):
+            state = self.state()
+            identity.send(state.pid, state.mark, signal.SIGKILL)
+            for process in state.processes:
+                identity.send(process.pid, process.mark, signal.SIGKILL)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    one = Project(tmp_path)
+    try:
+        yield one
+    finally:
+        one.end()
+
+
+def records(project: Project) -> list[dict[str, Any]]:
+    lines = project.boki("log", "read", "guests", "--json").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_cluster_starts_serves_survives_kills_and_stops(project: Project) -> None:
+    """Its life, as somebody sees it who tries it: up, call, kill, look, change, kill the supervisor, up again, down."""
+    said = project.boki("up", "--detach", "--port", "0")
+    assert f"listening on {project.state().url}" in said
+    assert "runs already" in project.boki("up", "--detach", exit_code=1)
+    assert project.boki("invoke", "greet", "Ada") == "Hello Ada\n"
+    seqnum = project.boki("log", "append", "guests", "Bob", "--tag", "guest").strip()
+    before = project.pids()
+    for node in ("storage-2", "sequencer-1"):
+        os.kill(before[node], signal.SIGKILL)
+        assert project.boki("invoke", "greet", node) == f"Hello {node}\n"
+    found = records(project)
+    assert [record["text"] for record in found] == ["Ada", "Bob", "storage-2", "sequencer-1"]
+    assert found[1]["seqnum"] == seqnum
+    status = json.loads(project.boki("status", "--json"))
+    assert status["ready"]
+    restarts = {row["node"]: row["restarts"] for row in status["supervisor"]["processes"]}
+    assert restarts == {node: int(node in ("storage-2", "sequencer-1")) for node in before}
+    assert "engine-2" in project.boki("status")
+    assert "Term" in project.boki("reconfigure", "--logs", "2", "--wait")
+    assert "even number" in project.boki("reconfigure", "--sequencers", "2", exit_code=2)
+
+    left = project.state()
+    identity.send(left.pid, left.mark, signal.SIGKILL)
+    for process in left.processes:
+        assert identity.wait_gone(process.pid, process.mark, 10), process.node
+    assert "no cluster runs" in project.boki("down", exit_code=1)
+    project.boki("up", "--detach", "--port", "0")
+    assert project.boki("invoke", "greet", "Eve") == "Hello Eve\n"
+    assert [record["text"] for record in records(project)] == ["Ada", "Bob", "storage-2", "sequencer-1", "Eve"]
+    last = project.state()
+    assert "has stopped" in project.boki("down")
+    for process in last.processes:
+        assert not identity.is_same(process.pid, process.mark)
+    assert {process.state for process in project.state().processes} == {"stopped"}
