@@ -312,8 +312,9 @@ class ShardsFetched(Message, frozen=True):
 class StoreCheckpoint(Message, frozen=True):
     """engine -> storage. Page `page` of what changes from checkpoint `number - 1` to `number` of this engine's index.
 
-    A lineage is the checkpoints of one engine incarnation; number 1 is a whole index. Pages come in order; the last
-    one makes the checkpoint valid. `positions` is what it covers, per log. → `CheckpointStored`
+    A lineage is a chain of checkpoints that one engine incarnation makes, under a number that nobody else uses; number
+    1 is a whole index. Pages come in order, and are repeated until they are stored; the last one makes the checkpoint
+    valid, as soon as the storage node has itself come as far as it covers. → `CheckpointStored`
     """
 
     lineage: int
@@ -324,10 +325,17 @@ class StoreCheckpoint(Message, frozen=True):
     deleted: tuple[tuple[bytes, bytes], ...]
     """Ranges start ≤ key < stop; they go before `rows`."""
     positions: dict[LogId, int]
+    """Per log, the metalog position that it covers."""
+    next_seqnums: dict[LogId, int] = {}
+    """Per log, of the term of `positions`, the seqnum below which it covers all records: as in `IndexSaved`."""
 
 
 class CheckpointStored(Message, frozen=True):
-    """storage -> engine. The pages of that checkpoint below `pages` are durable here; all of them if `is_complete`."""
+    """storage -> engine. The pages of that checkpoint below `pages` are durable here; all of them if `is_complete`.
+
+    If it names another checkpoint than the one that was sent (lineage 0: none), this node lacks what the pages build
+    on: it can only be sent a whole index, as number 1 of a new lineage.
+    """
 
     lineage: int
     number: int
@@ -337,7 +345,11 @@ class CheckpointStored(Message, frozen=True):
 
 
 class FetchCheckpoint(Message, frozen=True):
-    """engine -> storage. Rows of your newest complete checkpoint (`lineage` 0) or of that one. → `CheckpointFetched`"""
+    """engine -> storage. Rows of your newest complete checkpoint (`lineage` 0) or of that one. → `CheckpointFetched`
+
+    Rows stand in order of their keys, after `after_key`. Nothing replaces a checkpoint while it is being fetched, as
+    long as no more than a second passes between two of these.
+    """
 
     request: int
     lineage: int
