@@ -173,6 +173,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             "ready": self._is_open and self.port.is_ready,
             "engine": self.core.status(),
             "functions": sorted(self.functions.functions),
+            "pools": [msgspec.to_builtins(pool) for pool in self.functions.stats()],
             "calls": {"waiting": self.calls.waiting_count, "running": self.calls.running_count},
         }
 

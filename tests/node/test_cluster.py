@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from boki.client import Client
 from boki.zookeeper.server import Ensemble
 from tests.node.cluster import DEFAULT, Cluster, cluster
@@ -101,6 +103,10 @@ def test_every_node_says_how_it_is(tmp_path: Path, zookeeper: str, chroot: str) 
             assert engine["ready"]
             assert engine["term"] >= 1
             assert engine["logs"]["0"]["lag"] == 0
+            async with aiohttp.ClientSession() as session, session.get(f"{client.url}/metrics") as response:
+                metrics = await response.text()
+            assert 'boki_node_up{node="storage-1"} 1.0' in metrics
+            assert 'boki_log_stalled_seconds{log="0",node="engine-1"} 0.0' in metrics
             assert [row["leads"] for name, row in status["nodes"].items() if row.get("leads")] == [[0]]
 
     run(body())

@@ -13,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from boki.gateway.http.node_metrics import node_metrics
+
 _ENGINE_COUNTERS: Final = {
     "appended_records": "Records that this engine has had ordered",
     "batches": "Batches that this engine has sent to storage nodes",
@@ -62,6 +64,8 @@ class BackendMetrics(Collector):
             syncs.add_metric([node], count)
         yield syncs
         yield from self._pools(status.get("pools", ()))
+        if "nodes" in status:
+            yield from node_metrics(status["nodes"])
 
     @staticmethod
     def _pools(pools: Any) -> Iterator[Metric]:
