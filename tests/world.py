@@ -123,7 +123,8 @@ class World:
                     touched[to] = None
                     self.perform(to, self.cores[to].receive(sender, message, self.now_us))
             for node in touched:
-                self.perform(node, self.cores[node].settle(self.now_us))
+                if node in self.cores:
+                    self.perform(node, self.cores[node].settle(self.now_us))
 
     def tick(self, count: int = 1) -> None:
         """Let time pass: `count` ticks, everything delivered after each."""

@@ -141,7 +141,15 @@ class Coordinator:
 class Cluster(World):
     """A world with a coordinator. `plan` goes to all controllers; `members` to everybody."""
 
-    def __init__(self, *, sequencers: int = 3, logs: int = 1, controllers: int = 1, **plan: Any) -> None:
+    def __init__(
+        self,
+        *,
+        sequencers: int = 3,
+        logs: int = 1,
+        controllers: int = 1,
+        config: ControllerConfig | None = None,
+        **plan: Any,
+    ) -> None:
         super().__init__()
         self.coordinator = Coordinator(self)
         self.add(COORDINATOR, self.coordinator)
@@ -149,7 +157,9 @@ class Cluster(World):
         self.members: dict[NodeId, Member] = {}
         self.plan = ClusterPlan(version=1, logs=logs, sequencers=sequencers, replicas=1, write_quorum=1, **plan)
         self.membership_number = 0
-        self.config = ControllerConfig()
+        self.config = config or ControllerConfig()
+        self.dies_after: dict[NodeId, int] = {}
+        """Nodes that die when they have had so many effects more."""
         self.paused: dict[NodeId, Any] = {}
         for number in range(1, sequencers + 1):
             self.start_sequencer(f"sequencer-{number}")
@@ -230,6 +240,12 @@ class Cluster(World):
 
     def perform(self, node: NodeId, effects: Iterable[Effect]) -> None:
         for effect in effects:
+            if node in self.dies_after:
+                self.dies_after[node] -= 1
+                if self.dies_after[node] < 0:
+                    del self.dies_after[node]
+                    self.crash(node)
+                    return
             match effect:
                 case Answer("install", View() as view):
                     won = self.coordinator.install(view)

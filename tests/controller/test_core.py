@@ -6,8 +6,10 @@ from itertools import combinations
 
 import pytest
 
-from boki.controller.core import NEXT, Phase
+from boki.controller.core import NEXT, ControllerConfig, Phase
 from boki.log.ids import NodeId
+from boki.sequencer.core import SequencerCore
+from boki.sequencer.primary import NEARLY_FULL
 from tests.controller.cluster import Cluster
 
 PRIMARY, BACKUP, THIRD = "sequencer-1", "sequencer-2", "sequencer-3"
@@ -133,6 +135,201 @@ def test_without_a_majority_nothing_is_sealed_and_all_goes_on_when_it_is_back() 
     cluster.until_ready()
     assert cluster.term == 2
     cluster.check()
+
+
+@pytest.mark.parametrize("steps", range(40))
+def test_a_leader_that_dies_at_any_step_is_followed_by_another(steps: int) -> None:
+    """The next one begins with what the nodes say and finishes; appends wait a little longer, that is all."""
+    cluster = ready(controllers=2)
+    cluster.kill(PRIMARY)
+    cluster.tick(8)
+    cluster.dies_after[NodeId("controller-1")] = steps
+    cluster.tick(8)
+    cluster.crash("controller-1")
+    cluster.unregister("controller-1")
+    cluster.lead("controller-2")
+    cluster.tick(60)
+    cluster.until_ready()
+    assert cluster.term in (2, 3)
+    cluster.check()
+
+
+def test_two_leaders_at_once_make_one_chain() -> None:
+    """Both see the loss, both act: one view wins, and the other takes it over (hazard H29)."""
+    cluster = ready(controllers=2)
+    cluster.lead("controller-2")
+    cluster.kill(PRIMARY)
+    cluster.tick(60)
+    assert cluster.term == 2
+    assert {cluster.controller(f"controller-{n}").phase for n in (1, 2)} == {Phase.WATCHING}
+    cluster.check()
+
+
+def test_a_leader_without_the_coordinator_seals_nothing() -> None:
+    """It could not install what follows; the data path goes on in the current view."""
+    cluster = ready()
+    cluster.lead("controller-1", connected=False)
+    cluster.kill(BACKUP)
+    cluster.want(logs=2)
+    cluster.tick(60)
+    assert cluster.term == 1
+    cluster.lead("controller-1")
+    cluster.tick(60)
+    cluster.until_ready()
+    assert cluster.term == 2
+    assert cluster.view.log_count == 2
+
+
+def test_a_controller_that_was_stopped_itself_blames_nobody() -> None:
+    """After ten seconds of not running it asks first, and nothing is sealed."""
+    cluster = ready()
+    cluster.pause("controller-1")
+    cluster.tick(200)
+    cluster.resume("controller-1")
+    cluster.tick(60)
+    assert cluster.term == 1
+
+
+def test_a_partitioned_primary_is_replaced_and_serves_nothing_when_it_is_back() -> None:
+    """Five seconds alone: nothing of its term is published any more, its requests are refused (hazard H7)."""
+    cluster = ready()
+    cluster.loses = lambda sender, to, _: PRIMARY in (sender, to)
+    cluster.tick(100)
+    assert cluster.term == 2
+    assert cluster.writer.longest_stall_us <= STALL_US
+    cluster.loses = lambda *_: False
+    before = len(cluster.history.entries)
+    cluster.tick(20)
+    assert len(cluster.history.entries) > before
+    assert cluster.term == 2
+    cluster.check()
+
+
+def test_a_wiped_sequencer_counts_again_after_one_more_term() -> None:
+    """With another disk it is another one: its word counts for nothing until a view names it (hazard H18)."""
+    cluster = ready()
+    cluster.kill(THIRD)
+    cluster.disks.pop(NodeId(THIRD))
+    cluster.start_sequencer(THIRD, incarnation=2)
+    cluster.tick(60)
+    cluster.until_ready()
+    assert cluster.term == 2
+    assert cluster.view.incarnations[NodeId(THIRD)] == 2
+    cluster.kill(BACKUP)
+    cluster.tick(60)
+    cluster.check()
+
+
+def test_a_wiped_primary_leads_nothing_and_forgets_nothing() -> None:
+    """It must not begin its term anew from an empty disk: the others hold what was told."""
+    cluster = ready()
+    cluster.kill(PRIMARY)
+    cluster.disks.pop(NodeId(PRIMARY))
+    cluster.start_sequencer(PRIMARY, incarnation=2)
+    cluster.tick(60)
+    cluster.until_ready()
+    assert cluster.term == 2
+    cluster.check()
+
+
+def test_the_operator_changes_the_number_of_logs() -> None:
+    """A new term with more logs, then one with fewer; appends go on in all of them."""
+    cluster = ready()
+    for logs in (4, 2):
+        cluster.want(logs=logs)
+        cluster.tick(20)
+        cluster.until_ready()
+        assert cluster.view.log_count == logs
+        cluster.check()
+
+
+def test_the_operator_changes_sequencers_by_name_and_by_number() -> None:
+    """One change at a time; old terms are still read from their old sequencers (hazard H19)."""
+    cluster = ready()
+    for number in (4, 5):
+        cluster.start_sequencer(f"sequencer-{number}")
+    cluster.tick(20)
+    assert cluster.term == 1, "a spare sequencer is no reason for a new term"
+    cluster.want(sequencers=5)
+    cluster.tick(20)
+    cluster.until_ready()
+    assert len(cluster.view.sequencers) == 5
+    names = tuple(NodeId(f"sequencer-{n}") for n in (3, 4, 5))
+    cluster.want(sequencers=3, sequencer_names=names)
+    cluster.tick(20)
+    cluster.until_ready()
+    assert cluster.view.sequencers == names
+    cluster.check()
+
+
+def test_a_plan_that_must_wait_says_so_and_breaks_nothing() -> None:
+    """What cannot be yet, or ever, is told; the term goes on."""
+    cluster = ready()
+    for changes, words in (
+        ({"sequencers": 5}, "there are 3"),
+        ({"sequencers": 4}, "odd number"),
+        ({"sequencers": 3, "sequencer_names": ("nobody",)}, "nobody must answer"),
+        ({"sequencer_names": (), "replicas": 3, "write_quorum": 2}, "as many storage nodes"),
+        ({"replicas": 1, "write_quorum": 2}, "write_quorum 2"),
+    ):
+        cluster.want(**changes)
+        cluster.tick(20)
+        assert words in cluster.controller().status()["waiting"]
+        assert cluster.term == 1
+
+
+def test_a_sequencer_gone_for_long_gives_its_place_to_a_spare_one() -> None:
+    """So that the next loss finds a majority again; without a spare it stays named."""
+    cluster = Cluster(config=ControllerConfig(repair_after_us=5_000_000))
+    cluster.until_ready()
+    cluster.kill(THIRD)
+    cluster.tick(200)
+    assert cluster.term == 1
+    cluster.start_sequencer("sequencer-4")
+    cluster.tick(20)
+    cluster.until_ready()
+    assert cluster.view.sequencers == (PRIMARY, BACKUP, "sequencer-4")
+    cluster.kill(PRIMARY)
+    cluster.tick(60)
+    cluster.until_ready()
+    cluster.check()
+
+
+def test_a_log_that_nears_its_last_position_gets_a_new_term() -> None:
+    """35 bits are many, not endless."""
+    cluster = ready()
+    primary = cluster.cores[NodeId(PRIMARY)]
+    assert isinstance(primary, SequencerCore)
+    primary._primaries[0].ordered_count = NEARLY_FULL
+    cluster.tick(60)
+    cluster.until_ready()
+    assert cluster.term == 2
+
+
+def test_losses_one_after_another_are_all_survived() -> None:
+    """Kill, restart, kill the next: each time a term more, and nothing lost."""
+    cluster = ready(controllers=2)
+    for number in range(1, 7):
+        name = cluster.view.primaries[0]
+        cluster.kill(name)
+        cluster.tick(40)
+        cluster.start_sequencer(name)
+        cluster.tick(20)
+        cluster.until_ready()
+        assert cluster.term == number + 1
+    cluster.check()
+
+
+def test_status_tells_who_is_silent_and_how_long_changes_took() -> None:
+    """An operator sees the reason and the duration of each change."""
+    cluster = ready()
+    cluster.kill(PRIMARY)
+    cluster.tick(60)
+    status = cluster.controller().status()
+    assert status["silent"] == [PRIMARY]
+    (change,) = status["changes"]
+    assert PRIMARY in change["reason"]
+    assert change["duration_ms"] <= 150
 
 
 @pytest.mark.parametrize("phase", list(Phase))
