@@ -105,11 +105,13 @@ class Inlet:
 
     def _user_of(self, frame: zmq.Frame) -> str:
         """The name of the node that has proved to hold its key, as the doorkeeper answered."""
-        return str(frame["User-Id"]) if self._has_keys else ""
+        return _property(frame, "User-Id") if self._has_keys else ""
 
     def _refuse(self, origin: zmq.Frame, reason: str) -> None:
         self._counts.refused_count += 1
-        self._notices.say(logging.WARNING, f"refused what {origin['Peer-Address']} sent: {reason}")
+        self._notices.say(
+            logging.WARNING, f"refused what {_property(origin, 'Peer-Address') or 'a stranger'} sent: {reason}"
+        )
         to = (origin.bytes, reason)
         if to in self._told:
             return
@@ -125,3 +127,11 @@ class Inlet:
         """Take nothing more."""
         self._is_closed = True
         self._watched.close()
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    """What ZeroMQ knows of a frame's connection; "" if it does not."""
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from asyncio import AbstractEventLoop
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import zmq
 
 from boki.net.codec import REFUSAL, join_pack
+from boki.net.connection import Connection
 from boki.net.notices import LaneCounts, Notices
-from boki.net.sockets import NOBLOCK, POLLIN, POLLOUT, Watched
+from boki.net.sockets import NOBLOCK, POLLIN, POLLOUT
 
 PACK_BYTES: Final = 256 << 10
 """A pack ends with the message that crosses this."""
@@ -31,11 +33,15 @@ class Parcel(NamedTuple):
 
 
 class Outbox:
-    """Owns `socket`, a DEALER that has been told where to connect. `what` names the peer in the log."""
+    """Sends to `address` over sockets from `make`. `what` names the peer in the log.
+
+    `zmq.ZMQError` if the address cannot be one.
+    """
 
     def __init__(
         self,
-        socket: zmq.Socket[bytes],
+        make: Callable[[], zmq.Socket[bytes]],
+        address: str,
         loop: AbstractEventLoop,
         prefix: bytes,
         what: str,
@@ -55,7 +61,7 @@ class Outbox:
         self._pack: list[Parcel] = []
         self._is_blocked = False
         self._is_closed = False
-        self._watched = Watched(socket, loop, self._ready)
+        self._connection = Connection(make, address, loop, self._ready, what, notices)
 
     def put(self, parcel: Parcel) -> None:
         """Let the parcel be sent by the next `flush`, or as soon as the connection takes it."""
@@ -78,7 +84,7 @@ class Outbox:
                 if not self._send():
                     self._is_blocked = True
                     break
-            events = self._watched.events  # sending may have taken the descriptor's sign away
+            events = self._connection.watched.events  # sending may have taken the descriptor's sign away
             if events & POLLIN:
                 self._read()
             if not (self._is_blocked and events & POLLOUT):
@@ -86,7 +92,7 @@ class Outbox:
             self._is_blocked = False
 
     def _ready(self) -> None:
-        events = self._watched.events
+        events = self._connection.watched.events
         if events & POLLIN:
             self._read()
         if self._is_blocked and events & POLLOUT:
@@ -98,7 +104,7 @@ class Outbox:
         pack = self._pack or self._next_pack()
         frames = [frame for parcel in pack for frame in parcel.frames]
         first = join_pack(self._prefix, [parcel.place for parcel in pack])
-        send = self._watched.socket.send
+        send = self._connection.watched.socket.send
         try:
             if not frames:
                 send(first, NOBLOCK)
@@ -130,8 +136,8 @@ class Outbox:
 
     def _read(self) -> None:
         """All that comes back is why the peer refuses what it was sent."""
-        while self._watched.events & POLLIN:
-            frame = self._watched.socket.recv_multipart(NOBLOCK)[0]
+        while self._connection.watched.events & POLLIN:
+            frame = self._connection.watched.socket.recv_multipart(NOBLOCK)[0]
             if frame.startswith(REFUSAL):
                 reason = frame[len(REFUSAL) :].decode(errors="replace")
                 self._notices.say(logging.WARNING, f"{self._what} refuses what this node sends: {reason}")
@@ -139,7 +145,7 @@ class Outbox:
     def close(self) -> None:
         """Forget what was not sent, and close the connection."""
         self._is_closed = True
-        self._watched.close()
+        self._connection.close()
         self._queue.clear()
         self._pack = []
         self.queued_bytes = 0

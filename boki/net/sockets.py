@@ -6,16 +6,15 @@ call on the socket may take that sign away. So whoever has touched a socket look
 
 from __future__ import annotations
 
-import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from boki.net.keys import NodeKeys
-from boki.net.notices import Notices
 
 NOBLOCK: Final = int(zmq.NOBLOCK)
 POLLIN: Final = int(zmq.POLLIN)
@@ -30,9 +29,13 @@ _HANDSHAKE_MS: Final = 5_000
 _HEARTBEAT_MS: Final = 2_000
 _SILENT_MS: Final = 6_000
 """A connection over which nothing came for so long is made anew: TCP alone would wait for minutes."""
-_FAILURES: Final = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+FAILURES: Final[dict[int, str]] = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the other side refuses this node's key",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the two sides do not speak the same protocol, or their cluster keys differ",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the other side closed it: it may have another cluster's keys",
+}
+"""Events of connections that came to nothing because the two sides do not agree."""
+_numbers: Final = count()
 
 
 class Watched:
@@ -55,32 +58,32 @@ class Watched:
         self.socket.close(linger=0)
 
 
-class HandshakeWatch:
-    """Tells of connections of a socket that came to nothing because the two sides do not agree."""
+class Monitor:
+    """Tells what happens to a socket's connections: `on_event` gets each of `events`, by ZeroMQ's number."""
 
-    def __init__(self, socket: zmq.Socket[bytes], loop: AbstractEventLoop, what: str, notices: Notices) -> None:
-        self._what = what
-        self._notices = notices
-        self._monitored = socket
-        self._watched = Watched(socket.get_monitor_socket(_FAILURES), loop, self._read)
+    def __init__(
+        self, socket: zmq.Socket[bytes], loop: AbstractEventLoop, events: int, on_event: Callable[[int], None]
+    ) -> None:
+        self._on_event = on_event
+        self._socket = socket
+        address = f"inproc://monitor.{next(_numbers)}"
+        socket.monitor(address, events)
+        listener = socket.context.socket(zmq.PAIR)
+        listener.linger = 0
+        listener.rcvhwm = 0  # with a bound, ZeroMQ's own thread would wait for us, and then everybody for it
+        listener.connect(address)
+        self._is_closed = False
+        self._watched = Watched(listener, loop, self._read)
+        loop.call_soon(self._read)  # its descriptor gives a first sign only after a first look
 
     def _read(self) -> None:
-        while self._watched.events & POLLIN:
-            event = parse_monitor_message(self._watched.socket.recv_multipart(NOBLOCK))
-            match event["event"]:
-                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                    reason = "the other side refuses this node's key"
-                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                    reason = "the two sides do not speak the same protocol, or their cluster keys differ"
-                case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                    reason = "it was closed before it was open: the other side may have another cluster's keys"
-                case _:
-                    continue
-            self._notices.say(logging.WARNING, f"{self._what}: refused: {reason}")
+        while not self._is_closed and self._watched.events & POLLIN:
+            self._on_event(int(parse_monitor_message(self._watched.socket.recv_multipart(NOBLOCK))["event"]))
 
     def close(self) -> None:
         """Stop watching, before the socket itself is closed."""
-        self._monitored.disable_monitor()
+        self._is_closed = True
+        self._socket.monitor(None, 0)
         self._watched.close()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import zmq
@@ -25,7 +26,7 @@ from boki.net.inlet import Inlet
 from boki.net.keys import NodeKeys
 from boki.net.notices import LaneCounts, Notices
 from boki.net.outbox import PACK_BYTES, Outbox, Parcel
-from boki.net.sockets import HandshakeWatch, make_dealer, make_router
+from boki.net.sockets import FAILURES, Monitor, make_dealer, make_router
 from boki.net.traffic import RULES, Lane
 from boki.net.zap import Doorkeeper
 
@@ -34,6 +35,8 @@ BUDGETS_BYTES: Final[Mapping[Lane, int]] = {Lane.CONTROL: 8 << 20, Lane.APPENDS:
 """How much may wait for one peer, per lane."""
 _MAX_REFUSAL_FRAME_BYTES: Final = 4096
 _MAX_SOCKETS: Final = 16_384
+_REFUSED_HERE: Final = sum(FAILURES) - zmq.EVENT_HANDSHAKE_FAILED_AUTH
+"""Of refused keys the doorkeeper tells."""
 _ANY_HOST: Final = frozenset({"", "*", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 _LANES: Final = tuple(Lane)
 
@@ -46,15 +49,12 @@ class _Peer:
         self.prefix = prefix
         self.outboxes: dict[Lane, Outbox | None] = {}
         """None: it cannot be reached on that lane."""
-        self.watch: HandshakeWatch | None = None
 
     def forget_failures(self) -> None:
         """What could not be connected to may be so now: its key may have been listed."""
         self.outboxes = {lane: outbox for lane, outbox in self.outboxes.items() if outbox is not None}
 
     def close(self) -> None:
-        if self.watch is not None:
-            self.watch.close()
         for outbox in self.outboxes.values():
             if outbox is not None:
                 outbox.close()
@@ -107,7 +107,7 @@ class ZmqLinks:
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._doorkeeper = Doorkeeper(self._context, loop, keys.ring, self._notices) if keys else None
         self._inlets: list[Inlet] = []
-        self._watch: HandshakeWatch | None = None
+        self._monitors: list[Monitor] = []
         self.lanes: dict[str, str] = {}
         """Where this node listens, "host:port" by lane, to be registered as `Member.lanes`."""
         try:
@@ -129,8 +129,9 @@ class ZmqLinks:
                 raise ConfigError(f"{self.node} cannot listen on {where} ({name}): {error}") from None
             port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             self.lanes[name] = f"{_bracketed(advertise)}:{port}"
-            if lane is Lane.CONTROL:
-                self._watch = HandshakeWatch(socket, self._loop, f"a connection to {self.lanes[name]}", self._notices)
+            self._monitors.append(
+                Monitor(socket, self._loop, _REFUSED_HERE, partial(self._on_failure, self.lanes[name]))
+            )
             inlet = Inlet(
                 socket,
                 self._loop,
@@ -143,6 +144,9 @@ class ZmqLinks:
                 notices=self._notices,
             )
             self._inlets.append(inlet)
+
+    def _on_failure(self, address: str, event: int) -> None:
+        self._notices.say(logging.WARNING, f"a connection to {address} was refused: {FAILURES[event]}")
 
     # the nodes of this process
 
@@ -253,19 +257,21 @@ class ZmqLinks:
                 self._notices.say(logging.WARNING, f"{what} is not connected to: cluster.keys has another key or none")
                 return None
             server_key = owner.public
-        socket = make_dealer(self._context, _MAX_REFUSAL_FRAME_BYTES, self._keys, server_key, self._proxy)
+        make = partial(make_dealer, self._context, _MAX_REFUSAL_FRAME_BYTES, self._keys, server_key, self._proxy)
         try:
-            socket.connect(f"tcp://{member.lanes[name]}")
+            peer.outboxes[lane] = Outbox(
+                make,
+                f"tcp://{member.lanes[name]}",
+                self._loop,
+                peer.prefix,
+                what,
+                self._budgets_bytes[lane],
+                self.counts[lane],
+                self._notices,
+            )
         except (zmq.ZMQError, KeyError) as error:
             self._notices.say(logging.WARNING, f"{what} is not connected to: {error}")
-            socket.close(linger=0)
-            return None
-        if peer.watch is None:  # one lane tells for all
-            peer.watch = HandshakeWatch(socket, self._loop, f"the connection to {what}", self._notices)
-        budget_bytes = self._budgets_bytes[lane]
-        outbox = Outbox(socket, self._loop, peer.prefix, what, budget_bytes, self.counts[lane], self._notices)
-        peer.outboxes[lane] = outbox
-        return outbox
+        return peer.outboxes[lane]
 
     # for metrics, and the end
 
@@ -284,8 +290,8 @@ class ZmqLinks:
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
-        if self._watch is not None:
-            self._watch.close()
+        for monitor in self._monitors:
+            monitor.close()
         for inlet in self._inlets:
             inlet.close()
         if self._doorkeeper is not None:
