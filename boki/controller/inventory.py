@@ -71,7 +71,7 @@ class Inventory:
         asks_all = self.wants_all or now_us >= self._all_at
         if asks_all:
             self.wants_all, self._all_at = False, now_us + _ALL_EVERY_US
-        wanted = dict.fromkeys(nodes)
+        wanted = dict.fromkeys(sorted(nodes))  # any order, but one that two runs share
         self._scans = {node: scan for node, scan in self._scans.items() if node in wanted}
         for node in wanted:
             is_whole = self.listings.setdefault(node, Listing()).is_whole
