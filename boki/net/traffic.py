@@ -60,7 +60,7 @@ _OF_THE_LOG: Final[dict[type[Message], Rule]] = {
     messages.AppendEntry: _control(_SEQUENCER),
     messages.EntriesStored: _control(_SEQUENCER),
     messages.Metalog: _control(_SEQUENCER),
-    messages.FetchMetalog: _control(_ENGINE, _STORAGE, _CONTROLLER),
+    messages.FetchMetalog: _control(_ENGINE, _STORAGE, _SEQUENCER),  # sequencers: what ended before they came
     messages.AskTail: _control(_ENGINE),
     messages.TellTail: _control(_SEQUENCER),
     messages.Seal: _control(_CONTROLLER),
@@ -80,7 +80,7 @@ _OF_THE_LOG: Final[dict[type[Message], Rule]] = {
     messages.FetchState: _reads(_STORAGE),
     messages.StateFetched: _reads(_STORAGE),
     messages.DropEntries: _control(_ENGINE),
-    messages.EntriesDropped: _control(_SEQUENCER),
+    messages.EntriesDropped: _control(_SEQUENCER, _CONTROLLER),  # a completion goes on above it
 }
 
 _SMALL_OF_CALLS: Final = frozenset({remote.Poll, remote.Load, remote.FetchFunctions, remote.AskStatus})
