@@ -155,7 +155,9 @@ class Cluster(World):
         self.add(COORDINATOR, self.coordinator)
         self.history = History()
         self.members: dict[NodeId, Member] = {}
-        self.plan = ClusterPlan(version=1, logs=logs, sequencers=sequencers, replicas=1, write_quorum=1, **plan)
+        self.plan = ClusterPlan(
+            version=1, logs=logs, sequencers=sequencers, **({"replicas": 1, "write_quorum": 1} | plan)
+        )
         self.membership_number = 0
         self.config = config or ControllerConfig()
         self.dies_after: dict[NodeId, int] = {}
