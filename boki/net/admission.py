@@ -62,6 +62,8 @@ class Admission:
             raise Refusal(f"it is of cluster {envelope.cluster!r}, and {me.sender} is of {me.cluster!r}")
         if envelope.to != me.sender:
             raise Refusal(f"it is for {envelope.to!r}, and this is {me.sender}")
+        if envelope.sender == me.sender:
+            raise Refusal(f"it calls itself {me.sender}, and that is this node")
         if self._ring is not None:
             self._check_owner(envelope, self._ring.of(NodeId(user)))
         if envelope.to_incarnation != me.incarnation:

@@ -84,17 +84,13 @@ class Outbox:
                 if not self._send():
                     self._is_blocked = True
                     break
-            events = self._connection.watched.events  # sending may have taken the descriptor's sign away
-            if events & POLLIN:
-                self._read()
+            events = self._read()  # sending may have taken the descriptor's sign away
             if not (self._is_blocked and events & POLLOUT):
                 return
             self._is_blocked = False
 
     def _ready(self) -> None:
-        events = self._connection.watched.events
-        if events & POLLIN:
-            self._read()
+        events = self._read()
         if self._is_blocked and events & POLLOUT:
             self._is_blocked = False
             self.flush()
@@ -134,13 +130,18 @@ class Outbox:
             pack.append(parcel)
         return pack
 
-    def _read(self) -> None:
-        """All that comes back is why the peer refuses what it was sent."""
-        while self._connection.watched.events & POLLIN:
-            frame = self._connection.watched.socket.recv_multipart(NOBLOCK)[0]
+    def _read(self) -> int:
+        """Take in what has come back, which can only be why the peer refuses what it was sent.
+
+        Returns the events that were seen last: to look again would be to miss one.
+        """
+        watched = self._connection.watched
+        while (events := watched.events) & POLLIN:
+            frame = watched.socket.recv_multipart(NOBLOCK)[0]
             if frame.startswith(REFUSAL):
                 reason = frame[len(REFUSAL) :].decode(errors="replace")
                 self._notices.say(logging.WARNING, f"{self._what} refuses what this node sends: {reason}")
+        return events
 
     def close(self) -> None:
         """Forget what was not sent, and close the connection."""

@@ -32,7 +32,7 @@ _SILENT_MS: Final = 6_000
 FAILURES: Final[dict[int, str]] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the other side refuses this node's key",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the two sides do not speak the same protocol, or their cluster keys differ",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the other side closed it: it may have another cluster's keys",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it ended before it was open: other cluster keys, or a side that is stuck",
 }
 """Events of connections that came to nothing because the two sides do not agree."""
 _numbers: Final = count()

@@ -16,7 +16,7 @@ from boki.log.membership import Member, Role
 from boki.net.keys import load_keys, make_keys
 from boki.net.zmq import ZmqLinks
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 ROLES = {
     "engine-1": Role.ENGINE,
     "storage-1": Role.STORAGE,

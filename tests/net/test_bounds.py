@@ -213,3 +213,46 @@ def test_a_connection_is_kept_while_the_member_stays_the_same() -> None:
             engine.links.close()
 
     run(test())
+
+
+class Scripted:
+    """A connection whose socket takes nothing at first, and whose events come as they are written down."""
+
+    def __init__(self, events: list[int]) -> None:
+        self.watched = self.socket = self
+        self.sent: list[bytes] = []
+        self._events = events
+
+    @property
+    def events(self) -> int:
+        return self._events.pop(0)
+
+    def send(self, frame: bytes, *_: Any, **__: Any) -> None:
+        if self._events:
+            raise zmq.Again
+        self.sent.append(frame)
+        self._events.append(0)
+
+    def recv_multipart(self, *_: Any) -> list[bytes]:
+        return [b"an answer"]
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def test_a_sign_that_comes_with_an_answer_is_not_missed() -> None:
+    """ZeroMQ says once that it takes messages again, perhaps just when something else is looked at."""
+
+    async def test() -> None:
+        engine, storage = Node("engine-1"), Node("storage-1")
+        with closing(engine, storage):
+            engine.send(STORAGE, StoreBatch(b"x"))
+            outbox = engine.links._peers[STORAGE].outboxes[Lane.APPENDS]
+            assert outbox is not None
+            outbox._connection.close()
+            scripted = Scripted([zmq.POLLIN, zmq.POLLIN | zmq.POLLOUT, zmq.POLLOUT])
+            outbox._connection = scripted  # type: ignore[assignment]
+            outbox.flush()
+            assert len(scripted.sent) == 1
+
+    run(test())
