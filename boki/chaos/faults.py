@@ -53,6 +53,12 @@ class Patient(Protocol):
     async def kill_zookeeper_leader(self) -> None:
         """SIGKILL the leader of the ensemble, and start it again."""
 
+    async def end_zookeeper(self) -> None:
+        """SIGKILL the whole ensemble."""
+
+    async def begin_zookeeper(self) -> None:
+        """Start it again."""
+
     def pause_zookeeper(self) -> None:
         """SIGSTOP the whole ensemble."""
 
@@ -180,12 +186,21 @@ async def _killing_zookeeper_leader(patient: Patient, random: Random) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def _hiding_zookeeper(patient: Patient, random: Random) -> AsyncIterator[str]:  # noqa: ARG001
+async def _stopping_zookeeper(patient: Patient, random: Random) -> AsyncIterator[str]:  # noqa: ARG001
     patient.pause_zookeeper()
     try:
-        yield "ZooKeeper is away"
+        yield "SIGSTOP of all of ZooKeeper: it may give sessions up when it wakes"
     finally:
         patient.resume_zookeeper()
+
+
+@contextlib.asynccontextmanager
+async def _ending_zookeeper(patient: Patient, random: Random) -> AsyncIterator[str]:  # noqa: ARG001
+    await patient.end_zookeeper()
+    try:
+        yield "kill -9 of all of ZooKeeper"
+    finally:
+        await patient.begin_zookeeper()
 
 
 @contextlib.asynccontextmanager
@@ -212,7 +227,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("disk-full", _filling, _SHORT_S),
     Fault("sync-fails", _failing_sync, (1.0, 2.0)),
     Fault("zookeeper-leader", _killing_zookeeper_leader, (1.0, 3.0)),
-    Fault("zookeeper-away", _hiding_zookeeper, (1.0, 6.0)),
+    Fault("zookeeper-away", _ending_zookeeper, (1.0, 6.0)),
+    Fault("stop-zookeeper", _stopping_zookeeper, (0.5, 3.0)),
     Fault("reconfigure", _changing_plan, (0.5, 2.0)),
     Fault("power-cut", _cutting_power, (0.5, 1.0)),
 )

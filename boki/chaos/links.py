@@ -94,7 +94,8 @@ class Links:
         except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
             writer.transport.abort()
             return
-        await self._connect(source, self._name_of(host, port), host, port, reader, writer, is_socks=True)
+        with contextlib.suppress(asyncio.CancelledError):  # `close`: nobody waits for this task
+            await self._connect(source, self._name_of(host, port), host, port, reader, writer, is_socks=True)
 
     async def _connect(
         self,

@@ -205,6 +205,15 @@ class Patient:
         await asyncio.to_thread(leader.kill)
         leader.start()
 
+    async def end_zookeeper(self) -> None:
+        """See `faults.Patient`."""
+        for server in self._ensemble.servers:
+            await asyncio.to_thread(server.kill)
+
+    async def begin_zookeeper(self) -> None:
+        """See `faults.Patient`."""
+        await asyncio.to_thread(self._ensemble.start)
+
     def pause_zookeeper(self) -> None:
         """See `faults.Patient`."""
         self._paused_servers = [server for server in self._ensemble.servers if server.pid]

@@ -164,9 +164,11 @@ class Chaos:
 
     async def _listen(self, load: asyncio.subprocess.Process) -> None:
         assert load.stdout is not None
-        async for line in load.stdout:
-            self._told.put_nowait(json.loads(line))
-        self._told.put_nowait({"event": "ended"})
+        try:
+            async for line in load.stdout:
+                self._told.put_nowait(json.loads(line))
+        finally:
+            self._told.put_nowait({"event": "ended"})
 
     async def _word_of(self, event: str) -> dict[str, Any]:
         """The next event of that name."""

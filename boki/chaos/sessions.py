@@ -269,8 +269,7 @@ class Session:
         call.is_abandoned = True
         try:
             accepted = await self._client.invoke_later("note_once", step, book=book, key=step.parent_id)
-        except BokiError as error:
-            print(repr(error))
+        except BokiError:
             return  # under its key it may still run, once
         self.accepted.append(accepted)
 
