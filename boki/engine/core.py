@@ -31,7 +31,7 @@ from boki.engine.checkpoints import SAVED as SAVED
 from boki.engine.checkpoints import Checkpoints, CheckpointStored
 from boki.engine.gathering import Gathering
 from boki.engine.index import Index
-from boki.engine.reads import PendingRead, Reads
+from boki.engine.reads import PendingRead, ReadOperation, Reads
 from boki.engine.replicas import Replicas
 from boki.engine.requests import Requests
 from boki.engine.strays import Strays
@@ -175,7 +175,7 @@ class EngineCore:
                 return ()
             case Read(fresh=True) | Sync():
                 return self.tails.ask(self.follower.chain.current, operation, waiter, deadline_us)
-            case Read() | Get() | SetAuxdata():
+            case Read() | Get() | SetAuxdata() | ListBooks():
                 newest = max((split_position(position)[0] for position in positions.values()), default=0)
                 asking = self._ask_view(newest, now_us)
                 return [*asking, *self._read(operation, waiter, positions, deadline_us, now_us)]
@@ -183,12 +183,10 @@ class EngineCore:
                 self._numbers += 1
                 trim = Trim(book, tag, before, everything, self.node, self._numbers)
                 return self.requests.trim(trim, waiter, deadline_us, self._newest_view)
-            case ListBooks(prefix, after, limit):
-                return (Answer(waiter, Books(tuple(self.index.books(prefix, after, limit)))),)
         raise InvalidArgument(f"an engine does not carry out {type(operation).__name__}")
 
     def _read(
-        self, operation: Read | Get | SetAuxdata | Sync, waiter: Waiter, needs: Positions, deadline_us: int, now_us: int
+        self, operation: ReadOperation, waiter: Waiter, needs: Positions, deadline_us: int, now_us: int
     ) -> Iterable[Effect]:
         wait_us = operation.wait_us if isinstance(operation, Read) else 0
         wait_until_us = now_us + wait_us if wait_us else 0
@@ -429,8 +427,13 @@ class EngineCore:
         term = self.follower.term
         if term != self.follower.chain.current.term or term < read.needs_term:
             return False
-        log = self.follower.view.log_of(read.operation.book)
-        needed = read.needs.get(log, 0)
+        book = read.waiter.book
+        if book is None:
+            return all(self._has_applied(log, needed, term) for log, needed in read.needs.items())
+        log = self.follower.view.log_of(book)
+        return self._has_applied(log, read.needs.get(log, 0), term)
+
+    def _has_applied(self, log: LogId, needed: int, term: Term) -> bool:
         return split_position(needed)[0] < term or self.index.applied.get(log, 0) >= needed
 
     def _on_tail(self, sender: NodeId, message: TellTail, now_us: int) -> Iterable[Effect]:
@@ -443,13 +446,15 @@ class EngineCore:
         return self._stamp(effects)
 
     def _stamp(self, effects: Iterable[Effect]) -> list[Effect]:
-        """The machines answer `Waiter`s; the shell's token gets the answer with the book's position beside it."""
+        """The machines answer `Waiter`s; the shell's token gets the answer, with the position of the book, or all."""
         return [self._answered(effect) if isinstance(effect, Answer) else effect for effect in effects]
 
     def _answered(self, effect: Answer) -> Answer:
         waiter: Waiter = effect.token
         positions: Positions = {}
-        if waiter.book is not None and self.follower.chain:
+        if waiter.book is None:
+            positions = dict(self.index.applied)
+        elif self.follower.chain:
             log = self.follower.chain.current.log_of(waiter.book)
             position = self.index.applied.get(log)
             if position is not None:

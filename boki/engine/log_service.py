@@ -1,7 +1,8 @@
 """What an engine offers to workers and to the gateway: the log operations of its core, and those made of several.
 
 Retention rules and the listing of books go through records and the index both, so they are carried out here; all else
-goes straight to the core. Operations must have been checked (`boki.log.checks`) by whoever took them in.
+goes straight to the core. In a process without the index everything goes through its relay, to where this runs over an
+index. Operations must have been checked (`boki.log.checks`) by whoever took them in.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from boki.engine.core import EngineCore
+from boki.engine.relay import RelayCore
 from boki.engine.retention import Retention, list_books
 from boki.engine.server import EnginePort, Finish
 from boki.errors import BokiError, InvalidArgument
@@ -19,42 +21,50 @@ from boki.log.operations import Answer, Done, Failure, ListBooks, Operation, Set
 
 
 class LogService:
-    """A `LogPort`, and the callback form of it, over one engine of this process."""
+    """A `LogPort`, and the callback form of it, over one engine or relay of this process."""
 
-    def __init__(self, port: EnginePort, engine: EngineCore) -> None:
+    def __init__(self, port: EnginePort, core: EngineCore | RelayCore) -> None:
         self._port = port
-        self._engine = engine
+        self._engine = core if isinstance(core, EngineCore) else None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.retention = Retention(port, lambda: engine.index)
+        self.retention = Retention(port, core.index) if isinstance(core, EngineCore) else None
 
     async def start(self) -> None:
-        """Read the retention rules and begin to apply them."""
-        await self.retention.start()
+        """Read the retention rules and begin to apply them, where the index is."""
+        if self.retention is not None:
+            await self.retention.start()
 
     async def stop(self) -> None:
         """Apply retention no more."""
-        await self.retention.stop()
+        if self.retention is not None:
+            await self.retention.stop()
 
     def submit(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
         """Carry out an operation; `finish(answer, positions)` is called once, in this loop, maybe before returning."""
-        if isinstance(operation, SetRetention | ListBooks) or (
+        is_composed = isinstance(operation, SetRetention | ListBooks) or (
             isinstance(operation, TrimBook) and operation.everything
-        ):
+        )
+        if is_composed and self.retention is not None:
             self._spawn(self._answer(operation, positions, timeout_us, finish))
         else:
             self._port.submit(operation, positions, timeout_us, finish)
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
+        retention = self.retention
+        if retention is None:
+            return await self._port.request(operation, positions, timeout_s)
         match operation:
             case SetRetention():
-                await self.retention.set(operation)
+                await retention.set(operation)
+                merge_positions(positions, retention.positions)
                 return Done()
             case ListBooks():
-                return self.retention.describe(await list_books(self._port, operation))
+                await retention.catch_up(positions)
+                return retention.describe(await list_books(self._port, operation, positions, timeout_s))
             case TrimBook(book, everything=True):
                 answer = await self._port.request(operation, positions, timeout_s)
-                await self.retention.forget(book)
+                await retention.forget(book)
                 return answer
         return await self._port.request(operation, positions, timeout_s)
 
@@ -75,10 +85,10 @@ class LogService:
     def check_positions(self, positions: Positions) -> None:
         """`InvalidArgument` if a position lies where no log has come to: nobody has seen it, so nobody waits for it.
 
-        Where there are other engines, one of them may have handed out what this one has not applied yet: then whoever
-        reads waits for it, until its deadline.
+        Where there may be other engines, one of them may have handed out what this one has not applied yet: then
+        whoever reads waits for it, until its deadline.
         """
-        if self._engine.replicas.membership is not None:
+        if self._engine is None or self._engine.replicas.membership is not None:
             return
         view = self._engine.follower.chain.current
         for log, position in positions.items():

@@ -24,7 +24,7 @@ from boki.log.ids import NodeId, Term, shard_incarnation
 from boki.log.limits import Limits
 from boki.log.membership import Place
 from boki.log.metalog import Positions, split_position
-from boki.log.operations import Done, Found, Get, Read, SetAuxdata, Sync
+from boki.log.operations import Books, Done, Found, Get, ListBooks, Read, SetAuxdata, Sync
 from boki.messages import BatchesFetched, FetchBatches, Holding
 
 _READ_AHEAD_BYTES: Final = 1 << 20
@@ -36,13 +36,14 @@ _SILENT_US: Final = 5_000_000
 _RETRY_US: Final = 50_000
 _MAX_WAITING: Final = 100_000
 """Reads that may wait at a time; those that have been answered are cleared away when there are so many."""
+ReadOperation = Read | Get | SetAuxdata | ListBooks | Sync
 
 
 @dataclass(slots=True, eq=False)
 class PendingRead:
     """A read that has not been answered. `needs` is what the index must have reached, per log."""
 
-    operation: Read | Get | SetAuxdata | Sync
+    operation: ReadOperation
     waiter: Waiter
     needs: Positions
     deadline_us: int
@@ -149,6 +150,8 @@ class Reads:
                     return [self._finish(read, self._absent(book, seqnum))]
                 self._aux.set(seqnum, data)
                 return [self._finish(read, Done())]
+            case ListBooks(prefix, after, limit):
+                return [self._finish(read, Books(tuple(self._index.books(prefix, after, limit))))]
             case Sync():
                 return [self._finish(read, Done())]
 
@@ -188,6 +191,7 @@ class Reads:
     def _first_seqnum(self, read: PendingRead) -> int:
         """Below this, trims have taken records that the read has not seen; no more than its start if they have not."""
         operation = read.operation
+        assert isinstance(operation, Read | Get)
         floor = self._index.floor(operation.book, operation.tag if isinstance(operation, Read) else None)
         if isinstance(operation, Read) and floor <= read.seen_until:
             return min(floor, operation.start)
@@ -210,7 +214,7 @@ class Reads:
         next_start = seqnums[0] if backward else seqnums[covered - 1] + 1
         return [self._finish(read, Found(tuple(slabs), next_start, self._first_seqnum(read), is_end))]
 
-    def _finish(self, read: PendingRead, value: Found | Done | BokiError) -> Effect:
+    def _finish(self, read: PendingRead, value: Found | Books | Done | BokiError) -> Effect:
         read.is_done = True
         return Answer(read.waiter, value)
 
@@ -224,7 +228,7 @@ class Reads:
             for read in behind:
                 effects += self._try(read, now_us)
         if self._watching:
-            for book in books:
+            for book in sorted(books):  # any order, but one that two runs share
                 for read in self._watching.pop(book, ()):
                     effects += self._try(read, now_us)
         return effects
@@ -375,4 +379,4 @@ def _late(read: PendingRead) -> DeadlineExceeded:
         "the index did not reach the position that this caller has seen (is its Boki-Position of this cluster?), or no "
         "replica gave the bytes"
     )
-    return DeadlineExceeded(f"the read of book {read.operation.book!r} was not answered: {what}", outcome="not_applied")
+    return DeadlineExceeded(f"the read of book {read.waiter.book!r} was not answered: {what}", outcome="not_applied")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 
 import msgspec
 
@@ -19,6 +18,7 @@ from boki.engine.index import Index
 from boki.errors import BokiError
 from boki.host.clock import now_us
 from boki.log.ids import SYSTEM_BOOK_PREFIX
+from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import BookInfo, Books, ListBooks, SetRetention, TrimBook
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller
@@ -43,13 +43,17 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Retention:
-    """The rules, and the task that applies them every `interval_s`. `index` is the engine's own."""
+    """The rules, and the task that applies them every `interval_s`. `index` is the engine's own.
 
-    def __init__(self, port: LogPort, index: Callable[[], Index], *, interval_s: float = 5.0) -> None:
+    Every engine with the index applies them; who comes second finds nothing to trim.
+    """
+
+    def __init__(self, port: LogPort, index: Index, *, interval_s: float = 5.0) -> None:
         self._port = port
         self._index = index
         self._interval_s = interval_s
-        self._book = LogAccess(port, AppendGatherer(port), Caller(is_runtime=True)).logbook(BOOK)
+        self._caller = Caller(is_runtime=True)
+        self._book = LogAccess(port, AppendGatherer(port), self._caller).logbook(BOOK)
         self._rules: dict[str, Rule] = {}
         self._next_start = 0
         self._task: asyncio.Task[None] | None = None
@@ -65,6 +69,16 @@ class Retention:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    @property
+    def positions(self) -> Positions:
+        """What the rules have been read up to: who waits for it sees them all."""
+        return self._caller.positions
+
+    async def catch_up(self, positions: Positions) -> None:
+        """Know the rules that a caller with these positions has seen, whichever engine set them."""
+        merge_positions(self._caller.positions, positions)
+        await self._fold()
 
     async def set(self, operation: SetRetention) -> None:
         """Keep the rule; durable when it returns. It may be set again without harm."""
@@ -115,19 +129,19 @@ class Retention:
         await self._fold()
         for rule in list(self._rules.values()):
             older_than_us = None if rule.age_s is None else now_us() - int(rule.age_s * 1_000_000)
-            index = self._index()
+            index = self._index
             floor = index.retention_floor(rule.book, older_than_us=older_than_us, keep_bytes=rule.size_bytes)
             if floor > index.floor(rule.book, None):
                 await self._port.request(TrimBook(rule.book, floor), {}, 30.0)
 
 
-async def list_books(port: LogPort, operation: ListBooks) -> Books:
+async def list_books(port: LogPort, operation: ListBooks, positions: Positions, timeout_s: float) -> Books:
     """Books without those of the runtime itself, unless their prefix was asked for."""
     found: list[BookInfo] = []
     shows_system = operation.prefix.startswith(SYSTEM_BOOK_PREFIX)
     after = operation.after
     while True:
-        page = await port.request(ListBooks(operation.prefix, after, operation.limit), {}, 30.0)
+        page = await port.request(ListBooks(operation.prefix, after, operation.limit), positions, timeout_s)
         assert isinstance(page, Books)
         found += [info for info in page.books if shows_system or not info.name.startswith(SYSTEM_BOOK_PREFIX)]
         if len(found) >= operation.limit or not page.books:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from boki.engine.core import Answered, EngineCore
+from boki.engine.relay import RelayCore
 from boki.errors import BokiError, DeadlineExceeded, Unavailable
 from boki.host.clock import now_us
 from boki.host.host import Host
@@ -27,10 +28,10 @@ class EnginePort:
 
     def __init__(self) -> None:
         self._host: Host | None = None
-        self._core: EngineCore | None = None
+        self._core: EngineCore | RelayCore | None = None
 
-    def attach(self, host: Host, core: EngineCore) -> None:
-        """From now on operations go to this engine."""
+    def attach(self, host: Host, core: EngineCore | RelayCore) -> None:
+        """From now on operations go to this engine, or through this relay to others."""
         self._host, self._core = host, core
 
     @property
@@ -61,8 +62,8 @@ class EnginePort:
         await self._wait(lambda finish: self._fence(incarnation, int(timeout_s * 1_000_000), finish), {}, timeout_s)
 
     def _fence(self, incarnation: int, timeout_us: int, finish: Finish) -> None:
-        if self._host is None or self._core is None or self._host.stopped:
-            finish(Failure.of(Unavailable("the engine does not run")), {})
+        if self._host is None or self._host.stopped or not isinstance(self._core, EngineCore):
+            finish(Failure.of(Unavailable("no engine with the index runs here")), {})
             return
         self._host.perform(self._core.fence(incarnation, now_us() + timeout_us, finish))
         self._host.settle_soon()

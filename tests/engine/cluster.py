@@ -99,8 +99,8 @@ class Cluster(World):
         """Tell everybody who is up, as the coordinator sees it."""
         self.membership_number += 1
         members = tuple(
-            Member(node=node, role=role, incarnation=self.incarnations[node], has_index=role is Role.ENGINE)
-            for node in self.cores
+            Member(node=node, role=role, incarnation=self.incarnations[node], has_index=isinstance(core, EngineCore))
+            for node, core in self.cores.items()
             for role in Role
             if node.startswith(role.value) and node in self.incarnations
         )
