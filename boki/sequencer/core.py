@@ -51,6 +51,7 @@ from boki.messages import (
     ShardProgress,
     TellTail,
 )
+from boki.sequencer.history import History
 from boki.sequencer.metalog_store import (
     MetalogStore,
     Phase,
@@ -110,6 +111,7 @@ class SequencerCore:
         self._primaries: dict[LogId, Primary] = {}
         self._subscribers: dict[LogId, dict[NodeId, None]] = {}
         self._kept_from_term = int(disk.get(dropped_key()) or 0)
+        self.history = History(node, disk, self.chain, self._store)
         self._repeat_at = 0
 
     # events
@@ -154,6 +156,8 @@ class SequencerCore:
                 return self._fetch_sealed(sender, term, log, first_index)
             case Complete():
                 return self._complete(sender, message)
+            case Metalog():
+                return self.history.take(message)
             case DropEntries(term, log, until):
                 return self._drop(term, log, until, drops_earlier_terms=True)
             case EntriesDropped(term, log, kept_from):
@@ -174,7 +178,7 @@ class SequencerCore:
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`: the primary repeats to its backups what they lack, and to all how far it is."""
-        effects = list(self.settle(now_us))
+        effects = [*self.settle(now_us), *self.history.tick(now_us)]
         if now_us < self._repeat_at:
             return effects
         self._repeat_at = now_us + _REPEAT_US

@@ -1,6 +1,7 @@
 """One log's metalog of one term as a sequencer holds it: entries, how many are durable, and whether it is sealed.
 
-The life cycle is a table. `OPEN` takes entries; `SEALED` takes only the controller's completion; nothing leads back.
+The life cycle is a table. `OPEN` takes entries; `SEALED` takes only the controller's completion, and, when its term has
+ended, what others hold of it (`boki.sequencer.history`); nothing leads back.
 A restart keeps the phase, because the seal was durable before it was answered.
 
 Old entries go once a checkpoint covers them (`drop`). What lies below `base` is gone here and was committed; `base` and
@@ -25,6 +26,7 @@ _ENTRY: Final = b"e"
 _BASE: Final = b"b"
 _BASE_VALUE: Final = Struct(">QQ")
 _SEAL: Final = b"z"
+_WHOLE: Final = b"w"
 _LED: Final = b"l"
 _RECENT_ENTRIES: Final = 20_000
 
@@ -41,6 +43,9 @@ NEXT: Final[dict[tuple[Phase, str], Phase]] = {
     (Phase.OPEN, "seal"): Phase.SEALED,
     (Phase.SEALED, "seal"): Phase.SEALED,  # sealing twice is how a lost reply is repeated
     (Phase.SEALED, "complete"): Phase.SEALED,
+    # the next view says where the term ended, so whoever has not heard of the seal learns it by that
+    (Phase.OPEN, "fill"): Phase.SEALED,
+    (Phase.SEALED, "fill"): Phase.SEALED,
 }
 
 
@@ -72,6 +77,11 @@ def drop_terms(before: Term) -> list[Put | Delete]:
         Delete(base_key(1, 0), base_key(before, 0)),
         Put(dropped_key(), str(before).encode()),
     ]
+
+
+def whole_key() -> bytes:
+    """Where it is kept which is the first ended term that may lack entries here."""
+    return _KEY.pack(_WHOLE, 0, 0, 0)
 
 
 def seal_key(term: Term) -> bytes:
