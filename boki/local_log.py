@@ -144,7 +144,16 @@ class LocalLog:
 
     def _start_engine(self, coordinator: LocalCoordinator) -> None:
         disk = self._open_disk(ENGINE)
-        config = EngineConfig(
+        core = EngineCore(ENGINE, coordinator.next_incarnation(), disk, self.engine_config)
+        host = self.hosts[ENGINE] = Host(ENGINE, core, self.links, self._loop, disk=disk, answer=self._answer)
+        self.engine = core
+        self.port.attach(host, core)
+        host.deliver(COORDINATOR, InstallView(tuple(coordinator.views())))
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The engine's budgets."""
+        return EngineConfig(
             index_memory_bytes=self.config.index_memory_bytes,
             cache_bytes=self.config.cache_bytes,
             aux_cache_bytes=self.config.aux_cache_bytes,
@@ -152,11 +161,6 @@ class LocalLog:
             batch_bytes=self.config.batch_bytes,
             limits=self.config.limits,
         )
-        core = EngineCore(ENGINE, coordinator.next_incarnation(), disk, config)
-        host = self.hosts[ENGINE] = Host(ENGINE, core, self.links, self._loop, disk=disk, answer=self._answer)
-        self.engine = core
-        self.port.attach(host, core)
-        host.deliver(COORDINATOR, InstallView(tuple(coordinator.views())))
 
     def _answer(self, token: Any, value: Any) -> None:
         if token is READY:

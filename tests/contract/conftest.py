@@ -20,6 +20,7 @@ from boki.runtime import blocking_logbook
 from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from tests.contract.awaitable import AwaitableLogs
+from tests.contract.engines import two_engines
 from tests.contract.functions import run_scenarios
 from tests.contract.live import (
     EngineLogs,
@@ -88,6 +89,13 @@ def engine(*stopped: str, **settings: int) -> Iterator[Run]:
 
 
 @contextmanager
+def engines(*, has_index: bool, **settings: int) -> Iterator[Run]:
+    """Operations that alternate between two engines; without `has_index` the second one relays to the first."""
+    with two_engines(has_index=has_index, **settings) as (loop, port):
+        yield lambda name: loop.run(SCENARIOS[name](EngineLogs(port, book_for(name))))
+
+
+@contextmanager
 def in_worker(function: str, *stopped: str, **settings: int) -> Iterator[Run]:
     """From inside a function in a forked worker process."""
     with dev_system(*stopped, **settings) as (loop, dev):
@@ -128,6 +136,8 @@ IMPLEMENTATIONS = {
     "memory-blocking": Implementation(memory_blocking, moves_time=True),
     "engine": Implementation(engine),
     "engine-3-replicas-2-logs": Implementation(partial(engine, replicas=3, logs=2)),
+    "2-engines-2-logs": Implementation(partial(engines, has_index=True, logs=2)),
+    "2-engines-1-index": Implementation(partial(engines, has_index=False, logs=2)),
     "function": Implementation(partial(in_worker, "run_scenario")),
     "blocking-function": Implementation(partial(in_worker, "run_scenario_blocking")),
     "function-3-replicas-2-logs": Implementation(partial(in_worker, "run_scenario", replicas=3, logs=2)),

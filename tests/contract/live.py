@@ -23,6 +23,7 @@ from boki.local_log import LocalLog
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller
 from boki.runtime.logbook import LogAccess, LogBook
+from boki.runtime.port import LogPort
 from tests.contract.awaitable import AwaitableLogs
 
 T = TypeVar("T")
@@ -49,9 +50,9 @@ class LoopThread:
 
 
 class EngineLogs:
-    """What a scenario is given, straight over the engine's port."""
+    """What a scenario is given, straight over an engine's port."""
 
-    def __init__(self, service: LogService, book: str) -> None:
+    def __init__(self, service: LogPort, book: str) -> None:
         self._access = LogAccess(service, AppendGatherer(service), Caller())
         self.logbook = self._access.logbook(book)
         self.books = self._access.books
