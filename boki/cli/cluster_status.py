@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from boki.cli.health import leader_of, sentences
 from boki.cli.terminal import bytes_text, print_table, results
+from boki.cluster.health import leader_of, sentences
 from boki.cluster.identity import resident_bytes
 from boki.cluster.state import ProcessState, SupervisorState
 

@@ -11,8 +11,8 @@ import typer
 
 from boki.cli.connection import Token, Url, connect
 from boki.cli.coordination import Chroot, Data, ZooKeeper, change_plan, place_of, with_coordinator
-from boki.cli.health import drain_left
 from boki.cli.terminal import progress, results
+from boki.cluster.health import drain_left
 from boki.errors import DeadlineExceeded, InvalidArgument
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Membership, Role

@@ -10,8 +10,8 @@ import msgspec
 from boki.cli import cluster_status
 from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.coordination import Data, supervisor_of
-from boki.cli.health import sentences
 from boki.cli.terminal import bytes_text, errors, print_json, print_table, results
+from boki.cluster.health import sentences
 
 
 def command(as_json: AsJson = False, data: Data = None, url: Url = "", token: Token = "") -> None:

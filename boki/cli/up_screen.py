@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from boki.cli.health import sentences
 from boki.cli.terminal import bytes_text, results
 from boki.cluster.core import SupervisorCore
+from boki.cluster.health import sentences
 from boki.cluster.identity import resident_bytes
 from boki.config import LogFormat
 

@@ -20,12 +20,14 @@ import msgspec
 
 from boki.cluster import zygote
 from boki.cluster.core import Process
-from boki.cluster.logs import open_log
+from boki.cluster.logs import last_lines, open_log
 from boki.errors import Unavailable
 from boki.runtime.confine import IS_LINUX, die_with_parent
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _READ_BYTES: Final = 65_536
+_MARK: Final = "_BOKI_SUPERVISOR"
+"""In the environment of all that we start, and of all that those fork."""
 
 OnStarted = Callable[[str, int, str], None]
 """(node, pid, error): it runs; or, with pid 0, it could not be started."""
@@ -35,14 +37,19 @@ class Spawner:
     """Starts processes and sees them end. To be used in a loop that runs, in a process without threads."""
 
     def __init__(self, environment: Mapping[str, str], on_started: OnStarted, zygote_log: Path) -> None:
-        self._environment = dict(environment)
+        self._pid = os.getpid()
+        self._environment = {**environment, _MARK: str(self._pid)}
         self._on_started = on_started
         self._zygote_log = zygote_log
-        self._pid = os.getpid()
-        self._zygote_pid = 0
+        self.zygote_pid = 0
+        """The process that forks; 0: there is none now."""
+        """The process that forks; 0: there is none now."""
         self._link: socket.socket | None = None
         self._heard = b""
-        self._ordered: set[str] = set()
+        self._ordered: dict[str, bytes] = {}
+        """What the zygote has been told and has not answered."""
+        self._is_proven = False
+        """Whether this zygote has ever answered."""
         self._early: dict[int, int] = {}
         """Ends of processes that nobody has told us of yet; of strangers that came to us, too."""
         self._pids: set[int] = set()
@@ -52,7 +59,8 @@ class Spawner:
     def start(self, process: Process, log_file: Path) -> None:
         """Start it; `on_started` tells what became of that, perhaps before this returns."""
         if process.is_boki and IS_LINUX:
-            self._order(process, log_file)
+            order = zygote.Order(process.node, process.command, str(log_file))
+            self._order(process.node, msgspec.json.encode(order) + b"\n")
             return
         command = (sys.executable, "-m", "boki", *process.command) if process.is_boki else process.command
         try:
@@ -73,7 +81,7 @@ class Spawner:
             if pid == 0:
                 break
             self._early[pid] = os.waitstatus_to_exitcode(status)
-        if self._zygote_pid in self._early:
+        if self.zygote_pid in self._early:
             self._lose_zygote()
         ended = [(pid, self._early.pop(pid)) for pid in list(self._early) if pid in self._pids]
         self._pids.difference_update(pid for pid, _ in ended)
@@ -83,6 +91,7 @@ class Spawner:
 
     def close(self) -> None:
         """Let the zygote end. What it has forked stays."""
+        self._ordered.clear()
         self._lose_zygote()
 
     def _execute(self, command: tuple[str, ...] | list[str], log_file: Path, keep: tuple[int, ...] = ()) -> int:
@@ -106,22 +115,19 @@ class Spawner:
     def _confine(self) -> None:
         die_with_parent(self._pid)
 
-    def _order(self, process: Process, log_file: Path) -> None:
-        self._ordered.add(process.node)
+    def _order(self, node: str, order: bytes) -> None:
+        self._ordered[node] = order
         try:
             if self._link is None:
                 self._link = self._start_zygote()
-            open_order = zygote.Order(process.node, process.command, str(log_file))
-            self._link.sendall(msgspec.json.encode(open_order) + b"\n")
-        except (OSError, subprocess.SubprocessError) as error:
-            self._ordered.discard(process.node)
+            self._link.sendall(order)
+        except (OSError, subprocess.SubprocessError):
             self._lose_zygote()
-            self._on_started(process.node, 0, str(error))
 
     def _start_zygote(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._zygote_pid = self._execute(
+            self.zygote_pid = self._execute(
                 zygote.command(theirs.fileno(), self._pid), self._zygote_log, (theirs.fileno(),)
             )
         asyncio.get_running_loop().add_reader(ours, self._hear)
@@ -140,25 +146,37 @@ class Spawner:
         *lines, self._heard = (self._heard + heard).split(b"\n")
         for line in lines:
             told = msgspec.json.decode(line, type=zygote.Forked)
-            self._ordered.discard(told.node)
+            self._is_proven = True
+            self._ordered.pop(told.node, None)
             if told.pid:
                 self._pids.add(told.pid)
             self._on_started(told.node, told.pid, told.error)
 
     def _lose_zygote(self) -> None:
-        """It is gone, or is to go; who waits for it is told. The next start makes a new one."""
+        """It is gone. Who waits for a fork is given to a new one, or, if this one has never forked, is refused."""
         if self._link is not None:
             asyncio.get_running_loop().remove_reader(self._link)
             self._link.close()
             self._end_strangers()
-        self._link, self._zygote_pid, self._heard = None, 0, b""
-        for node in sorted(self._ordered):
-            self._ordered.discard(node)
-            self._on_started(node, 0, f"the process that was to fork it has ended; see {self._zygote_log}")
+        lost, self._ordered = self._ordered, {}
+        was_proven, self._is_proven = self._is_proven, False
+        self._link, self.zygote_pid, self._heard = None, 0, b""
+        said = "".join(last_lines(self._zygote_log, 1))
+        for node, order in lost.items():
+            if was_proven:
+                self._order(node, order)
+            else:
+                self._on_started(node, 0, f"the process that was to fork it has ended ({said})")
 
     def _end_strangers(self) -> None:
         """End children that nobody has told us of: the zygote may have been killed between a fork and its word."""
         for task in Path("/proc/self/task").iterdir():
             for pid in map(int, (task / "children").read_text(encoding="ascii").split()):
-                if pid not in self._pids and pid != self._zygote_pid:
+                if pid not in self._pids and pid != self.zygote_pid and self._is_marked(pid):
                     os.kill(pid, signal.SIGKILL)
+
+    def _is_marked(self, pid: int) -> bool:
+        try:
+            return f"{_MARK}={self._pid}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from boki.cli.terminal import bytes_text
 from boki.log.quorum import majority
 
 _SHOWN_LAG: Final = 200
@@ -21,7 +20,7 @@ def sentences(status: Status) -> list[str]:
         *_silent(status),
         *_controllers(nodes, status),
         *_sequencers(nodes, leader_of(status)),
-        *_storage(status, nodes, leader_of(status)),
+        *(f"degraded: {text}" for text in leader_of(status).get("degraded", ())),
         *_draining(status),
         *(text for name, told in nodes.items() for text in _node(name, told)),
     ]
@@ -37,9 +36,11 @@ def leader_of(status: Status) -> Status:
 
 
 def drain_left(status: Status, node: str) -> int | None:
-    """How many shards still need the node that is being drained; None while the leader does not say."""
-    left = leader_of(status).get("drains", {}).get(node)
-    return None if left is None else int(left)
+    """How many shards still need the node that is being drained; None while the leader does not know."""
+    told = leader_of(status).get("repair", {}).get("draining", {}).get(node)
+    if told is None:
+        return None
+    return 0 if told["is_complete"] else max(1, int(told["shards"]))
 
 
 def _silent(status: Status) -> Iterator[str]:
@@ -78,17 +79,6 @@ def _sequencers(nodes: Mapping[str, Status], leader: Status) -> Iterator[str]:
         yield f"of the sequencers {names} is away"
 
 
-def _storage(status: Status, nodes: Mapping[str, Status], leader: Status) -> Iterator[str]:
-    draining = set(status.get("draining", ()))
-    up = [name for name, told in nodes.items() if told.get("role") == "storage" and name not in draining]
-    replicas = leader.get("replicas", 0)
-    if replicas and len(up) < replicas:
-        yield (
-            f"degraded: records are to be on {replicas} storage nodes and {len(up)} are up. Appends go on while "
-            f"{leader.get('write_quorum')} are; another storage node would take the place of a lost one"
-        )
-
-
 def _draining(status: Status) -> Iterator[str]:
     for name in status.get("draining", ()):
         left = drain_left(status, name)
@@ -104,7 +94,7 @@ def _node(name: str, told: Status) -> Iterator[str]:
         yield f"{name} does not reach ZooKeeper: it goes on as things are, but takes no part in changes"
     disk = told.get("disk", {})
     if disk and not disk.get("has_room", True):
-        yield f"{name} has no room on its disk ({bytes_text(disk.get('free_bytes', 0))} free): it refuses appends"
+        yield f"{name} has no room on its disk ({_megabytes(disk.get('free_bytes', 0))} free): it refuses appends"
     if told.get("role") == "engine" and not told.get("ready", True):
         yield f"{name} is not ready: its index has not caught up yet"
     for log, row in (told.get("logs") or {}).items():
@@ -127,6 +117,15 @@ def _repair_text(name: str, repair: Status) -> str:
     left_bytes = repair.get("lacking_bytes", 0)
     rest = f", about {left_bytes / rate:,.0f} s left" if rate and left_bytes else ""
     return (
-        f"{name} lacks {repair['lacking_records']:,} records (about {bytes_text(left_bytes)}) and copies them at "
-        f"{bytes_text(rate)}/s{rest}"
+        f"{name} lacks {repair['lacking_records']:,} records (about {_megabytes(left_bytes)}) and copies them at "
+        f"{_megabytes(rate)}/s{rest}"
     )
+
+
+def _megabytes(size_bytes: float) -> str:
+    """A size that is large if it is worth a word.
+
+    >>> _megabytes(12_345_678)
+    '12.3 MB'
+    """
+    return f"{size_bytes / 1e6:,.1f} MB"
