@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from boki.bench import index_memory
+from boki.bench import faults, index_memory
 from boki.bench.http_load import generator_name, post_load
 from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
 from boki.bench.rows import Round, Row, measured, rate, summary
@@ -132,6 +132,13 @@ def memory(options: Options, step: Step) -> Iterator[Row]:
         )
 
 
+CLUSTER_BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
+    "failover": faults.failover,
+    "scaling": faults.scaling,
+    "repair": faults.repair,
+}
+"""What only a whole cluster can show."""
+
 BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "append": append,
     "read": read,
@@ -139,6 +146,7 @@ BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "cold-start": cold_start,
     "restart": restart,
     "memory": memory,
+    **CLUSTER_BENCHMARKS,
 }
 
 
@@ -163,5 +171,6 @@ def _row(options: Options, bench: str, inflight: int, size_bytes: int, **fields:
         size_bytes=size_bytes,
         replicas=options.replicas,
         durability=options.durability,
+        system="cluster" if options.is_cluster else "one process",
         **fields,
     )

@@ -12,11 +12,13 @@ from typing import Any
 
 from boki.child import Child
 from boki.client import BlockingClient
+from boki.cluster.config import UpConfig
 from boki.config import DevConfig, Durability
 from boki.errors import ConfigError
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
-NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory"})
+NEED_CLUSTER = frozenset({"failover", "scaling", "repair"})
+NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory"}) | NEED_CLUSTER
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 
 
@@ -29,6 +31,8 @@ class Options:
 
     url: str = ""
     token: str = ""
+    is_cluster: bool = False
+    """A system of one's own is a whole cluster, every role a process."""
     replicas: int = 1
     logs: int = 1
     durability: Durability = "fsync"
@@ -42,10 +46,37 @@ class Options:
 
     def check(self, names: Collection[str]) -> None:
         """Refuse what no system could be measured with, before anything is. `ConfigError` says why."""
+        if not self.is_cluster and (clusters := sorted(NEED_CLUSTER.intersection(names))):
+            raise ConfigError(f"{', '.join(clusters)} need a cluster: say --cluster")
+        if self.is_cluster and self.url:
+            raise ConfigError("--cluster starts a cluster of its own: leave --url out")
         if not self.url:
-            DevConfig(replicas=self.replicas, logs=self.logs, durability=self.durability)
+            self.config(Path("data"), LOAD_FUNCTIONS)
         elif alone := sorted(NEED_OWN_SYSTEM.intersection(names)):
             raise ConfigError(f"{', '.join(alone)} need a system of their own: leave --url out")
+
+    def config(self, data: Path, functions: Path) -> DevConfig | UpConfig:
+        """The system of one's own."""
+        if self.is_cluster:
+            return UpConfig(
+                data=data,
+                functions=functions,
+                port=0,
+                replicas=self.replicas,
+                write_quorum=self.replicas // 2 + 1,
+                storage=max(3, self.replicas),
+                logs=self.logs,
+                durability=self.durability,
+            )
+        return DevConfig(
+            data=data,
+            functions=functions,
+            port=0,
+            replicas=self.replicas,
+            logs=self.logs,
+            durability=self.durability,
+            reload=False,
+        )
 
     @property
     def folder(self) -> Path:
@@ -73,23 +104,14 @@ class Target:
 
 
 @contextlib.contextmanager
-def target(options: Options, *, functions: Path = LOAD_FUNCTIONS, **changes: Any) -> Iterator[Target]:
+def target(options: Options, *, functions: Path = LOAD_FUNCTIONS) -> Iterator[Target]:
     """The system that the options name; one of its own is killed and its data removed at the end."""
     if options.url:
         with BlockingClient(options.url, token=options.token) as client:
             yield Target(client, options.url, options.token, None)
         return
     with tempfile.TemporaryDirectory(prefix="boki-bench-", dir=options.folder) as folder:
-        config = DevConfig(
-            data=Path(folder, "data"),
-            functions=functions,
-            port=0,
-            replicas=options.replicas,
-            logs=options.logs,
-            durability=options.durability,
-            reload=False,
-            **changes,
-        )
+        config = options.config(Path(folder, "data"), functions)
         with Child(config).start() as child, BlockingClient(child.url) as client:
             yield Target(client, child.url, "", child)
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from boki.bench.rows import Row
     from boki.bench.system import Options
 
-NAMES = ("append", "read", "invoke", "cold-start", "restart", "memory")
+NAMES = ("append", "read", "invoke", "cold-start", "restart", "memory", "failover", "scaling", "repair")
+
+_OF_CLUSTERS = frozenset({"failover", "scaling", "repair"})
 
 
 def command(
@@ -31,7 +33,12 @@ def command(
         int, typer.Option(min=1, help="Measured rounds, after one that warms up; the median counts.")
     ] = 3,
     duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
-    replicas: Annotated[int, typer.Option(min=1, help="Storage nodes of the system that is started.")] = 1,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Measure a whole cluster, every role a process: 3 replicas by default.")
+    ] = False,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Replicas of each record in the system that is started.", show_default="1")
+    ] = None,
     logs: Annotated[int, typer.Option(min=1, help="Its physical logs.")] = 1,
     durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
     scratch: Annotated[
@@ -48,7 +55,8 @@ def command(
     Each benchmark starts a system of its own in a temporary directory, with the load in its worker processes. Figures
     are medians over the rounds. The targets stand in docs/benchmarks.md.
     """
-    wanted = list(NAMES) if names == ["all"] else names
+    every = [name for name in NAMES if cluster or name not in _OF_CLUSTERS]
+    wanted = every if names == ["all"] else names
     if unknown := [name for name in wanted if name not in NAMES]:
         raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
     from boki.bench.system import Options
@@ -56,7 +64,8 @@ def command(
     options = Options(
         url=url,
         token=token,
-        replicas=replicas,
+        is_cluster=cluster,
+        replicas=replicas or (3 if cluster else 1),
         logs=logs,
         durability=cast("Durability", durability),
         rounds=rounds,
@@ -80,7 +89,8 @@ def command(
 
 
 def _show(rows: list[Row], options: Options) -> None:
-    system = options.url or f"{options.replicas} replica(s), {options.durability}"
+    kind = "cluster, " if options.is_cluster else ""
+    system = options.url or f"{kind}{options.replicas} replica(s), {options.durability}"
     columns = ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides~"]
     title = f"{system}, {options.rounds} round(s) of {options.duration_s:g} s"
     print_table(columns, map(_cells, rows), title=title)

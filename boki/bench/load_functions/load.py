@@ -8,8 +8,10 @@ folder serves them for `boki bench --url`.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 
@@ -53,6 +55,48 @@ async def append_load(ctx: Context, load: Load) -> Round:
         await ctx.logbook.append(data, tags=[TAG])
 
     return await _measure(append, load)
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """A load whose every append is told of. `name`: what to call it in the record that says where it runs."""
+
+    name: str
+    inflight: int = 4
+    size_bytes: int = 1024
+    duration_s: float = 8.0
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """Every append: when it began (microseconds since the epoch) and how long it took; and what failed."""
+
+    starts_us: list[int]
+    latencies_us: list[int]
+    errors: list[str]
+
+
+@function(book=BOOK, timeout_s=600)
+async def watched_load(ctx: Context, watch: Watch) -> Timeline:
+    """Single appends, remembered one by one, on the engine that the first record (tag `where:<name>`) tells."""
+    await ctx.logbook.append(_engine_pid().encode(), tags=[f"where:{watch.name}"])
+    data = bytes(watch.size_bytes)
+    end = time.time() + watch.duration_s
+    starts_us: list[int] = []
+    latencies_us: list[int] = []
+    failures: list[str] = []
+
+    async def append_until_the_end() -> None:
+        while time.time() < end:
+            began_us = time.time_ns() // 1000
+            try:
+                await ctx.logbook.append(data, tags=[TAG])
+            except BokiError as error:
+                failures.append(f"{type(error).__name__}: {error}")
+            else:
+                starts_us.append(began_us)
+                latencies_us.append(time.time_ns() // 1000 - began_us)
+
+    await asyncio.gather(*(append_until_the_end() for _ in range(watch.inflight)))
+    return Timeline(starts_us, latencies_us, failures)
 
 
 @function(book=BOOK, timeout_s=600)
@@ -113,6 +157,12 @@ async def fill(ctx: Context, wanted: Fill) -> int:
 
     await asyncio.gather(*(append_until_the_end() for _ in range(4)))
     return last_seqnum
+
+
+def _engine_pid() -> str:
+    """The process of the engine that this worker belongs to: its parent is a zygote, whose parent is the engine."""
+    zygote = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="ascii", errors="replace")
+    return zygote.rpartition(")")[2].split()[1]
 
 
 async def _measure(operation: Callable[[], Awaitable[None]], load: Load) -> Round:

@@ -1,0 +1,124 @@
+"""The cluster that a benchmark hurts: its processes by name, its state, more nodes for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, Self
+
+from boki.bench.load_functions.load import BOOK, Timeline, Watch
+from boki.bench.system import Target
+from boki.cluster.state import SupervisorState, read_state
+from boki.errors import BokiError, Unavailable
+from boki.log.membership import Role
+from boki.net.keys import make_keys
+
+_POLL_S: Final = 0.05
+_HEALTHY_S: Final = 60.0
+Status = Mapping[str, Any]
+
+
+class Cluster:
+    """A running cluster of one's own. Use it in a `with` block, at whose end added nodes are killed."""
+
+    def __init__(self, target: Target) -> None:
+        assert target.child is not None, "a cluster of one's own"
+        self.client = target.client
+        self.folder = Path(target.child.config.data) / "cluster"
+        self._target = target
+        self._added: list[subprocess.Popen[bytes]] = []
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="bench")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._added:
+            process.kill()
+            process.wait()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def state(self) -> SupervisorState:
+        """What its supervisor tells."""
+        state = read_state(self.folder)
+        assert state is not None, "it runs"
+        return state
+
+    def pid(self, node: str) -> int:
+        """The node's process now; 0 if it does not run."""
+        return next((row.pid for row in self.state.processes if row.node == node), 0)
+
+    def kill(self, node: str) -> int:
+        """SIGKILL; the time of it, in microseconds since the epoch."""
+        pid = self.pid(node)
+        at_us = time.time_ns() // 1000
+        os.kill(pid, signal.SIGKILL)
+        return at_us
+
+    def status(self) -> Status:
+        """What its gateway says; empty if it does not answer."""
+        try:
+            return self.client.status()
+        except BokiError:
+            return {}
+
+    def wait_for(self, what: str, is_so: Callable[[Status], bool], timeout_s: float = _HEALTHY_S) -> Status:
+        """Look until it is so; what the gateway said then. `Unavailable` if it takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not is_so(status := self.status()):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the cluster was not {what} after {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        return status
+
+    def wait_healthy(self) -> Status:
+        """Until every process is there, and every node says that it is at work."""
+
+        def is_healthy(status: Status) -> bool:
+            names = {row.node for row in self.state.processes if row.role in set(Role)}
+            members = {member["node"] for member in status.get("members", ())}
+            nodes = status.get("nodes", {}).values()
+            answer = all(told and "error" not in told and told.get("ready", True) for told in nodes)
+            lacking = any((told or {}).get("repair", {}).get("lacking_records") for told in nodes)
+            return bool(status.get("ready")) and names <= members and answer and not lacking
+
+        return self.wait_for("healthy", is_healthy)
+
+    def load(self, watch: Watch) -> tuple[Future[Timeline], str]:
+        """Begin a watched load: its future, and the engine that it runs on, once it has begun."""
+        future = self._threads.submit(self._target.run, "watched_load", watch, Timeline)
+        deadline = time.monotonic() + _HEALTHY_S
+        while time.monotonic() < deadline and not future.done():
+            record = self.client.logbook(BOOK).read_next(f"where:{watch.name}", wait_s=1.0)
+            if record is not None:
+                pid = int(record.data)
+                return future, next((row.node for row in self.state.processes if row.pid == pid), "")
+        future.result(0)
+        raise Unavailable("the load did not begin")
+
+    def add(self, role: Role, node: str) -> None:
+        """Start one more node beside those of the supervisor."""
+        make_keys(self.folder / "keys", {node: role})
+        command = [sys.executable, "-m", "boki", "start", role.value, "--name", node]
+        log = (self.folder / "logs" / f"{node}.log").open("ab")
+        with log:
+            self._added.append(
+                subprocess.Popen(
+                    [*command, "--config", str(self.folder / "boki.toml")],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+
+    def boki(self, *words: str) -> subprocess.Popen[bytes]:
+        """An operator's command against this cluster."""
+        command = [sys.executable, "-m", "boki", *words, "--data", str(self.folder.parent)]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
