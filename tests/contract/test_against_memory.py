@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 import boki.testing
 from boki import MAX_SEQNUM, BokiError, ConditionFailed, Expect, LogBook, Record
-from boki.engine.log_service import LogService
+from boki.runtime.port import LogPort
+from tests.contract.engines import two_engines
 from tests.contract.live import EngineLogs, LoopThread, local_log
 from tests.contract.scenarios.logs import Logs
 
@@ -132,16 +134,21 @@ class Player:
         return [await self.play(("page", name, tag, None, None, 1000)) for name in BOOKS for tag in (None, *TAGS)]
 
 
+OPENERS = {
+    "engine": local_log,
+    "engine-3-replicas-2-logs": partial(local_log, replicas=3, logs=2),
+    "2-engines-2-logs": partial(two_engines, has_index=True, logs=2),
+    "2-engines-1-index": partial(two_engines, has_index=False, logs=2),
+}
+
+
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(settings, id=name, marks=pytest.mark.xdist_group("against-memory"))
-        for name, settings in {"engine": {}, "engine-3-replicas-2-logs": {"replicas": 3, "logs": 2}}.items()
-    ],
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"against-memory-{name}")) for name in OPENERS],
 )
-def engine(request: pytest.FixtureRequest) -> Iterator[tuple[LoopThread, LogService]]:
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[LoopThread, LogPort]]:
     """The whole system in this process."""
-    with local_log(**request.param) as opened:
+    with OPENERS[request.param]() as opened:
         yield opened
 
 
@@ -157,7 +164,7 @@ async def _play_on_memory(prefix: str, played: list[tuple[Any, ...]]) -> list[An
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(played=operations)
-def test_both_answer_alike(engine: tuple[LoopThread, LogService], played: list[tuple[Any, ...]]) -> None:
+def test_both_answer_alike(engine: tuple[LoopThread, LogPort], played: list[tuple[Any, ...]]) -> None:
     """Results, errors and, at the end, every row."""
     loop, service = engine
     prefix = f"run{next(_run_numbers)}"
