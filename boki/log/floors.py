@@ -35,6 +35,12 @@ class Floors:
         floors[tag] = floor
         return True
 
+    def merge(self, rows: Iterable[tuple[str, str | None, int]]) -> None:
+        """Take over what somebody else knows; of two floors the higher one counts."""
+        for book, tag, floor in rows:
+            floors = self._books.setdefault(book, {})
+            floors[tag] = max(floor, floors.get(tag, 0))
+
     def touches(self, book: str) -> bool:
         """Whether anything of the book has been trimmed."""
         return book in self._books

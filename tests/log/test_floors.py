@@ -69,3 +69,12 @@ def test_a_dropped_floor_is_gone_unless_it_has_moved_on() -> None:
     floors.drop(floors.rows())
     assert floors.rows() == []
     assert not floors.touches("book")
+
+
+def test_floors_of_another_node_raise_and_never_lower() -> None:
+    """A node that takes over what a peer knows keeps what it knows better."""
+    floors = Floors([("book", None, 10), ("book", "tag", 5)])
+    floors.merge([("book", None, 7), ("book", "tag", 8), ("other", None, 3)])
+    assert sorted(floors.rows(), key=str) == sorted(
+        [("book", None, 10), ("book", "tag", 8), ("other", None, 3)], key=str
+    )
