@@ -16,10 +16,12 @@ Rule: this file never looks into a batch to store it; it knows its header.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from boki.effects import Delete, DiskReader, DiskRoom, Effect, Loaded, Put, Send, Store, Trace
+import msgspec
+
+from boki.effects import Delete, DiskReader, DiskRoom, Effect, Load, Loaded, Put, Send, Store, Trace
 from boki.errors import BokiError
 from boki.follower import COORDINATOR, MetalogFollower
 from boki.log.batch import read_header
@@ -31,8 +33,11 @@ from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions
 from boki.log.view import View
 from boki.messages import (
     BatchesFetched,
+    EntriesDropped,
     FetchBatches,
+    FetchCheckpoint,
     FetchShards,
+    FetchState,
     FetchView,
     IndexSaved,
     InstallMembership,
@@ -43,15 +48,19 @@ from boki.messages import (
     Pong,
     ShardProgress,
     ShardsFetched,
+    StateFetched,
     StoreBatch,
+    StoreCheckpoint,
 )
 from boki.storage.answers import Answers, Question
+from boki.storage.checkpoints import IndexCheckpoints, Kept, RowsAsked, Staged
 from boki.storage.holdings import Holdings, Written
 from boki.storage.repair import Repair
 from boki.storage.saved import SavedIndexes
-from boki.storage.shards import ShardKey, find_shards, recover_shard, split_batch_key
-from boki.storage.state import Checkpoint, load_state, shard_writes, small_write
+from boki.storage.shards import Shard, ShardKey, find_shards, recover_shard, split_batch_key
+from boki.storage.state import Checkpoint, load_state, shard_state, shard_writes, small_write
 from boki.storage.sweep import Sweep, SweepStep
+from boki.storage.takeover import Takeover, adopt_orders, is_ahead, term_of
 
 REPAIR_BYTES_PER_S: Final = 64 << 20
 _CHECKPOINT_ENTRIES: Final = 20_000
@@ -79,12 +88,15 @@ class StorageCore:
         self.repair = Repair(self.holdings, repair_bytes_per_s)
         self.answers = Answers(self.holdings, self.repair.mend)
         self.saved = SavedIndexes()
+        self.checkpoints = IndexCheckpoints(incarnation, disk)
         self.floors = Floors(state.floors)
         self.sweep = Sweep(self.floors, self._seqnum_of, self.saved.covers, state.waits_below)
-        self._applied: Positions = dict(state.applied)
+        self._recovered: Positions = state.applied
         self._next_seqnums: dict[LogId, int] = dict(state.next_seqnums)
         self._fenced = set(state.fenced)
         self._recover(disk, state)
+        self._cover()
+        self._takeover = Takeover()
         self._membership = Membership(number=-1)
         self._reports: set[ShardKey] = set()
         self._sent_away: dict[ShardKey, None] = {}
@@ -116,13 +128,17 @@ class StorageCore:
                 self.repair.note_append(now_us)
                 return self._store(batch, sender)
             case Metalog():
-                self.follower.offer(message, now_us)
+                self.follower.offer(message, now_us, sender)
             case FetchBatches():
                 return self.answers.load(sender, message)
             case Loaded(Question() as question, rows, error):
                 return self.answers.answer(question, rows, error)
             case Loaded(SweepStep(), rows, error):
                 return self._free(*self.sweep.advance(rows, error))
+            case Loaded(Staged() as staged, rows, error):
+                return self._keep(self.checkpoints.apply(staged, rows, error))
+            case Loaded(RowsAsked() as asked, rows, error):
+                return self.checkpoints.give(asked, rows, error)
             case Written():
                 self.holdings.written(message)
                 self.repair.note_written(message.fetched_bytes)
@@ -133,14 +149,33 @@ class StorageCore:
                 self.sweep.look_again()
             case Ping(number):
                 return (Send(sender, Pong(number, self._newest_term, self.incarnation)),)
-            case FetchShards():
-                return self._tell_shards(sender, message)
             case InstallView(views):
                 self.follower.install(views)
             case InstallMembership() | InstallPlacement():
                 self._install(message, now_us)
             case DiskRoom():
                 return self._change_room(message)
+            case _:
+                return self._serve(sender, message, now_us)
+        return ()
+
+    def _serve(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+        """What comes seldom: controllers, checkpoints of the index, nodes that have fallen behind."""
+        match message:
+            case FetchShards():
+                return self._tell_shards(sender, message)
+            case StoreCheckpoint():
+                return self._keep(self.checkpoints.store(sender, message, self._positions(), now_us))
+            case FetchCheckpoint():
+                return (self.checkpoints.fetch(sender, message, now_us),)
+            case EntriesDropped(term, log, kept_from):
+                if term == self.follower.term and split_position(self.follower.position(log))[1] < kept_from:
+                    self._takeover.need()
+            case FetchState(request):
+                state = self._state(self.holdings.shards)
+                return (Send(sender, StateFetched(request, msgspec.msgpack.encode(state))),) if state.applied else ()
+            case StateFetched(_, state):
+                return self._take_over(msgspec.msgpack.decode(state, type=Checkpoint))
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
@@ -166,6 +201,7 @@ class StorageCore:
         self._remove_some()
         self.repair.measure(now_us)
         effects = list(self.settle(now_us))
+        effects += self._takeover.ask(self.node, self.follower, now_us)
         if self._unsaved_entries >= _CHECKPOINT_ENTRIES:
             effects.append(self.checkpoint())
         return effects + list(self.sweep.tick(now_us))
@@ -181,6 +217,7 @@ class StorageCore:
             "is_caught_up": self.follower.is_caught_up(),
             "placement_version": self.holdings.placement.version,
             "repair": self.repair.status(),
+            "checkpoints": self.checkpoints.status(),
         }
 
     @property
@@ -213,15 +250,15 @@ class StorageCore:
             self.holdings.put(key, header.first_lid, header.until_lid, batch)
         return ()
 
-    def _flush(self, also: Sequence[Put | Delete] = ()) -> list[Effect]:
-        """Write what has gathered, and tell of it when it is durable."""
+    def _flush(self, also: Sequence[Put | Delete] = (), then: Sequence[Effect] = ()) -> list[Effect]:
+        """Write what has gathered, and `also`; tell of it when it is durable."""
         flushed = self.holdings.flush(also)
-        reports = [effect for key in sorted(self._reports) for effect in self._report(key)]
+        told = [*(effect for key in sorted(self._reports) for effect in self._report(key)), *then]
         self._reports.clear()
         if flushed is None:
-            return [Store((), then=reports)] if reports else []
+            return [Store((), then=told)] if told else []
         writes, written = flushed
-        return [Store(writes, then=(*reports, Send(self.node, written)))]
+        return [Store(writes, then=(*told, Send(self.node, written)))]
 
     def _free(self, effects: list[Effect], has_deleted: bool) -> Iterable[Effect]:
         """Carry out a step of the sweep. Where it deletes, a restart must not take that for gaps: it is noted."""
@@ -260,7 +297,6 @@ class StorageCore:
                 while (found := self.follower.peek(log)) is not None:
                     self._apply(log, found[1])
                     self.follower.advance(log)
-                    self._applied[log] = self.follower.position(log)
                     self._unsaved_entries += 1
             ended = self.follower.term
             view = self.follower.next_term()
@@ -314,26 +350,38 @@ class StorageCore:
 
     def _finish_term(self, ended: int, view: View) -> None:
         self._next_seqnums = {log: make_seqnum(view.term, log, 0) for log in range(view.log_count)}
-        self._applied = {log: self.follower.position(log) for log in self.follower.logs}
         self._unsaved_entries = _CHECKPOINT_ENTRIES
         self._fenced.clear()
         self._close([key for key in self._open if key[0] == ended])
 
     def checkpoint(self) -> Store:
         """Save what was learnt from the metalogs, with the batches that it speaks of."""
+        (store,) = self._flush(self._checkpoint_writes())
+        assert isinstance(store, Store), "the small state is always written"
+        return store
+
+    def _checkpoint_writes(self) -> list[Put | Delete]:
         self._unsaved_entries = 0
         holdings = self.holdings
-        small = Checkpoint(
-            self._applied, self._next_seqnums, [], self.floors.rows(), self.sweep.waits_below, sorted(self._fenced)
-        )
-        writes = [write for key in sorted(holdings.touched) for write in shard_writes(key, holdings.shards[key])]
+        writes: list[Put | Delete] = []
+        for key in sorted(holdings.touched):
+            writes += shard_writes(key, holdings.shards[key])
         for key in holdings.grown:
             holdings.note(key)
         holdings.touched.clear()
         holdings.grown.clear()
-        (store,) = self._flush([*writes, small_write(small)])
-        assert isinstance(store, Store), "the small state is always written"
-        return store
+        return [*writes, small_write(self._state({}))]
+
+    def _state(self, shards: Mapping[ShardKey, Shard]) -> Checkpoint:
+        rows = [shard_state(key, shard, shard.order.runs()) for key, shard in shards.items()]
+        small = (self.floors.rows(), self.sweep.waits_below, sorted(self._fenced))
+        return Checkpoint(self._positions(), self._next_seqnums, rows, *small)
+
+    def _positions(self) -> Positions:
+        """How far this node has followed the metalogs."""
+        if not self.follower.chain:
+            return self._recovered
+        return {log: self.follower.position(log) for log in self.follower.logs}
 
     def _seqnum_of(self, key: ShardKey, lid: int) -> int | None:
         shard = self.holdings.shards.get(key)
@@ -366,3 +414,47 @@ class StorageCore:
         is_caught_up = self.follower.is_caught_up()
         version = self.holdings.placement.version
         return (Send(sender, ShardsFetched(message.request, tuple(rows), is_last, is_caught_up, version)),)
+
+    # checkpoints of the index, and of peers
+
+    def _keep(self, kept: Kept | Load | Trace) -> Iterable[Effect]:
+        """A page of a checkpoint. A complete one goes with what this node knows itself: others forget it then."""
+        match kept:
+            case Load():
+                return (Store((), then=(kept,)),)  # what is to be loaded may be on its way to the disk
+            case Trace():
+                return (kept,)
+            case Kept(writes, answer, completes) if completes:
+                self._cover()
+                self.sweep.look_again()
+                return self._flush([*writes, *self._checkpoint_writes()], (answer,))
+        return (Store(kept.writes, then=(kept.answer,)),)
+
+    def _cover(self) -> None:
+        covered = self.checkpoints.covered
+        if covered is not None:
+            self.saved.cover(*covered)
+
+    def _take_over(self, state: Checkpoint) -> Iterable[Effect]:
+        """A peer has told what it knows from the metalogs: go on from there, if that is farther."""
+        if term_of(state.applied) not in self.follower.chain:
+            return (Send(COORDINATOR, FetchView(self._newest_term)),)
+        if not is_ahead(state, self._positions()):
+            return ()
+        adopt_orders(self.holdings, state)
+        follower = MetalogFollower(state.applied)
+        follower.install(tuple(self.follower.chain))
+        self.follower = follower
+        self._next_seqnums = dict(state.next_seqnums)
+        self._fenced = set(state.fenced)
+        self.floors.merge(state.floors)
+        self.sweep.request()
+        self._open = {key for key, shard in self.holdings.shards.items() if not shard.is_closed}
+        for key, shard in self.holdings.shards.items():
+            if self.holdings.is_sent_away(key):
+                self._sent_away[key] = None
+            elif not shard.is_whole:
+                self.repair.look_at(key)
+        self._unsaved_entries = _CHECKPOINT_ENTRIES
+        self._takeover.done()
+        return (Trace(logging.WARNING, "fell behind what sequencers keep: goes on from what a peer knows"),)

@@ -1,0 +1,269 @@
+"""Checkpoints of the index, kept for engines that start without one (design section 4, "Checkpoints").
+
+An engine sends a whole index as the first checkpoint of a lineage, then what changes from one to the next. The pages of
+a first one are its rows, which nobody sees before its last page has come. The pages of a later one are put aside, and
+applied together with the last. So at every moment each lineage is at one checkpoint, whatever crash comes between.
+
+Engines are given the checkpoint that covers most; one that covers less of any log never takes its place. A lineage
+that has been overtaken is dropped, and so are those that nobody goes on building. While an engine fetches, nothing
+takes its checkpoint away: last pages wait meanwhile.
+
+**What a complete checkpoint permits** is that others forget: sequencers drop the entries that it covers, and storage
+nodes the batches that are free. So it is complete only together with what this node itself has learnt from at least
+those entries, or a power cut of everybody could leave nobody who knows them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final
+
+import msgspec
+
+from boki.effects import Delete, DiskReader, Effect, Load, Put, Send, Trace
+from boki.log.ids import LogId, NodeId
+from boki.log.metalog import Positions, split_position
+from boki.messages import CheckpointFetched, CheckpointStored, FetchCheckpoint, StoreCheckpoint
+
+_NEWEST_KEY: Final = b"xa"
+_META: Final = b"xm"
+_ROWS: Final = b"xr"
+_STAGED: Final = b"xs"
+_LINEAGE_KEY: Final = Struct(">2sQ")
+_PAGE_KEY: Final = Struct(">2sQII")
+_LINEAGES: Final = 3
+_FETCH_BYTES: Final = 1 << 20
+_STAGED_BYTES: Final = 1 << 30
+_LEASE_US: Final = 2_000_000
+
+
+class _Lineage(msgspec.Struct, array_like=True):
+    """How far a lineage has come: the last complete checkpoint, and the pages of the next."""
+
+    number: int
+    complete: int = 0
+    pages: int = 0
+    positions: Positions = {}
+    next_seqnums: dict[LogId, int] = {}
+
+
+class _Page(msgspec.Struct, frozen=True, array_like=True):
+    """A page that was put aside."""
+
+    deleted: tuple[tuple[bytes, bytes], ...]
+    rows: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The token of loading pages that were put aside, to apply them with the last one."""
+
+    sender: NodeId
+    message: StoreCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAsked:
+    """The token of loading rows for an engine."""
+
+    sender: NodeId
+    message: FetchCheckpoint
+    lineage: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a page leads to: writes, and the answer behind them. `completes`: the node's own state goes with them."""
+
+    writes: tuple[Put | Delete, ...]
+    answer: Send
+    completes: bool = False
+
+
+class IndexCheckpoints:
+    """The checkpoints on one node's disk."""
+
+    def __init__(self, incarnation: int, disk: DiskReader) -> None:
+        self._incarnation = incarnation
+        self._lineages: dict[int, _Lineage] = {}
+        for _, value in disk.scan(_META, _ROWS):
+            lineage = msgspec.msgpack.decode(value, type=_Lineage)
+            self._lineages[lineage.number] = lineage
+        stored = disk.get(_NEWEST_KEY)
+        self._newest = self._lineages.get(msgspec.msgpack.decode(stored, type=int)) if stored is not None else None
+        self._applying: set[int] = set()
+        self._fetched_at = -_LEASE_US
+
+    @property
+    def covered(self) -> tuple[int, Mapping[LogId, int]] | None:
+        """(term, next seqnum by log) of the newest complete checkpoint."""
+        newest = self._newest
+        return (_term(newest.positions), newest.next_seqnums) if newest is not None else None
+
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to know, as JSON values."""
+        newest = self._newest
+        return {
+            "lineages": len(self._lineages),
+            "lineage": newest.number if newest is not None else 0,
+            "number": newest.complete if newest is not None else 0,
+        }
+
+    # storing
+
+    def store(self, sender: NodeId, message: StoreCheckpoint, applied: Positions, now_us: int) -> Kept | Load:
+        """Take in a page. `applied` is how far this node has followed the metalogs."""
+        lineage = self._lineages.get(message.lineage)
+        if lineage is None:
+            if message.number != 1:
+                newest = self._newest
+                base = (newest.number, newest.complete, 0, True) if newest is not None else (0, 0, 0, False)
+                return Kept((), self._answer(sender, *base))
+            lineage = _Lineage(message.lineage)
+        if message.number <= lineage.complete:
+            return Kept((), self._answer(sender, lineage.number, message.number, message.page + 1, True))
+        if message.number > lineage.complete + 1:
+            return Kept((), self._answer(sender, lineage.number, lineage.complete, 0, lineage.complete > 0))
+        is_early = message.is_last and not self._may_complete(message, applied, now_us)
+        if message.page != lineage.pages or is_early or message.lineage in self._applying:
+            return Kept((), self._answer(sender, lineage.number, message.number, lineage.pages, False))
+        self._touch(lineage)
+        if not message.is_last:
+            lineage.pages += 1
+            writes = (*self._make_room(), *self._page_writes(message), self._meta(lineage))
+            return Kept(writes, self._answer(sender, lineage.number, message.number, lineage.pages, False))
+        if message.number == 1 or message.page == 0:
+            return self._complete(sender, message, _row_writes(message.lineage, message.deleted, message.rows))
+        self._applying.add(message.lineage)
+        start, stop = (_PAGE_KEY.pack(_STAGED, message.lineage, message.number, page) for page in (0, message.page))
+        return Load(Staged(sender, message), start, start, stop, _STAGED_BYTES)
+
+    def _may_complete(self, message: StoreCheckpoint, applied: Positions, now_us: int) -> bool:
+        """Whether this node knows all that it covers, nobody is fetching, and it is comparable with the newest one."""
+        newest = self._newest
+        is_comparable = (
+            newest is None
+            or _covers(message.positions, newest.positions)
+            or _covers(newest.positions, message.positions)
+        )
+        return is_comparable and _covers(applied, message.positions) and now_us - self._fetched_at >= _LEASE_US
+
+    def apply(self, staged: Staged, rows: Iterable[tuple[bytes, bytes]], error: str) -> Kept | Trace:
+        """The pages that were put aside are here: make the checkpoint valid."""
+        message = staged.message
+        self._applying.discard(message.lineage)
+        if message.lineage not in self._lineages:
+            error = "it was given up meanwhile"
+        pages = [msgspec.msgpack.decode(value, type=_Page) for _, value in rows]
+        if error or len(pages) != message.page:
+            return Trace(logging.ERROR, f"cannot apply a checkpoint of the index: {error or 'pages are missing'}")
+        writes = [write for page in pages for write in _row_writes(message.lineage, page.deleted, page.rows)]
+        writes += _row_writes(message.lineage, message.deleted, message.rows)
+        return self._complete(staged.sender, message, writes)
+
+    def _complete(self, sender: NodeId, message: StoreCheckpoint, writes: Iterable[Put | Delete]) -> Kept:
+        lineage = self._lineages[message.lineage]
+        lineage.complete, lineage.pages = message.number, 0
+        lineage.positions, lineage.next_seqnums = message.positions, message.next_seqnums
+        changes: list[Put | Delete] = [self._delete(_STAGED, message.lineage)]
+        newest = self._newest
+        if newest is None or _covers(lineage.positions, newest.positions):
+            self._newest = lineage
+            overtaken = [other for other in self._lineages.values() if other.complete and other is not lineage]
+            changes += [write for other in overtaken for write in self._drop(other)]
+            changes.append(Put(_NEWEST_KEY, msgspec.msgpack.encode(lineage.number)))
+        answer = self._answer(sender, message.lineage, message.number, message.page + 1, True)
+        return Kept((*writes, *changes, self._meta(lineage)), answer, completes=True)
+
+    def _answer(self, to: NodeId, lineage: int, number: int, pages: int, is_complete: bool) -> Send:
+        return Send(to, CheckpointStored(lineage, number, pages, is_complete, self._incarnation))
+
+    def _touch(self, lineage: _Lineage) -> None:
+        """It is being built: of those that are not, the one that was left longest ago stands first."""
+        self._lineages.pop(lineage.number, None)
+        self._lineages[lineage.number] = lineage
+
+    def _make_room(self) -> Iterable[Put | Delete]:
+        """Drop what nobody goes on with, if there are too many."""
+        newest = self._newest
+        idle = [lineage for lineage in self._lineages.values() if lineage is not newest]
+        surplus = max(0, len(self._lineages) - _LINEAGES)
+        return [write for lineage in idle[:surplus] for write in self._drop(lineage)]
+
+    def _drop(self, lineage: _Lineage) -> Iterable[Delete]:
+        del self._lineages[lineage.number]
+        return [self._delete(kind, lineage.number) for kind in (_META, _ROWS, _STAGED)]
+
+    @staticmethod
+    def _delete(kind: bytes, lineage: int) -> Delete:
+        return Delete(_LINEAGE_KEY.pack(kind, lineage), _LINEAGE_KEY.pack(kind, lineage + 1))
+
+    @staticmethod
+    def _meta(lineage: _Lineage) -> Put:
+        return Put(_LINEAGE_KEY.pack(_META, lineage.number), msgspec.msgpack.encode(lineage))
+
+    @staticmethod
+    def _page_writes(message: StoreCheckpoint) -> Iterable[Put | Delete]:
+        if message.number == 1:
+            return _row_writes(message.lineage, message.deleted, message.rows)
+        key = _PAGE_KEY.pack(_STAGED, message.lineage, message.number, message.page)
+        return (Put(key, msgspec.msgpack.encode(_Page(message.deleted, message.rows))),)
+
+    # giving
+
+    def fetch(self, sender: NodeId, message: FetchCheckpoint, now_us: int) -> Effect:
+        """Look for the rows that an engine asks for."""
+        newest = self._newest
+        is_gone = newest is None or (message.lineage and (message.lineage, message.number) != _name(newest))
+        if newest is None or is_gone:
+            return Send(sender, CheckpointFetched(message.request, 0, 0, (), True, {}))
+        self._fetched_at = now_us
+        start = _row_key(newest.number, message.after_key + b"\x00")
+        stop = _LINEAGE_KEY.pack(_ROWS, newest.number + 1)
+        token = RowsAsked(sender, message, *_name(newest))
+        return Load(token, start, start, stop, min(message.max_bytes, _FETCH_BYTES))
+
+    def give(self, asked: RowsAsked, rows: Iterable[tuple[bytes, bytes]], error: str) -> Iterable[Effect]:
+        """The rows are here: they count if the checkpoint is still what it was."""
+        newest = self._newest
+        request = asked.message.request
+        if error:
+            yield Trace(logging.ERROR, f"cannot read a checkpoint of the index: {error}")
+        if error or newest is None or _name(newest) != (asked.lineage, asked.number):
+            yield Send(asked.sender, CheckpointFetched(request, 0, 0, (), True, {}))
+            return
+        found = tuple((key[_LINEAGE_KEY.size :], value) for key, value in rows)
+        is_last = sum(len(value) for _, value in found) < min(asked.message.max_bytes, _FETCH_BYTES)
+        told = CheckpointFetched(request, asked.lineage, asked.number, found, is_last, newest.positions)
+        yield Send(asked.sender, told)
+
+
+def _name(lineage: _Lineage) -> tuple[int, int]:
+    return lineage.number, lineage.complete
+
+
+def _row_key(lineage: int, key: bytes) -> bytes:
+    return _LINEAGE_KEY.pack(_ROWS, lineage) + key
+
+
+def _row_writes(
+    lineage: int, deleted: Iterable[tuple[bytes, bytes]], rows: Iterable[tuple[bytes, bytes]]
+) -> list[Put | Delete]:
+    writes: list[Put | Delete] = [Delete(_row_key(lineage, start), _row_key(lineage, stop)) for start, stop in deleted]
+    writes += [Put(_row_key(lineage, key), value) for key, value in rows]
+    return writes
+
+
+def _term(positions: Positions) -> int:
+    return max((split_position(position)[0] for position in positions.values()), default=0)
+
+
+def _covers(applied: Positions, positions: Positions) -> bool:
+    """Whether a node that has applied the one has come as far as the other."""
+    if _term(applied) != _term(positions):
+        return _term(applied) > _term(positions)
+    return all(applied.get(log, 0) >= position for log, position in positions.items())

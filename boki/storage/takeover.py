@@ -1,0 +1,80 @@
+"""Taking over what a peer knows from the metalogs, where their entries are not kept any more.
+
+A storage node that was away for long, or whose disk is new, asks sequencers for entries that everybody was allowed to
+drop. It takes the state of another storage node instead, which has applied them, and goes on from there. What it holds
+itself it keeps, as far as that was ordered; what it lacks, repair brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from boki.effects import Send
+from boki.follower import MetalogFollower
+from boki.log.ids import NodeId
+from boki.log.metalog import Positions, split_position
+from boki.messages import FetchState
+from boki.storage.holdings import Holdings
+from boki.storage.state import Checkpoint, set_order
+
+_REPEAT_US: Final = 1_000_000
+_STANDSTILL_US: Final = 3_000_000
+
+
+class Takeover:
+    """Whether this node has fallen behind what is kept, and whom it asks."""
+
+    def __init__(self) -> None:
+        self.is_needed = False
+        self._asked_at = -_REPEAT_US
+        self._asked_count = 0
+        self._moved_at = 0
+        self._positions: Positions = {}
+
+    def need(self) -> None:
+        """A sequencer has said that what comes next is not kept."""
+        self.is_needed = True
+
+    def ask(self, node: NodeId, follower: MetalogFollower, now_us: int) -> Iterable[Send]:
+        """The question that is due. Nobody may be left to answer for a term that is over: standstill says so."""
+        positions = {log: follower.position(log) for log in follower.logs}
+        if positions != self._positions or follower.term == follower.chain.current.term:
+            self._positions, self._moved_at = positions, now_us
+        is_stuck = now_us - self._moved_at > _STANDSTILL_US
+        if (self.is_needed or is_stuck) and now_us - self._asked_at >= _REPEAT_US:
+            peers: Sequence[NodeId] = [peer for peer in follower.chain.current.storage if peer != node]
+            if peers:
+                self._asked_at = now_us
+                self._asked_count += 1
+                yield Send(peers[self._asked_count % len(peers)], FetchState(self._asked_count))
+
+    def done(self) -> None:
+        """The node goes on by itself again."""
+        self.is_needed = False
+
+
+def is_ahead(state: Checkpoint, applied: Positions) -> bool:
+    """Whether a peer has come farther in some log, and nowhere less far."""
+    theirs, mine = term_of(state.applied), term_of(applied)
+    if theirs != mine:
+        return theirs > mine
+    return state.applied != applied and all(state.applied.get(log, 0) >= at for log, at in applied.items())
+
+
+def term_of(positions: Positions) -> int:
+    """The term that these positions stand in; 0 if there are none."""
+    return max((split_position(position)[0] for position in positions.values()), default=0)
+
+
+def adopt_orders(holdings: Holdings, state: Checkpoint) -> None:
+    """Let every shard be what the peer says that the metalogs make it; what was never ordered is dropped."""
+    for row in state.shards:
+        set_order(holdings.shard(row.key), row, row.runs)
+        holdings.touched.add(row.key)
+        if row.is_closed:
+            holdings.close(row.key)
+    named = {row.key for row in state.shards}
+    for key in list(holdings.shards):
+        if key not in named and key[0] < term_of(state.applied):
+            holdings.close(key)
