@@ -1,0 +1,163 @@
+"""A node that has fallen behind what sequencers keep goes on from what a peer knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from boki.effects import Effect, Send
+from boki.log.ids import NodeId, make_seqnum
+from boki.log.metalog import Trim
+from boki.messages import EntriesDropped, FetchMetalog, Holding
+from boki.storage.state import load_state
+from tests.members import ENGINE
+from tests.storage.cluster import Cluster, Primary
+
+FIRST = ("storage-1", "storage-2", "storage-3")
+
+
+class ForgetfulPrimary(Primary):
+    """Has dropped the entries below `kept_from`, and those of all earlier terms; `is_silent` about those."""
+
+    kept_from = 0
+    is_silent = False
+
+    def receive(self, sender: NodeId, message: Any, now_us: int) -> list[Effect]:
+        if isinstance(message, FetchMetalog):
+            is_over = message.term < self.current.term
+            kept_from = len(self.entries[message.term]) if is_over else self.kept_from
+            if message.first_index < kept_from and self.kept_from:
+                if is_over and self.is_silent:
+                    return []
+                return [Send(sender, EntriesDropped(message.term, 0, kept_from))]
+        return super().receive(sender, message, now_us)
+
+
+def forgetful(cluster: Cluster) -> ForgetfulPrimary:
+    primary = cluster.primary
+    cluster.primary = ForgetfulPrimary(
+        primary.current, primary.entries, primary.replicas, primary.stored, primary.ends, primary.closed
+    )
+    cluster.world.add("sequencer-1", cluster.primary)
+    return cluster.primary
+
+
+@pytest.mark.parametrize("wiped", [False, True])
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("ends_term", [False, True])
+def test_a_node_behind_what_is_kept_takes_a_peers_state_and_becomes_whole(
+    wiped: bool, silent: bool, ends_term: bool
+) -> None:
+    """Orders, closings, floors and positions come from a peer, records by repair; its own are kept if ordered."""
+    cluster = Cluster()
+    primary = forgetful(cluster)
+    primary.is_silent = silent
+    old = cluster.open(*FIRST)
+    unordered = cluster.open(*FIRST)
+    cluster.world.tick(30)
+    cluster.append(old, 5)
+    cluster.world.tick(10)
+    cluster.append(unordered, 2, only=("storage-1",))
+    cluster.world.tick(2)
+    cluster.crash("storage-1")
+    cluster.append(old, 20)
+    cluster.world.tick(30)
+    cluster.close(old)
+    cluster.close(unordered)
+    if ends_term:
+        cluster.world.tick(30)
+        cluster.end_term()
+    new = cluster.open(*FIRST)
+    cluster.world.tick(30)
+    cluster.append(new, 6)
+    cluster.world.tick(30)
+    term = cluster.views[-1].term
+    half = make_seqnum(term, 0, 3)
+    cluster.primary.add(Trim("book", None, half, False, ENGINE, 1))
+    cluster.trimmed |= {old: cluster.primary.ends[old] if ends_term else 3, new: 3 if ends_term else 0}
+    cluster.world.tick(30)
+    primary.kept_from = len(primary.entries[term])
+    if wiped:
+        cluster.wipe("storage-1")
+    cluster.start("storage-1")
+    cluster.world.tick(300)
+    for key in (old, unordered, new):
+        cluster.check("storage-1", key)
+        assert cluster.has_all("storage-1", key)
+    assert cluster.fetch("storage-1", unordered, 0).holding is Holding.NEVER
+    assert cluster.count_on_disk("storage-1", unordered) == 0
+    assert cluster.core("storage-1").floors.rows() == cluster.core("storage-2").floors.rows()
+    cluster.append(new, 3)
+    cluster.world.tick(30)
+    assert cluster.has_all("storage-1", new)
+    cluster.world.perform(NodeId("storage-1"), [cluster.core("storage-1").checkpoint()])
+    cluster.crash("storage-1")
+    cluster.start("storage-1")
+    cluster.world.tick(10)
+    assert all(cluster.has_all("storage-1", key) for key in (old, unordered, new))
+
+
+def test_a_node_that_is_ahead_takes_nothing() -> None:
+    """An answer that comes late, from a peer that knows less, changes nothing."""
+    cluster = Cluster()
+    key = cluster.open(*FIRST)
+    cluster.world.tick(30)
+    cluster.append(key, 3)
+    cluster.world.tick(5)
+    late = cluster.core("storage-2")._state(cluster.core("storage-2").holdings.shards)
+    cluster.append(key, 3)
+    cluster.world.tick(30)
+    before = cluster.core("storage-1").follower.position(0)
+    assert list(cluster.core("storage-1")._take_over(late)) == []
+    assert cluster.core("storage-1").follower.position(0) == before
+
+
+def test_a_checkpoint_writes_only_what_has_changed() -> None:
+    """Many lives of engines make many shards: a checkpoint rewrites those that moved, and a start finds all of them."""
+    cluster = Cluster()
+    keys = [cluster.open(*FIRST) for _ in range(50)]
+    cluster.world.tick(30)
+    for key in keys:
+        cluster.append(key, 2)
+    cluster.world.tick(30)
+    node = NodeId("storage-1")
+    first = cluster.core(node).checkpoint()
+    cluster.world.perform(node, [first])
+    cluster.append(keys[7], 1)
+    cluster.world.tick(30)
+    second = cluster.core(node).checkpoint()
+    assert len(second.writes) < 6 < 100 < len(first.writes)
+    cluster.world.perform(node, [second])
+    _, shards = load_state(cluster.world.disk(node))
+    for key in keys:
+        shard, mine = shards[key], cluster.core(node).holdings.shards[key]
+        assert shard.order.runs() == mine.order.runs()
+        assert (shard.order.until_lid, shard.stored_until) == (mine.order.until_lid, mine.stored_until)
+        assert (shard.engine, shard.replicas, shard.is_closed) == (mine.engine, mine.replicas, mine.is_closed)
+
+
+def test_long_orders_are_saved_in_pages() -> None:
+    """Two engines that take turns make a run with every cut; a checkpoint writes the last page, a start finds all."""
+    cluster = Cluster()
+    one, two = cluster.open(*FIRST), cluster.open(*FIRST)
+    cluster.world.tick(30)
+    node = NodeId("storage-1")
+    for turn in range(2600):
+        cluster.append(one)
+        cluster.append(two)
+        cluster.world.run()
+        if turn % 900 == 0:
+            cluster.world.tick(2)
+            cluster.world.perform(node, [cluster.core(node).checkpoint()])
+    cluster.world.tick(30)
+    cluster.world.perform(node, [cluster.core(node).checkpoint()])
+    mine = cluster.core(node).holdings.shards[one].order
+    assert mine.run_count > 2048
+    cluster.crash(node)
+    cluster.start(node)
+    for key in (one, two):
+        again = cluster.core(node).holdings.shards[key].order
+        assert again.until_lid == cluster.primary.ends[key]
+        assert again.runs() == load_state(cluster.world.disk(node))[1][key].order.runs()
+    assert cluster.core(node).holdings.shards[one].order.runs() == mine.runs()
