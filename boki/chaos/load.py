@@ -44,7 +44,7 @@ class Load:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._history = History()
-        self._progress = Progress()
+        self._progress = Progress(lambda stall_s: self._say("stall", stall_s=round(stall_s, 2)))
         books = tuple(f"chaos-{number}" for number in range(orders.books))
         self._sessions = [
             Session(

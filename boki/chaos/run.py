@@ -39,6 +39,8 @@ class Report:
     terms: int = 0
     longest_stall_s: float = 0.0
     duration_s: float = 0.0
+    stalls_s: dict[str, float] = field(default_factory=dict)
+    """By class of faults, the longest time without an acknowledged append that ended during or after one."""
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -57,6 +59,7 @@ class Report:
             "reconfigurations": self.reconfigurations,
             "terms": self.terms,
             "longest_stall_s": self.longest_stall_s,
+            "stalls_s": dict(sorted(self.stalls_s.items())),
             "duration_s": round(self.duration_s, 1),
             "violations": self.violations,
         }
@@ -84,6 +87,7 @@ class Chaos:
         # one more than the replicas, so that a storage node can be drained
         self._patient = Patient(folder, storage=4, tell=tell)
         self._told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._now = ""
 
     async def run(self) -> Report:
         """Do it all. The cluster's files stay in the folder."""
@@ -145,6 +149,7 @@ class Chaos:
         until = time.monotonic() + self._duration_s
         while time.monotonic() < until or len(self.report.faults) < len(self._faults):
             fault, hold_s, rest_s = schedule.next()
+            self._now = fault.name
             await inflict(fault, self._patient, schedule.random, hold_s, lambda text: self._tell(f"fault: {text}"))
             self.report.faults[fault.name] += 1
             await asyncio.sleep(rest_s)
@@ -166,7 +171,11 @@ class Chaos:
         assert load.stdout is not None
         try:
             async for line in load.stdout:
-                self._told.put_nowait(json.loads(line))
+                word = json.loads(line)
+                if word["event"] == "stall":
+                    self.report.stalls_s[self._now] = max(word["stall_s"], self.report.stalls_s.get(self._now, 0.0))
+                    self._tell(f"no append was acknowledged for {word['stall_s']} s")
+                self._told.put_nowait(word)
         finally:
             self._told.put_nowait({"event": "ended"})
 

@@ -41,6 +41,7 @@ APPEND_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 """What a LogBook gives every operation that names no time of its own."""
 _GIVE_UP_S = 30.0
+_STALL_US = 1_000_000
 TAGS = ("red", "green", "blue")
 _TRIMMED_TAG = "blue"
 _KEY_ATTEMPTS = 8
@@ -59,17 +60,24 @@ def seen(record: Record) -> Seen:
 
 
 class Progress:
-    """Of all sessions: how many appends were acknowledged, and the longest time in which none was."""
+    """Of all sessions: how many appends were acknowledged, and the longest time in which none was.
 
-    def __init__(self) -> None:
+    `on_stall` is told of each that was longer than a second, when it is over, in seconds.
+    """
+
+    def __init__(self, on_stall: Callable[[float], None]) -> None:
         self.acknowledged = 0
         self.longest_us = 0
         self._last_us = 0
+        self._on_stall = on_stall
 
     def note(self, end_us: int) -> None:
         """An append was acknowledged."""
         if self._last_us:
-            self.longest_us = max(self.longest_us, end_us - self._last_us)
+            stall_us = end_us - self._last_us
+            self.longest_us = max(self.longest_us, stall_us)
+            if stall_us > _STALL_US:
+                self._on_stall(stall_us / 1e6)
         self.acknowledged += 1
         self._last_us = end_us
 

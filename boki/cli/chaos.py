@@ -60,8 +60,11 @@ def command(
 
 
 def _show(report: Report) -> None:
-    rows = [(name, str(count)) for name, count in sorted(report.faults.items())]
-    print_table(["fault", "times>"], rows, title=f"seed {report.seed}")
+    rows = [
+        (name, str(count), f"{report.stalls_s[name]:.2f}" if name in report.stalls_s else "")
+        for name, count in sorted(report.faults.items())
+    ]
+    print_table(["fault", "times>", "longest stall s>"], rows, title=f"seed {report.seed}")
     out = results()
     out.print(f"{report.acknowledged:,} acknowledged appends, {report.accepted_calls:,} accepted calls")
     out.print(f"{report.reconfigurations} changes of the plan, {report.terms} terms")
