@@ -1,0 +1,154 @@
+"""Commands for operators: keys, changes of the cluster, drains. What cannot be is refused in words."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from boki.cli.app import app
+from boki.cli.keygen import roles_of
+from boki.cli.reconfigure import _changed, _drained, is_so
+from boki.cluster.state import SupervisorState, write_state
+from boki.errors import InvalidArgument
+from boki.log.ids import NodeId
+from boki.log.membership import ClusterPlan, Member, Membership, Role
+from boki.log.view import View
+from boki.net.keys import read_list
+
+PLAN = ClusterPlan(version=4)
+
+
+def registered(**counts: int) -> Membership:
+    members = tuple(
+        Member(node=NodeId(f"{role}-{number}"), role=Role(role), incarnation=number)
+        for role, count in counts.items()
+        for number in range(1, count + 1)
+    )
+    return Membership(number=1, members=members)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), env={"BOKI_ZOOKEEPER": None, "BOKI_CHROOT": None, "BOKI_DATA": None})
+
+
+def test_keys_are_made_for_a_default_cluster_and_kept(tmp_path: Path) -> None:
+    """A second run makes none anew; a node more gets one."""
+    keys = tmp_path / "keys"
+    first = run("keygen", str(keys))
+    assert first.exit_code == 0, first.output
+    owners = read_list(keys / "cluster.keys")
+    assert len(owners) == 11
+    assert "have keys already" in run("keygen", str(keys)).output
+    assert "storage-4" in run("keygen", str(keys), "storage-4", "storage-1").output
+    assert {owner.node for owner in read_list(keys / "cluster.keys")} == {owner.node for owner in owners} | {
+        "storage-4"
+    }
+
+
+def test_a_name_says_its_role_or_is_told_it() -> None:
+    """A role that is none, and a name that comes twice, are refused together."""
+    assert roles_of(["engine-3", "eu=storage"]) == {"engine-3": Role.ENGINE, "eu": Role.STORAGE}
+    with pytest.raises(InvalidArgument) as caught:
+        roles_of(["eu", "x=king", "engine-1", "engine-1"])
+    for words in ("eu: write", "x=king: write", "engine-1 is named twice"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("logs", "sequencers", "expected"),
+    [
+        (3, "", {"logs": 3}),
+        (None, "5", {"sequencers": 5, "sequencer_names": ()}),
+        (2, "sequencer-1", {"logs": 2, "sequencers": 1, "sequencer_names": ("sequencer-1",)}),
+        (
+            None,
+            "sequencer-3, sequencer-4,sequencer-5",
+            {"sequencers": 3, "sequencer_names": ("sequencer-3", "sequencer-4", "sequencer-5")},
+        ),
+    ],
+)
+def test_a_change_is_the_plan_with_what_was_said(
+    logs: int | None, sequencers: str, expected: dict[str, object]
+) -> None:
+    """And nothing else of it changes, the version that it replaces included."""
+    changed = _changed(PLAN, logs, sequencers, registered(sequencer=5))
+    assert changed == msgspec.structs.replace(PLAN, **expected)
+
+
+@pytest.mark.parametrize(
+    ("sequencers", "words"),
+    [
+        ("4", "even number"),
+        ("0", "even number"),
+        ("7", "5 are running"),
+        ("sequencer-1,sequencer-2", "even number"),
+        ("sequencer-1,sequencer-9,storage-1", "no sequencer named sequencer-9, storage-1"),
+        ("sequencer-1,sequencer-1,sequencer-2", "named twice"),
+    ],
+)
+def test_sequencers_that_no_term_could_have_are_refused(sequencers: str, words: str) -> None:
+    """Before anything is written down, and in words that say what there is."""
+    with pytest.raises(InvalidArgument, match=words):
+        _changed(PLAN, None, sequencers, registered(sequencer=5, storage=1))
+
+
+def test_a_term_is_what_was_wanted_when_counts_and_names_agree() -> None:
+    """The same number of other sequencers is not the same."""
+    names = [NodeId(f"s{number}") for number in range(3)]
+    view = View(
+        term=2,
+        log_count=1,
+        sequencers=tuple(names),
+        primaries=(names[0],),
+        incarnations=dict.fromkeys(names, 1),
+        storage=(NodeId("d"),),
+        replicas=1,
+        write_quorum=1,
+        previous_ends=(0,),
+    )
+    assert is_so(view, ClusterPlan())
+    assert is_so(view, ClusterPlan(sequencer_names=tuple(reversed(names))))
+    assert not is_so(view, ClusterPlan(sequencer_names=(names[0], names[1], NodeId("other"))))
+    assert not is_so(view, ClusterPlan(logs=2))
+    assert not is_so(view, ClusterPlan(sequencers=5))
+
+
+def test_a_drain_needs_a_storage_node_and_enough_others() -> None:
+    """An unknown node is told with those that there are; the last replicas are not drained away."""
+    assert _drained(PLAN, NodeId("storage-4"), registered(storage=4)).draining == ("storage-4",)
+    with pytest.raises(InvalidArgument, match="no storage node named engine-1 is running; there are: storage-1"):
+        _drained(PLAN, NodeId("engine-1"), registered(storage=4, engine=1))
+    with pytest.raises(InvalidArgument, match="only 2 storage nodes would be left for 3 replicas"):
+        _drained(PLAN, NodeId("storage-1"), registered(storage=3))
+    already = msgspec.structs.replace(PLAN, draining=(NodeId("storage-1"),))
+    assert _drained(already, NodeId("storage-1"), registered(storage=4)) is already
+
+
+def test_without_a_cluster_the_commands_say_how_to_name_one(tmp_path: Path) -> None:
+    """There is none in that folder; or there was one, and it does not run."""
+    data = tmp_path / "data"
+    for words in (["reconfigure", "--logs", "2"], ["drain", "storage-1"], ["undrain", "storage-1"]):
+        done = run(*words, "--data", str(data))
+        assert done.exit_code == 1
+        assert "--zookeeper" in done.output
+    (data / "cluster").mkdir(parents=True)
+    write_state(data / "cluster", SupervisorState(pid=1, mark="gone", url="", zookeeper="z:1", chroot="/boki"))
+    assert "does not run: start it with `boki up`" in run("drain", "storage-1", "--data", str(data)).output
+
+
+def test_a_change_of_nothing_is_told() -> None:
+    """Nobody is connected to for it."""
+    done = run("reconfigure")
+    assert done.exit_code == 2
+    assert "--logs N" in done.output
+
+
+def test_a_node_that_cannot_run_is_refused_with_every_problem(tmp_path: Path) -> None:
+    """A start with three problems lists three."""
+    file = tmp_path / "boki.toml"
+    file.write_text("replicas = 2\nwrite_quorum = 3\nsequencers = 4\nchroot = 'x'\n")
+    done = run("start", "controller", "--config", str(file), "--name", "c1", "--data", str(tmp_path))
+    assert done.exit_code == 2
+    for words in ("3 problems", "write_quorum", "even number", "chroot"):
+        assert words in done.output

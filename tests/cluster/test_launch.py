@@ -1,0 +1,129 @@
+"""What `boki up` writes and runs: one file that every role can read, keys, and the processes in their order."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from boki.cluster.config import UpConfig
+from boki.cluster.launch import prepare
+from boki.cluster_config import ControllerNodeConfig, EngineNodeConfig, GatewayNodeConfig, load_node
+from boki.config import load, settings
+from boki.errors import ConfigError
+from boki.log.limits import Limits
+from boki.log.membership import Role
+from boki.net.keys import read_list
+
+
+def config(folder: Path, **changes: object) -> UpConfig:
+    return UpConfig(**{"data": folder / "data", "zookeeper": "z:1,y:2", "port": 0, **changes})  # type: ignore[arg-type]
+
+
+def problems(**changes: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        UpConfig(**changes)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_every_role_can_read_the_file_that_is_written(tmp_path: Path) -> None:
+    """What the user has said reaches the roles that it concerns, limits and secrets too."""
+    wanted = config(tmp_path, token='s"e\\cret', logs=2, cache_bytes=64 << 20, drain_s=0.5, limits=Limits(tag_bytes=9))
+    launch = prepare(wanted)
+    file = wanted.folder / "boki.toml"
+    assert file.stat().st_mode & 0o077 == 0
+    nodes = {}
+    for process in launch.processes:
+        assert process.is_boki
+        _, role, _, name, _, path = process.command
+        assert Path(path) == file
+        nodes[role] = load_node(Role(role), flags={"name": name}, environment={}, file=file)
+    assert set(nodes) == {role.value for role in Role}
+    for node in nodes.values():
+        assert (node.zookeeper, node.limits.tag_bytes, node.durability) == ("z:1,y:2", 9, "fsync")
+        assert node.directory == wanted.folder / "nodes" / node.name
+    gateway, engine, controller = nodes["gateway"], nodes["engine"], nodes["controller"]
+    assert isinstance(gateway, GatewayNodeConfig)
+    assert isinstance(engine, EngineNodeConfig)
+    assert isinstance(controller, ControllerNodeConfig)
+    assert gateway.token == 's"e\\cret'
+    assert launch.about.url == f"http://127.0.0.1:{gateway.port}"
+    assert (engine.cache_bytes, engine.drain_s, engine.functions.is_absolute()) == (64 << 20, 0.5, True)
+    assert (controller.plan.logs, controller.plan.sequencers, controller.plan.replicas) == (2, 3, 3)
+
+
+def test_the_default_cluster_and_its_keys(tmp_path: Path) -> None:
+    """One gateway, two engines, three storage nodes, three sequencers, two controllers; each with a key of its role."""
+    wanted = config(tmp_path)
+    launch = prepare(wanted)
+    roles = [process.role for process in launch.processes]
+    assert {role: roles.count(role) for role in roles} == {
+        "controller": 2,
+        "sequencer": 3,
+        "storage": 3,
+        "engine": 2,
+        "gateway": 1,
+    }
+    owners = read_list(wanted.folder / "keys/cluster.keys")
+    assert {owner.node: owner.role.value for owner in owners} == {one.node: one.role for one in launch.processes}
+    again = prepare(wanted)
+    assert read_list(wanted.folder / "keys/cluster.keys") == owners
+    assert [one.node for one in again.processes] == [one.node for one in launch.processes]
+
+
+def test_nodes_that_were_here_before_are_started_again(tmp_path: Path) -> None:
+    """With fewer storage nodes wanted than before, the data of the others must not be missing."""
+    wanted = config(tmp_path)
+    (wanted.folder / "nodes/storage-10").mkdir(parents=True)
+    (wanted.folder / "nodes/engine-9").mkdir()
+    names = [process.node for process in prepare(wanted).processes]
+    assert "storage-10" in names
+    assert "engine-9" not in names
+
+
+def test_whoever_is_served_by_others_stops_before_them(tmp_path: Path) -> None:
+    """Gateways, then engines, then controllers, then those that keep the log; a drain has its time."""
+    ranks = {process.role: process.stop_rank for process in prepare(config(tmp_path)).processes}
+    assert ranks["gateway"] < ranks["engine"] < ranks["controller"] < ranks["storage"] == ranks["sequencer"]
+    slow = {process.role: process.stop_us for process in prepare(config(tmp_path, drain_s=60)).processes}
+    assert slow["engine"] > 60_000_000 > slow["storage"]
+
+
+def test_a_zookeeper_of_ones_own_is_run_and_stopped_last(tmp_path: Path) -> None:
+    """Its data stays where it is from start to start."""
+    launch = prepare(config(tmp_path, zookeeper=""))
+    zookeeper = next(process for process in launch.processes if process.node == "zookeeper")
+    assert not zookeeper.is_boki
+    assert zookeeper.stop_rank > max(process.stop_rank for process in launch.processes if process is not zookeeper)
+    assert launch.about.zookeeper.startswith("127.0.0.1:")
+    assert (config(tmp_path).folder / "zookeeper/zoo.cfg").exists()
+
+
+def test_what_cannot_work_is_refused_with_every_problem() -> None:
+    """Nobody should have to start a cluster five times to mend five typing errors."""
+    text = problems(storage=2, sequencers=4, index_replicas=3, write_quorum=4, host="0.0.0.0")
+    for words in ("storage nodes", "even number", "engines", "replicas", "token"):
+        assert words in text
+    assert text.startswith("the configuration has 5 problems")
+
+
+def test_dev_and_up_can_share_a_file(tmp_path: Path) -> None:
+    """What only the other one knows is left to it; what neither knows is a typing error."""
+    from boki.config import DevConfig
+
+    file = tmp_path / "boki.toml"
+    file.write_text("port = 9\nreload = false\nengines = 3\n")
+    others = {setting.name for setting in settings(DevConfig)}
+    loaded = load(UpConfig, flags={}, environment={"BOKI_RELOAD": "off"}, file=file, others=others)
+    assert (loaded.port, loaded.engines) == (9, 3)
+    file.write_text("enigines = 3\n")
+    with pytest.raises(ConfigError, match="did you mean engines"):
+        load(UpConfig, flags={}, environment={}, file=file, others=others)
+
+
+def test_the_file_is_toml_whatever_stands_in_it(tmp_path: Path) -> None:
+    """Paths with quotes and other letters, too."""
+    strange = tmp_path / 'a "b" ü'
+    wanted = config(strange, functions=strange / "f")
+    prepare(wanted)
+    text = (wanted.folder / "boki.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text)["functions"] == str(strange / "f")
