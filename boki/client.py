@@ -21,11 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
+from urllib.parse import quote
 
 import msgspec
 
 from boki.calls import FunctionInfo
+from boki.deploy.versions import Deployment, VersionInfo
 from boki.log.checks import check_seconds
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
@@ -35,7 +37,14 @@ from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.blocking_http_port import BlockingHttpPort
 from boki.runtime.call_state import MISSING
 from boki.runtime.deadline import Caller
-from boki.runtime.http_exchange import POLL_S, HttpRequest, Invocation, invocation_answer, json_answer
+from boki.runtime.http_exchange import (
+    BUNDLE_CONTENT_TYPE,
+    POLL_S,
+    HttpRequest,
+    Invocation,
+    invocation_answer,
+    json_answer,
+)
 from boki.runtime.http_port import HttpPort
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
 from boki.runtime.logbook import LogAccess, LogBook
@@ -45,6 +54,9 @@ if TYPE_CHECKING:
     from boki.runtime.context import Context
 
 __all__ = ["BlockingClient", "Client", "Invocation"]
+
+DEPLOY_S: Final = 180.0
+"""How long a deployment may take: every module is imported before it counts."""
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -199,6 +211,21 @@ class Client:
     async def status(self) -> dict[str, Any]:
         """What an operator wants to know of the system."""
         return _document(json_answer(await self._port.send(_get("/status"))))
+
+    async def deploy(self, bundle: bytes, *, is_forced: bool = False, timeout_s: float = DEPLOY_S) -> Deployment:
+        """Run the functions of a bundle (`boki.deploy.bundle`) from now on; calls in flight finish as they began.
+
+        `InvalidArgument` with the errors of modules that cannot be loaded, unless that `is_forced`.
+        """
+        return _deployment(json_answer(await self._port.send(_deploy(bundle, is_forced, timeout_s))))
+
+    async def versions(self) -> list[VersionInfo]:
+        """The deployed versions of the functions that are kept, the newest first."""
+        return _versions(json_answer(await self._port.send(_get("/functions/versions"))))
+
+    async def use_version(self, version: int | str) -> Deployment:
+        """Run a deployed version again: its number, or "previous" for the one that ran before."""
+        return _deployment(json_answer(await self._port.send(_use(version))))
 
     def _log_access(self) -> LogAccess:
         if self._access is None:
@@ -356,9 +383,38 @@ class BlockingClient:
         """See `Client.status`."""
         return _document(json_answer(self._port.send(_get("/status"))))
 
+    def deploy(self, bundle: bytes, *, is_forced: bool = False, timeout_s: float = DEPLOY_S) -> Deployment:
+        """See `Client.deploy`."""
+        return _deployment(json_answer(self._port.send(_deploy(bundle, is_forced, timeout_s))))
+
+    def versions(self) -> list[VersionInfo]:
+        """See `Client.versions`."""
+        return _versions(json_answer(self._port.send(_get("/functions/versions"))))
+
+    def use_version(self, version: int | str) -> Deployment:
+        """See `Client.use_version`."""
+        return _deployment(json_answer(self._port.send(_use(version))))
+
 
 def _get(target: str) -> HttpRequest:
     return HttpRequest("GET", target, 30.0)
+
+
+def _deploy(bundle: bytes, is_forced: bool, timeout_s: float) -> HttpRequest:
+    target = "/functions/versions?force=true" if is_forced else "/functions/versions"
+    return HttpRequest("POST", target, timeout_s, {"Content-Type": BUNDLE_CONTENT_TYPE}, bundle)
+
+
+def _use(version: int | str) -> HttpRequest:
+    return HttpRequest("POST", f"/functions/versions/{quote(str(version), safe='')}/use", DEPLOY_S)
+
+
+def _deployment(body: Any) -> Deployment:
+    return msgspec.convert(body, Deployment)
+
+
+def _versions(body: Any) -> list[VersionInfo]:
+    return msgspec.convert(body["versions"], list[VersionInfo])
 
 
 def _functions(body: Any) -> list[FunctionInfo]:

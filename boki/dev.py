@@ -20,8 +20,8 @@ from boki.engine.ledger import Owner
 from boki.engine.log_service import LogService
 from boki.engine.logged_calls import LoggedCalls
 from boki.engine.pools import FunctionHost
-from boki.errors import StoreFailed
-from boki.gateway.backend import EngineWatcher
+from boki.errors import InvalidArgument, StoreFailed
+from boki.gateway.backend import Deployments, EngineWatcher
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import Standing
 from boki.gateway.http.calls import no_such_function
@@ -145,6 +145,14 @@ class _Backend:
     @property
     def ledger(self) -> LoggedCalls:
         return self._dev.calls
+
+    @property
+    def deployments(self) -> Deployments:
+        raise InvalidArgument(
+            "boki dev runs the functions of its folder and reloads them when they change: there is nothing to deploy. "
+            "boki deploy is for a cluster, such as the one that boki up starts",
+            field="deployment",
+        )
 
     def watch(self, watcher: EngineWatcher) -> None:
         watcher.engine_changed(ENGINE, Standing())

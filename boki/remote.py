@@ -157,28 +157,35 @@ class TellFunctions(Message, frozen=True):
     functions: tuple[FunctionInfo, ...]
     modules: tuple[ModuleInfo, ...]
     bundle: int = 0
-    """The number of the deployed version (`boki.engine.bundles`); 0: none, the functions are of a folder."""
+    """The number of the deployed version that runs there; 0: none, its functions are those of a folder."""
 
 
 # gateway -> engine, and back: deploying
 
 
 class ActivateBundle(Message, frozen=True):
-    """The bundle of this hash is in the log: see whether it can be loaded, and let every engine run it.
+    """The bundle is in the log: see whether its modules can be loaded, and let every engine run them.
 
-    With `is_forced` also a bundle of which some modules cannot be loaded. → `BundleActivated`
+    With `is_forced` also if some cannot. Repeating it, also to another engine, makes no second version.
+    → `BundleActivated`
     """
 
     request: int
-    bundle_hash: str
-    is_forced: bool
+    positions: Positions
     timeout_us: int
+    bundle_hash: str
+    size_bytes: int
+    upload: str
+    """The tag of its pieces, see `boki.deploy.versions`."""
+    first_seqnum: int
+    is_forced: bool
 
 
 class BundleActivated(Message, frozen=True):
-    """The version that runs from now on, and the modules in it; or why there is none."""
+    """The number of the version that runs from now on, and what its modules are; or why there is none."""
 
     request: int
+    positions: Positions
     number: int
     modules: tuple[ModuleInfo, ...] = ()
     failure: Failure | None = None
@@ -220,7 +227,7 @@ _ANYBODY: Final = frozenset(Role)
 SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     StartCall: _GATEWAY,
     CallEnded: _ENGINE,
-    AcceptCall: _GATEWAY,
+    AcceptCall: _GATEWAY | _ENGINE,  # an engine without the index has no logged calls of its own
     CallAccepted: _ENGINE,
     CallOnce: _GATEWAY,
     CallOnceEnded: _ENGINE,

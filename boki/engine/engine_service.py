@@ -15,10 +15,12 @@ from typing import Any, Final
 import msgspec
 
 from boki.calls import Call, Outcome
+from boki.engine.deployed import DeployedFunctions
 from boki.engine.log_service import LogService
 from boki.engine.logged_calls import LoggedCalls
 from boki.engine.pools import FunctionHost
-from boki.errors import BokiError, Overloaded, Unavailable
+from boki.engine.server import EnginePort
+from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
 from boki.host.clock import now_us
 from boki.host.links import Diversion
 from boki.log.ids import NodeId
@@ -28,8 +30,10 @@ from boki.log.operations import Answer, Failure
 from boki.messages import Message
 from boki.remote import (
     AcceptCall,
+    ActivateBundle,
     AskCall,
     AskStatus,
+    BundleActivated,
     CallAccepted,
     CallEnded,
     CallOnce,
@@ -57,18 +61,24 @@ _MAX_DESCRIPTION_BYTES: Final = 2 * MIB
 _RETRY_AFTER_S: Final = 1
 
 _Key = tuple[NodeId, int]
+_Asked = StartCall | LogRequest | AcceptCall | CallOnce | AskCall | ActivateBundle
 
 
 class EngineService:
-    """The shell beside an engine's core. `calls` may come later: only an engine with the index has logged calls."""
+    """The shell beside an engine's core.
+
+    `calls` may come later: only an engine with the index has logged calls. Without `deployed` there is nothing to
+    deploy to: its functions are those of a folder.
+    """
 
     def __init__(
         self,
         links: Diversion,
         node: NodeId,
-        service: LogService,
+        service: LogService | EnginePort,
         functions: FunctionHost,
         calls: LoggedCalls | None = None,
+        deployed: DeployedFunctions | None = None,
         *,
         incarnation: int,
         is_ready: Callable[[], bool],
@@ -77,6 +87,7 @@ class EngineService:
         clock: Callable[[], int] = now_us,
     ) -> None:
         self.calls = calls
+        self.deployed = deployed
         self.is_draining = False
         self._links = links
         self._node = node
@@ -137,13 +148,13 @@ class EngineService:
                 self._send(sender, self._description())
             case AskStatus(request):
                 self._send(sender, TellStatus(request, msgspec.json.encode(self._status(), enc_hook=str)))
-            case StartCall() | LogRequest() | AcceptCall() | CallOnce() | AskCall():
+            case StartCall() | LogRequest() | AcceptCall() | CallOnce() | AskCall() | ActivateBundle():
                 key = (sender, message.request)
                 if key not in self._under_way and key not in self._ended_set:
                     self._under_way.add(key)
                     self._take_in(key, message)
 
-    def _take_in(self, key: _Key, message: StartCall | LogRequest | AcceptCall | CallOnce | AskCall) -> None:
+    def _take_in(self, key: _Key, message: _Asked) -> None:
         match message:
             case StartCall(_, call):
                 self._start_call(key, call)
@@ -160,6 +171,8 @@ class EngineService:
                 self._spawn(self._call_once(key, message))
             case AskCall():
                 self._spawn(self._tell_call(key, message))
+            case ActivateBundle():
+                self._spawn(self._activate(key, message))
 
     def _end(self, key: _Key, answer: Message) -> None:
         """The request is answered."""
@@ -231,6 +244,25 @@ class EngineService:
             answer = TellCall(message.request, None, Failure.of(error))
         self._end(key, answer)
 
+    async def _activate(self, key: _Key, message: ActivateBundle) -> None:
+        try:
+            refusal = self._refusal()
+            if refusal is not None:
+                raise refusal
+            if self.deployed is None:
+                raise InvalidArgument("this engine runs the functions of a folder: it cannot be deployed to")
+            async with asyncio.timeout(message.timeout_us / 1e6):
+                answer = await self.deployed.activate(message)
+        except TimeoutError:
+            late = DeadlineExceeded("the bundle was not activated in time; it may be yet: see the list of versions")
+            answer = BundleActivated(message.request, {}, 0, failure=Failure.of(late))
+        except BokiError as error:
+            answer = BundleActivated(message.request, {}, 0, failure=Failure.of(error))
+        except OSError as error:
+            full = Unavailable(f"the bundle cannot be unpacked at this engine: {error.strerror or error}")
+            answer = BundleActivated(message.request, {}, 0, failure=Failure.of(full))
+        self._end(key, answer)
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -257,7 +289,8 @@ class EngineService:
 
     def _description(self) -> TellFunctions:
         functions, modules = tuple(self._functions.functions.values()), tuple(self._functions.modules)
-        told = TellFunctions(self._incarnation, self._functions.functions_number, functions, modules)
+        number = self.deployed.number if self.deployed is not None else 0
+        told = TellFunctions(self._incarnation, self._functions.functions_number, functions, modules, number)
         if len(msgspec.msgpack.encode(told)) <= _MAX_DESCRIPTION_BYTES:
             return told
         _log.warning("the schemas of all functions have more than %d bytes: they are left out", _MAX_DESCRIPTION_BYTES)

@@ -10,14 +10,15 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.effects import Answer, Trace
-from boki.engine.catalog import Catalog, Install
+from boki.engine.catalog import Catalog, Change, Install
 from boki.engine.describing import Description
 from boki.engine.dispatch import Dispatch
 from boki.engine.fleet import NEVER
@@ -75,6 +76,13 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _DESCRIBE_BYTES: Final = 1 << 30
 
 
+class _Origin(NamedTuple):
+    """Where a version of a module comes from: its folder, and the sources that are pinned, if they are."""
+
+    folder: Path
+    pinned: dict[str, bytes] | None
+
+
 class FunctionHost:
     """All functions of one engine. `folder` None: there are none."""
 
@@ -103,7 +111,7 @@ class FunctionHost:
         self._functions: dict[str, FunctionInfo] = {}
         self.functions_number = 0
         """Grows whenever what can be called, or what is wrong with a module, has changed."""
-        self._pinned: dict[tuple[str, int], dict[str, bytes] | None] = {}
+        self._origins: dict[tuple[str, int], _Origin] = {}
         self._memory_bytes: dict[int, int] = {}
         self._tickets = count(1)
         self._describing = count(-1, -1)
@@ -116,7 +124,8 @@ class FunctionHost:
         self._effects: deque[DispatchEffect] = deque()
         self._is_performing = False
         self._processes = Processes(limits, submit)
-        self._modules = Modules(self._folder, self._describe) if self._folder is not None else None
+        self._modules = self._modules_of(self._folder) if self._folder is not None else None
+        self._has_started = False
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -141,15 +150,45 @@ class FunctionHost:
     async def start(self) -> None:
         """Start the zygote, describe all modules, and begin to start the least number of workers."""
         self._loop = asyncio.get_running_loop()
-        if self._modules is None:
+        if self._modules is not None:
+            await self._start_processes()
+            await self._refresh(self._modules)
+            if self._reload:
+                self._spawn(self._poll(self._modules))
+
+    async def _start_processes(self) -> None:
+        if self._has_started:
             return
+        self._has_started = True
         await self._processes.start()
-        await self._refresh(self._modules)
         self._watcher = self._loop.call_later(_WATCH_S, self._watch)
         if not IS_LINUX:
             _log.warning("this system does not tell how much memory a process has: only its hard limit bounds workers")
-        if self._reload:
-            self._spawn(self._poll(self._modules))
+
+    async def check(self, folder: Path) -> list[ModuleInfo]:
+        """The modules of another folder as they would be called, and what is wrong with those that cannot be."""
+        await self._start_processes()
+        catalog = Catalog()
+        catalog.update((await self._modules_of(folder).refresh()).described)
+        return catalog.modules
+
+    async def switch(self, folder: Path) -> None:
+        """Run the functions of another folder from now on, and nothing but these.
+
+        The folder stays as it is for as long as calls run that began in it. Not for a host that reloads.
+        """
+        assert not self._reload, "a folder that is watched is not exchanged"
+        await self._start_processes()
+        modules = self._modules_of(folder)
+        refreshed = await modules.refresh()
+        good = {info.module for info in refreshed.described if not info.error}
+        gone = [info.module for info in self._catalog.modules if info.module not in good]
+        self._modules = modules
+        self._install(self._catalog.update(refreshed.described, gone), modules)
+        self._install(self._catalog.update(()), modules)  # functions that have moved to a module of an earlier name
+
+    def _modules_of(self, folder: Path) -> Modules:
+        return Modules(folder, partial(self._describe, folder))
 
     async def stop(self, drain_s: float) -> None:
         """Refuse new calls, wait `drain_s` at most for those that are there, then kill all workers."""
@@ -228,8 +267,8 @@ class FunctionHost:
             case StartWorker(worker, pool, memory_bytes):
                 self._memory_bytes[worker] = memory_bytes
                 kind: ProcessKind = "async" if pool.is_async else "blocking"
-                pinned = self._pinned.get((pool.module, pool.version))
-                self._processes.spawn(self._plan(worker, kind, pool.module, memory_bytes, pinned), self)
+                origin = self._origins[pool.module, pool.version]
+                self._processes.spawn(self._plan(worker, kind, pool.module, memory_bytes, origin), self)
             case RetireWorker(worker):
                 if (link := self._processes.links.get(worker)) is not None:
                     link.close()
@@ -243,21 +282,18 @@ class FunctionHost:
         if link is not None:  # else it is gone, and dispatch has seen to its calls
             link.send(frame)
 
-    def _plan(
-        self, child: int, kind: ProcessKind, module: str, memory_bytes: int, pinned: dict[str, bytes] | None
-    ) -> Fork:
-        assert self._folder is not None
+    def _plan(self, child: int, kind: ProcessKind, module: str, memory_bytes: int, origin: _Origin) -> Fork:
         return Fork(
             child=child,
             kind=kind,
             module=module,
-            path=str(self._folder / f"{module}.py"),
-            folder=str(self._folder),
+            path=str(origin.folder / f"{module}.py"),
+            folder=str(origin.folder),
             memory_bytes=memory_bytes,
             limits=self._limits,
             show_tracebacks=self._show_tracebacks,
-            pin_sources=pinned is not None,
-            sources=pinned or {},
+            pin_sources=origin.pinned is not None,
+            sources=origin.pinned or {},
         )
 
     # time
@@ -353,11 +389,11 @@ class FunctionHost:
 
     # modules
 
-    async def _describe(self, module: str, path: str) -> Described:
+    async def _describe(self, folder: Path, module: str, path: str) -> Described:
         child = next(self._describing)
         description = Description(module, path, self._say, lambda: self._processes.kill(child))
-        nothing: dict[str, bytes] | None = {} if self._reload else None
-        self._processes.spawn(self._plan(child, "describe", module, _DESCRIBE_BYTES, nothing), description)
+        origin = _Origin(folder, {} if self._reload else None)
+        self._processes.spawn(self._plan(child, "describe", module, _DESCRIBE_BYTES, origin), description)
         timeout_s = self._budget.start_us / 1_000_000
         try:
             return await asyncio.wait_for(description.done, timeout_s)
@@ -369,11 +405,15 @@ class FunctionHost:
         """Take over what has changed in the folder."""
         refreshed = await modules.refresh()
         if refreshed.described or refreshed.gone:
-            self.functions_number += 1
-        for change in self._catalog.update(refreshed.described, refreshed.gone):
-            self._pinned = {key: pinned for key, pinned in self._pinned.items() if key[0] != change.module}
+            self._install(self._catalog.update(refreshed.described, refreshed.gone), modules)
+
+    def _install(self, changes: Sequence[Change], modules: Modules) -> None:
+        self.functions_number += 1
+        for change in changes:
+            self._origins = {key: origin for key, origin in self._origins.items() if key[0] != change.module}
             if isinstance(change, Install):
-                self._pinned[change.module, change.version] = modules.sources(change.module)
+                pinned = modules.sources(change.module)
+                self._origins[change.module, change.version] = _Origin(modules.folder, pinned)
                 effects = self._dispatch.install(change.module, change.version, change.functions, now_us())
             else:
                 effects = self._dispatch.withdraw(change.module, change.error, now_us())

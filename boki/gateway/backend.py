@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from boki.calls import Call, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.deploy.versions import Deployment, VersionInfo
 from boki.gateway.core import Standing
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions
@@ -32,6 +33,22 @@ class CallLedger(Protocol):
 
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
         """What is known of a logged call, after waiting `wait_s` at most for its end. `NoSuchInvocation`."""
+
+
+class Deployments(Protocol):
+    """Versions of the functions, where they are deployed and not those of a folder."""
+
+    async def versions(self) -> list[VersionInfo]:
+        """The versions that are kept, the newest first."""
+
+    async def deploy(self, bundle: bytes, *, is_forced: bool) -> Deployment:
+        """Run the functions of a bundle (`boki.deploy.bundle`) from now on; nothing happens if they do already.
+
+        `InvalidArgument` if it is none, or, unless `is_forced`, with the errors of modules that cannot be loaded.
+        """
+
+    async def use(self, wanted: str) -> Deployment:
+        """Run a version again, "previous" or a number. `NotFound` or `InvalidArgument`"""
 
 
 class EngineWatcher(Protocol):
@@ -65,6 +82,10 @@ class Backend(Protocol):
     @property
     def ledger(self) -> CallLedger:
         """Where logged calls go."""
+
+    @property
+    def deployments(self) -> Deployments:
+        """The versions of the functions. `InvalidArgument` if they are those of a folder."""
 
     def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:
         """Hand the call to that engine. `done` is called once with its outcome, at the call's deadline at the latest.

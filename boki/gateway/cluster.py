@@ -30,6 +30,7 @@ from boki.errors import (
     Unavailable,
 )
 from boki.gateway.backend import EngineWatcher
+from boki.gateway.cluster_deployments import ClusterDeployments
 from boki.gateway.cluster_ledger import ClusterLedger
 from boki.gateway.core import RETRY_AFTER_S
 from boki.gateway.roster import Changed, Happening, Lost, Quiet, Roster
@@ -37,6 +38,7 @@ from boki.host.clock import now_us
 from boki.host.links import NodeLinks
 from boki.log.chunk import Chunk
 from boki.log.ids import NodeId
+from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Append, Failure, ListBooks, Operation, SetRetention, TrimBook
@@ -88,11 +90,13 @@ class ClusterBackend:
         node: NodeId,
         loop: asyncio.AbstractEventLoop,
         *,
+        limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], int] = now_us,
     ) -> None:
         self.node = node
         self.roster = Roster()
         self.ledger = ClusterLedger(self.ask)
+        self.deployments = ClusterDeployments(self, self.ask, self._until_running, limits)
         self._links = links
         self._loop = loop
         self._clock = clock
@@ -276,6 +280,16 @@ class ClusterBackend:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
+
+    async def _until_running(self, number: int, timeout_s: float) -> dict[str, bool]:
+        """Wait until all engines that are up run that version of the functions; which of them do."""
+        until = self._loop.time() + timeout_s
+        while True:
+            running: dict[str, bool] = {node: at == number for node, at in self.roster.bundles().items()}
+            left_s = until - self._loop.time()
+            if all(running.values()) or left_s <= 0:
+                return running
+            await self._until_changed(min(left_s, _TICK_S))
 
     def _next_number(self) -> int:
         self._number += 1

@@ -101,6 +101,10 @@ class Roster:
         """The engines that are up, and how they stand."""
         return [(engine.node, engine.standing()) for engine in self._engines.values() if engine.is_up]
 
+    def bundles(self) -> dict[NodeId, int]:
+        """The engines that are up, and which deployed version runs at each; 0: none."""
+        return {engine.node: engine.told.bundle for engine in self._engines.values() if engine.is_up and engine.told}
+
     @property
     def is_ready(self) -> bool:
         """Whether any engine takes work."""
@@ -192,6 +196,8 @@ class Roster:
         if engine.load is None or engine.told is None or not (engine.is_up or engine.load.is_ready):
             return []
         if not engine.is_up:
+            if engine.told.functions_number < engine.load.functions_number:
+                return []  # what it can do is on its way: until then calls of it would be refused
             engine.is_up = True
             self._merge()
         return [Changed(engine.node, engine.standing())]

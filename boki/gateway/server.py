@@ -31,6 +31,7 @@ from boki.gateway.http.binary import BinaryEndpoint
 from boki.gateway.http.books import LogBooks
 from boki.gateway.http.calls import FunctionCalls
 from boki.gateway.http.connections import Connections
+from boki.gateway.http.deployments import DeploymentPages
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.metrics import GatewayMetrics
 from boki.gateway.http.routing import Route, Routes
@@ -72,6 +73,7 @@ class Gateway:
                 *LogBooks(self._door).routes(),
                 *Subscriptions(self._door).routes(),
                 *BinaryEndpoint(self._door).routes(),
+                *DeploymentPages(backend, self.core, config).routes(),
                 *SystemPages(backend, self.core, self._metrics, BackendMetrics(registry)).routes(),
             ]
         )

@@ -32,6 +32,8 @@ TRACEPARENT: Final = "traceparent"
 
 LOG_CONTENT_TYPE: Final = "application/vnd.boki+msgpack"
 """One log operation, or its answer."""
+BUNDLE_CONTENT_TYPE: Final = "application/vnd.boki.bundle"
+"""The files of a functions folder (`boki.deploy.bundle`)."""
 
 CONTENT_TYPES: Final[Mapping[Encoding, str]] = {
     "json": "application/json",

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from boki.runtime import http_exchange
-from boki.runtime.http_exchange import MAX_WAIT_S
+from boki.runtime.http_exchange import BUNDLE_CONTENT_TYPE, MAX_WAIT_S
 
 Json = dict[str, Any]
 
@@ -341,5 +341,27 @@ FIXED_PATHS: Final[dict[str, Json]] = {
     "/metrics": _page("metrics", "Everything that is counted, for Prometheus", {"text/plain": {"schema": _TEXT}}),
     "/status": _page("status", "What an operator wants to know", _json(_NOTHING)),
     "/functions": _page("functions", "The registered functions and the modules, the broken ones too", _json(_NOTHING)),
+    "/functions/versions": {
+        "get": _operation(
+            "versions", "The deployed versions of the functions, the newest first", [], _json(_NOTHING), tag="System"
+        ),
+        "post": _operation(
+            "deploy",
+            "Run the functions of a bundle, which boki deploy makes of a folder, from now on",
+            [_query("force", "Also if some of its modules cannot be loaded", {"type": "boolean"})],
+            _json(_NOTHING),
+            body={BUNDLE_CONTENT_TYPE: {"schema": {}}},
+            tag="System",
+        ),
+    },
+    "/functions/versions/{version}/use": {
+        "post": _operation(
+            "useVersion",
+            "Run a version again",
+            [_path("version", "Its number, or previous for the one that ran before")],
+            _json(_NOTHING),
+            tag="System",
+        )
+    },
     "/openapi.json": _page("openapi", "This document", _json(_NOTHING)),
 }

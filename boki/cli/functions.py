@@ -1,0 +1,54 @@
+"""`boki functions`: which versions are deployed, and going back to one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from boki.cli import deploy
+from boki.cli.connection import AsJson, Token, Url, connect
+from boki.cli.terminal import bytes_text, print_json, print_table, results, time_text
+
+app = typer.Typer(help="List the deployed versions of the functions, and go back to one.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def versions(context: typer.Context, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
+    """List the deployed versions of the functions, and go back to one."""
+    if context.invoked_subcommand is not None:
+        return
+    with connect(url, token) as client:
+        found = client.versions()
+    if as_json:
+        for info in found:
+            print_json(info)
+        return
+    if not found:
+        results().print("Nothing has been deployed yet: boki deploy DIR does.")
+        return
+    rows = [
+        (
+            f"{info.number}{' *' if info.is_active else ''}",
+            info.bundle_hash[:12],
+            time_text(info.deployed_us),
+            len(info.functions),
+            bytes_text(info.size_bytes),
+            ", ".join(info.broken),
+        )
+        for info in found
+    ]
+    print_table(["version", "hash", "deployed", "functions>", "size>", "broken modules"], rows)
+    results().print("* runs now; boki functions use N goes back to version N")
+
+
+@app.command("use")
+def use(
+    version: Annotated[str, typer.Argument(help="A number, or previous for the one that ran before.")],
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Run a deployed version again."""
+    with connect(url, token) as client:
+        deploy.show(client.use_version(version), as_json=as_json)

@@ -1,0 +1,163 @@
+"""Bundles: the files of a functions folder as bytes, the same bytes for the same files, and back.
+
+A bundle is a version byte and a sorted list of (path, content). It holds no times, owners, modes or links, so equal
+folders have equal hashes, and unpacking one can make nothing but files below its folder. Whoever takes a bundle from
+elsewhere lets `read_bundle` look at it first: it refuses every path that is not a plain relative one.
+
+Paths that start with a dot, `__pycache__` and compiled files are left out. Links are refused, because what they stand
+for may be anything of the machine that deploys.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from boki.errors import CorruptData, InvalidArgument, TooLarge, VersionTooNew
+from boki.log.limits import MIB
+
+VERSION: Final = 1
+MAX_BUNDLE_BYTES: Final = 16 * MIB
+MAX_FILES: Final = 4000
+_MAX_PATH_BYTES: Final = 512
+_MAX_DEPTH: Final = 32
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]")
+_SKIPPED: Final = ("__pycache__",)
+_COMPILED: Final = (".pyc", ".pyo")
+
+
+class File(msgspec.Struct, frozen=True, array_like=True):
+    """One file: its path below the folder, with slashes, and its content."""
+
+    path: str
+    content: bytes
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decoder: Final[msgspec.msgpack.Decoder[tuple[File, ...]]] = msgspec.msgpack.Decoder(tuple[File, ...])
+
+
+def pack_folder(folder: Path) -> bytes:
+    """The folder's files as a bundle. `InvalidArgument` or `TooLarge` if it cannot be deployed."""
+    if not folder.is_dir():
+        raise InvalidArgument(f"{folder} is no folder: name the one that holds the modules", field="folder")
+    files = []
+    size = 0
+    for path in _walk(folder, folder):
+        relative = path.relative_to(folder).as_posix()
+        size += path.stat().st_size  # before it is read: a stray data file must not fill the memory
+        if size > MAX_BUNDLE_BYTES:
+            raise _too_large(f"with {relative} ")
+        try:
+            files.append(File(relative, path.read_bytes()))
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}", field="folder") from None
+        if len(files) > MAX_FILES:
+            raise TooLarge(f"a bundle may have at most {MAX_FILES:,} files: {folder} has more", field="folder")
+    return pack_files(files)
+
+
+def pack_files(files: list[File]) -> bytes:
+    """Files as a bundle, in whatever order they come."""
+    bundle = bytes((VERSION,)) + _encode(sorted(files, key=lambda file: file.path))
+    _check(files)
+    if len(bundle) > MAX_BUNDLE_BYTES:
+        raise _too_large("")
+    return bundle
+
+
+def _walk(folder: Path, root: Path) -> list[Path]:
+    found = []
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InvalidArgument(f"{folder} cannot be read: {error.strerror or error}", field="folder") from None
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in _SKIPPED or entry.name.endswith(_COMPILED):
+            continue
+        path = Path(entry.path)
+        if entry.is_symlink():
+            raise InvalidArgument(
+                f"{path.relative_to(root)} is a link: put the file itself into the folder, or leave it out",
+                field="folder",
+            )
+        if entry.is_dir():
+            found += _walk(path, root)
+        elif entry.is_file():
+            found.append(path)
+        else:
+            raise InvalidArgument(f"{path.relative_to(root)} is neither a file nor a folder", field="folder")
+        if len(found) > MAX_FILES:
+            break
+    return found
+
+
+def read_bundle(bundle: bytes) -> tuple[File, ...]:
+    """The files of a bundle from anywhere, if it is one and all its paths lie below its folder."""
+    if len(bundle) > MAX_BUNDLE_BYTES:
+        raise _too_large("")
+    if bundle and bundle[0] > VERSION:
+        raise VersionTooNew(f"a bundle of version {bundle[0]} is newer than this Boki's {VERSION}: upgrade")
+    try:
+        files = _decoder.decode(memoryview(bundle)[1:])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptData(f"this is no bundle of functions: {error}") from None
+    _check(files)
+    return files
+
+
+def bundle_hash(bundle: bytes) -> str:
+    """What identifies a bundle: the SHA-256 of its bytes, in hex."""
+    return sha256(bundle).hexdigest()
+
+
+def module_names(files: tuple[File, ...] | list[File]) -> list[str]:
+    """The modules that register functions."""
+    return [file.path.removesuffix(".py") for file in files if re.fullmatch(r"[^_./][^/]*\.py", file.path)]
+
+
+def _check(files: tuple[File, ...] | list[File]) -> None:
+    if len(files) > MAX_FILES:
+        raise TooLarge(f"a bundle may have at most {MAX_FILES:,} files, not {len(files):,}", field="bundle")
+    paths = {file.path for file in files}
+    if len(paths) < len(files):
+        raise InvalidArgument("a file is twice in the bundle", field="bundle")
+    for path in paths:
+        _check_path(path)
+        parents = path.split("/")[:-1]
+        for depth in range(1, len(parents) + 1):
+            if "/".join(parents[:depth]) in paths:
+                raise InvalidArgument(f"{path!r} lies below another file of the bundle", field="bundle")
+    if not module_names(files):
+        raise InvalidArgument(
+            "there is no module in it: functions are registered by .py files at the top of the folder, whose names do "
+            "not start with an underscore",
+            field="bundle",
+        )
+
+
+def _check_path(path: str) -> None:
+    parts = path.split("/")
+    is_plain = all(parts) and not any(part.startswith(".") for part in parts)  # no "..", no "/abs", nothing hidden
+    is_sane = _CONTROL.search(path) is None and ":" not in parts[0]
+    if not is_plain or not is_sane:
+        raise InvalidArgument(f"a bundle must not hold the path {path[:100]!r}", field="bundle")
+    if len(path.encode()) > _MAX_PATH_BYTES or len(parts) > _MAX_DEPTH:
+        raise TooLarge(
+            f"paths in a bundle may have {_MAX_PATH_BYTES} bytes and {_MAX_DEPTH} levels: {path[:100]!r}",
+            field="bundle",
+        )
+
+
+def _too_large(what: str) -> TooLarge:
+    return TooLarge(
+        f"a bundle may have at most {MAX_BUNDLE_BYTES:,} bytes, and {what}this one has more: leave data out of the "
+        "folder, and append it to a LogBook or fetch it when the function runs",
+        field="bundle",
+        limit=MAX_BUNDLE_BYTES,
+    )

@@ -1,0 +1,88 @@
+"""Deploying through a gateway: it puts the bundle into the log, an engine looks at it, and all engines follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from boki.deploy.bundle import bundle_hash, read_bundle
+from boki.deploy.version_book import VersionBook
+from boki.deploy.versions import Deployment, VersionInfo
+from boki.errors import NotFound
+from boki.gateway.cluster_ledger import Ask
+from boki.log.limits import Limits
+from boki.messages import Message
+from boki.remote import ActivateBundle, BundleActivated
+from boki.runtime.port import LogPort
+
+_ACTIVATE_S: Final = 120.0
+"""Its modules are imported before that, a few at a time, and each may take its time."""
+_SWITCH_S: Final = 15.0
+
+
+class ClusterDeployments:
+    """`boki.gateway.backend.Deployments`. `until_running` waits until the engines run a version, and tells which do."""
+
+    def __init__(
+        self,
+        port: LogPort,
+        ask: Ask,
+        until_running: Callable[[int, float], Awaitable[dict[str, bool]]],
+        limits: Limits,
+    ) -> None:
+        self._port = port
+        self._ask = ask
+        self._until_running = until_running
+        self._limits = limits
+
+    async def versions(self) -> list[VersionInfo]:
+        """See `Deployments`."""
+        return (await self._book().versions()).infos()
+
+    async def deploy(self, bundle: bytes, *, is_forced: bool) -> Deployment:
+        """See `Deployments`."""
+        digest = await asyncio.to_thread(_checked_hash, bundle)
+        book = self._book()
+        active = (await book.versions()).active
+        if active is not None and active.bundle_hash == digest:
+            return await self._deployment(active.number, is_new=False)
+        uploaded = await book.upload(bundle)
+
+        def make(number: int, left_us: int) -> Message:
+            return ActivateBundle(
+                number,
+                book.positions,
+                left_us,
+                uploaded.bundle_hash,
+                uploaded.size_bytes,
+                uploaded.upload,
+                uploaded.first_seqnum,
+                is_forced,
+            )
+
+        answer = await self._ask(make, _ACTIVATE_S, is_repeatable=True)
+        assert isinstance(answer, BundleActivated)
+        if answer.failure is not None:
+            raise answer.failure.error()
+        return await self._deployment(answer.number, is_new=True)
+
+    async def use(self, wanted: str) -> Deployment:
+        """See `Deployments`."""
+        return await self._deployment(await self._book().use(wanted), is_new=False)
+
+    async def _deployment(self, number: int, *, is_new: bool) -> Deployment:
+        running = await self._until_running(number, _SWITCH_S)
+        infos = await self.versions()
+        info = next((info for info in infos if info.number == number), None)
+        if info is None:
+            raise NotFound(f"version {number} has been replaced by so many others that it is not kept", field="version")
+        return Deployment(version=info, is_new=is_new, engines=running)
+
+    def _book(self) -> VersionBook:
+        return VersionBook(self._port, self._limits)
+
+
+def _checked_hash(bundle: bytes) -> str:
+    read_bundle(bundle)
+    return bundle_hash(bundle)

@@ -1,0 +1,71 @@
+"""Deploying over HTTP: take a bundle, list versions, go back to one."""
+
+from __future__ import annotations
+
+from aiohttp.web import BaseRequest, Response
+
+from boki.deploy.bundle import MAX_BUNDLE_BYTES
+from boki.errors import InvalidArgument
+from boki.gateway.backend import Backend
+from boki.gateway.config import GatewayConfig
+from boki.gateway.core import GatewayCore
+from boki.gateway.http import answers
+from boki.gateway.http.arguments import query, query_flag
+from boki.gateway.http.connections import body_size, read_body
+from boki.gateway.http.routing import Route
+from boki.runtime.http_exchange import BUNDLE_CONTENT_TYPE
+
+
+class DeploymentPages:
+    """The handlers of `/functions/versions`."""
+
+    def __init__(self, backend: Backend, core: GatewayCore, config: GatewayConfig) -> None:
+        self._backend = backend
+        self._core = core
+        self._config = config
+
+    def routes(self) -> list[Route]:
+        """What is answered here."""
+        return [
+            Route("GET", "/functions/versions", self.versions),
+            Route("POST", "/functions/versions", self.deploy),
+            Route("POST", "/functions/versions/{version}/use", self.use),
+        ]
+
+    async def versions(self, request: BaseRequest) -> Response:
+        """`GET /functions/versions`: the versions that are kept, the newest first."""
+        query(request, ())
+        self._core.begin_request(0)
+        try:
+            return answers.json_answer({"versions": await self._backend.deployments.versions()})
+        finally:
+            self._core.end_request(0)
+
+    async def deploy(self, request: BaseRequest) -> Response:
+        """`POST /functions/versions`: run the functions of the bundle that is the body."""
+        deployments = self._backend.deployments
+        is_forced = query_flag(query(request, {"force"}), "force")
+        if request.headers.get("Content-Type") != BUNDLE_CONTENT_TYPE:
+            raise InvalidArgument(
+                f"this path takes {BUNDLE_CONTENT_TYPE}, which boki deploy sends", field="Content-Type"
+            )
+        size = body_size(request, MAX_BUNDLE_BYTES, _TOO_LARGE)
+        self._core.begin_request(size)
+        try:
+            bundle = await read_body(request, MAX_BUNDLE_BYTES, self._config.patience, _TOO_LARGE)
+            deployment = await deployments.deploy(bundle, is_forced=is_forced)
+        finally:
+            self._core.end_request(size)
+        return answers.json_answer(deployment)
+
+    async def use(self, request: BaseRequest, version: str) -> Response:
+        """`POST /functions/versions/{version}/use`: run that version again."""
+        query(request, ())
+        self._core.begin_request(0)
+        try:
+            return answers.json_answer(await self._backend.deployments.use(version))
+        finally:
+            self._core.end_request(0)
+
+
+_TOO_LARGE = "a bundle may have at most {limit:,} bytes: leave data out of the folder"
