@@ -7,7 +7,22 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from boki.cli import bench, chaos, demo, dev, invoke, keygen, log, new, reconfigure, start, status, up
+from boki.cli import (
+    bench,
+    chaos,
+    demo,
+    deploy,
+    dev,
+    functions,
+    invoke,
+    keygen,
+    log,
+    new,
+    reconfigure,
+    start,
+    status,
+    up,
+)
 from boki.cli.terminal import errors
 from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
 
@@ -86,6 +101,8 @@ app.command("status")(status.command)
 app.command("up")(up.command)
 app.command("down")(up.down)
 app.add_typer(start.app, name="start")
+app.command("deploy")(deploy.command)
+app.add_typer(functions.app, name="functions")
 app.command("keygen")(keygen.command)
 app.command("reconfigure")(reconfigure.command)
 app.command("drain")(reconfigure.drain)
