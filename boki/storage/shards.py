@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Final
 
 from boki.effects import DiskReader
-from boki.errors import CorruptData
+from boki.errors import BokiError
 from boki.log.batch import read_header
 from boki.log.cuts import ShardOrder
 from boki.log.ids import LogId, NodeId, ShardId, Term
@@ -97,7 +97,7 @@ def recover_shard(disk: DiskReader, key: ShardKey, shard: Shard) -> None:
     for _, value in disk.scan(batch_key(key, shard.stored_until), after_shard(key)):
         try:
             header = read_header(value)
-        except CorruptData:
+        except BokiError:  # of any kind: a flipped bit may look like a newer version, too
             continue  # it is not here, then, and is fetched again
         shard.spans.add(header.first_lid, header.until_lid)
     shard.written_until = shard.stored_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from boki.effects import DiskRoom
-from boki.log.batch import Batch
+from boki.log.batch import HEADER_BYTES, Batch
 from boki.log.ids import MAX_SEQNUM, make_seqnum
 from boki.log.metalog import Cut, MetalogEntry, OpenShard, Trim
 from boki.messages import (
@@ -157,6 +157,21 @@ def test_a_corrupt_batch_is_never_given_out_and_is_named() -> None:
         assert answer.batches == ()
         assert answer.holding is Holding.UNKNOWN
         assert f"batch 0 of shard {SHARD}" in answer.error
+
+
+def test_a_node_starts_whatever_bit_of_a_header_has_flipped() -> None:
+    """A batch that cannot be read is not here, even if it looks like one of a newer version (hazard H21, seed 42)."""
+    world = World()
+    make(world)
+    good = batch(0, b"precious")
+    world.tell(NODE, StoreBatch(good))
+    world.run()
+    for bit in range(8 * HEADER_BYTES):
+        rotten = bytearray(good)
+        rotten[bit // 8] ^= 1 << bit % 8
+        world.disk(NODE).rows[batch_key((1, 0, SHARD), 0)] = bytes(rotten)
+        world.crash(NODE)
+        make(world)
 
 
 def test_a_replica_that_is_behind_a_cut_fetches_from_its_peers() -> None:
