@@ -116,7 +116,9 @@ class NothingTwice:
                     places[call.book, written.payload][seqnum] = None
         for (book, payload), seqnums in places.items():
             calls = facts.asked.get(payload, [])
-            if len(seqnums) > 1:
+            is_keyed = any(isinstance(call.request, Appending) and call.request.key for call in calls)
+            standing = [seqnum for seqnum in seqnums if not (is_keyed and facts.may_be_deleted(book, seqnum))]
+            if len(standing) > 1:
                 yield Violation(self.name, f"{payload} stands in {book} at {sorted(seqnums)}", tuple(calls))
             if calls and all(call.is_impossible for call in calls):
                 codes = [call.result.code for call in calls if isinstance(call.result, Refused)]

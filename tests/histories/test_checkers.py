@@ -425,6 +425,18 @@ def test_a_key_is_used_once(clients: Clients) -> None:
     assert len(clients.broken(Keys())) == 2
 
 
+def test_a_key_may_be_used_again_once_its_book_was_deleted(clients: Clients) -> None:
+    """A trim of the whole book is not enough: keys outlive it."""
+    clients.append("one", "z", 30, key="k")
+    clients.call("one", Trimming(MAX, everything=True), Told())
+    clients.append("one", "w", 40, key="k")
+    assert clients.broken(Keys()) == clients.broken(NothingTwice()) == []
+    clients.call("one", Trimming(MAX), Told())
+    clients.append("one", "w", 50, key="k")
+    assert clients.broken(NothingTwice())
+    assert clients.broken(Keys())
+
+
 def test_every_call_ends_by_its_deadline(clients: Clients) -> None:
     """Answered late, or never; a client that was killed is owed nothing."""
     clients.call("one", ALL, None)

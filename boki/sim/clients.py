@@ -1,0 +1,357 @@
+"""The workload: clients with sessions, keys, conditions, trims and child calls; each writes down what it sees.
+
+Half of them come through the gateway, each operation to any engine, with the token handed on. The others are calls that
+run on one engine and speak to its core directly; when that engine dies they die with it, and a new call begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log
+from typing import Any, Final
+
+from boki.errors import BokiError
+from boki.histories.history import (
+    Appending,
+    Call,
+    Condition,
+    Getting,
+    History,
+    Ordered,
+    Reading,
+    Refused,
+    Request,
+    Result,
+    Seen,
+    Shown,
+    Syncing,
+    Told,
+    Trimming,
+    Written,
+    payload_name,
+)
+from boki.log.chunk import Chunk, Group, encode_chunk
+from boki.log.ids import MAX_SEQNUM
+from boki.log.metalog import Positions, merge_positions
+from boki.log.operations import Append, Appended, Done, Found, Get, Operation, Read, Sync, TrimBook
+from boki.log.record import Expect
+from boki.sim.nodes import EngineNode, World
+from boki.sim.routing import GatewayNode
+
+OPERATIONS: Final = (
+    "append",
+    "keyed",
+    "conditional",
+    "many",
+    "read",
+    "tail",
+    "get",
+    "sync",
+    "child",
+    "poll",
+    "trim",
+)
+_CALM: Final = ("append", "append", "read", "tail")
+"""What is asked for when liveness is demanded: nothing that may rightly be refused."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all clients of a run know of each other. `orders`: keyed appends that were made, to be made again."""
+
+    history: History
+    orders: list[tuple[str, Appending]] = field(default_factory=list)
+    payloads: int = 0
+    is_calm: bool = False
+    is_over: bool = False
+
+
+class Client:
+    """One client, one operation at a time."""
+
+    def __init__(self, world: World, shared: Shared, number: int, gateways: list[GatewayNode]) -> None:
+        self.world = world
+        self.clock = world.clock
+        self.rng = world.clock.work_rng
+        self.shared = shared
+        self.number = number
+        self.ok_count = 0
+        """Operations that were done, since it was last set to 0."""
+        self.open_call: Call | None = None
+        self._gateway = gateways[number % len(gateways)] if number % 2 == 0 else None
+        self._engine: EngineNode | None = None
+        self._engine_life = 0
+        self._session = ""
+        self._sessions = 0
+        self._parent: tuple[str, Positions] | None = None
+        self._child_steps = 0
+        self._positions: Positions = {}
+        self._book = ""
+        self._known: dict[str, list[int]] = {}
+        self._last: dict[tuple[str, str], int] = {}
+        self._again: tuple[str, Appending] | None = None
+        options = world.options
+        self._names = [name for name in OPERATIONS for _ in range(options.mix.get(name, 1))] or ["append"]
+        self._new_session()
+        self._think()
+
+    # sessions
+
+    def _new_session(self) -> None:
+        self._sessions += 1
+        self._session = f"client-{self.number}.{self._sessions}"
+        self._positions = {}
+        self._parent = None
+        self._again = None
+
+    def _choose_engine(self) -> bool:
+        """A call needs an engine that is ready; its session ends with that engine's life."""
+        engine = self._engine
+        if engine is not None and engine.core is not None and engine.incarnation == self._engine_life:
+            return not engine.is_paused
+        ready = [
+            node
+            for node in self.world.nodes.values()
+            if isinstance(node, EngineNode) and node.core is not None and node.is_ready
+        ]
+        if not ready:
+            return False
+        self._engine = self.rng.choice(ready)
+        self._engine_life = self._engine.incarnation
+        self._new_session()
+        return True
+
+    def _think(self) -> None:
+        delay_us = int(-log(1.0 - self.rng.random()) * self.world.options.pause_us) + 1
+        self.clock.after(delay_us, self._act)
+
+    # acting
+
+    def _act(self) -> None:
+        if self.shared.is_over:
+            return
+        if self._gateway is None and not self._choose_engine():
+            self._think()
+            return
+        if self._gateway is not None and self._gateway.core is None:
+            self._think()
+            return
+        if self._parent is not None:
+            self._child_steps -= 1
+            if self._child_steps < 0:
+                self._return()
+        elif self._gateway is not None and self.rng.random() < 0.03:
+            self._new_session()
+        if self._again is not None:
+            book, request = self._again
+            self._again = None
+            self._call(book, request)
+            return
+        name = self.rng.choice(_CALM if self.shared.is_calm else self._names)
+        if name == "child":
+            self._begin_child()
+            name = "read"
+        self._book = f"book-{self.rng.randrange(self.world.options.books)}"
+        self._call(self._book, getattr(self, f"_make_{name}")())
+
+    def _begin_child(self) -> None:
+        if self._parent is None:
+            self._parent = (self._session, dict(self._positions))
+            self._sessions += 1
+            child = f"client-{self.number}.{self._sessions}"
+            self.shared.history.fork(self._session, child, self.clock.now_us)
+            self._session = child
+            self._child_steps = self.rng.randint(1, 3)
+
+    def _return(self) -> None:
+        assert self._parent is not None
+        parent, positions = self._parent
+        self.shared.history.join(self._session, parent, self.clock.now_us)
+        merge_positions(self._positions, positions)
+        self._session, self._parent = parent, None
+
+    # what to ask for
+
+    def _tag(self) -> str:
+        number = self.rng.randrange(self.world.options.tags)
+        return f"!tag-{number}" if number == 3 else f"tag-{number}"
+
+    def _written(self, tag: str | None = None) -> Written:
+        self.shared.payloads += 1
+        tags = [tag or self._tag()]
+        if self.rng.random() < 0.2:
+            tags.append(self._tag())
+        return Written(f"{self.number}-{self.shared.payloads}", tuple(dict.fromkeys(tags)))
+
+    def _make_append(self) -> Request:
+        return Appending((self._written(),))
+
+    def _make_many(self) -> Request:
+        return Appending(tuple(self._written() for _ in range(self.rng.randint(2, 4))))
+
+    def _make_keyed(self) -> Request:
+        mine = [request for book, request in self.shared.orders[-20:] if book == self._book]
+        if mine and self.rng.random() < 0.3:
+            return self.rng.choice(mine)
+        request = Appending((self._written(),), key=f"key-{self.shared.payloads}")
+        self.shared.orders.append((self._book, request))
+        return request
+
+    def _make_conditional(self) -> Request:
+        tag = self._tag()
+        last = self._last.get((self._book, tag), 0)
+        return Appending((self._written(tag),), when=(Condition(tag, last),))
+
+    def _make_read(self) -> Request:
+        known = self._known.get(self._book, [])
+        start = self.rng.choice(known) if known and self.rng.random() < 0.7 else 0
+        tag = self._tag() if self.rng.random() < 0.5 else None
+        return Reading(tag, start, limit=self.rng.choice((1, 5, 50, 500)), fresh=self.rng.random() < 0.2)
+
+    def _make_tail(self) -> Request:
+        tag = self._tag() if self.rng.random() < 0.6 else None
+        limit = self.rng.choice((1, 1, 10))
+        return Reading(tag, limit=limit, backward=True, stop=MAX_SEQNUM, fresh=self.rng.random() < 0.3)
+
+    def _make_poll(self) -> Request:
+        known = self._known.get(self._book)
+        return Reading(None, known[-1] + 1 if known else 0, limit=10)
+
+    def _make_get(self) -> Request:
+        known = self._known.get(self._book)
+        return Getting(self.rng.choice(known)) if known else Reading()
+
+    def _make_sync(self) -> Request:
+        return Syncing()
+
+    def _make_trim(self) -> Request:
+        known = self._known.get(self._book)
+        before = MAX_SEQNUM if self.rng.random() < 0.1 else self.rng.choice(known) if known else 1
+        tag = self._tag() if self.rng.random() < 0.5 else None
+        return Trimming(before, tag, everything=tag is None and self.rng.random() < 0.1)
+
+    # asking
+
+    def _call(self, book: str, request: Request) -> None:
+        timeout_us = int(self.world.options.deadline_us * (0.3 + self.rng.random()))
+        operation = self._operation(book, request)
+        now_us = self.clock.now_us
+        call = self.shared.history.begin(self._session, book, request, now_us, now_us + timeout_us, self._positions)
+        self.open_call = call
+        self.clock.note(f"{self._session} asks", request)
+
+        def done(answer: Any, positions: Positions) -> None:
+            if self.open_call is call:
+                self._done(call, answer, positions)
+
+        target = self._gateway or self._engine
+        assert target is not None
+        engine = self._engine
+        if self._gateway is None and engine is not None:
+            self.clock.after(100_000, self._watch_engine, call, engine, self._engine_life)
+        target.submit(operation, dict(self._positions), timeout_us, done)
+
+    def _watch_engine(self, call: Call, engine: EngineNode, life: int) -> None:
+        """A call dies with its engine: nobody is there to be answered."""
+        if self.open_call is not call:
+            return
+        if engine.core is None or engine.incarnation != life:
+            call.is_abandoned = True
+            self.open_call = None
+            if isinstance(call.request, Appending) and call.request.key is not None:
+                again = (call.book, call.request)
+                self._new_session()
+                self._again = again
+            self._think()
+        else:
+            self.clock.after(100_000, self._watch_engine, call, engine, life)
+
+    def _operation(self, book: str, request: Request) -> Operation:
+        match request:
+            case Appending(records, when, key):
+                fill = self.world.options.payload_bytes
+                rows = [(record.payload.encode().ljust(fill, b"."), record.tags) for record in records]
+                expects = [Expect(condition.tag, condition.last_seqnum) for condition in when]
+                return Append(book, encode_chunk(book, [Group(rows, expects, key)]))
+            case Reading(tag, start, stop, limit, backward, fresh):
+                wait_us = self.rng.choice((0, 0, 300_000)) if not backward and not fresh else 0
+                return Read(book, tag, start, min(stop, MAX_SEQNUM), limit, backward, wait_us, fresh)
+            case Getting(seqnum):
+                return Get(book, seqnum)
+            case Trimming(before, tag, everything):
+                return TrimBook(book, before, tag, everything)
+            case Syncing():
+                return Sync(book)
+
+    # being answered
+
+    def _done(self, call: Call, answer: Any, positions: Positions) -> None:
+        self.open_call = None
+        result = _result(call.request, answer)
+        History.end(call, result, self.clock.now_us, positions)
+        self.clock.note(f"{call.session} is told {type(result).__name__}", result)
+        merge_positions(self._positions, positions)
+        self._learn(call, result)
+        self._think()
+
+    def _learn(self, call: Call, result: Result) -> None:
+        known = self._known.setdefault(call.book, [])
+        match result:
+            case Ordered(seqnums):
+                self.ok_count += 1
+                known += seqnums
+                assert isinstance(call.request, Appending)
+                for seqnum, written in zip(seqnums, call.request.records, strict=True):
+                    self._note_last(call.book, written.tags, seqnum)
+            case Shown(records):
+                self.ok_count += 1
+                for record in records[-3:]:
+                    known.append(record.seqnum)
+                    self._note_last(call.book, record.tags, record.seqnum)
+            case Told():
+                self.ok_count += 1
+            case Refused(code, outcome, actual_seqnum):
+                self._on_refused(call, code, outcome, actual_seqnum)
+        del known[:-30]
+
+    def _on_refused(self, call: Call, code: str, outcome: str, actual_seqnum: int) -> None:
+        if not isinstance(call.request, Appending):
+            return
+        if code == "condition_failed":
+            self.clock.sometimes("a conditional append lost a race")
+            for condition in call.request.when:
+                self._last[call.book, condition.tag] = actual_seqnum
+        elif call.request.key is not None and outcome == "unknown":
+            self._again = (call.book, call.request)
+
+    def _note_last(self, book: str, tags: tuple[str, ...], seqnum: int) -> None:
+        for tag in tags:
+            self._last[book, tag] = max(seqnum, self._last.get((book, tag), 0))
+
+
+def _result(request: Request, answer: Any) -> Result:
+    """An engine's answer as a history has it."""
+    match answer:
+        case Appended(first_seqnum, rejected):
+            assert isinstance(request, Appending)
+            if not rejected:
+                return Ordered(tuple(range(first_seqnum, first_seqnum + len(request.records))))
+            if rejected[0].seqnums:
+                return Ordered(tuple(rejected[0].seqnums))
+            return Refused("condition_failed", "not_applied", rejected[0].actual_seqnum)
+        case Found():
+            return Shown(read_found(answer), answer.next_start, answer.is_end)
+        case Done():
+            return Told()
+        case BokiError():
+            return Refused(answer.code, answer.outcome)
+    raise AssertionError(f"an engine answered {answer!r}")
+
+
+def read_found(found: Found) -> tuple[Seen, ...]:
+    """The records of a page, without the filling of their payloads."""
+    return tuple(
+        Seen(record.seqnum, payload_name(record.data.rstrip(b".")), record.tags, record.time)
+        for slab in found.slabs
+        for record in Chunk(slab.chunk).records(memoryview(slab.seqnums).cast("q"), slab.time_us)
+    )

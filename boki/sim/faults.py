@@ -1,0 +1,230 @@
+"""Faults as a seed draws them: when each strikes, whom, and how it is taken back.
+
+**What may be lost.** Disks are damaged for good (wiped, rotten) only on nodes that were drawn as victims: as many
+storage nodes as `write_quorum - 1`, as many sequencers as `f`. So a good copy of everything that counts is left, and
+whatever is missing in the end is a broken promise. Crashes, pauses and cuts may hit everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final, Protocol
+
+from boki.effects import DiskRoom
+from boki.log.ids import NodeId
+from boki.log.membership import Role
+from boki.messages import Seal
+from boki.sim.clockwork import Clockwork
+from boki.sim.coordinator import NAME as ZOOKEEPER
+from boki.sim.coordinator import Coordinator
+from boki.sim.network import Network
+from boki.sim.nodes import Node, StorageNode
+from boki.sim.options import Options, seconds_between
+
+MAX_PAUSE_US: Final = 2_500_000
+MAX_OFFSET_US: Final = 1_000_000
+_RATES_ELSEWHERE: Final = {"loss", "repeat", "reorder", "delay", "doubt", "stale"}
+
+
+class Cluster(Protocol):
+    """What faults can reach."""
+
+    clock: Clockwork
+    network: Network
+    coordinator: Coordinator
+    options: Options
+    nodes: dict[NodeId, Node]
+
+    def of(self, role: Role) -> list[Node]:
+        """The nodes of a role."""
+
+
+class Faults:
+    """All faults of a run, until `end`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._options = cluster.options
+        self._rng: Random = cluster.clock.fault_rng
+        self._is_over = False
+        self.victims = self._draw_victims()
+        for fault, rate in sorted(self._options.faults.items()):
+            if fault not in _RATES_ELSEWHERE:
+                # a stream of its own, so that one class switched off leaves the others where they were
+                rng = Random(f"{self._options.seed}:fault:{fault}")
+                self._schedule(getattr(self, f"_{fault}" if fault != "clock" else "_clock_jump"), rate, rng)
+
+    def _draw_victims(self) -> list[Node]:
+        storage, sequencers = self._cluster.of(Role.STORAGE), self._cluster.of(Role.SEQUENCER)
+        spared = min(self._options.write_quorum - 1, len(storage))
+        return [
+            *self._rng.sample(storage, spared),
+            *self._rng.sample(sequencers, min(self._options.sequencers // 2, len(sequencers))),
+        ]
+
+    def _schedule(self, strike: Callable[[], None], rate: float, rng: Random) -> None:
+        self._clock.after(int(seconds_between(rate, rng) * 1e6), self._strike, strike, rate, rng)
+
+    def _strike(self, strike: Callable[[], None], rate: float, rng: Random) -> None:
+        if self._is_over:
+            return
+        self._rng = rng
+        strike()
+        self._schedule(strike, rate, rng)
+
+    def end(self) -> None:
+        """Heal everything: what is cut is joined, what is down comes up, what is stopped goes on."""
+        self._is_over = True
+        self._clock.note("everything is healed")
+        self._cluster.network.heal()
+        self._cluster.coordinator.doubt = self._cluster.coordinator.stale = 0.0
+        for node in self._cluster.nodes.values():
+            node.resume()
+            node.start()
+            node.disk.stalled_until_us = 0
+            node.disk.fail_next_sync = False
+            if isinstance(node, StorageNode):
+                node.set_room(DiskRoom(True))
+        self._cluster.coordinator.change_plan(draining=())
+
+    # drawing
+
+    def _pick(self, *roles: Role) -> Node:
+        names = [node for node in self._cluster.nodes.values() if node.role in roles]
+        return self._rng.choice(names)
+
+    def _some_us(self, low_us: int, high_us: int) -> int:
+        return int(low_us * (high_us / low_us) ** self._rng.random())
+
+    def _later(self, delay_us: int, action: Callable[..., None], *arguments: object) -> None:
+        self._clock.after(delay_us, action, *arguments)
+
+    # nodes
+
+    def _crash(self) -> None:
+        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        node.crash()
+        self._later(self._some_us(10_000, 3_000_000), node.start)
+
+    def _crash_primary(self) -> None:
+        views = self._cluster.coordinator.views
+        if views:
+            node = self._cluster.nodes[self._rng.choice(views[-1].primaries)]
+            node.crash()
+            self._later(self._some_us(10_000, 3_000_000), node.start)
+
+    def _power_cut(self) -> None:
+        self._clock.note("the power fails")
+        for node in self._cluster.nodes.values():
+            if node.role is not Role.GATEWAY:
+                node.crash()
+                self._later(self._some_us(10_000, 1_000_000), node.start)
+
+    def _pause(self) -> None:
+        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        self._clock.note(f"{node.name} is stopped")
+        node.pause()
+        self._later(self._some_us(20_000, MAX_PAUSE_US), node.resume)
+
+    def _wipe(self) -> None:
+        if self.victims:
+            node = self._rng.choice(self.victims)
+            node.crash()
+            node.disk.wipe()
+            self._clock.note(f"{node.name} has lost its disk")
+            self._clock.sometimes("a disk was wiped")
+            self._later(self._some_us(10_000, 3_000_000), node.start)
+
+    def _clock_jump(self) -> None:
+        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        node.offset_us = self._rng.randint(-MAX_OFFSET_US, MAX_OFFSET_US)
+
+    # disks
+
+    def _stall(self) -> None:
+        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE)
+        node.disk.stalled_until_us = self._clock.now_us + self._some_us(10_000, 2_000_000)
+
+    def _fsync_error(self) -> None:
+        self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE).disk.fail_next_sync = True
+
+    def _rot(self) -> None:
+        rotten = [node for node in self.victims if node.role is Role.STORAGE]
+        if rotten and self._rng.choice(rotten).disk.rot(b"b"):
+            self._clock.sometimes("a bit rotted")
+
+    def _full(self) -> None:
+        node = self._pick(Role.STORAGE)
+        assert isinstance(node, StorageNode)
+        node.set_room(DiskRoom(False, self._rng.random() < 0.7))
+        self._later(self._some_us(50_000, 2_000_000), node.set_room, DiskRoom(True))
+
+    # links
+
+    def _cut(self, sources: list[str], targets: list[str], hold_us: int) -> None:
+        network = self._cluster.network
+        self._clock.note(f"cut: {' '.join(sources)} to {' '.join(targets)} for {hold_us} us")
+        self._later(hold_us, network.mend, network.cut(sources, targets))
+
+    def _partition(self) -> None:
+        names = [*map(str, self._cluster.nodes), ZOOKEEPER]
+        count = self._rng.randint(1, len(names) - 1) if self._rng.random() < 0.5 else 1
+        group = self._rng.sample(names, count)
+        rest = [name for name in names if name not in group]
+        hold_us = self._some_us(100_000, 3_000_000)
+        self._cut(group, rest, hold_us)
+        self._cut(rest, group, hold_us)
+
+    def _one_way(self) -> None:
+        names = [*map(str, self._cluster.nodes)]
+        group = self._rng.sample(names, self._rng.choice((1, 1, 2)))
+        rest = [name for name in (*names, ZOOKEEPER) if name not in group]
+        if self._rng.random() < 0.3:
+            rest = self._rng.sample(rest, 1)
+        pair = (group, rest) if self._rng.random() < 0.5 else (rest, group)
+        self._cut(*pair, self._some_us(100_000, 3_000_000))
+
+    # coordination and changes
+
+    def _session(self) -> None:
+        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        if node.session is not None and self._rng.random() < 0.3:
+            self._clock.note(f"the session of {node.name} is given up")
+            self._cluster.coordinator.expire(node.session)
+            return
+        hold_us = self._some_us(100_000, 2 * self._options.session_us)
+        self._cut([node.name], [ZOOKEEPER], hold_us)
+        self._cut([ZOOKEEPER], [node.name], hold_us)
+
+    def _false_seal(self) -> None:
+        """Somebody seals the current term without need: that is always safe, and somebody must finish it."""
+        views = self._cluster.coordinator.views
+        if not views:
+            return
+        term = views[-1].term
+        for name in views[-1].sequencers:
+            if self._rng.random() < 0.7:
+                self._clock.note(f"somebody seals term {term} at {name}")
+                node = self._cluster.nodes[name]
+                self._later(self._some_us(100, 50_000), node.deliver, NodeId("nobody"), Seal(term))
+
+    def _logs(self) -> None:
+        self._cluster.coordinator.change_plan(logs=self._rng.randint(1, 3))
+
+    def _sequencers(self) -> None:
+        names = [node.name for node in self._cluster.of(Role.SEQUENCER)]
+        counts = [count for count in (1, 3, 5) if count <= len(names)]
+        # fewer than before would need fewer survivors than the victims were drawn for
+        counts = [count for count in counts if count >= self._options.sequencers]
+        chosen = tuple(self._rng.sample(names, self._rng.choice(counts)))
+        self._cluster.coordinator.change_plan(sequencers=len(chosen), sequencer_names=chosen)
+
+    def _drain(self) -> None:
+        names = [node.name for node in self._cluster.of(Role.STORAGE)]
+        spare = len(names) - self._options.replicas
+        if spare > 0:
+            draining = tuple(self._rng.sample(names, self._rng.randint(0, spare)))
+            self._clock.note(f"to be drained: {' '.join(draining)}")
+            self._cluster.coordinator.change_plan(draining=draining)

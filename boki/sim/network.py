@@ -1,0 +1,75 @@
+"""Links between nodes: delay, loss, repetition, reordering, and partitions in one direction or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import log
+from typing import Any
+
+from boki.sim.clockwork import Clockwork
+
+
+class Network:
+    """Directed links by pairs of names. Messages of one pair keep their order unless `reorder` is drawn."""
+
+    def __init__(self, clock: Clockwork, link_us: int, rates: Mapping[str, float]) -> None:
+        self._clock = clock
+        self._link_us = link_us
+        self._loss = rates.get("loss", 0.0)
+        self._repeat = rates.get("repeat", 0.0)
+        self._reorder = rates.get("reorder", 0.0)
+        self._delay = rates.get("delay", 0.0)
+        self._cuts: dict[tuple[str, str], int] = {}
+        self._last_us: dict[tuple[str, str], int] = {}
+        self.sent_count = 0
+
+    def cut(self, sources: Iterable[str], targets: Iterable[str]) -> list[tuple[str, str]]:
+        """Let nothing through in this direction until `mend` is given what this returns."""
+        targets = list(targets)
+        pairs = [(source, target) for source in sources for target in targets if source != target]
+        for pair in pairs:
+            self._cuts[pair] = self._cuts.get(pair, 0) + 1
+        return pairs
+
+    def mend(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Take a cut back."""
+        for pair in pairs:
+            if self._cuts.get(pair, 0) > 1:
+                self._cuts[pair] -= 1
+            else:
+                self._cuts.pop(pair, None)
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing goes through now."""
+        return (source, target) in self._cuts
+
+    def heal(self) -> None:
+        """All links are good from now on."""
+        self._loss = self._repeat = self._reorder = self._delay = 0.0
+        self._cuts.clear()
+
+    def send(self, source: str, target: str, deliver: Callable[..., None], *arguments: Any) -> None:
+        """Bring something to its target, or not."""
+        self.sent_count += 1
+        rng = self._clock.network_rng
+        if (source, target) in self._cuts or (self._loss and rng.random() < self._loss):
+            return
+        self._bring(source, target, deliver, arguments)
+        if self._repeat and rng.random() < self._repeat:
+            self._bring(source, target, deliver, arguments)
+
+    def _bring(self, source: str, target: str, deliver: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        rng = self._clock.network_rng
+        delay_us = int(self._link_us * (0.3 - log(1.0 - rng.random())))
+        if self._delay and rng.random() < self._delay:
+            delay_us += int(rng.random() ** 3 * 2_000_000)
+        pair = (source, target)
+        arrives_us = self._clock.now_us + delay_us
+        if not (self._reorder and rng.random() < self._reorder):
+            arrives_us = max(arrives_us, self._last_us.get(pair, 0))
+            self._last_us[pair] = arrives_us
+        self._clock.after(arrives_us - self._clock.now_us, self._arrive, pair, deliver, arguments)
+
+    def _arrive(self, pair: tuple[str, str], deliver: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if pair not in self._cuts:
+            deliver(*arguments)

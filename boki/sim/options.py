@@ -1,0 +1,120 @@
+"""What a seed draws: the cluster, its workload and its faults (swarm testing: Groce and others, 2012).
+
+Each class of faults is on with probability one half, and its rate is drawn log-uniformly. 5 % of all seeds have no
+fault at all, 5 % have a single one: what breaks there is easiest to understand. Everything that a run depends on stands
+in `Options`, so a failure can be shrunk by changing it.
+"""
+
+from __future__ import annotations
+
+from math import log
+from random import Random
+from typing import Final
+
+import msgspec
+
+NETWORK: Final = ("loss", "repeat", "reorder", "delay", "partition", "one_way")
+NODES: Final = ("crash", "crash_primary", "pause", "power_cut", "wipe", "clock")
+DISKS: Final = ("stall", "fsync_error", "rot", "full")
+COORDINATION: Final = ("session", "doubt", "stale", "false_seal")
+CHANGES: Final = ("logs", "sequencers", "drain")
+FAULTS: Final = NETWORK + NODES + DISKS + COORDINATION + CHANGES
+
+_RATES: Final = {
+    "loss": (0.001, 0.2),
+    "repeat": (0.001, 0.2),
+    "reorder": (0.001, 0.3),
+    "delay": (0.0005, 0.05),
+    "doubt": (0.02, 0.5),
+    "stale": (0.02, 0.5),
+}
+"""Of these a rate is a probability per message or request; of all others it is events per virtual second."""
+_EVENT_RATE: Final = (0.1, 1.5)
+_RARE: Final = {"power_cut": (0.03, 0.3), "wipe": (0.05, 0.3), "drain": (0.05, 0.3), "clock": (0.1, 1.0)}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Times in virtual microseconds; `faults` maps a class of faults to its rate."""
+
+    seed: int
+    chaos_us: int = 8_000_000
+    storage: int = 4
+    sequencers: int = 3
+    """How many a view has; `spare_sequencers` more run."""
+    spare_sequencers: int = 1
+    engines: int = 2
+    controllers: int = 2
+    logs: int = 1
+    replicas: int = 3
+    write_quorum: int = 2
+    clients: int = 4
+    books: int = 2
+    tags: int = 3
+    pause_us: int = 60_000
+    """How long a client thinks between two operations, on average."""
+    deadline_us: int = 3_000_000
+    mix: dict[str, int] = {}
+    """Weights of the operations; those of `boki.sim.clients.OPERATIONS` that are missing have weight 1."""
+    buffer_bytes: int = 1 << 20
+    batch_bytes: int = 64 << 10
+    index_memory_bytes: int = 64 << 20
+    cache_bytes: int = 4 << 20
+    payload_bytes: int = 40
+    link_us: int = 300
+    sync_us: int = 400
+    session_us: int = 4_000_000
+    faults: dict[str, float] = {}
+
+
+def draw_options(seed: int) -> Options:
+    """The options of a seed."""
+    rng = Random(f"{seed}:options")
+    replicas = rng.choice((1, 2, 3, 3, 3, 3, 5))
+    return Options(
+        seed=seed,
+        chaos_us=int(_log_uniform(rng, 5_000_000, 12_000_000)),
+        storage=replicas + rng.choice((0, 1, 1, 2)),
+        sequencers=rng.choice((1, 3, 3, 3, 3, 5)),
+        spare_sequencers=rng.choice((0, 1, 1, 2)),
+        engines=rng.choice((1, 2, 2, 3)),
+        controllers=rng.choice((1, 2, 2)),
+        logs=rng.choice((1, 1, 2, 3)),
+        replicas=replicas,
+        write_quorum=rng.randint((replicas + 1) // 2, max(replicas - 1, (replicas + 1) // 2)),
+        clients=rng.randint(3, 6),
+        books=rng.randint(1, 4),
+        tags=rng.randint(1, 4),
+        pause_us=int(_log_uniform(rng, 20_000, 120_000)),
+        deadline_us=int(_log_uniform(rng, 800_000, 5_000_000)),
+        mix={name: rng.choice((0, 1, 1, 2, 4)) for name in ("append", "keyed", "conditional", "many")}
+        | {name: rng.choice((0, 1, 1, 2)) for name in ("read", "tail", "get", "sync", "child", "poll")}
+        | {"trim": rng.choice((0, 0, 1))},
+        buffer_bytes=rng.choice((4_000, 1 << 20, 1 << 20)),
+        batch_bytes=rng.choice((200, 2_000, 64 << 10)),
+        index_memory_bytes=rng.choice((20_000, 64 << 20, 64 << 20)),
+        cache_bytes=rng.choice((1 << 20, 4 << 20)),
+        payload_bytes=rng.choice((12, 40, 400)),
+        link_us=int(_log_uniform(rng, 50, 5_000)),
+        sync_us=int(_log_uniform(rng, 100, 10_000)),
+        session_us=rng.choice((2_000_000, 4_000_000, 8_000_000)),
+        faults=_draw_faults(rng),
+    )
+
+
+def _draw_faults(rng: Random) -> dict[str, float]:
+    kind = rng.random()
+    on = [fault for fault in FAULTS if rng.random() < 0.5]
+    if kind < 0.05:
+        on = []
+    elif kind < 0.1:
+        on = [rng.choice(FAULTS)]
+    return {fault: _log_uniform(rng, *_RATES.get(fault, _RARE.get(fault, _EVENT_RATE))) for fault in on}
+
+
+def _log_uniform(rng: Random, low: float, high: float) -> float:
+    return float(low * (high / low) ** rng.random())
+
+
+def seconds_between(rate: float, rng: Random) -> float:
+    """How long until the next of some events that come at `rate` per second."""
+    return -log(1.0 - rng.random()) / rate

@@ -1,0 +1,92 @@
+"""Rare situations: a run that never meets them proves little, so a batch of seeds must meet each.
+
+They are recognised from outside, by what a node is about to be told and what it is just then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from boki.log.ids import NodeId
+from boki.messages import AppendEntry, BatchesFetched, EntriesDropped, Holding, InstallView, Seal, StoreBatch
+from boki.sequencer.core import SequencerCore
+from boki.sequencer.metalog_store import seal_key
+from boki.sim.clockwork import Clockwork
+
+if TYPE_CHECKING:
+    from boki.sim.nodes import Node
+
+SITUATIONS: Final = (
+    "a seal raced with an append",
+    "an entry of a zombie primary was rejected",
+    "a batch came after its term",
+    "an append was made anew in the next term",
+    "a conditional append lost a race",
+    "a key was used again",
+    "a reader was parked across a term change",
+    "a crash lost what was not synced",
+    "a term changed",
+    "a session expired",
+)
+"""What every large enough batch must have met."""
+
+
+class Sightings:
+    """Looks at every message on its way into a core."""
+
+    def __init__(self, clock: Clockwork) -> None:
+        self._clock = clock
+        self._looks: dict[type, Callable[[Node, NodeId, Any], None]] = {
+            Seal: self._on_seal,
+            AppendEntry: self._on_append_entry,
+            StoreBatch: self._on_store,
+            BatchesFetched: self._on_fetched,
+            InstallView: self._on_view,
+            EntriesDropped: self._on_dropped,
+        }
+
+    def before(self, node: Node, sender: NodeId, message: Any) -> None:
+        """The node is about to take in that message."""
+        look = self._looks.get(type(message))
+        if look is not None:
+            look(node, sender, message)
+
+    def _on_seal(self, node: Node, _sender: NodeId, message: Seal) -> None:
+        core = node.core
+        if isinstance(core, SequencerCore) and core.chain and message.term == core.chain.current.term:
+            self._clock.sometimes("a term was sealed")
+
+    def _on_append_entry(self, node: Node, _sender: NodeId, message: AppendEntry) -> None:
+        core = node.core
+        if not isinstance(core, SequencerCore) or message.term not in core.chain:
+            return
+        if message.term < core.chain.current.term:
+            self._clock.sometimes("an entry of a zombie primary was rejected")
+        elif node.disk.get(seal_key(message.term)) is not None:
+            self._clock.sometimes("a seal raced with an append")
+
+    def _on_store(self, node: Node, _sender: NodeId, message: StoreBatch) -> None:
+        follower = getattr(node.core, "follower", None)
+        term = int.from_bytes(message.batch[16:20], "little")
+        if follower is not None and follower.chain and term < follower.term:
+            self._clock.sometimes("a batch came after its term")
+
+    def _on_fetched(self, node: Node, sender: NodeId, message: BatchesFetched) -> None:
+        if node.role.value == "storage" and sender != node.name and message.batches:
+            self._clock.sometimes("a storage node was repaired from a peer")
+        if message.holding is Holding.FREED:
+            self._clock.sometimes("a fetch found what was freed")
+        if message.error:
+            self._clock.sometimes("damaged bytes were noticed")
+
+    def _on_view(self, node: Node, _sender: NodeId, message: InstallView) -> None:
+        reads = getattr(node.core, "reads", None)
+        if reads is not None and message.views[-1].term > 1 and reads.pending_count:
+            self._clock.sometimes("a reader was parked across a term change")
+        appends = getattr(node.core, "appends", None)
+        if appends is not None and message.views[-1].term > 1 and appends.pending_bytes:
+            self._clock.sometimes("an append was made anew in the next term")
+
+    def _on_dropped(self, _node: Node, _sender: NodeId, _message: EntriesDropped) -> None:
+        self._clock.sometimes("a reader came for entries that were dropped")

@@ -1,0 +1,214 @@
+"""One run: chaos, then everything is healed and must get going, then the work ends, then all is read and checked."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from boki.histories.checkers import all_checkers, find_violations
+from boki.histories.facts import Violation
+from boki.histories.history import History, Seen
+from boki.log.ids import NodeId
+from boki.log.membership import ClusterPlan, Role
+from boki.log.operations import Found, Read, Sync
+from boki.sim.clients import Client, Shared, read_found
+from boki.sim.clockwork import START_US, Clockwork
+from boki.sim.coordinator import NAME as ZOOKEEPER
+from boki.sim.coordinator import Coordinator
+from boki.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
+from boki.sim.network import Network
+from boki.sim.nodes import ControllerNode, CoreRaised, EngineNode, Node, SequencerNode, StorageNode
+from boki.sim.options import Options
+from boki.sim.routing import GatewayNode
+from boki.sim.sightings import Sightings
+
+_PATIENCE_US: Final = 60_000_000
+"""After everything is healed, all must work within a virtual minute."""
+_CALM_OPERATIONS: Final = 5
+_PAGE_RECORDS: Final = 1000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a run."""
+
+    options: Options
+    violations: list[Violation] = field(default_factory=list)
+    history: History = field(default_factory=History)
+    seen: Counter[str] = field(default_factory=Counter)
+    trace: str = ""
+    events: int = 0
+    terms: int = 0
+    virtual_us: int = 0
+
+    @property
+    def operations(self) -> int:
+        """How many operations clients have made."""
+        return len(self.history.calls)
+
+
+class Simulation:
+    """The world of one run."""
+
+    def __init__(self, options: Options, tell: Callable[[str], None] | None = None) -> None:
+        self.options = options
+        self.clock = Clockwork(options.seed)
+        self.clock.tell = tell
+        self.network = Network(self.clock, options.link_us, options.faults)
+        self.sightings = Sightings(self.clock)
+        self.nodes: dict[NodeId, Node] = {}
+        self.coordinator = Coordinator(
+            self.clock,
+            ClusterPlan(
+                logs=options.logs,
+                sequencers=options.sequencers,
+                replicas=options.replicas,
+                write_quorum=options.write_quorum,
+            ),
+            lambda node: self.network.is_cut(node, ZOOKEEPER) or self.network.is_cut(ZOOKEEPER, node),
+            options.session_us,
+            options.faults.get("doubt", 0.0),
+            options.faults.get("stale", 0.0),
+        )
+        self.history = History()
+        self.shared = Shared(self.history)
+        self._build()
+
+    def of(self, role: Role) -> list[Node]:
+        """The nodes of a role."""
+        return [node for node in self.nodes.values() if node.role is role]
+
+    def _build(self) -> None:
+        options = self.options
+        kinds: list[tuple[type[Node], str, int]] = [
+            (StorageNode, "storage", options.storage),
+            (SequencerNode, "sequencer", options.sequencers + options.spare_sequencers),
+            (ControllerNode, "controller", options.controllers),
+            (EngineNode, "engine", options.engines),
+            (GatewayNode, "gateway", 2),
+        ]
+        for kind, name, count in kinds:
+            for number in range(1, count + 1):
+                self.add(kind, f"{name}-{number}")
+
+    def add(self, kind: type[Node], name: str) -> Node:
+        """One more node, which starts."""
+        node = self.nodes[NodeId(name)] = kind(self, name)
+        node.start()
+        return node
+
+    # the phases
+
+    def run(self) -> Outcome:
+        """The whole run, and what the checkers say of it."""
+        outcome = Outcome(self.options, history=self.history, seen=self.clock.seen)
+        try:
+            outcome.violations = self._run()
+        except CoreRaised as error:
+            outcome.violations = [Violation("no core raises", str(error))]
+        outcome.trace = self.clock.trace
+        outcome.events = self.clock.event_count
+        outcome.terms = len(self.coordinator.views)
+        outcome.virtual_us = self.clock.now_us - START_US
+        if outcome.terms > 1:
+            self.clock.sometimes("a term changed")
+        return outcome
+
+    def _run(self) -> list[Violation]:
+        if not self._wait(self._is_ready):
+            return [Violation("liveness", "the cluster never started")]
+        gateways = [node for node in self.nodes.values() if isinstance(node, GatewayNode)]
+        self.clients = [Client(self, self.shared, number, gateways) for number in range(self.options.clients)]
+        faults = Faults(self)
+        self.clock.run_until(self.clock.now_us + self.options.chaos_us)
+        faults.end()
+        self.shared.is_calm = True
+        for client in self.clients:
+            client.ok_count = 0
+        if not self._wait(self._all_work):
+            late = [str(client.number) for client in self.clients if client.ok_count < _CALM_OPERATIONS]
+            stuck = [
+                node.name for node in self.nodes.values() if isinstance(node, EngineNode) and not self._has_come(node)
+            ]
+            text = f"a minute after everything was healed clients {late} and engines {stuck} have not got going"
+            return [*self._check(), Violation("liveness", text)]
+        self.shared.is_over = True
+        self._wait(lambda: all(client.open_call is None for client in self.clients))
+        problems = self._read_out()
+        return [*self._check(), *problems]
+
+    def _wait(self, is_done: Callable[[], bool]) -> bool:
+        """Let time pass until something is so; False if it is not within the patience."""
+        ends_us = self.clock.now_us + _PATIENCE_US
+        while self.clock.now_us < ends_us:
+            if is_done():
+                return True
+            self.clock.run_until(self.clock.now_us + 50_000)
+        return False
+
+    def _is_ready(self) -> bool:
+        return all(self._has_come(node) for node in self.nodes.values())
+
+    @staticmethod
+    def _has_come(node: Node) -> bool:
+        return node.core is not None and (not isinstance(node, EngineNode) or (node.is_ready and node.engine.is_ready))
+
+    def _all_work(self) -> bool:
+        return self._is_ready() and all(client.ok_count >= _CALM_OPERATIONS for client in self.clients)
+
+    # reading it all
+
+    def _read_out(self) -> list[Violation]:
+        fresh = self.add(EngineNode, "engine-fresh")
+        if not self._wait(lambda: self._has_come(fresh)):
+            return [Violation("liveness", "a fresh engine cannot catch up")]
+        readers = [fresh, *(node for node in self.of(Role.ENGINE) if node is not fresh)]
+        for reader in readers:
+            assert isinstance(reader, EngineNode)
+            for number in range(self.options.books):
+                records = self._read_book(reader, f"book-{number}")
+                if isinstance(records, str):
+                    return [Violation("liveness", f"{reader.name} cannot read book-{number} in the end: {records}")]
+                self.history.read_out(reader.name, f"book-{number}", self.clock.now_us, records)
+        return []
+
+    def _ask(self, reader: EngineNode, operation: Any, positions: dict[int, int]) -> tuple[Any, dict[int, int]]:
+        answers: list[tuple[Any, dict[int, int]]] = []
+        reader.submit(operation, positions, 20_000_000, lambda *answer: answers.append(answer))
+        self._wait(lambda: bool(answers))
+        return answers[0] if answers else (None, {})
+
+    def _read_book(self, reader: EngineNode, book: str) -> list[Seen] | str:
+        """All records of a book; a text if they cannot be read."""
+        _, positions = self._ask(reader, Sync(book), {})
+        records: list[Seen] = []
+        start = 0
+        while True:
+            page, _ = self._ask(reader, Read(book, None, start, limit=_PAGE_RECORDS), positions)
+            if not isinstance(page, Found):
+                return repr(page)
+            records += read_found(page)
+            if page.is_end:
+                return records
+            start = page.next_start
+
+    def _check(self) -> list[Violation]:
+        faults = self.options.faults
+        grace_us = 1_500_000 + (2 * MAX_PAUSE_US if "pause" in faults else 0)
+        grace_us += 2 * MAX_OFFSET_US if "clock" in faults else 0
+        return find_violations(self.history, all_checkers(grace_us))
+
+
+def simulate(options: Options, tell: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed. `tell` is given the story, line by line."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # a run makes much garbage and few cycles
+    try:
+        return Simulation(options, tell).run()
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.collect()
