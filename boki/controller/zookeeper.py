@@ -198,6 +198,15 @@ class ZooKeeperCoordinator:
             return None
         return msgspec.structs.replace(plan, version=node.version)
 
+    async def wait_for_plan(self) -> ClusterPlan:
+        """The plan, as soon as a controller has made one."""
+        changed = asyncio.Event()
+        while True:
+            changed.clear()
+            if "plan" in await self._session.children("", changed.set) and (plan := await self.plan()) is not None:
+                return plan
+            await changed.wait()
+
     async def ensure_plan(self, plan: ClusterPlan) -> ClusterPlan:
         """The plan; `plan` becomes it if there is none."""
         await self._create_once("/plan", plan, ClusterPlan)
@@ -289,6 +298,16 @@ class ZooKeeperCoordinator:
                 continue
             slot += 1
         return None
+
+    async def watch_index_slots(self, on_change: Callable[[], None]) -> None:
+        """Tell whenever a slot is taken or let go, and once at the start."""
+
+        async def look(watch: Callable[[], None]) -> None:
+            await self._session.children("/index", watch)
+            on_change()
+
+        self._following.append(_Refresher(look, self._broken))
+        await self._following[-1].start()
 
     # who leads the controllers
 

@@ -1,4 +1,8 @@
-"""An engine: the log's core with its index, and the functions beside it."""
+"""An engine: functions, and the log beside them: with the index of all logs, or through engines that have it.
+
+How many engines hold the index is in the plan (`index_replicas`; 0: all). An engine that finds no slot free is a relay;
+when a slot is let go it drains and begins anew with the index. Logged calls run only where the index is.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,15 @@ from boki.engine.ledger import Owner
 from boki.engine.log_service import LogService
 from boki.engine.logged_calls import LoggedCalls
 from boki.engine.pools import FunctionHost
+from boki.engine.relay import RelayCore
 from boki.engine.server import EnginePort, answer_waiter
 from boki.errors import NoSuchFunction
+from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
 from boki.messages import InstallMembership
 from boki.node.life import Ending, NodeLife
-from boki.remote import FOR_ENGINE_SHELL
+from boki.node.remote_ledger import RemoteLedger
+from boki.remote import FOR_ENGINE_SHELL, CallAccepted
 from boki.runtime.frames import ConsoleLine
 
 _log = logging.getLogger("boki.node")
@@ -33,84 +40,132 @@ _FENCE_TIMEOUT_S: Final = 10.0
 
 
 class EngineLife(NodeLife[EngineNodeConfig]):
-    """An engine that holds the index of all logs."""
+    """An engine. What is made from `core` on is there once `prepare` has run."""
 
     role = Role.ENGINE
-    DIVERTED: ClassVar[tuple[type, ...]] = FOR_ENGINE_SHELL
+    DIVERTED: ClassVar[tuple[type, ...]] = (*FOR_ENGINE_SHELL, CallAccepted)
+    service: LogService | None = None
+    """Of an engine with the index."""
+    calls: LoggedCalls | None = None
+    """The same."""
+    remote: EngineService | None = None
+    has_slot = False
+    """Whether it is one of those that hold the index."""
+    _is_open = False
+
+    async def choose(self) -> None:
+        """See `NodeLife`: whether there is a slot for one more index."""
+        self.has_slot = await self._claim()
+
+    async def _claim(self) -> bool:
+        count = (await self.coordinator.wait_for_plan()).index_replicas
+        return not count or await self.coordinator.claim_index_slot(self.node, count) is not None
 
     def make_core(self) -> Core:
         """See `NodeLife`."""
         self._ready = asyncio.Event()
         self._saved = asyncio.Event()
         self._closed = asyncio.Event()
-        self._is_open = False
-        config = EngineConfig(
-            index_memory_bytes=self.config.index_memory_bytes,
-            cache_bytes=self.config.cache_bytes,
-            aux_cache_bytes=self.config.aux_cache_bytes,
-            append_buffer_bytes=self.config.append_buffer_bytes,
-            batch_bytes=self.config.batch_bytes,
-            limits=self.config.limits,
-        )
-        self.core = EngineCore(self.node, self.incarnation, self.open_disk(), config)
         self.port = EnginePort()
+        self.core: EngineCore | RelayCore
+        if self.has_slot:
+            config = EngineConfig(
+                index_memory_bytes=self.config.index_memory_bytes,
+                cache_bytes=self.config.cache_bytes,
+                aux_cache_bytes=self.config.aux_cache_bytes,
+                append_buffer_bytes=self.config.append_buffer_bytes,
+                batch_bytes=self.config.batch_bytes,
+                limits=self.config.limits,
+            )
+            self.core = EngineCore(self.node, self.incarnation, self.open_disk(), config)
+        else:
+            self.core = RelayCore(self.node, self.incarnation, buffer_bytes=self.config.append_buffer_bytes)
         return self.core
 
     async def prepare(self) -> None:
         """See `NodeLife`: the parts beside the core are there before anybody asks for them."""
         assert self.host is not None
         self.port.attach(self.host, self.core)
-        self.service = LogService(self.port, self.core)
+        self.remote_ledger = RemoteLedger(self.links, self.node, self.incarnation)
+        log: LogService | EnginePort = self.port
+        if isinstance(self.core, EngineCore):
+            log = self.service = LogService(self.port, self.core)
+            self.parts.push_async_callback(self.service.stop)
         self.functions = FunctionHost(
             self.config.functions,
             limits=self.config.limits,
-            submit=self.service.submit,
+            submit=log.submit,
             later=self._later,
             console=_print,
             reload=False,
             show_tracebacks=False,
         )
-        self.calls = LoggedCalls(
-            self.service,
-            self.functions.call,
-            me=Owner(self.node, self.incarnation),
-            fence=self._fence,
-            keep_s=self.config.keep_calls_s,
-            limits=self.config.limits,
-        )
+        self.parts.push_async_callback(self.functions.stop, 0)
+        if self.service is not None:
+            self.calls = LoggedCalls(
+                self.service,
+                self.functions.call,
+                me=Owner(self.node, self.incarnation),
+                fence=self._fence,
+                keep_s=self.config.keep_calls_s,
+                limits=self.config.limits,
+            )
+            self.parts.push_async_callback(self.calls.stop, 0)
         self.remote = EngineService(
             self.diversion,
             self.node,
-            self.service,
+            log,
             self.functions,
             self.calls,
             incarnation=self.incarnation,
             is_ready=lambda: self._is_open and self.port.is_ready,
             status=self.status,
         )
-        for stop in (self.service.stop, lambda: self.functions.stop(0), lambda: self.calls.stop(0), self.remote.stop):
-            self.parts.push_async_callback(stop)
+        self.parts.push_async_callback(self.remote.stop)
         self.remote.start()
+        self.diversion.divert(self.divert)
         await super().prepare()
+
+    def divert(self, sender: NodeId, message: Any) -> None:
+        """See `NodeLife`."""
+        if isinstance(message, CallAccepted):
+            self.remote_ledger.deliver(sender, message)
+        elif self.remote is not None:
+            self.remote.deliver(sender, message)
 
     def on_news(self, news: News) -> None:
         """See `NodeLife`."""
         super().on_news(news)
         if isinstance(news, InstallMembership):
-            self.calls.on_membership(news.membership)
+            self.remote_ledger.on_membership(news.membership)
+            if self.calls is not None:
+                self.calls.on_membership(news.membership)
 
     async def serve(self) -> None:
-        """Wait until the index has caught up, then take calls."""
+        """Wait until the index has caught up, or is found at others; then take calls."""
         await self.functions.start()
+        if not self.has_slot:
+            _log.info("%s: all slots for an index are taken: it asks engines that have one", self.node)
+            self.spawn(self._await_slot())
         await self._ready.wait()
-        await self.service.start()
-        await self.calls.start()
+        if self.service is not None and self.calls is not None:
+            await self.service.start()
+            await self.calls.start()
         self._is_open = True
         await self.register()
 
+    async def _await_slot(self) -> None:
+        """Begin anew with the index as soon as a slot is free."""
+        changed = asyncio.Event()
+        await self.coordinator.watch_index_slots(changed.set)
+        while not await self._claim():
+            changed.clear()
+            await changed.wait()
+        self.end(Ending.PROMOTED)
+
     def member(self) -> Member:
         """See `NodeLife`: until it has caught up it holds no index for others."""
-        return msgspec.structs.replace(super().member(), has_index=self._is_open)
+        return msgspec.structs.replace(super().member(), has_index=self._is_open and self.has_slot)
 
     def answer(self, token: Any, value: Any) -> None:
         """See `NodeLife`."""
@@ -132,49 +187,55 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
         if call.function not in self.functions.functions:  # else only the log would ever learn of it
             raise NoSuchFunction(f"no function is named {call.function}")
-        return await self.calls.accept(call, key=key, delay_s=delay_s)
+        ledger = self.calls or self.remote_ledger
+        return await ledger.accept(call, key=key, delay_s=delay_s)
 
     async def drain(self) -> None:
         """Calls that run may end, new ones go elsewhere; then the shards are closed and the index is saved, so that
         nobody waits for this engine's records and its next start is quick.
         """
-        if not hasattr(self, "remote"):
+        if self.remote is None:
             return
         await self.remote.drain(self.config.drain_s)
-        await self.calls.stop(self.config.drain_s)
+        if self.calls is not None:
+            await self.calls.stop(self.config.drain_s)
         await self.functions.stop(self.config.drain_s)
-        await self.service.stop()
-        if self._ready.is_set():
-            for what, step in (
-                ("its shards were not closed", self._close_shards),
-                ("no index saved", self._save_index),
-            ):
-                try:
-                    await asyncio.wait_for(step(), _LAST_STEP_S)
-                except TimeoutError:
-                    _log.warning("%s: %s within %g s: others do without", self.node, what, _LAST_STEP_S)
+        if self.service is not None:
+            await self.service.stop()
+        if not self._ready.is_set() or not isinstance(self.core, EngineCore):
+            return
+        for what, step in (("its shards were not closed", self._close_shards), ("no index saved", self._save_index)):
+            try:
+                await asyncio.wait_for(step(self.core), _LAST_STEP_S)
+            except TimeoutError:
+                _log.warning("%s: %s within %g s: others do without", self.node, what, _LAST_STEP_S)
 
-    async def _close_shards(self) -> None:
+    async def _close_shards(self, core: EngineCore) -> None:
         assert self.host is not None
-        self.core.close()
+        core.close()
         self.host.settle_soon()
         await self._closed.wait()
 
-    async def _save_index(self) -> None:
+    async def _save_index(self, core: EngineCore) -> None:
         assert self.host is not None
         for _ in range(2):  # the first may find that an earlier checkpoint is still being written
             self._saved.clear()
-            self.host.perform(self.core.checkpoint())
+            self.host.perform(core.checkpoint())
             await self._saved.wait()
 
     def role_status(self) -> dict[str, Any]:
         """See `NodeLife`."""
+        calls = self.calls
         return {
             "ready": self._is_open and self.port.is_ready,
+            "has_index": self.has_slot,
             "engine": self.core.status(),
             "functions": sorted(self.functions.functions),
             "pools": [msgspec.to_builtins(pool) for pool in self.functions.stats()],
-            "calls": {"waiting": self.calls.waiting_count, "running": self.calls.running_count},
+            "calls": {
+                "waiting": calls.waiting_count if calls is not None else 0,
+                "running": calls.running_count if calls is not None else 0,
+            },
         }
 
 

@@ -3,9 +3,10 @@
 What all roles share stands here: the links and the disk around the core, what the coordinator tells on its way to the
 core, the registration, the status, and the watch over it all. What differs is in the methods that roles override.
 
-A life ends in one of four ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator has given it up,
+A life ends in one of five ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator has given it up,
 so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. After these two the role
-begins anew, as another incarnation where that is one of the process. *Failed*: its disk, or its code; the process ends.
+begins anew, as another incarnation where that is one of the process. *Promoted*: it has drained, and begins anew as
+something more. *Failed*: its disk, or its code; the process ends.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Ending(StrEnum):
     STOPPED = "stopped"
     EXPIRED = "expired"
     FENCED = "fenced"
+    PROMOTED = "promoted"
     FAILED = "failed"
 
 
@@ -113,6 +115,7 @@ class NodeLife(Generic[ConfigType]):
         self.coordinator = coordinator
         self.incarnation = 0
         self.is_registered = False
+        self.is_at_work = False
         self.disk: Disk | None = None
         self.host: Host | None = None
         self.links: PeerLinks
@@ -193,6 +196,8 @@ class NodeLife(Generic[ConfigType]):
                 begun.cancel()
                 await self.drain()
                 return Ending.STOPPED
+            if self._ended.result() is Ending.PROMOTED:
+                await self.drain()
             return self._ended.result()
         except SessionEnded:
             return Ending.EXPIRED
@@ -215,6 +220,7 @@ class NodeLife(Generic[ConfigType]):
         if self.coordinator.state is SessionState.EXPIRED:
             raise SessionEnded("the session has ended before the node began")
         self._home.bind(self.coordinator.cluster_id)
+        await self.choose()
         await self._open_disk()
         self.links = self._make_links(self.config, self.role, self.incarnation, self.coordinator.cluster_id)
         self.parts.callback(self.links.close)
@@ -232,7 +238,11 @@ class NodeLife(Generic[ConfigType]):
         self.spawn(self._watch())
         _log.info("%s: incarnation %d takes part", self.node, self.incarnation)
         await self.serve()
+        self.is_at_work = True
         _log.info("%s: at work", self.node)
+
+    async def choose(self) -> None:
+        """What must be known before the core is made."""
 
     async def prepare(self) -> None:
         """Learn from the coordinator what there is, before anybody learns of this node."""
@@ -348,6 +358,7 @@ class NodeLife(Generic[ConfigType]):
             "incarnation": self.incarnation,
             "pid": os.getpid(),
             "version": version("boki"),
+            "at_work": self.is_at_work,
             "registered": self.is_registered and self.coordinator.state is not SessionState.EXPIRED,
             "zookeeper": self.coordinator.state,
             "links": {

@@ -57,7 +57,8 @@ async def run_node(
             if ending is Ending.FAILED:
                 return 1
             if ending is not Ending.STOPPED:
-                _log.warning("%s: this life has %s; it begins anew", config.name, ending)
+                level = logging.INFO if ending is Ending.PROMOTED else logging.WARNING
+                _log.log(level, "%s: this life was %s; it begins anew", config.name, ending)
         return 0
     finally:
         home.close()

@@ -63,6 +63,19 @@ def test_an_engine_is_up_once_it_is_ready_and_has_said_what_it_can() -> None:
     assert roster.up == [A]
 
 
+def test_an_engine_is_not_up_with_what_it_could_before_its_functions_were_loaded() -> None:
+    """Asked while it starts, it names no functions: calls of them would be refused, as if there were none."""
+    roster = Roster()
+    roster.on_membership(membership(1, engine_1=5), 0)
+    roster.on_load(A, load(5, functions_number=1, is_ready=False), 0)
+    roster.on_functions(A, told(5, number=1), 1)
+    asked = roster.on_load(A, load(5, functions_number=2), 1_000_000)
+    assert asked == [Send(A, FetchFunctions())]
+    assert not roster.is_ready
+    roster.on_functions(A, told(5, "f", number=2), 1_000_001)
+    assert roster.is_ready
+
+
 def test_what_an_engine_can_is_asked_for_when_it_changes() -> None:
     """And again, not at once, if the answer does not come."""
     roster = both_up()

@@ -9,8 +9,11 @@ from typing import Any
 
 import aiohttp
 
+from boki.calls import Call, Payload
 from boki.client import Client
+from boki.log.operations import Append
 from boki.zookeeper.server import Ensemble
+from tests.members import chunk_of
 from tests.node.cluster import DEFAULT, Cluster, cluster
 
 
@@ -67,7 +70,10 @@ def test_appends_go_on_while_zookeeper_is_away(tmp_path: Path, own_zookeeper: En
     """The data path needs no coordinator; when it is back nobody has to begin anew, and terms can change again."""
 
     async def body() -> None:
-        async with cluster(tmp_path, own_zookeeper.hosts, chroot, *DEFAULT) as nodes, await opened(nodes) as client:
+        async with (
+            cluster(tmp_path, own_zookeeper.hosts, chroot, *DEFAULT, session_s=10.0) as nodes,
+            await opened(nodes) as client,
+        ):
             book = client.logbook("book")
             await book.append(b"before")
             lives = dict(nodes.lives)
@@ -81,6 +87,54 @@ def test_appends_go_on_while_zookeeper_is_away(tmp_path: Path, own_zookeeper: En
             await nodes.kill(nodes.primary)
             await book.append(b"after", timeout_s=20)
             assert len((await book.read()).records) == 22
+
+    run(body())
+
+
+FUNCTIONS = """
+from boki import Context, function
+
+@function
+async def note(ctx: Context, text: str) -> int:
+    return await ctx.logbook.append(text.encode(), tags=["t"])
+
+@function
+async def count(ctx: Context, text: str) -> int:
+    return len((await ctx.logbook.read("t")).records)
+"""
+
+
+def test_an_engine_without_the_index_asks_one_that_has_it(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """With one index for two engines both run functions; when the one with the index goes the other takes its slot."""
+
+    async def body() -> None:
+        (tmp_path / "functions").mkdir()
+        (tmp_path / "functions" / "notes.py").write_text(FUNCTIONS)
+        names = (*DEFAULT, "engine-2")
+        async with (
+            cluster(tmp_path, zookeeper, chroot, *names, index_replicas=1) as nodes,
+            await opened(nodes) as client,
+        ):
+            engines = [name for name in nodes.lives if name.startswith("engine")]
+            await nodes.until(lambda: all(nodes.lives[name].is_at_work for name in engines))
+            (holder,) = [name for name in engines if nodes.lives[name].has_slot]  # type: ignore[attr-defined]
+            (relay,) = set(engines) - {holder}
+            for number in range(10):
+                await client.invoke("note", f"{number}", book="notes")
+            assert await client.invoke("count", "", book="notes") == 10
+            await nodes.lives[relay].port.request(  # type: ignore[attr-defined]
+                Append("notes", chunk_of("notes", b"relayed", tags=("t",))), {}, 5.0
+            )
+            logged = Call(f"{1:032x}", "note", Payload("json", b'"later"'), "notes", 5_000_000)
+            assert await nodes.lives[relay]._later(logged, 0.0, None) == logged.id  # type: ignore[attr-defined]
+            ended = await client.invocation(logged.id, wait_s=10)
+            assert ended.state == "done", ended
+            assert await client.invoke("count", "", book="notes") == 12
+            first = nodes.lives[relay]
+            assert await nodes.stop(holder) == 0
+            await nodes.until(lambda: nodes.lives[relay] is not first and nodes.lives[relay].is_at_work)
+            assert nodes.lives[relay].has_slot  # type: ignore[attr-defined]
+            assert await client.invoke("count", "", book="notes", timeout_s=20) == 12
 
     run(body())
 
