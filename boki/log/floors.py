@@ -8,8 +8,13 @@ from typing import Final
 from boki.log.ids import is_system_tag
 from boki.log.metalog import Trim
 
+_RETIRED_FLOORS: Final = 20_000
 DELETED: Final = ""
 """Stands where a tag stands, for the floor of a deletion. No tag is empty."""
+
+
+FloorRow = tuple[str, str | None, int]
+"""(book, tag, floor): the tag is None for the book's own floor."""
 
 
 class Floors:
@@ -18,12 +23,16 @@ class Floors:
     A record may be freed when its book's floor has passed it, or the floors of all its tags (design section 4, "Trim").
     System tags are exempt from the book's floor: a record that has one is kept until the tag's own floor has passed it.
     Only a deletion of the book spares nothing.
+
+    A floor under which this node has nothing left is **retired**: a node that was away may still hold such records, and
+    learns of the trim from a peer. So the last of these are remembered, but cost nothing else.
     """
 
-    def __init__(self, rows: Iterable[tuple[str, str | None, int]] = ()) -> None:
+    def __init__(self, rows: Iterable[FloorRow] = (), retired: Iterable[FloorRow] = ()) -> None:
         self._books: dict[str, dict[str | None, int]] = {}
         for book, tag, floor in rows:
             self._books.setdefault(book, {})[tag] = floor
+        self._retired: dict[tuple[str, str | None], int] = {(book, tag): floor for book, tag, floor in retired}
 
     def apply(self, trim: Trim, tail_seqnum: int) -> bool:
         """Move a floor; `tail_seqnum` is the next seqnum at the trim's place in the order. True if it moved."""
@@ -35,7 +44,7 @@ class Floors:
         floors[tag] = floor
         return True
 
-    def merge(self, rows: Iterable[tuple[str, str | None, int]]) -> None:
+    def merge(self, rows: Iterable[FloorRow]) -> None:
         """Take over what somebody else knows; of two floors the higher one counts."""
         for book, tag, floor in rows:
             floors = self._books.setdefault(book, {})
@@ -62,18 +71,26 @@ class Floors:
         floors = self._books.get(book, {})
         return [(book, tag) for tag in (None, DELETED, *tags) if seqnum < floors.get(tag, 0)]
 
-    def rows(self) -> list[tuple[str, str | None, int]]:
+    def rows(self) -> list[FloorRow]:
         """All floors, for a checkpoint."""
         return [(book, tag, floor) for book, floors in self._books.items() for tag, floor in floors.items()]
 
-    def drop(self, rows: Iterable[tuple[str, str | None, int]]) -> None:
-        """Forget floors that stand as they were given: no record is left below them."""
+    def retired(self) -> list[FloorRow]:
+        """Floors that were dropped, the oldest first; only the last ones, if they were many."""
+        return [(book, tag, floor) for (book, tag), floor in self._retired.items()]
+
+    def drop(self, rows: Iterable[FloorRow]) -> None:
+        """Retire floors that stand as they were given: no record is left below them."""
         for book, tag, floor in rows:
             floors = self._books.get(book, {})
             if floors.get(tag) == floor:
                 del floors[tag]
                 if not floors:
                     del self._books[book]
+                self._retired.pop((book, tag), None)
+                self._retired[book, tag] = floor
+        while len(self._retired) > _RETIRED_FLOORS:
+            del self._retired[next(iter(self._retired))]
 
     @property
     def highest(self) -> int:

@@ -89,7 +89,7 @@ class StorageCore:
         self.answers = Answers(self.holdings, self.repair.mend)
         self.saved = SavedIndexes()
         self.checkpoints = IndexCheckpoints(incarnation, disk)
-        self.floors = Floors(state.floors)
+        self.floors = Floors(state.floors, state.retired)
         self.sweep = Sweep(self.floors, self._seqnum_of, self.saved.covers, state.waits_below)
         self._recovered: Positions = state.applied
         self._next_seqnums: dict[LogId, int] = dict(state.next_seqnums)
@@ -374,7 +374,8 @@ class StorageCore:
 
     def _state(self, shards: Mapping[ShardKey, Shard]) -> Checkpoint:
         rows = [shard_state(key, shard, shard.order.runs()) for key, shard in shards.items()]
-        small = (self.floors.rows(), self.sweep.waits_below, sorted(self._fenced))
+        floors = self.floors
+        small = (floors.rows(), self.sweep.waits_below, sorted(self._fenced), floors.retired())
         return Checkpoint(self._positions(), self._next_seqnums, rows, *small)
 
     def _positions(self) -> Positions:
@@ -447,7 +448,7 @@ class StorageCore:
         self.follower = follower
         self._next_seqnums = dict(state.next_seqnums)
         self._fenced = set(state.fenced)
-        self.floors.merge(state.floors)
+        self.floors.merge((*state.retired, *state.floors))
         self.sweep.request()
         self._open = {key for key, shard in self.holdings.shards.items() if not shard.is_closed}
         for key, shard in self.holdings.shards.items():

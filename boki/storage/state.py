@@ -20,6 +20,7 @@ import msgspec
 
 from boki.effects import DiskReader, Put
 from boki.log.cuts import ShardOrder
+from boki.log.floors import FloorRow
 from boki.log.ids import LogId, NodeId
 from boki.log.metalog import Positions
 from boki.storage.shards import Shard, ShardKey
@@ -53,11 +54,13 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     applied: Positions = {}
     next_seqnums: dict[LogId, int] = {}
     shards: list[ShardState] = []
-    floors: list[tuple[str, str | None, int]] = []
+    floors: list[FloorRow] = []
     waits_below: int = 0
     """See `boki.storage.sweep.Sweep.waits_below`."""
     fenced: list[tuple[LogId, int]] = []
     """Engine incarnations that are fenced in a log of the term of `applied`."""
+    retired: list[FloorRow] = []
+    """See `boki.log.floors.Floors.retired`."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ from boki.messages import (
     InstallMembership,
     StoreCheckpoint,
 )
+from boki.storage.checkpoints import Kept
 from tests.members import ENGINE
 from tests.storage.cluster import Cluster
 
@@ -202,6 +203,23 @@ def test_of_two_lineages_the_one_that_covers_more_is_given_out_and_the_other_is_
     assert store(cluster, page(8, 2, 0, {b"i/more": b"1"}, position=4)).is_complete
     assert fetch(cluster) == ((8, 2), {b"i/new": b"1", b"i/more": b"1"})
     assert not [key for key in cluster.world.disk(NODE).rows if b"i/old" in key]
+
+
+def test_checkpoints_that_cannot_be_compared_do_not_replace_each_other() -> None:
+    """Entries are dropped log by log: one that covers more of one log and less of another would leave a hole."""
+    cluster = Cluster()
+    checkpoints = cluster.core(NODE).checkpoints
+    applied = {0: make_position(1, 9), 1: make_position(1, 9)}
+
+    def complete(lineage: int, *entries: int) -> bool:
+        positions = {log: make_position(1, count) for log, count in enumerate(entries)}
+        kept = checkpoints.store(ENGINE, StoreCheckpoint(lineage, 1, 0, True, (), (), positions), applied, 10**9)
+        assert isinstance(kept, Kept)
+        return bool(kept.answer.message.is_complete)
+
+    assert complete(1, 5, 3)
+    assert not complete(2, 4, 4)
+    assert complete(3, 5, 4)
 
 
 def test_lineages_that_nobody_goes_on_building_are_dropped() -> None:

@@ -10,6 +10,7 @@ from boki.effects import Effect, Send
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.metalog import Trim
 from boki.messages import EntriesDropped, FetchMetalog, Holding
+from boki.storage.shards import batch_key
 from boki.storage.state import load_state
 from tests.members import ENGINE
 from tests.storage.cluster import Cluster, Primary
@@ -88,6 +89,10 @@ def test_a_node_behind_what_is_kept_takes_a_peers_state_and_becomes_whole(
     assert cluster.fetch("storage-1", unordered, 0).holding is Holding.NEVER
     assert cluster.count_on_disk("storage-1", unordered) == 0
     assert cluster.core("storage-1").floors.rows() == cluster.core("storage-2").floors.rows()
+    assert (
+        cluster.world.disk("storage-1").rows[batch_key(old, 0)]
+        == cluster.world.disk("storage-2").rows[batch_key(old, 0)]
+    )
     cluster.append(new, 3)
     cluster.world.tick(30)
     assert cluster.has_all("storage-1", new)
