@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from boki import Context, function
+from boki import Context, NotFound, Trimmed, function
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -31,25 +31,41 @@ class ChildSeen(msgspec.Struct, frozen=True):
     saw_parent: bool
 
 
+class Looked(msgspec.Struct, frozen=True):
+    """Look for this record of the parent, and append `child_id`."""
+
+    tag: str
+    parent_seqnum: int
+    child_id: str
+
+
+async def _shows(ctx: Context, tag: str, seqnum: int) -> bool:
+    """Whether that record is seen, or is known to have been trimmed meanwhile."""
+    found = await ctx.logbook.read_next(tag, min_seqnum=seqnum)
+    if found is not None and found.seqnum == seqnum:
+        return True
+    try:
+        await ctx.logbook.get(seqnum)
+    except Trimmed:
+        return True
+    except NotFound:
+        return False
+    return False
+
+
 @function
-async def witness_child(ctx: Context, step: Step) -> ChildSeen:
+async def witness_child(ctx: Context, look: Looked) -> ChildSeen:
     """Look for the parent's record, and append."""
-    seqnum = 0
-    saw_parent = False
-    while not saw_parent and (record := await ctx.logbook.read_next(step.tag, min_seqnum=seqnum)) is not None:
-        saw_parent = record.data == step.parent_id.encode()
-        seqnum = record.next_seqnum
-    return ChildSeen(await ctx.logbook.append(step.child_id.encode(), tags=[step.tag], key=step.child_id), saw_parent)
+    saw_parent = await _shows(ctx, look.tag, look.parent_seqnum)
+    return ChildSeen(await ctx.logbook.append(look.child_id.encode(), tags=[look.tag], key=look.child_id), saw_parent)
 
 
 @function
 async def witness(ctx: Context, step: Step) -> Seen:
     """Append, have a child look and append, and look again: both must see what happened before (Boki section 3)."""
     parent_seqnum = await ctx.logbook.append(step.parent_id.encode(), tags=[step.tag], key=step.parent_id)
-    child = await ctx.invoke(witness_child, step)
-    found = await ctx.logbook.read_next(step.tag, min_seqnum=child.seqnum)
-    saw_child = found is not None and found.seqnum == child.seqnum
-    return Seen(parent_seqnum, child.seqnum, child.saw_parent, saw_child)
+    child = await ctx.invoke(witness_child, Looked(step.tag, parent_seqnum, step.child_id))
+    return Seen(parent_seqnum, child.seqnum, child.saw_parent, await _shows(ctx, step.tag, child.seqnum))
 
 
 @function
