@@ -50,6 +50,7 @@ class Connection:
     def _open(self) -> None:
         socket = self._make()
         monitor = Monitor(socket, self._loop, _EVENTS, self._on_event)
+        socket.ipv6 = "[" in self._address  # a name is looked up as IPv4: ZeroMQ tries one address only
         try:
             socket.connect(self._address)
         except zmq.ZMQError:

@@ -119,7 +119,6 @@ def make_dealer(
 def _make(context: zmq.Context[zmq.Socket[bytes]], kind: zmq.SocketType, max_frame_bytes: int) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
     socket.linger = 0
-    socket.ipv6 = True
     socket.maxmsgsize = max_frame_bytes
     socket.sndhwm = QUEUED_PACKS
     socket.rcvhwm = QUEUED_PACKS

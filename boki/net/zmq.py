@@ -64,7 +64,8 @@ class ZmqLinks:
     """The links of one incarnation of `node`, open as soon as this is made. `ConfigError` if it cannot listen.
 
     `ports`: a port per lane's name, 0 or none for any. `advertise`: the host under which others reach this one, if it
-    is not `host`. `proxy`: "host:port" of a SOCKS5 proxy that all connections to others go through.
+    is not `host`; a name is looked up as IPv4. `proxy`: "host:port" of a SOCKS5 proxy that all connections to others go
+    through.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class ZmqLinks:
         for lane in Lane:
             name = lane.name.lower()
             socket = make_router(self._context, max_pack_bytes, self._keys)
+            socket.ipv6 = ":" in host
             where = f"{_bracketed(host or '*')}:{ports.get(name) or '*'}"
             try:
                 socket.bind(f"tcp://{where}")

@@ -51,7 +51,7 @@ def decode(first: bytes, frames: list[bytes]) -> list[Message]:
 def test_every_message_comes_out_as_it_went_in(kind: type[Message]) -> None:
     """For each class that travels, whatever its fields hold, and however large they are."""
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(MESSAGES[kind])
     def holds(message: Message) -> None:
         first, frames = encode(message)
@@ -153,7 +153,7 @@ def test_a_count_of_frames_is_checked_before_it_is_believed() -> None:
             decode(PREFIX + body, [b"a", b"b"] if count < 0 else [])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damaged_packs_are_refused_or_read_and_nothing_else(data: st.DataObject) -> None:
     """Whatever bytes change, go or come: a `Refusal` or messages, never another exception."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,15 @@ def test_a_peer_that_comes_later_gets_what_was_sent_before() -> None:
     run(test())
 
 
+def ipv6_loopback() -> str:
+    """`::1`, or IPv4's on a machine without."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return "127.0.0.1"
+    return "::1"
+
+
 def test_ports_and_addresses_are_checked() -> None:
     """A port in use, and a wildcard that could not be told to others, are refused at start."""
 
@@ -191,7 +201,7 @@ def test_ports_and_addresses_are_checked() -> None:
             with pytest.raises(ConfigError, match="advertise"):
                 Node("storage-2", host="0.0.0.0")
         storage = Node("storage-2", host="0.0.0.0", advertise="localhost")
-        engine = Node("engine-1", host="::1")
+        engine = Node("engine-1", host=ipv6_loopback())
         with closing(storage, engine):
             assert storage.links.lanes["reads"].startswith("localhost:")
             engine.send("storage-2", StoreBatch(b"x"))
