@@ -19,6 +19,7 @@ from boki.cli import (
     log,
     new,
     reconfigure,
+    sim,
     start,
     status,
     up,
@@ -109,3 +110,4 @@ app.command("drain")(reconfigure.drain)
 app.command("undrain")(reconfigure.undrain)
 app.command("bench")(bench.command)
 app.command("chaos")(chaos.command)
+app.command("sim")(sim.command)

@@ -22,7 +22,8 @@ Then = Callable[[Sequence[Effect]], None]
 class SimulatedDisk:
     """The disk of one node. It outlives the node's crashes; `wipe` replaces it by an empty one."""
 
-    def __init__(self, clock: Clockwork, sync_us: int) -> None:
+    def __init__(self, clock: Clockwork, name: str, sync_us: int) -> None:
+        self.name = name
         self._clock = clock
         self._sync_us = sync_us
         self._rows: dict[bytes, bytes] = {}
@@ -63,6 +64,7 @@ class SimulatedDisk:
             self.on_failure()
             return
         group, self._group = self._group, []
+        self._clock.note(f"{self.name} has made {len(group)} stores durable")
         for store, then, _ in group:
             if store.then and life == self._life:
                 then(store.then)

@@ -62,7 +62,7 @@ class Node:
         self.world = world
         self.clock = world.clock
         self.name = NodeId(name)
-        self.disk = SimulatedDisk(world.clock, world.options.sync_us)
+        self.disk = SimulatedDisk(world.clock, name, world.options.sync_us)
         self.disk.on_failure = self._on_disk_failure
         self.core: Core | None = None
         self.incarnation = 0

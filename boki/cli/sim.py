@@ -1,0 +1,120 @@
+"""`boki sim`: whole clusters under a virtual clock and under faults, one a seed; the exit status says if one broke."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from boki.cli.terminal import errors
+
+if TYPE_CHECKING:
+    from boki.sim.batches import Summary
+
+_DULL: Final = re.compile(r": (Ping|Pong|FetchShards|ShardsFetched|InstallMembership|InstallPlan|InstallPlacement) ")
+_LINE_CHARACTERS: Final = 400
+_SHOWN: Final = 3
+
+
+def command(
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
+    start: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Run this one only, and tell its story.")] = None,
+    about: Annotated[str, typer.Option(metavar="REGEX", help="With --seed: only these lines of the story.")] = "",
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="With --seed: make the failure small, and write it as a test.")
+    ] = False,
+    into: Annotated[Path, typer.Option(help="With --shrink: where the test goes.")] = Path("tests/sim/regressions"),
+    processes: Annotated[int, typer.Option(min=0, help="Run in so many processes; 0: one a core.")] = 0,
+) -> None:
+    """Run whole clusters under a virtual clock through lost messages, crashes, torn disks and reconfigurations.
+
+    Each seed is one history, and always the same one. The exit status is 0 only if every promise was kept, and if the
+    batch met the rare situations that make it worth something.
+    """
+    if seed is not None:
+        raise typer.Exit(_shrink(seed, into) if shrink else _tell(seed, about))
+    summary = _run(start, seeds, processes or os.cpu_count() or 1)
+    raise typer.Exit(0 if summary.is_good else 1)
+
+
+def _run(start: int, count: int, processes: int) -> Summary:
+    from boki.sim.batches import Summary, run_seeds
+
+    summary = Summary()
+    began = monotonic()
+    try:
+        for result in run_seeds(range(start, start + count), processes):
+            summary.add(result)
+            for text in result.violations[:_SHOWN]:
+                print(f"seed {result.seed}: {text}", flush=True)
+            if sys.stderr.isatty():
+                print(f"\r{summary.seeds} of {count} seeds, {len(summary.broken)} broken", end="", file=sys.stderr)
+    except KeyboardInterrupt:
+        errors().print(f"\nstopped; go on with --start {start + summary.seeds}")
+    _report(summary, start, monotonic() - began)
+    return summary
+
+
+def _report(summary: Summary, start: int, took_s: float) -> None:
+    from boki.sim.sightings import SITUATIONS
+
+    if not summary.seeds:
+        return
+    print(
+        f"\nseeds {start} to {start + summary.seeds - 1} in {took_s:.1f} s: {len(summary.broken)} broke a promise; "
+        f"{summary.events / took_s:,.0f} events/s, {summary.events // summary.seeds:,} a seed; "
+        f"median of operations {median(summary.operations):.0f}, of terms {median(summary.terms):.0f}"
+    )
+    for name in sorted({*SITUATIONS, *summary.seen}):
+        print(f"  {summary.seen[name]:8,}  {name}")
+    if summary.unseen:
+        print(f"never met: {', '.join(summary.unseen)}")
+    if summary.broken:
+        numbers = " ".join(str(result.seed) for result in summary.broken)
+        print(f"broken: {numbers}\n`boki sim --seed N` tells the story of one, with --shrink it becomes a test")
+
+
+def _tell(seed: int, about: str) -> int:
+    from boki.sim.options import draw_options
+    from boki.sim.simulation import simulate
+
+    wanted = re.compile(about) if about else None
+
+    def tell(line: str) -> None:
+        if wanted.search(line) if wanted is not None else not _DULL.search(line):
+            print(line[:_LINE_CHARACTERS])
+
+    outcome = simulate(draw_options(seed), tell)
+    print(f"\n{outcome.options}\n")
+    for violation in outcome.violations:
+        print(violation)
+        for call in violation.calls:
+            print(f"    {call}")
+    print(
+        f"{outcome.operations} operations, {outcome.terms} terms, {outcome.events} events, trace {outcome.trace}: "
+        f"{len(outcome.violations) or 'no'} broken promises"
+    )
+    return 1 if outcome.violations else 0
+
+
+def _shrink(seed: int, into: Path) -> int:
+    from boki.sim.options import draw_options
+    from boki.sim.shrinking import regression, shrink
+
+    try:
+        options, promise = shrink(draw_options(seed))
+    except ValueError as error:
+        print(error)
+        return 0
+    into.mkdir(parents=True, exist_ok=True)
+    path = into / f"test_seed_{seed}.py"
+    path.write_text(regression(options, promise))
+    print(f"{options}\nbreaks: {promise}\nwritten to {path}")
+    return 1

@@ -1,0 +1,93 @@
+"""Many seeds: spread over processes, summed up, judged."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Final
+
+from boki.sim.options import draw_options
+from boki.sim.sightings import SITUATIONS
+from boki.sim.simulation import simulate
+
+ENOUGH_SEEDS: Final = 200
+"""So many seeds must have met every rare situation."""
+_CHUNK: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is left of a run: small enough to be handed from one process to another."""
+
+    seed: int
+    violations: tuple[str, ...]
+    trace: str
+    events: int
+    operations: int
+    terms: int
+    seen: Counter[str]
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a batch of seeds has shown."""
+
+    seeds: int = 0
+    events: int = 0
+    broken: list[Result] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+    operations: list[int] = field(default_factory=list)
+    terms: list[int] = field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        """One seed more."""
+        self.seeds += 1
+        self.events += result.events
+        self.seen.update(result.seen)
+        self.operations.append(result.operations)
+        self.terms.append(result.terms)
+        if result.violations:
+            self.broken.append(result)
+
+    @property
+    def unseen(self) -> list[str]:
+        """Rare situations that no seed has met, if there were enough seeds to expect them."""
+        return [name for name in SITUATIONS if not self.seen[name]] if self.seeds >= ENOUGH_SEEDS else []
+
+    @property
+    def is_good(self) -> bool:
+        """Whether no promise broke, and the batch was worth something."""
+        return not self.broken and not self.unseen
+
+
+def run_seed(seed: int) -> Result:
+    """One seed. What a run raises beside broken promises is a bug of ours, and stands among them."""
+    try:
+        outcome = simulate(draw_options(seed))
+    except Exception as error:  # noqa: BLE001 - one bad seed must not hide the others
+        return Result(seed, (f"the simulator raised: {error!r}",), "", 0, 0, 0, Counter())
+    return Result(
+        seed,
+        tuple(map(str, outcome.violations)),
+        outcome.trace,
+        outcome.events,
+        outcome.operations,
+        outcome.terms,
+        outcome.seen,
+    )
+
+
+def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Result]:
+    """Every seed's result, in their order. With one process all runs in this one."""
+    if processes == 1:
+        yield from map(run_seed, seeds)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=gc.freeze) as pool:
+        try:
+            yield from pool.map(run_seed, seeds, chunksize=_CHUNK)
+        finally:
+            pool.shutdown(cancel_futures=True)
