@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -36,6 +38,8 @@ _ENVELOPE_BYTES: Final = 64
 _TRIES: Final = 20
 _BACKOFF_S: Final = 0.1
 
+T = TypeVar("T")
+
 
 class VersionBook:
     """The book of deployed versions. `positions`: what its user has seen of the logs."""
@@ -54,6 +58,9 @@ class VersionBook:
 
     async def versions(self) -> Versions:
         """The versions that are kept, as of now."""
+        return await _repeatedly(self._versions)
+
+    async def _versions(self) -> Versions:
         await self._book.sync()
         versions = Versions()
         start = 0
@@ -73,22 +80,15 @@ class VersionBook:
         for at in range(0, len(bundle), size):
             # The key makes a repetition harmless, so that a lost answer or a lost engine costs no more than time.
             data = encode_entry(Piece(bundle[at : at + size]))
-            seqnum = await self._repeatedly(data, [upload], f"{upload}/{at}")
+            seqnum = await _repeatedly(partial(self._book.append, data, [upload], key=f"{upload}/{at}"))
             first_seqnum = first_seqnum or seqnum
         return Deployed(0, bundle_hash(bundle), len(bundle), upload, first_seqnum)
 
-    async def _repeatedly(self, data: bytes, tags: list[str], key: str) -> int:
-        for left in reversed(range(_TRIES)):
-            try:
-                return await self._book.append(data, tags, key=key)
-            except BokiError as error:
-                if not left or not (error.retryable or error.outcome == "unknown"):
-                    raise
-            await asyncio.sleep(_BACKOFF_S)
-        raise AssertionError("the last try returns or raises")
-
     async def fetch(self, version: Deployed) -> bytes:
         """The bundle of a version. `CorruptData` if the pieces do not make its hash, `Trimmed` if they are gone."""
+        return await _repeatedly(partial(self._fetch, version))
+
+    async def _fetch(self, version: Deployed) -> bytes:
         pieces: list[bytes] = []
         size = 0
         start = 0
@@ -111,6 +111,9 @@ class VersionBook:
 
     async def activate(self, uploaded: Deployed) -> Deployed:
         """Give what was uploaded the next number, and let it run: every engine does so from then on."""
+        return await _repeatedly(partial(self._activate, uploaded))
+
+    async def _activate(self, uploaded: Deployed) -> Deployed:
         while True:
             versions = await self.versions()
             done = next((version for version in versions.kept if version.upload == uploaded.upload), None)
@@ -121,7 +124,9 @@ class VersionBook:
 
     async def use(self, wanted: str) -> int:
         """Go back to a version, "previous" or a number; its number. `NotFound` or `InvalidArgument`"""
-        number = (await self.versions()).find(wanted).number
+        return await _repeatedly(partial(self._use, (await self.versions()).find(wanted).number))
+
+    async def _use(self, number: int) -> int:
         while True:
             versions = await self.versions()
             if versions.active is not None and versions.active.number == number:
@@ -141,7 +146,8 @@ class VersionBook:
             await asyncio.sleep(_BACKOFF_S)
 
     async def _trim(self, versions: Versions) -> None:
-        await self._access.ask(TrimBook(BOOK, versions.trim_floor))
+        with suppress(BokiError):  # the next deployment trims as well
+            await self._access.ask(TrimBook(BOOK, versions.trim_floor))
 
     async def follow(self, on_change: Callable[[Versions], None]) -> None:
         """For ever: tell what is deployed now, and whenever that changes."""
@@ -157,3 +163,15 @@ class VersionBook:
                 if not error.retryable:
                     raise
                 await asyncio.sleep(_BACKOFF_S)
+
+
+async def _repeatedly(work: Callable[[], Awaitable[T]]) -> T:
+    """Do what does no harm when it is repeated, until it succeeds or is refused for good."""
+    for _ in range(_TRIES):
+        try:
+            return await work()
+        except BokiError as error:
+            if not error.retryable:
+                raise
+        await asyncio.sleep(_BACKOFF_S)
+    return await work()

@@ -150,7 +150,8 @@ class EngineService:
                 self._send(sender, TellStatus(request, msgspec.json.encode(self._status(), enc_hook=str)))
             case StartCall() | LogRequest() | AcceptCall() | CallOnce() | AskCall() | ActivateBundle():
                 key = (sender, message.request)
-                if key not in self._under_way and key not in self._ended_set:
+                runs_once = isinstance(message, StartCall | LogRequest)
+                if key not in self._under_way and not (runs_once and key in self._ended_set):
                     self._under_way.add(key)
                     self._take_in(key, message)
 
