@@ -41,6 +41,7 @@ from boki.messages import (
     InstallPlacement,
     InstallPlan,
     InstallView,
+    Ping,
     Pong,
     Sealed,
     SealedEntries,
@@ -175,6 +176,8 @@ class ControllerCore:
         match message:
             case Pong():
                 return self._hear(sender, message)
+            case Ping(number):
+                return (Send(sender, Pong(number, self.chain.current.term if self.chain else 0, self.incarnation)),)
             case Sealed() | SealedEntries() | Completed() | EntriesDropped():
                 if self._change is not None:
                     return self._change.receive(sender, message, now_us)

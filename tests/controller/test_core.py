@@ -321,8 +321,8 @@ def test_losses_one_after_another_are_all_survived() -> None:
 
 
 def test_status_tells_who_is_silent_and_how_long_changes_took() -> None:
-    """An operator sees the reason and the duration of each change."""
-    cluster = ready()
+    """An operator sees the reason and the duration of each change; controllers hear each other, too."""
+    cluster = ready(controllers=2)
     cluster.kill(PRIMARY)
     cluster.tick(60)
     status = cluster.controller().status()
