@@ -65,7 +65,7 @@ class Child:
         assert self._run is None, "stopped"
         self._run = run = _Run(
             subprocess.Popen(
-                [sys.executable, "-m", "boki", *arguments(self.config)],
+                [sys.executable, "-P", "-m", "boki", *arguments(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -106,7 +106,7 @@ class Cluster:
     def add(self, role: Role, node: str) -> None:
         """Start one more node beside those of the supervisor."""
         make_keys(self.folder / "keys", {node: role})
-        command = [sys.executable, "-m", "boki", "start", role.value, "--name", node]
+        command = [sys.executable, "-P", "-m", "boki", "start", role.value, "--name", node]
         log = (self.folder / "logs" / f"{node}.log").open("ab")
         with log:
             self._added.append(
@@ -120,5 +120,5 @@ class Cluster:
 
     def boki(self, *words: str) -> subprocess.Popen[bytes]:
         """An operator's command against this cluster."""
-        command = [sys.executable, "-m", "boki", *words, "--data", str(self.folder.parent)]
+        command = [sys.executable, "-P", "-m", "boki", *words, "--data", str(self.folder.parent)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

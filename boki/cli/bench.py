@@ -55,10 +55,7 @@ def command(
     Each benchmark starts a system of its own in a temporary directory, with the load in its worker processes. Figures
     are medians over the rounds. The targets stand in docs/benchmarks.md.
     """
-    every = [name for name in NAMES if cluster or name not in _OF_CLUSTERS]
-    wanted = every if names == ["all"] else names
-    if unknown := [name for name in wanted if name not in NAMES]:
-        raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
+    wanted = _chosen(names, cluster)
     from boki.bench.system import Options
 
     options = Options(
@@ -86,6 +83,12 @@ def command(
     if any(row.errors for row in rows):
         errors().print("[yellow]there were errors: these figures are not those of a healthy system[/]")
         raise typer.Exit(1)
+
+
+def _chosen(names: list[str], is_cluster: bool) -> list[str]:
+    if unknown := [name for name in names if name not in (*NAMES, "all")]:
+        raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
+    return [name for name in NAMES if is_cluster or name not in _OF_CLUSTERS] if "all" in names else names
 
 
 def _show(rows: list[Row], options: Options) -> None:

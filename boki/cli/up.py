@@ -154,7 +154,7 @@ def _detach(config: UpConfig) -> None:
     if config.token:  # others on this machine can see flags
         environment["BOKI_TOKEN"] = config.token
     process = subprocess.Popen(
-        [sys.executable, "-m", "boki", *arguments(config, with_token=False)],
+        [sys.executable, "-P", "-m", "boki", *arguments(config, with_token=False)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

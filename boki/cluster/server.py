@@ -62,6 +62,7 @@ class Supervisor:
         """Begin to stop everything."""
         self._about = msgspec.structs.replace(self._about, is_stopping=True)
         self._perform(self.core.stop(_now_us()))
+        self._spawner.close()
         self._changed.set()
 
     def kill(self) -> None:

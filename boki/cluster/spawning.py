@@ -62,7 +62,7 @@ class Spawner:
             order = zygote.Order(process.node, process.command, str(log_file))
             self._order(process.node, msgspec.json.encode(order) + b"\n")
             return
-        command = (sys.executable, "-m", "boki", *process.command) if process.is_boki else process.command
+        command = (sys.executable, "-P", "-m", "boki", *process.command) if process.is_boki else process.command
         try:
             pid = self._execute(command, log_file)
         except (OSError, subprocess.SubprocessError) as error:
@@ -90,8 +90,10 @@ class Spawner:
         return ended
 
     def close(self) -> None:
-        """Let the zygote end. What it has forked stays."""
-        self._ordered.clear()
+        """End the zygote; who waits for a fork is refused. What it has forked stays."""
+        self._is_proven = False
+        if self.zygote_pid:
+            os.kill(self.zygote_pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
         self._lose_zygote()
 
     def _execute(self, command: tuple[str, ...] | list[str], log_file: Path, keep: tuple[int, ...] = ()) -> int:

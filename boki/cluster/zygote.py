@@ -49,8 +49,11 @@ class Forked(msgspec.Struct, frozen=True):
 
 
 def command(link_fd: int, supervisor_pid: int) -> list[str]:
-    """What starts a zygote that talks over that inherited socket. The padding makes room for the roles' titles."""
-    return [sys.executable, "-m", __name__, str(link_fd), str(supervisor_pid), _PADDING]
+    """What starts a zygote that talks over that inherited socket. The padding makes room for the roles' titles.
+
+    `-P`: a module of the folder that it is started in must not be taken for one of Python's.
+    """
+    return [sys.executable, "-P", "-m", __name__, str(link_fd), str(supervisor_pid), _PADDING]
 
 
 def main() -> None:
