@@ -17,6 +17,7 @@ from boki.cluster_config import EngineNodeConfig
 from boki.controller.zookeeper import News
 from boki.effects import Core
 from boki.engine.core import CLOSED, FENCED, READY, SAVED, EngineConfig, EngineCore
+from boki.engine.deployed import DeployedFunctions
 from boki.engine.engine_service import EngineService
 from boki.engine.ledger import Owner
 from boki.engine.log_service import LogService
@@ -111,12 +112,16 @@ class EngineLife(NodeLife[EngineNodeConfig]):
                 limits=self.config.limits,
             )
             self.parts.push_async_callback(self.calls.stop, 0)
+        bundles = self._home.path / "bundles"
+        self.deployed = DeployedFunctions(log, self.functions, bundles, self.config.limits)
+        self.parts.push_async_callback(self.deployed.stop)
         self.remote = EngineService(
             self.diversion,
             self.node,
             log,
             self.functions,
             self.calls,
+            self.deployed,
             incarnation=self.incarnation,
             is_ready=lambda: self._is_open and self.port.is_ready,
             status=self.status,
@@ -151,6 +156,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         if self.service is not None and self.calls is not None:
             await self.service.start()
             await self.calls.start()
+        await self.deployed.start()
         self._is_open = True
         await self.register()
 
@@ -231,6 +237,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             "has_index": self.has_slot,
             "engine": self.core.status(),
             "functions": sorted(self.functions.functions),
+            "functions_version": self.deployed.number,
             "pools": [msgspec.to_builtins(pool) for pool in self.functions.stats()],
             "calls": {
                 "waiting": calls.waiting_count if calls is not None else 0,
