@@ -7,6 +7,7 @@ left, while the file is there). Only processes that were started this way can be
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -42,7 +43,5 @@ def install(directory: Path) -> None:
 
 if __name__ == "__main__":
     install(Path(sys.argv[1]))
-    from boki.cli import main
-
     sys.argv = ["boki", *sys.argv[2:]]
-    main()
+    runpy.run_module("boki", run_name="__main__")
