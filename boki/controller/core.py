@@ -25,7 +25,7 @@ from typing import Any, Final
 from boki.controller.fences import Fences
 from boki.controller.heartbeats import Heartbeats
 from boki.controller.inventory import Inventory
-from boki.controller.plans import Sight, differs, first_plan, next_plan
+from boki.controller.plans import Sight, by_name, differs, first_plan, next_plan
 from boki.controller.repair import Repair, Storage
 from boki.controller.term_change import TermChange
 from boki.effects import Answer, Effect, Send, Trace
@@ -433,7 +433,7 @@ class ControllerCore:
             self._inventory.wants_all = True
         effects = self._inventory.tick(storage.live, view.term, now_us)
         effects += self._fences.tick(self._inventory, self._membership, view, now_us)
-        if self._inventory.has_news and now_us >= self._place_at:
+        if self._inventory.has_news and not self._inventory.is_scanning and now_us >= self._place_at:
             self._inventory.has_news = False
             wanted = self._repair.decide(self._inventory, self._placement, storage)
             if wanted is not None:
@@ -464,6 +464,7 @@ class ControllerCore:
             "term": view.term if view is not None else 0,
             "sequencers": list(view.sequencers) if view is not None else [],
             "primaries": list(view.primaries) if view is not None else [],
+            "former_sequencers_needed": self._still_needed(),
             "silent": self.heartbeats.silent(),
             "fencing": {str(incarnation): count for incarnation, count in self._fences.fencing.items()},
             "repair": repair,
@@ -472,3 +473,13 @@ class ControllerCore:
                 {"term": done.term, "reason": done.reason, "duration_ms": done.duration_us / 1000} for done in self.won
             ],
         }
+
+    def _still_needed(self) -> list[NodeId]:
+        """Sequencers that no view names any more but that keep ended terms which no checkpoint covers."""
+        if not self.chain:
+            return []
+        current = self.chain.current
+        pongs = [self.heartbeats.pong(node) for node in current.sequencers]
+        kept_from = max((pong.kept_from_term for pong in pongs if pong is not None), default=0)
+        named = {node for view in self.chain if view.term >= kept_from for node in view.sequencers}
+        return by_name(named - set(current.sequencers))

@@ -1,7 +1,7 @@
 """Who answers: every node is pinged, and its core answers itself, so that a process that hangs is silent too.
 
-A node is **silent** if it has left pings unanswered for the failure timeout. Only pings count that this controller was
-awake to send: one that was stopped itself blames nobody for the time in between.
+A node is **silent** if it has left pings unanswered for the failure timeout. Only time counts in which this controller
+was awake: one that was stopped itself blames nobody for it, and one that is slow still notices the dead.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from boki.log.ids import NodeId, Term
 from boki.log.view import View
 from boki.messages import Ping, Pong
 
-_ASLEEP_US: Final = 200_000
-"""Ticks come every 50 ms; if one took so long, this process did not run."""
+_AWAKE_US: Final = 200_000
+"""Ticks come every 50 ms; of the time between two of them no more than this counts."""
 
 
 @dataclass(slots=True)
@@ -45,10 +45,11 @@ class Heartbeats:
 
     def tick(self, nodes: Iterable[NodeId], now_us: int) -> list[Effect]:
         """Time has passed: pings that are due."""
-        if self._ticked_at and now_us - self._ticked_at > _ASLEEP_US:
+        asleep_us = now_us - self._ticked_at - _AWAKE_US if self._ticked_at else 0
+        if asleep_us > 0:
             for pulse in self._pulses.values():
-                pulse.unanswered_since = now_us if pulse.unanswered_since else 0
-                pulse.idle_since = 0
+                pulse.unanswered_since = pulse.unanswered_since and pulse.unanswered_since + asleep_us
+                pulse.idle_since = pulse.idle_since and pulse.idle_since + asleep_us
         self._ticked_at = now_us
         if now_us < self._ping_at:
             return []

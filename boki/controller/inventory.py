@@ -110,6 +110,11 @@ class Inventory:
             listing.is_whole, listing.placement_version = True, scan.placement_version
         return []
 
+    @property
+    def is_scanning(self) -> bool:
+        """Whether answers are still awaited."""
+        return bool(self._scans)
+
     def forget(self, node: NodeId) -> None:
         """The node lives another life: what it said of its disk holds no more, what it said of the metalog does."""
         self._scans.pop(node, None)

@@ -21,6 +21,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import Moved, Place, Placement
 from boki.messages import ShardRow
 
+_NAMED_LACKING: Final = 20
 _MAX_MOVING: Final = 500
 """So many shards are copied at a time; the others keep their place until there is room."""
 
@@ -33,6 +34,8 @@ class Progress:
     """Shards with more nodes than replicas, until the new ones have everything."""
     shards_lacking: int = 0
     """Shards that lack a replica and find no spare node for it."""
+    lacking: list[Place] = field(default_factory=list)
+    """The first few of them."""
     shards_incomplete: int = 0
     """Shards of which some node that answers lacks records."""
     records_missing: int = 0
@@ -119,7 +122,9 @@ class Repair:
         free = sorted((node for node in spares if node not in now_on), key=lambda node: progress.used.get(node, 0))
         for node in free[:lacking]:
             progress.used[node] = progress.used.get(node, 0) + 1
-        progress.shards_lacking += len(free) < lacking
+        if len(free) < lacking:
+            progress.shards_lacking += 1
+            progress.lacking = [*progress.lacking, place][:_NAMED_LACKING]
         progress.shards_moving += bool(free)
         return (*now_on, *free[:lacking])
 
@@ -138,6 +143,8 @@ class Repair:
             "shards_moving": progress.shards_moving,
             "shards_incomplete": progress.shards_incomplete,
             "shards_lacking_replicas": progress.shards_lacking,
+            "lacking": [list(place) for place in progress.lacking],
+            "open_on_lost_nodes": progress.open_on_lost,
             "records_missing": progress.records_missing,
             "draining": {
                 node: {

@@ -228,7 +228,7 @@ class SequencerCore:
 
     def _pong(self, number: int, now_us: int) -> Pong:
         if not self.chain:
-            return Pong(number, 0, self.incarnation)
+            return Pong(number, 0, self.incarnation, kept_from_term=self._kept_from_term)
         is_sealed = any(store.phase is not Phase.OPEN for store in self._current_stores())
         wants_new_term = any(
             primary.is_nearly_full or (store.committed < store.length and now_us - primary.proposed_at > _STALL_US)
@@ -236,7 +236,8 @@ class SequencerCore:
             if (store := self._stores[self.chain.current.term, log])
         )
         leads = () if is_sealed else tuple(sorted(self._primaries))
-        return Pong(number, self.chain.current.term, self.incarnation, is_sealed, leads, wants_new_term)
+        term = self.chain.current.term
+        return Pong(number, term, self.incarnation, is_sealed, leads, wants_new_term, self._kept_from_term)
 
     def _fetch_views(self, term: Term) -> Iterable[Effect]:
         """Somebody speaks of a term that is not known here."""

@@ -7,7 +7,9 @@ from itertools import combinations
 import pytest
 
 from boki.controller.core import NEXT, ControllerConfig, Phase
+from boki.controller.heartbeats import Heartbeats
 from boki.log.ids import NodeId
+from boki.messages import DropEntries
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.primary import NEARLY_FULL
 from tests.controller.cluster import Cluster
@@ -190,6 +192,16 @@ def test_a_controller_that_was_stopped_itself_blames_nobody() -> None:
     assert cluster.term == 1
 
 
+def test_a_controller_whose_ticks_come_late_still_notices_a_dead_primary() -> None:
+    """A busy machine makes it slower, not blind."""
+    heartbeats = Heartbeats(100_000, 500_000)
+    now_us = 1_000_000
+    for _ in range(5):
+        heartbeats.tick([NodeId(PRIMARY)], now_us)
+        now_us += 400_000
+    assert heartbeats.silent() == [PRIMARY]
+
+
 def test_a_partitioned_primary_is_replaced_and_serves_nothing_when_it_is_back() -> None:
     """Five seconds alone: nothing of its term is published any more, its requests are refused (hazard H7)."""
     cluster = ready()
@@ -260,6 +272,10 @@ def test_the_operator_changes_sequencers_by_name_and_by_number() -> None:
     cluster.until_ready()
     assert cluster.view.sequencers == names
     cluster.check()
+    assert cluster.controller().status()["former_sequencers_needed"] == [PRIMARY, BACKUP]
+    cluster.tell(names[1], DropEntries(cluster.term, 0, 0))
+    cluster.tick(10)
+    assert cluster.controller().status()["former_sequencers_needed"] == []
 
 
 def test_a_plan_that_must_wait_says_so_and_breaks_nothing() -> None:
