@@ -38,6 +38,7 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
 
     async def serve(self) -> None:
         """Stand for leader."""
+        self._tell_leadership()
         await self.coordinator.campaign(self.node)
 
     def on_session(self, state: SessionState) -> None:
