@@ -13,6 +13,9 @@ by the controller's completion, which is a message of its own: no primary can ta
 
 **Sealing** is durable before it is answered; after that this node accepts no append of the term and publishes nothing.
 
+**Ended terms** are made whole (`boki.sequencer.history`) and kept until a checkpoint of the index covers them; then
+their entries are dropped, and whoever asks for them is told to take a checkpoint. A sequencer that no view names waits.
+
 Rule: this file knows shards and nodes as names. It never knows books, tags or bytes.
 """
 

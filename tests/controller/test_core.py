@@ -9,7 +9,7 @@ import pytest
 from boki.controller.core import NEXT, ControllerConfig, Phase
 from boki.controller.heartbeats import Heartbeats
 from boki.log.ids import NodeId
-from boki.messages import DropEntries
+from boki.messages import AskTail, DropEntries, TellTail
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.primary import NEARLY_FULL
 from tests.controller.cluster import Cluster
@@ -81,6 +81,32 @@ def test_a_stopped_sequencer_blocks_neither_the_seal_nor_appends() -> None:
     cluster.tick(60)
     assert cluster.term == 2
     cluster.check()
+
+
+@pytest.mark.parametrize("hung", [BACKUP, THIRD])
+def test_a_hung_backup_does_not_hold_up_a_change(hung: str) -> None:
+    """Two of three are enough for every step (hazard H6: done in less than two seconds)."""
+    cluster = ready()
+    cluster.pause(hung)
+    cluster.want(logs=2)
+    cluster.tick(10)
+    assert cluster.term == 2
+    cluster.until_ready()
+    assert cluster.writer.longest_stall_us <= 2_000_000
+    cluster.resume(hung)
+    cluster.check()
+
+
+def test_the_tail_that_an_old_primary_tells_is_not_taken_for_the_current_one() -> None:
+    """It was stopped while the next term began: its answer names its own term, which is over (hazard H14)."""
+    cluster = ready()
+    cluster.loses = lambda sender, to, _: PRIMARY in (sender, to)
+    cluster.tick(60)
+    cluster.loses = lambda *_: False
+    cluster.tell(PRIMARY, AskTail(1, 0), "engine-9")
+    cluster.run()
+    (answer,) = cluster.messages(TellTail)
+    assert answer.term < cluster.term
 
 
 @pytest.mark.parametrize("inward", [True, False])
