@@ -1,0 +1,143 @@
+"""Functions deployed to a real cluster, and logged calls whose engine dies: role shells, ZooKeeper and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boki.client import Client
+from boki.deploy.bundle import File, pack_files
+from boki.errors import CallLost, InvalidArgument, NotFound
+from tests.node.cluster import DEFAULT, Cluster, cluster
+
+NODES = (*DEFAULT, "engine-2")
+
+APP = """
+import asyncio
+import os
+from pathlib import Path
+
+from boki import Context, function
+
+
+@function
+async def version(ctx: Context) -> str:
+    return "VERSION"
+
+
+@function
+async def slow(ctx: Context, folder: str) -> str:
+    (Path(folder) / "begun").touch()
+    while not (Path(folder) / "go").exists():
+        await asyncio.sleep(0.02)
+    await ctx.logbook.append(b"slow VERSION", ["ran"])
+    return "VERSION"
+"""
+
+
+def bundle(version: str, **more: str) -> bytes:
+    files = {"app.py": APP.replace("VERSION", version)} | {f"{name}.py": text for name, text in more.items()}
+    return pack_files([File(path, text.encode()) for path, text in files.items()])
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 120))
+
+
+async def opened(nodes: Cluster, engines: int = 2) -> Client:
+    """A client of the gateway, once so many engines are up."""
+    await nodes.until(lambda: "gateway-1" in nodes.lives and bool(getattr(nodes.lives["gateway-1"], "url", "")))
+    gateway: Any = nodes.lives["gateway-1"]
+    await nodes.until(lambda: len(gateway.backend.roster.up) == engines)
+    return Client(gateway.url)
+
+
+async def until_exists(nodes: Cluster, file: Path) -> None:
+    await nodes.until(file.exists)
+
+
+def test_a_deployed_version_runs_everywhere_and_calls_in_flight_finish_on_theirs(
+    tmp_path: Path, zookeeper: str, chroot: str
+) -> None:
+    """On engines that are there and on one that comes later; and back again."""
+
+    async def body() -> None:
+        names = tuple(name for name in NODES if name != "engine-2")
+        async with cluster(tmp_path, zookeeper, chroot, *names) as nodes, await opened(nodes, 1) as client:
+            assert await client.versions() == []
+            first = await client.deploy(bundle("one"))
+            assert (first.version.number, first.is_new, first.engines) == (1, True, {"engine-1": True})
+            assert first.version.functions == ("slow", "version")
+            flying = asyncio.create_task(client.invoke("slow", str(tmp_path)))
+            await until_exists(nodes, tmp_path / "begun")
+            assert (await client.deploy(bundle("two"))).version.number == 2
+            assert await client.invoke("version") == "two"
+            assert not (await client.deploy(bundle("two"))).is_new
+            nodes.start("engine-2")
+            gateway: Any = nodes.lives["gateway-1"]
+            await nodes.until(lambda: gateway.backend.roster.bundles() == {"engine-1": 2, "engine-2": 2})
+            assert [await client.invoke("version") for _ in range(4)] == ["two"] * 4
+            (tmp_path / "go").touch()
+            assert await flying == "one"
+            back = await client.use_version("previous")
+            assert (back.version.number, back.engines) == (1, {"engine-1": True, "engine-2": True})
+            assert [await client.invoke("version") for _ in range(4)] == ["one"] * 4
+            assert [(info.number, info.is_active) for info in await client.versions()] == [(2, False), (1, True)]
+
+    run(body())
+
+
+def test_a_bundle_that_cannot_be_loaded_changes_nothing(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """The error names file and line; with force the rest of it runs."""
+
+    async def body() -> None:
+        names = tuple(name for name in NODES if name != "engine-2")
+        async with cluster(tmp_path, zookeeper, chroot, *names) as nodes, await opened(nodes, 1) as client:
+            await client.deploy(bundle("good"))
+            broken = bundle("bad", other="x = 1\nimport no_such_module\n")
+            with pytest.raises(InvalidArgument, match=r"other\.py:2: ModuleNotFoundError") as caught:
+                await client.deploy(broken)
+            assert caught.value.outcome == "not_applied"
+            assert str(tmp_path) not in caught.value.message
+            assert await client.invoke("version") == "good"
+            with pytest.raises(NotFound):
+                await client.use_version(2)
+            forced = await client.deploy(broken, is_forced=True)
+            assert (forced.version.number, forced.version.broken) == (2, ("other",))
+            assert await client.invoke("version") == "bad"
+
+    run(body())
+
+
+def test_calls_outlive_their_engine(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """A plain call is lost, and says so; one under a key and an asynchronous one end at another engine, once."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, *NODES) as nodes, await opened(nodes) as client:
+            await client.deploy(bundle("one"))
+            folders = {name: tmp_path / name for name in ("plain", "keyed", "later")}
+            for folder in folders.values():
+                folder.mkdir()
+            keyed = asyncio.create_task(client.invoke("slow", str(folders["keyed"]), key="k", timeout_s=60))
+            later = await client.invoke_later("slow", str(folders["later"]))
+            plain = [asyncio.create_task(client.invoke("slow", str(folders["plain"]))) for _ in range(2)]
+            for folder in folders.values():
+                await until_exists(nodes, folder / "begun")
+                (folder / "begun").unlink()
+            await asyncio.gather(*(nodes.kill(name) for name in ("engine-1",)))
+            outcomes = await asyncio.wait(plain, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+            lost = next(iter(outcomes[0]))
+            assert isinstance(lost.exception(), CallLost)
+            for folder in folders.values():
+                (folder / "go").touch()
+            assert await keyed == "one"
+            assert (await client.invocation(later, wait_s=30)).state == "done"
+            ran = await client.logbook("slow").read("ran")
+            assert len(ran.records) >= 3
+            await asyncio.gather(*plain, return_exceptions=True)
+
+    run(body())
