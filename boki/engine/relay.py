@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from boki.effects import Answer, Effect, Send
 from boki.engine.core import READY, Answered
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded, Unavailable
@@ -18,7 +20,7 @@ from boki.log.chunk import Chunk
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
-from boki.log.operations import Append, Failure, Operation, Read
+from boki.log.operations import Append, Failure, Operation, Read, TrimBook
 from boki.messages import InstallMembership, InstallView, Ping, Pong
 from boki.remote import LogReply, LogRequest
 
@@ -157,6 +159,9 @@ class RelayCore:
                     self._turn += 1
                 self._waiting.append(pending)  # the next tick asks: not faster, or two that refuse would spin
                 return []
+        if isinstance(answer, Failure) and answer.outcome == "not_applied" and pending.is_in_doubt and _writes(pending):
+            # that is this engine's word for itself: whoever was asked before may have carried it out
+            answer = msgspec.structs.replace(answer, outcome="unknown")
         return [self._end(pending, answer, reply.positions)]
 
     def _on_membership(self, membership: Membership, now_us: int) -> list[Effect]:
@@ -197,6 +202,11 @@ class RelayCore:
         return Answer(pending.token, Answered(answer, positions or {}))
 
 
+def _writes(pending: _Pending) -> bool:
+    """Whether it changes the log, so that it matters whether it was carried out."""
+    return isinstance(pending.operation, Append | TrimBook)
+
+
 def _is_keyed(operation: Append) -> bool:
     """Whether each of its groups has a key, so that doing it twice does it once."""
     return all(span.key_tag is not None for span in Chunk(operation.chunk).groups())
@@ -210,7 +220,7 @@ def _is_silent(pending: _Pending, now_us: int) -> bool:
 
 def _late(pending: _Pending) -> BokiError:
     """What its caller is told at the deadline."""
-    is_unknown = isinstance(pending.operation, Append) and (pending.is_in_doubt or pending.asked is not None)
+    is_unknown = _writes(pending) and (pending.is_in_doubt or pending.asked is not None)
     return DeadlineExceeded(
         "no engine with the index answered in time"
         + ("; it may have been carried out: repeat it only under the same key" if is_unknown else ""),

@@ -150,6 +150,30 @@ def test_what_may_be_done_twice_is_asked_of_another_engine(cluster: Relayed) -> 
     assert again.rejected[0].seqnums == (cluster.answers[keyed].answer.first_seqnum,)
 
 
+@pytest.mark.parametrize("operation", [append_of("once", key="k"), TrimBook("book", 1)])
+def test_a_refusal_says_nothing_of_who_was_asked_before(cluster: Relayed, operation: Operation) -> None:
+    """The first engine may have done it; that the second certainly has not does not make it certain (hazard H11)."""
+    cluster.loses = lambda _sender, _to, message: isinstance(message, LogRequest)
+    request = cluster.ask(operation)
+    first = next(iter(cluster.relay._pending.values()))
+    assert first.asked is not None
+    cluster.relay._give_up(first)
+    cluster.perform(RELAY, cluster.relay._ask(first, cluster.now_us))
+    refusal = Failure.of(DeadlineExceeded("too late", outcome="not_applied"))
+    cluster.perform(RELAY, cluster.relay.receive(first.asked.node, LogReply(first.number, {}, refusal), cluster.now_us))
+    assert cluster.answers[request].answer.outcome == "unknown"
+
+
+def test_a_trim_that_nobody_answered_is_unknown(cluster: Relayed) -> None:
+    """It may be carried out still."""
+    cluster.loses = lambda _sender, _to, message: isinstance(message, LogReply)
+    request = cluster.ask(TrimBook("book", 1), timeout_s=1)
+    cluster.tick(30)
+    with pytest.raises(DeadlineExceeded) as caught:
+        cluster.answer(request)
+    assert caught.value.outcome == "unknown"
+
+
 def test_a_certain_refusal_is_asked_of_another_engine(cluster: Relayed) -> None:
     """One that shuts down takes no appends: another one does, within the deadline."""
     cluster.relayed(append_of("a"))
