@@ -35,8 +35,8 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Append, Appended, Done, Found, Get, Operation, Read, Sync, TrimBook
 from boki.log.record import Expect
+from boki.sim.gateways import GatewayNode
 from boki.sim.nodes import EngineNode, World
-from boki.sim.routing import GatewayNode
 
 OPERATIONS: Final = (
     "append",
@@ -78,7 +78,8 @@ class Client:
         self.ok_count = 0
         """Operations that were done, since it was last set to 0."""
         self.open_call: Call | None = None
-        self._gateway = gateways[number % len(gateways)] if number % 2 == 0 else None
+        self._gateways = gateways if number % 2 == 0 else []
+        self._gateway: GatewayNode | None = None
         self._engine: EngineNode | None = None
         self._engine_life = 0
         self._session = ""
@@ -130,10 +131,10 @@ class Client:
     def _act(self) -> None:
         if self.shared.is_over:
             return
-        if self._gateway is None and not self._choose_engine():
-            self._think()
-            return
-        if self._gateway is not None and self._gateway.core is None:
+        if self._gateways:
+            # any of them: a session is its token, wherever it is handed in
+            self._gateway = self.rng.choice(self._gateways)
+        if not (self._gateways or self._choose_engine()) or (self._gateway is not None and self._gateway.core is None):
             self._think()
             return
         if self._parent is not None:
@@ -247,7 +248,7 @@ class Client:
         target = self._gateway or self._engine
         assert target is not None
         engine = self._engine
-        if self._gateway is None and engine is not None:
+        if not self._gateways and engine is not None:
             self.clock.after(100_000, self._watch_engine, call, engine, self._engine_life)
         target.submit(operation, dict(self._positions), timeout_us, done)
 

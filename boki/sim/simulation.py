@@ -19,10 +19,10 @@ from boki.sim.clockwork import START_US, Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.coordinator import Coordinator
 from boki.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
+from boki.sim.gateways import GatewayNode
 from boki.sim.network import Network
 from boki.sim.nodes import ControllerNode, CoreRaised, EngineNode, Node, SequencerNode, StorageNode
 from boki.sim.options import Options
-from boki.sim.routing import GatewayNode
 from boki.sim.sightings import Sightings
 
 _PATIENCE_US: Final = 60_000_000
