@@ -53,7 +53,7 @@ class Cluster:
 
     def pid(self, node: str) -> int:
         """The node's process now; 0 if it does not run."""
-        return next((row.pid for row in self.state.processes if row.node == node), 0)
+        return self.state.pid_of(node)
 
     def kill(self, node: str) -> int:
         """SIGKILL; the time of it, in microseconds since the epoch."""

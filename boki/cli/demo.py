@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -14,14 +15,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from boki.cli.terminal import errors, print_table, progress, results
+from boki.cluster.config import UpConfig
+from boki.cluster.health import leader_of
+from boki.cluster.state import read_state
+from boki.config import DevConfig
 from boki.errors import BokiError
 
 if TYPE_CHECKING:
+    from boki.client import Client
     from boki.demo.acts import CameBack, Compared, Ingested
 
 
 def command(
     seed: Annotated[int | None, typer.Option(help="Repeat the moment of the kill of an earlier run.")] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="On a whole cluster, whose primary sequencer is killed half-way, too.")
+    ] = False,
 ) -> None:
     """Send 336,776 real flights in, compare what comes out with their table, kill a copy and let it come back.
 
@@ -33,7 +42,7 @@ def command(
     chosen_seed = secrets.randbelow(1 << 32) if seed is None else seed
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="boki-demo-") as folder:
-        ok = asyncio.run(_perform(Path(folder), table, chosen_seed))
+        ok = asyncio.run(_perform(Path(folder), table, chosen_seed, is_cluster=cluster))
     elapsed_s = time.perf_counter() - started
     if not ok:
         errors().print(f"[bold red]The demo failed[/] (after {elapsed_s:.0f} s; the kill's seed is {chosen_seed}).")
@@ -43,6 +52,7 @@ def command(
     next_steps = [
         (os.path.join(folder_text, "flights.py"), "the functions that did this"),  # noqa: PTH118 - text for people
         (f"boki dev --functions {folder_text}", "the system with these functions, until Ctrl-C"),
+        (f"boki up --functions {folder_text}", "the same as a cluster, every role a process"),
         ("boki new hello", "a project of your own, with a first function and a test"),
         ("boki bench append", "how fast this machine is"),
         ("README.md and docs/", "the LogBook and its promises"),
@@ -64,15 +74,17 @@ def functions_folder() -> Path:
     raise BokiError("the example functions are not installed: run the demo from a clone, or install the wheel again")
 
 
-async def _perform(folder: Path, table: Path, seed: int) -> bool:
+async def _perform(folder: Path, table: Path, seed: int, *, is_cluster: bool) -> bool:
     from boki.child import Child
     from boki.client import Client
-    from boki.config import DevConfig
     from boki.demo import acts
 
-    def config(name: str) -> DevConfig:
+    def config(name: str) -> DevConfig | UpConfig:
+        if is_cluster:
+            return UpConfig(data=folder / name, functions=functions_folder(), port=0)
         return DevConfig(data=folder / name, functions=functions_folder(), port=0, reload=False)
 
+    killed: list[str] = []
     with progress() as bar:
         task = bar.add_task("starting", total=None)
 
@@ -82,15 +94,35 @@ async def _perform(folder: Path, table: Path, seed: int) -> bool:
         with Child(config("flights")) as child:
             await asyncio.to_thread(child.start)
             async with Client(child.url) as client:
-                ingested = await acts.ingest(client, table, step)
+                primary = await _primary_of(client) if is_cluster else ""
+                ingested = await acts.ingest(
+                    client, table, step, halfway=lambda: killed.extend(_kill(child.config, primary))
+                )
                 before = time.perf_counter()
                 compared = await acts.compare(client, table, step)
                 read_s = time.perf_counter() - before
             await asyncio.to_thread(child.stop)
         came_back = await acts.kill_and_come_back(config("killed"), table, Random(seed), step)
     _show_comparison(ingested, compared, read_s)
+    for node in killed:
+        results().print(f"[bold]{node}, which ordered the records, was killed[/] half-way in: no call failed.\n")
     _show_came_back(came_back)
     return all(one.matches for one in compared) and came_back.all_found
+
+
+async def _primary_of(client: Client) -> str:
+    """The sequencer that orders the records."""
+    leader = leader_of(await client.status())
+    return next(iter(leader.get("primaries", [])), "")
+
+
+def _kill(config: DevConfig | UpConfig, node: str) -> list[str]:
+    """SIGKILL for the node of that cluster; its name, if it runs."""
+    state = read_state(config.folder) if isinstance(config, UpConfig) else None
+    pid = state.pid_of(node) if state is not None else 0
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+    return [node] if pid else []
 
 
 def _show_comparison(ingested: Ingested, compared: list[Compared], read_s: float) -> None:

@@ -46,6 +46,10 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
         """Whether that very supervisor still runs."""
         return is_same(self.pid, self.mark)
 
+    def pid_of(self, node: str) -> int:
+        """The node's process; 0 if it does not run."""
+        return next((process.pid for process in self.processes if process.node == node), 0)
+
 
 def write_state(folder: Path, state: SupervisorState) -> None:
     """Replace the file in `folder`."""

@@ -21,6 +21,7 @@ import msgspec
 
 from boki.child import Child
 from boki.client import Client
+from boki.cluster.config import UpConfig
 from boki.config import DevConfig
 from boki.demo.flights import FLIGHT_COUNT, Summary, flights, summaries
 from boki.errors import BokiError
@@ -79,13 +80,19 @@ class CameBack:
         return all_there and not self.torn_batch_count and not self.duplicate_count
 
 
-async def ingest(client: Client, table: Path, step: Step) -> Ingested:
-    """Send every flight through the function `record_flights`, in batches, several calls at once."""
+async def ingest(client: Client, table: Path, step: Step, *, halfway: Callable[[], None] = lambda: None) -> Ingested:
+    """Send every flight through the function `record_flights`, in batches, several calls at once.
+
+    `halfway` is called once, when half of them are acknowledged.
+    """
     flight_count = 0
 
     def acknowledged(batch: Batch, _seqnums: list[int]) -> None:
         nonlocal flight_count
+        was_first_half = flight_count < FLIGHT_COUNT // 2
         flight_count += len(batch)
+        if was_first_half and flight_count >= FLIGHT_COUNT // 2:
+            halfway()
         step("flights into the log", flight_count, FLIGHT_COUNT)
 
     started = time.perf_counter()
@@ -109,7 +116,7 @@ async def compare(client: Client, table: Path, step: Step) -> list[Compared]:
     return sorted(found, key=lambda one: one.tag)
 
 
-async def kill_and_come_back(config: DevConfig, table: Path, random: Random, step: Step) -> CameBack:
+async def kill_and_come_back(config: DevConfig | UpConfig, table: Path, random: Random, step: Step) -> CameBack:
     """Kill a system with SIGKILL while it takes flights in, start it again, and look for what it had acknowledged."""
     batches = list(_batches(islice(flights(table), KILL_ACT_FLIGHTS)))
     kill_after = random.randrange(len(batches) // 4, len(batches) * 3 // 4)
