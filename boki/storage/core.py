@@ -86,11 +86,11 @@ class StorageCore:
         self.follower = MetalogFollower(state.applied)
         self.holdings = Holdings(node, shards)
         self.repair = Repair(self.holdings, repair_bytes_per_s)
-        self.answers = Answers(self.holdings, self.repair.mend)
+        self.answers = Answers(self.holdings, self._on_damage)
         self.saved = SavedIndexes()
         self.checkpoints = IndexCheckpoints(incarnation, disk)
         self.floors = Floors(state.floors, state.retired)
-        self.sweep = Sweep(self.floors, self._seqnum_of, self.saved.covers, state.waits_below)
+        self.sweep = Sweep(self.floors, self.holdings, self.saved.covers, state.waits_below)
         self._recovered: Positions = state.applied
         self._next_seqnums: dict[LogId, int] = dict(state.next_seqnums)
         self._fenced = set(state.fenced)
@@ -133,8 +133,8 @@ class StorageCore:
                 return self.answers.load(sender, message)
             case Loaded(Question() as question, rows, error):
                 return self.answers.answer(question, rows, error)
-            case Loaded(SweepStep(), rows, error):
-                return self._free(*self.sweep.advance(rows, error))
+            case Loaded(SweepStep() as step, rows, error):
+                return self._free(*self.sweep.advance(step, rows, error), is_busy=self.repair.is_busy(now_us))
             case Loaded(Staged() as staged, rows, error):
                 return self._keep(self.checkpoints.apply(staged, rows, error))
             case Loaded(RowsAsked() as asked, rows, error):
@@ -204,7 +204,7 @@ class StorageCore:
         effects += self._takeover.ask(self.node, self.follower, now_us)
         if self._unsaved_entries >= _CHECKPOINT_ENTRIES:
             effects.append(self.checkpoint())
-        return effects + list(self.sweep.tick(now_us))
+        return effects + self.sweep.tick(now_us, is_busy=self.repair.is_busy(now_us))
 
     def status(self) -> dict[str, Any]:
         """What an operator wants to know, as JSON values."""
@@ -260,7 +260,7 @@ class StorageCore:
         writes, written = flushed
         return [Store(writes, then=(*told, Send(self.node, written)))]
 
-    def _free(self, effects: list[Effect], has_deleted: bool) -> Iterable[Effect]:
+    def _free(self, effects: list[Effect], has_deleted: bool, *, is_busy: bool) -> Iterable[Effect]:
         """Carry out a step of the sweep. Where it deletes, a restart must not take that for gaps: it is noted."""
         for effect in effects:
             if isinstance(effect, Store):
@@ -270,6 +270,7 @@ class StorageCore:
                 yield from self._flush(effect.writes)
             else:
                 yield effect
+        yield from self.sweep.go_on(is_busy=is_busy)
 
     def _report(self, key: ShardKey) -> Iterable[Effect]:
         term, log, number = key
@@ -320,7 +321,7 @@ class StorageCore:
                         self.repair.look_at(key)
             case Trim():
                 if self.floors.apply(entry, tail):
-                    self.sweep.request()
+                    self.sweep.request((entry.book,))
             case OpenShard(number, engine, replicas):
                 key = (term, log, number)
                 shard = self.holdings.shard(key)
@@ -384,9 +385,9 @@ class StorageCore:
             return self._recovered
         return {log: self.follower.position(log) for log in self.follower.logs}
 
-    def _seqnum_of(self, key: ShardKey, lid: int) -> int | None:
-        shard = self.holdings.shards.get(key)
-        return None if shard is None or shard.is_removed else shard.order.seqnum_of(lid)
+    def _on_damage(self, key: ShardKey, first_lid: int) -> None:
+        self.repair.mend(key, first_lid)
+        self.sweep.forget(key)  # what comes may have payloads that were freed here
 
     # placement and repair
 
@@ -409,6 +410,7 @@ class StorageCore:
             if self.holdings.is_sent_away(key):
                 self.repair.forget(key)
                 self.holdings.remove(key)
+                self.sweep.forget(key)
 
     def _tell_shards(self, sender: NodeId, message: FetchShards) -> Iterable[Effect]:
         rows, is_last = self.holdings.rows(message.after, min(message.limit, _ROWS_PER_PAGE))
@@ -449,7 +451,7 @@ class StorageCore:
         self._next_seqnums = dict(state.next_seqnums)
         self._fenced = set(state.fenced)
         self.floors.merge((*state.retired, *state.floors))
-        self.sweep.request()
+        self.sweep.request(book for book, _, _ in self.floors.rows())
         self._open = {key for key, shard in self.holdings.shards.items() if not shard.is_closed}
         for key, shard in self.holdings.shards.items():
             if self.holdings.is_sent_away(key):

@@ -56,6 +56,11 @@ class Holdings:
             insort(self._keys, key)
         return shard
 
+    def after(self, key: ShardKey) -> ShardKey | None:
+        """The next shard in order of (term, log, shard); None if there is none."""
+        at = bisect_right(self._keys, key)
+        return self._keys[at] if at < len(self._keys) else None
+
     # where a shard is to be
 
     def replicas(self, key: ShardKey) -> tuple[NodeId, ...]:

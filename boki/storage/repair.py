@@ -98,6 +98,10 @@ class Repair:
         """An engine has sent a batch: somebody waits for this disk."""
         self._append_at = now_us
 
+    def is_busy(self, now_us: int) -> bool:
+        """Whether appends are coming in."""
+        return now_us - self._append_at < _BUSY_US
+
     def note_members(self, members: frozenset[NodeId]) -> None:
         """Who is registered: they are asked first."""
         self._members = members
@@ -121,7 +125,7 @@ class Repair:
 
     def _refill(self, now_us: int) -> None:
         rate = self._bytes_per_s
-        if now_us - self._append_at < _BUSY_US:
+        if self.is_busy(now_us):
             rate //= _BUSY_SHARE
         passed_us = min(now_us - self._refilled_at, _BURST_US)
         self._tokens = min(self._tokens + rate * passed_us / 1e6, rate * _BURST_US / 1e6)

@@ -1,155 +1,337 @@
 """Giving trimmed space back, a little at a time.
 
-A sweep goes over the batches in order, a little a tick. A batch whose records are all free is deleted, once the engines
-have saved an index that covers it: until then a start may have to read its tags again, to come to the same verdicts,
-and only its payloads are dropped. So are those of a batch that is mostly free, under the same key and numbers. A batch
-above the highest floor ends its shard. A sweep begins when a floor has moved, or when more has been saved.
+A sweep goes over the batches in order. A batch whose records are all free is deleted, once no index will need it any
+more (`boki.storage.saved`): until then a start may have to read its tags again, to come to the same verdicts, and only
+its payloads are dropped. So are those of a batch that is mostly free, under the same key and numbers.
+
+**What it does not look at again.** Of each stretch of a shard that it has seen, a sweep notes which books still have
+records there. A stretch in which no floor of its books has moved since has nothing new to free, and is skipped without
+reading; nor is anything above the highest floor read. Only stretches are noted that nothing can be added to.
 
 A floor is kept while a record is left below it, or it would rise again. So a sweep notes the floors under which it saw
-surviving records; those that it saw none for are dropped when it is done.
+surviving records; of the books that it was about, those that it saw none for are retired when it is done.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from boki.effects import Delete, Effect, Load, Put, Store, Trace
 from boki.errors import BokiError
 from boki.log.batch import Batch, BatchHeader, encode_batch
 from boki.log.chunk import Chunk
-from boki.log.floors import Floors
-from boki.storage.shards import BATCHES_STOP, ShardKey, after_shard, batch_key, split_batch_key
+from boki.log.floors import FloorRow, Floors
+from boki.storage.holdings import Holdings
+from boki.storage.shards import ShardKey, after_shard, batch_key, split_batch_key
 
-_STEP_BYTES: Final = 256 << 10
+STEP_BYTES: Final = 256 << 10
+_BUSY_STEP_BYTES: Final = 64 << 10
 _PAUSE_US: Final = 2_000_000
-_START: Final = batch_key((0, 0, 0), 0)
+_NOTE_BYTES: Final = 2 << 20
+_NOTE_BOOKS: Final = 32
+_SKIPS: Final = 2_000
+"""So many stretches are skipped in one go."""
+_STEPS_PER_TICK: Final = 4
+"""While nobody waits for this node; else one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepStep:
-    """The token of a sweep's load."""
+    """The token of a sweep's load: from that local id of a shard on, until another or its end."""
+
+    key: ShardKey
+    life: int
+    first_lid: int
+    until_lid: int | None
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Local ids of a shard that a sweep has seen. `books` that have records left there; None: too many to name."""
+
+    first_lid: int
+    until_lid: int
+    size_bytes: int = 0
+    books: set[str] | None = field(default_factory=set)
+    waits_until: int = 0
+    """A batch that is free and ends below this seqnum waits for an index to be saved; 0: none. The lowest of them."""
+
+    def add(self, other: _Stretch) -> None:
+        """Go on until where the other ends."""
+        self.until_lid = other.until_lid
+        self.size_bytes += other.size_bytes
+        if self.books is not None:
+            self.books = None if other.books is None else self.books | other.books
+        if self.books is not None and len(self.books) > _NOTE_BOOKS:
+            self.books = None
+        waits = [seqnum for seqnum in (self.waits_until, other.waits_until) if seqnum]
+        self.waits_until = min(waits, default=0)
+
+
+def _first_lid(note: _Stretch) -> int:
+    return note.first_lid
 
 
 class Sweep:
-    """Frees what `floors` allow. `seqnum_of(shard, local id)` is None for what is not ordered yet.
-
-    `is_saved(shard, seqnum)`: no index will ask for that record again.
-    """
+    """Frees what `floors` allow. `is_saved(shard, seqnum)`: no index will ask for that record again."""
 
     def __init__(
         self,
         floors: Floors,
-        seqnum_of: Callable[[ShardKey, int], int | None],
+        holdings: Holdings,
         is_saved: Callable[[ShardKey, int], bool],
         waits_below: int = 0,
     ) -> None:
         self._floors = floors
-        self._seqnum_of = seqnum_of
+        self._holdings = holdings
         self._is_saved = is_saved
         self.waits_below = waits_below
         """Batches below this seqnum are free and wait for an index to be saved; 0: none."""
+        self._moved = {book for book, _, _ in floors.rows()}
+        """Books whose floors have moved since the last sweep began."""
+        self._requested = bool(self._moved)
+        self._notes: dict[ShardKey, list[_Stretch]] = {}
         self._limit = 0
-        self._requested = bool(floors.rows())
-        self._cursor: bytes | None = None
-        self._is_loading = False
         self._next_at = 0
-        self._goal: list[tuple[str, str | None, int]] = []
-        self._standing: set[tuple[str, str | None]] = set()
+        self._steps_left = 0
+        self._is_loading = False
         self._is_damaged = False
+        self._at: tuple[ShardKey, int] | None = None
+        self._books: set[str] = set()
+        self._goal: list[FloorRow] = []
+        self._standing: set[tuple[str, str | None]] = set()
 
-    def request(self) -> None:
-        """A floor has moved."""
+    def request(self, books: Iterable[str]) -> None:
+        """Floors of these books have moved."""
+        self._moved.update(books)
         self._requested = True
 
     def look_again(self) -> None:
         """More has been saved: what had to wait for that may be deleted."""
         self._requested |= self.waits_below > 0
 
+    def forget(self, key: ShardKey) -> None:
+        """What was noted of the shard is not so any more."""
+        self._notes.pop(key, None)
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to free."""
-        return not self._requested and self._cursor is None
+        return not self._requested and self.is_over
 
-    def tick(self, now_us: int) -> Iterable[Effect]:
-        """Begin a sweep, or take its next step."""
-        if self._cursor is None:
+    # going on
+
+    def tick(self, now_us: int, *, is_busy: bool) -> list[Effect]:
+        """Begin a sweep, or take its next step: a smaller one while somebody waits for this node."""
+        if self._at is None:
             if not self._requested or now_us < self._next_at:
-                return ()
-            self._requested = False
-            self._limit, self.waits_below = max(self._floors.highest, self.waits_below), 0
-            self._next_at = now_us + _PAUSE_US
-            self._cursor, self._goal, self._standing = _START, self._floors.rows(), set()
-            self._is_damaged = False
-        if self._is_loading:
-            return ()
-        self._is_loading = True
-        return (Load(SweepStep(), self._cursor, self._cursor, BATCHES_STOP, _STEP_BYTES),)
+                return []
+            self._begin(now_us)
+        self._steps_left = 1 if is_busy else _STEPS_PER_TICK
+        return self.go_on(is_busy=is_busy)
 
-    def advance(self, rows: Sequence[tuple[bytes, bytes]], error: str) -> tuple[list[Effect], bool]:
+    def go_on(self, *, is_busy: bool) -> list[Effect]:
+        """The next step of a sweep that has begun, as far as this tick allows it."""
+        if self._at is None or self._is_loading or self._steps_left <= 0:
+            return []
+        self._steps_left -= 1
+        max_bytes = _BUSY_STEP_BYTES if is_busy else STEP_BYTES
+        for _ in range(_SKIPS):
+            step = self._next_step(max_bytes)
+            if step is not None:
+                self._is_loading = True
+                stop = after_shard(step.key) if step.until_lid is None else batch_key(step.key, step.until_lid)
+                start = batch_key(step.key, step.first_lid)
+                return [Load(step, start, start, stop, max_bytes)]
+            if self.is_over:
+                self._end()
+                break
+        return []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no sweep is going on."""
+        return self._at is None
+
+    def _begin(self, now_us: int) -> None:
+        self._requested = self._is_damaged = False
+        self._books, self._moved = self._moved, set()
+        self._goal = [row for row in self._floors.rows() if row[0] in self._books]
+        self._limit = max([self.waits_below, *(floor for _, _, floor in self._goal)])
+        self.waits_below = 0
+        self._next_at = now_us + _PAUSE_US
+        self._at, self._standing = ((0, 0, 0), 0), set()
+
+    def _end(self) -> None:
+        if not self._is_damaged:  # a floor may stand over records that could not be looked at
+            self._floors.drop(row for row in self._goal if row[:2] not in self._standing)
+
+    def _next_step(self, max_bytes: int) -> SweepStep | None:
+        """What to look at next from where the sweep is; None if that stretch or shard was skipped."""
+        assert self._at is not None, "a sweep is going on"
+        key, lid = self._at
+        shard = self._holdings.shards.get(key)
+        first_seqnum = shard.order.seqnum_of(lid) if shard is not None and not shard.is_removed else None
+        if shard is None or first_seqnum is None or first_seqnum >= self._limit or lid >= shard.spans.highest:
+            following = self._holdings.after(key)
+            self._at = (following, 0) if following is not None else None
+            return None
+        notes = self._notes.get(key, [])
+        at = bisect_left(notes, lid, key=_first_lid)
+        note = notes[at] if at < len(notes) else None
+        if note is None or note.first_lid > lid:
+            return SweepStep(key, shard.life, lid, None if note is None else note.first_lid, max_bytes)
+        if not self._is_done(key, note):
+            return SweepStep(key, shard.life, lid, note.until_lid, max_bytes)
+        if note.waits_until:
+            last = shard.order.seqnum_of(note.until_lid - 1)
+            self.waits_below = max(self.waits_below, note.waits_until if last is None else last + 1)
+        self._at = (key, note.until_lid)
+        return None
+
+    def _is_done(self, key: ShardKey, note: _Stretch) -> bool:
+        has_moved = (note.books is None and bool(self._books)) or not self._books.isdisjoint(note.books or ())
+        return not has_moved and not (note.waits_until and self._is_saved(key, note.waits_until - 1))
+
+    # looking
+
+    def advance(self, step: SweepStep, rows: Sequence[tuple[bytes, bytes]], error: str) -> tuple[list[Effect], bool]:
         """Look at the batches that were loaded. → what to do, and whether that deletes any"""
         self._is_loading = False
+        shard = self._holdings.shards[step.key]
         if error:
-            self._cursor = None
+            self._at = None
+            self._moved |= self._books
             return [Trace(logging.ERROR, f"cannot free trimmed space: {error}")], False
+        if self._at is None or shard.life != step.life:
+            return [], False  # the shard was sent away meanwhile
+        seen = _Stretch(step.first_lid, step.first_lid)
         writes: list[Put | Delete] = []
         effects: list[Effect] = []
-        for key, value in rows:
-            shard, first_lid = split_batch_key(key)
-            first_seqnum = self._seqnum_of(shard, first_lid)
+        end = self._end_of(step, rows)
+        for row_key, value in rows:
+            _, first_lid = split_batch_key(row_key)
+            first_seqnum = shard.order.seqnum_of(first_lid)
             if first_seqnum is None or first_seqnum >= self._limit:
-                self._cursor = after_shard(shard)
+                end = first_lid
+                self._at = self._after_limit(step.key)
                 break
-            self._cursor = key + b"\x00"
+            seen.size_bytes += len(value)
             try:
-                writes += self._free(key, value, first_seqnum)
+                writes += self._free(row_key, value, first_seqnum, seen)
             except BokiError as damage:
                 self._is_damaged = True
-                effects.append(
-                    Trace(
-                        logging.ERROR, f"cannot free batch {first_lid} of shard {shard[2]}, term {shard[0]}: {damage}"
-                    )
-                )
-        if not rows:
-            self._cursor = None
-            if not self._is_damaged:  # a floor may stand over records that could not be looked at
-                self._floors.drop(row for row in self._goal if row[:2] not in self._standing)
+                seen.books = None
+                place = f"batch {first_lid} of shard {step.key[2]}, term {step.key[0]}"
+                effects.append(Trace(logging.ERROR, f"cannot free {place}: {damage}"))
+        else:
+            self._at = (step.key, end) if end > step.first_lid else self._after_limit(step.key)
+        seen.until_lid = min(end, shard.stored_until, shard.order.until_lid)
+        self._note(step.key, seen)
         if writes:
             effects.append(Store(writes))
         return effects, any(isinstance(write, Delete) for write in writes)
 
-    def _free(self, key: bytes, value: bytes, first_seqnum: int) -> Iterable[Put | Delete]:
+    def _after_limit(self, key: ShardKey) -> tuple[ShardKey, int] | None:
+        following = self._holdings.after(key)
+        if following is None:
+            self._end()
+            return None
+        return following, 0
+
+    def _end_of(self, step: SweepStep, rows: Sequence[tuple[bytes, bytes]]) -> int:
+        """How far the load has looked: at all that was asked for, or until it was full."""
+        shard = self._holdings.shards[step.key]
+        if rows and sum(len(value) for _, value in rows) >= step.max_bytes:
+            last_key, last = rows[-1]
+            try:
+                return Batch(last).header.until_lid
+            except BokiError:
+                return split_batch_key(last_key)[1] + 1
+        whole = min(shard.spans.highest, shard.order.until_lid)
+        return whole if step.until_lid is None else step.until_lid
+
+    def _note(self, key: ShardKey, seen: _Stretch) -> None:
+        """Remember what was seen instead of what was known of these local ids."""
+        if seen.until_lid <= seen.first_lid:
+            return
+        notes = self._notes.setdefault(key, [])
+        at = bisect_left(notes, seen.first_lid, key=_first_lid)
+        stop = bisect_left(notes, seen.until_lid, lo=at, key=_first_lid)
+        before = notes[at - 1] if at else None
+        if (
+            before is not None
+            and before.until_lid == seen.first_lid
+            and before.size_bytes + seen.size_bytes <= _NOTE_BYTES
+        ):
+            del notes[at:stop]
+            before.add(seen)
+        else:
+            notes[at:stop] = [seen]
+
+    def _free(self, key: bytes, value: bytes, first_seqnum: int, seen: _Stretch) -> Iterable[Put | Delete]:
         batch = Batch(value)
         chunks: list[tuple[bytes, int]] = []
         freed_bytes = kept_count = 0
         standing: set[tuple[str, str | None]] = set()
+        left = _Stretch(seen.first_lid, seen.until_lid)
         seqnum = first_seqnum
         for chunk in batch.chunks:
-            free: list[int] = []
-            sizes = chunk.payload_sizes()
-            for i in range(chunk.count):
-                tags = chunk.tags(i)
-                if chunk.is_freed(i):
-                    free.append(i)
-                    continue
-                standing.update(self._floors.covering(chunk.book, tags, seqnum + i))
-                if self._floors.is_free(chunk.book, tags, seqnum + i):
-                    free.append(i)
-                    freed_bytes += sizes[i]
+            free, chunk_bytes = self._free_of(chunk, seqnum, standing)
+            freed_bytes += chunk_bytes
             kept_count += chunk.count - len(free)
+            if len(free) < chunk.count:
+                assert left.books is not None, "it is only added to here"
+                left.books.add(chunk.book)
             chunks.append((chunk.drop_payloads(free) if free else chunk.data, chunk.count))
             seqnum += chunk.count
         if kept_count == 0:
             if self._is_saved(split_batch_key(key)[0], seqnum - 1):
+                self._look_at_others(batch)
                 return (Delete(key, key + b"\x00"),)
             self.waits_below = max(self.waits_below, seqnum)
-        if not freed_bytes or (kept_count and 2 * freed_bytes < len(value)):
+            left.waits_until = seqnum
+        is_rewritten = freed_bytes > 0 and (kept_count == 0 or 2 * freed_bytes >= len(value))
+        if freed_bytes and not is_rewritten:
+            assert left.books is not None, "it is only added to here"
+            left.books |= {chunk.book for chunk in batch.chunks}
+        left.until_lid = seen.until_lid
+        seen.add(left)
+        if not is_rewritten:
             self._standing |= standing
             return ()
+        self._look_at_others(batch)
         self._note_standing(chunks, first_seqnum)
         return (Put(key, self._rewritten(batch.header, chunks)),)
+
+    def _free_of(self, chunk: Chunk, first_seqnum: int, standing: set[tuple[str, str | None]]) -> tuple[list[int], int]:
+        """Which records of a chunk nobody can read, and how many bytes of payload they still take."""
+        if not self._floors.touches(chunk.book):
+            return ([i for i in range(chunk.count) if chunk.is_freed(i)] if chunk.has_freed else []), 0
+        free: list[int] = []
+        freed_bytes = 0
+        sizes = chunk.payload_sizes()
+        for i in range(chunk.count):
+            if chunk.is_freed(i):
+                free.append(i)
+                continue
+            tags = chunk.tags(i)
+            standing.update(self._floors.covering(chunk.book, tags, first_seqnum + i))
+            if self._floors.is_free(chunk.book, tags, first_seqnum + i):
+                free.append(i)
+                freed_bytes += sizes[i]
+        return free, freed_bytes
+
+    def _look_at_others(self, batch: Batch) -> None:
+        """Floors of other books may have stood over this batch alone: the next sweep tells."""
+        others = {chunk.book for chunk in batch.chunks} - self._books
+        self._moved |= {book for book in others if self._floors.touches(book)}
+        self._requested |= bool(self._moved)
 
     def _note_standing(self, chunks: Sequence[tuple[bytes, int]], first_seqnum: int) -> None:
         """What is left of a rewritten batch still needs the floors above it."""

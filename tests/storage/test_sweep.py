@@ -1,0 +1,207 @@
+"""Sweeping: all that is free is freed, nothing else, and what has nothing to free is not read again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from boki.effects import Load
+from boki.log.batch import Batch, encode_batch
+from boki.log.chunk import Group, encode_chunk
+from boki.log.floors import Floors
+from boki.log.ids import MAX_SEQNUM, NodeId, make_seqnum
+from boki.log.metalog import Trim
+from boki.messages import StoreBatch
+from boki.storage.shards import ShardKey, batch_key
+from boki.storage.sweep import STEP_BYTES, Sweep, SweepStep
+from tests.members import ENGINE
+from tests.storage.cluster import Cluster
+
+NODE = "storage-1"
+
+
+class Swept(Cluster):
+    """One node, one shard; counts what its sweeps load. `books` in order of local id."""
+
+    def __init__(self) -> None:
+        super().__init__(nodes=3)
+        self.key: ShardKey = self.open(*self.names)
+        self.world.tick(30)
+        self.lid = 0
+        self.books: list[tuple[str, str]] = []
+        self.loads: Counter[int] = Counter()
+        self.read_bytes = 0
+        plain = self.world.perform
+
+        def perform(node: NodeId, effects: Any) -> None:
+            for effect in effects:
+                if node == NODE and isinstance(effect, Load) and isinstance(effect.token, SweepStep):
+                    self.loads[effect.token.first_lid] += 1
+                    rows = self.world.disk(node).load(effect).rows
+                    self.read_bytes += sum(len(value) for _, value in rows)
+                plain(node, (effect,))
+
+        self.world.perform = perform  # type: ignore[method-assign]
+
+    def fill(self, *records: tuple[str, str], size_bytes: int = 100) -> None:
+        """One batch, a chunk for each (book, tag)."""
+        chunks = [(encode_chunk(book, [Group([(bytes(size_bytes), (tag,))])]), 1) for book, tag in records]
+        data = encode_batch(1, 0, self.key[2], self.lid, chunks)
+        for node in self.names:
+            self.world.tell(node, StoreBatch(data), ENGINE)
+        self.lid += len(records)
+        self.books += records
+        self.batches[self.key].append(data)
+
+    def trim(self, book: str, tag: str | None = None, before_lid: int | None = None) -> None:
+        before = MAX_SEQNUM if before_lid is None else make_seqnum(1, 0, before_lid)
+        self.primary.add(Trim(book, tag, before, False, ENGINE, 1))
+
+    def save(self) -> None:
+        """Every index has been saved past all that there is."""
+        for node in self.names:
+            self.core(node).saved.cover(99, {})
+            self.core(node).sweep.look_again()
+
+    def freed(self) -> set[int]:
+        """Local ids whose payloads are gone."""
+        found = set(range(self.lid))
+        for _, value in self.world.disk(NODE).scan(batch_key(self.key, 0), b"c"):
+            batch = Batch(value)
+            lid = batch.header.first_lid
+            for chunk in batch.chunks:
+                found -= {lid + i for i in range(chunk.count) if not chunk.is_freed(i)}
+                lid += chunk.count
+        return found
+
+    def settle_sweeps(self) -> None:
+        for _ in range(30):
+            self.world.tick(45)
+            if self.core(NODE).sweep.is_idle:
+                return
+        raise AssertionError("the sweep does not come to an end")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sweeps_that_skip_free_as_much_as_one_that_looks_at_everything(seed: int) -> None:
+    """Random books, tags, trims and saves: a sweep without notes finds nothing that the others have overlooked."""
+    luck = Random(seed)
+    cluster = Swept()
+    floors = Floors()
+    for _ in range(25):
+        for _ in range(luck.randrange(8)):
+            records = [(luck.choice("abcdef"), luck.choice("xyz")) for _ in range(luck.randrange(1, 5))]
+            cluster.fill(*records, size_bytes=luck.choice([100, 100, 60_000]))
+        cluster.world.tick(2)
+        for _ in range(luck.randrange(3)):
+            book, tag, lid = luck.choice("abcdef"), luck.choice([None, "x", "y", "z"]), luck.randrange(cluster.lid + 1)
+            cluster.trim(book, tag, lid)
+            floors.apply(Trim(book, tag, make_seqnum(1, 0, lid), False, ENGINE, 1), make_seqnum(1, 0, cluster.lid))
+        if luck.random() < 0.3:
+            cluster.save()
+        cluster.world.tick(luck.randrange(60))
+    cluster.settle_sweeps()
+    may_be_freed = {
+        lid for lid, (book, tag) in enumerate(cluster.books) if floors.is_free(book, (tag,), make_seqnum(1, 0, lid))
+    }
+    assert cluster.freed() <= may_be_freed
+    if luck.random() < 0.5:
+        cluster.save()
+        cluster.settle_sweeps()
+    rows = dict(cluster.world.disk(NODE).rows)
+    core = cluster.core(NODE)
+    core.sweep = Sweep(Floors(floors.rows()), core.holdings, core.saved.covers)
+    cluster.settle_sweeps()
+    batches = {row: value for row, value in rows.items() if row.startswith(b"b")}
+    assert {row: v for row, v in cluster.world.disk(NODE).rows.items() if row.startswith(b"b")} == batches
+
+
+def test_a_trim_reads_only_the_stretches_that_hold_its_book() -> None:
+    """A busy book's trims do not read a large quiet one over and over."""
+    cluster = Swept()
+    for book in ("quiet", "busy", "quiet"):
+        for _ in range(120):
+            cluster.fill((book, "tag"), size_bytes=60_000)
+    cluster.world.tick(30)
+    cluster.trim("busy", None, 130)
+    cluster.settle_sweeps()
+    first = cluster.read_bytes
+    assert first > 130 * 60_000
+    cluster.read_bytes = 0
+    for until in range(140, 240, 20):
+        cluster.trim("busy", None, until)
+        cluster.settle_sweeps()
+    assert cluster.freed() == set(range(120, 220))
+    assert cluster.read_bytes < first
+    cluster.save()
+    cluster.settle_sweeps()
+    cluster.loads.clear()
+    cluster.trim("busy")
+    cluster.settle_sweeps()
+    assert cluster.freed() == set(range(120, 240))
+    assert not [lid for lid in cluster.loads if lid < 90], "the quiet stretch before is known to have nothing to free"
+
+
+def test_shards_that_have_nothing_left_to_free_are_not_read() -> None:
+    """Engines come and go and leave many shards: a sweep passes those by without a look at the disk."""
+    cluster = Swept()
+    for _ in range(30):
+        cluster.fill(("book", "tag"))
+        cluster.world.tick(3)
+        cluster.close(cluster.key)
+        cluster.key = cluster.open(*cluster.names)
+        cluster.lid = 0
+        cluster.world.tick(3)
+    cluster.save()
+    cluster.trim("book")
+    cluster.settle_sweeps()
+    assert cluster.count_on_disk(NODE, cluster.key) == 0
+    cluster.loads.clear()
+    cluster.fill(("book", "tag"))
+    cluster.world.tick(10)
+    cluster.trim("book")
+    cluster.settle_sweeps()
+    assert sum(cluster.loads.values()) <= 2
+
+
+def test_a_sweep_takes_small_steps_while_appends_arrive() -> None:
+    """Whoever appends does not wait for a sweep: one small step a tick."""
+    cluster = Swept()
+    for _ in range(100):
+        cluster.fill(("book", "tag"), size_bytes=30_000)
+    cluster.world.tick(30)
+    cluster.trim("book", None, 100)
+    for _ in range(60):
+        cluster.fill(("other", "tag"))
+        before = sum(cluster.loads.values()), cluster.read_bytes
+        cluster.world.tick(1)
+        assert sum(cluster.loads.values()) - before[0] <= 1
+        assert cluster.read_bytes - before[1] <= STEP_BYTES // 2
+    cluster.settle_sweeps()
+    assert cluster.freed() == set(range(100))
+
+
+def test_what_arrives_late_in_a_stretch_is_swept_too() -> None:
+    """A batch that repair brings after a sweep has passed its place is not overlooked."""
+    cluster = Swept()
+    cluster.fill(("book", "tag"))
+    cluster.world.tick(10)
+    cluster.world.loses = lambda _sender, to, message: to == NODE
+    cluster.fill(("book", "tag"), ("book", "tag"))
+    cluster.world.tell(NODE, StoreBatch(cluster.batches[cluster.key][-1]), ENGINE)
+    cluster.world.queue = type(cluster.world.queue)(entry for entry in cluster.world.queue if entry[1] != NODE)
+    cluster.world.tick(5)
+    cluster.world.loses = lambda _sender, _to, message: type(message).__name__ == "BatchesFetched"
+    cluster.fill(("book", "tag"))
+    cluster.trim("book", None, 4)
+    cluster.world.tick(60)
+    assert not cluster.core(NODE).holdings.shards[cluster.key].is_whole
+    cluster.world.loses = lambda _sender, _to, _message: False
+    cluster.world.tick(60)
+    cluster.trim("other")
+    cluster.trim("book")
+    cluster.settle_sweeps()
+    assert cluster.freed() == set(range(4))
