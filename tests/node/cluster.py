@@ -15,7 +15,7 @@ from boki.log.membership import Role
 from boki.node.life import NodeLife
 from boki.node.run import run_node
 
-START_S = 30
+START_S = 60
 
 
 class Cluster:

@@ -18,7 +18,7 @@ from tests.node.cluster import DEFAULT, Cluster, cluster
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
+    asyncio.run(asyncio.wait_for(test, 120))
 
 
 async def opened(nodes: Cluster) -> Client:
@@ -134,6 +134,8 @@ def test_an_engine_without_the_index_asks_one_that_has_it(tmp_path: Path, zookee
             assert await nodes.stop(holder) == 0
             await nodes.until(lambda: nodes.lives[relay] is not first and nodes.lives[relay].is_at_work)
             assert nodes.lives[relay].has_slot  # type: ignore[attr-defined]
+            gateway = nodes.lives["gateway-1"]
+            await nodes.until(lambda: gateway.backend.ready)  # type: ignore[attr-defined]
             assert await client.invoke("count", "", book="notes", timeout_s=20) == 12
 
     run(body())

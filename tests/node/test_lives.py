@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from boki.errors import ConfigError, DataDirectoryInUse, StoreFailed
+from boki.log.membership import ClusterPlan
 from boki.zookeeper.server import Ensemble
 from tests.controller.test_zookeeper import expire, joined
 from tests.node.cluster import Cluster, cluster
@@ -32,6 +33,7 @@ def test_a_role_whose_session_expires_begins_anew(tmp_path: Path, zookeeper: str
             cluster(tmp_path, zookeeper, chroot, *names) as nodes,
             joined(zookeeper, chroot) as watcher,
         ):
+            await watcher.coordinator.ensure_plan(ClusterPlan())  # engines wait for it: it says who holds the index
             await watcher.until(lambda: watcher.names == set(names))
             first = dict(nodes.lives)
             for life in first.values():
