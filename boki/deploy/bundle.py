@@ -1,8 +1,8 @@
 """Bundles: the files of a functions folder as bytes, the same bytes for the same files, and back.
 
-A bundle is a version byte and a sorted list of (path, content). It holds no times, owners, modes or links, so equal
-folders have equal hashes, and unpacking one can make nothing but files below its folder. Whoever takes a bundle from
-elsewhere lets `read_bundle` look at it first: it refuses every path that is not a plain relative one.
+A bundle is two letters, a version byte and a sorted list of (path, content). It holds no times, owners, modes or
+links, so equal folders have equal hashes, and unpacking one can make nothing but files below its folder. Whoever takes
+a bundle from elsewhere lets `read_bundle` look at it first: it refuses every path that is not a plain relative one.
 
 Paths that start with a dot, `__pycache__` and compiled files are left out. Links are refused, because what they stand
 for may be anything of the machine that deploys.
@@ -18,12 +18,14 @@ from typing import Final
 
 import msgspec
 
-from boki.errors import CorruptData, InvalidArgument, TooLarge, VersionTooNew
+from boki.errors import InvalidArgument, TooLarge, VersionTooNew
 from boki.log.limits import MIB
 
+MAGIC: Final = b"BF"
 VERSION: Final = 1
 MAX_BUNDLE_BYTES: Final = 16 * MIB
 MAX_FILES: Final = 4000
+_HEAD_BYTES: Final = 3
 _MAX_PATH_BYTES: Final = 512
 _MAX_DEPTH: Final = 32
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]")
@@ -64,7 +66,7 @@ def pack_folder(folder: Path) -> bytes:
 
 def pack_files(files: list[File]) -> bytes:
     """Files as a bundle, in whatever order they come."""
-    bundle = bytes((VERSION,)) + _encode(sorted(files, key=lambda file: file.path))
+    bundle = MAGIC + bytes((VERSION,)) + _encode(sorted(files, key=lambda file: file.path))
     _check(files)
     if len(bundle) > MAX_BUNDLE_BYTES:
         raise _too_large("")
@@ -101,12 +103,14 @@ def read_bundle(bundle: bytes) -> tuple[File, ...]:
     """The files of a bundle from anywhere, if it is one and all its paths lie below its folder."""
     if len(bundle) > MAX_BUNDLE_BYTES:
         raise _too_large("")
-    if bundle and bundle[0] > VERSION:
-        raise VersionTooNew(f"a bundle of version {bundle[0]} is newer than this Boki's {VERSION}: upgrade")
+    if bundle[:2] != MAGIC or len(bundle) < _HEAD_BYTES:
+        raise InvalidArgument("this is no bundle of functions: boki deploy makes one of a folder", field="bundle")
+    if bundle[2] > VERSION:
+        raise VersionTooNew(f"a bundle of version {bundle[2]} is newer than this Boki's {VERSION}: upgrade")
     try:
-        files = _decoder.decode(memoryview(bundle)[1:])
+        files = _decoder.decode(memoryview(bundle)[_HEAD_BYTES:])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptData(f"this is no bundle of functions: {error}") from None
+        raise InvalidArgument(f"this is no bundle of functions: {error}", field="bundle") from None
     _check(files)
     return files
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boki.deploy.bundle import (
+    MAGIC,
     MAX_BUNDLE_BYTES,
     MAX_FILES,
     VERSION,
@@ -21,14 +22,14 @@ from boki.deploy.bundle import (
     pack_folder,
     read_bundle,
 )
-from boki.errors import BokiError, CorruptData, InvalidArgument, TooLarge, VersionTooNew
+from boki.errors import BokiError, InvalidArgument, TooLarge, VersionTooNew
 
 APP = File("app.py", b"x = 1\n")
 
 
 def raw(*files: tuple[str, bytes]) -> bytes:
     """A bundle as a stranger may make it."""
-    return bytes((VERSION,)) + msgspec.msgpack.encode(list(files))
+    return MAGIC + bytes((VERSION,)) + msgspec.msgpack.encode(list(files))
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -69,7 +70,7 @@ def test_a_bundle_gives_the_files_back(tmp_path: Path) -> None:
 
 def test_the_layout_is_pinned() -> None:
     """Bundles of this version stay readable: they are records, and their hashes are names."""
-    assert pack_files([File("b/c.txt", b""), APP]).hex() == "019292a66170702e7079c406" + b"x = 1\n".hex() + (
+    assert pack_files([File("b/c.txt", b""), APP]).hex() == "4246019292a66170702e7079c406" + b"x = 1\n".hex() + (
         "92a7622f632e747874c400"
     )
 
@@ -163,7 +164,9 @@ def test_files_that_contradict_each_other_are_refused() -> None:
 def test_a_newer_version_is_refused_by_name() -> None:
     """Its layout is not guessed at."""
     with pytest.raises(VersionTooNew, match="version 2"):
-        read_bundle(b"\x02")
+        read_bundle(MAGIC + b"\x02")
+    with pytest.raises(InvalidArgument, match="no bundle"):
+        read_bundle(b"PK\x03\x04")
     with pytest.raises(TooLarge):
         read_bundle(bytes(MAX_BUNDLE_BYTES + 1))
 
@@ -172,8 +175,8 @@ def test_a_newer_version_is_refused_by_name() -> None:
 def test_whatever_bytes_come_the_answer_is_files_or_an_error(data: bytes) -> None:
     """And the files, if any, are plain."""
     try:
-        files = read_bundle(data)
-    except (CorruptData, InvalidArgument, VersionTooNew):
+        files = read_bundle(MAGIC + data)
+    except (InvalidArgument, VersionTooNew):
         return
     assert all(not file.path.startswith(("/", ".")) for file in files)
 
