@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,14 @@ def test_a_server_keeps_its_data_over_a_kill(own_zookeeper: Ensemble) -> None:
     assert server.mode() == ""
     own_zookeeper.start()
     assert server.mode() == "standalone"
+
+
+def test_free_ports_are_none_that_outgoing_connections_get() -> None:
+    """A server that is started again finds its port free: Linux gives outgoing connections ports from 32768 on."""
+    ports = free_ports(40)
+    assert len(set(ports)) == 40
+    assert all(1024 < port < 32768 for port in ports)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", ports[0]))
+        taken.listen()
+        assert ports[0] not in free_ports(11_000)

@@ -65,14 +65,19 @@ class Patient:
     async def start(self) -> None:
         """Start everything and wait until it serves. `Unavailable` if it does not."""
         await asyncio.to_thread(self._ensemble.start)
+        port, *ports = free_ports(1 + len(_LANES) * len(self.all_nodes()))
         ward = Ward(
             data=str(self._folder),
             functions=str(FUNCTIONS),
             zookeeper=self._ensemble.hosts,
+            port=port,
             storage=self._counts[Role.STORAGE],
             drain_s=_DRAIN_S,
             faults=str(self._folder / "faults"),
-            flags={node: await self._flags(node) for node in self.all_nodes()},
+            flags={
+                node: await self._flags(node, lanes)
+                for node, *lanes in zip(self.all_nodes(), *[iter(ports)] * len(_LANES), strict=True)
+            },
         )
         self._supervisor = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "boki.chaos.supervise", msgspec.json.encode(ward).decode()),
@@ -96,9 +101,8 @@ class Patient:
         async for line in self._supervisor.stdout:
             self._tell(line.decode(errors="replace").rstrip())
 
-    async def _flags(self, node: str) -> list[str]:
+    async def _flags(self, node: str, ports: list[int]) -> list[str]:
         """What puts a node's links into our hands."""
-        ports = free_ports(len(_LANES))
         self._addresses |= {("127.0.0.1", port): node for port in ports}
         servers = [
             await self._links.forward(node, ZOOKEEPER, "127.0.0.1", server.ports.client)

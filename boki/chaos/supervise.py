@@ -21,11 +21,12 @@ from boki.cluster.server import Supervisor
 
 
 class Ward(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster that is to be hurt. `flags`: by node, what is added to its `boki start`."""
+    """A cluster that is to be hurt. `port` is the gateway's. `flags`: by node, what is added to its `boki start`."""
 
     data: str
     functions: str
     zookeeper: str
+    port: int
     storage: int
     drain_s: float
     faults: str
@@ -40,7 +41,7 @@ class Ward(msgspec.Struct, frozen=True, kw_only=True):
             zookeeper=self.zookeeper,
             storage=self.storage,
             drain_s=self.drain_s,
-            port=0,
+            port=self.port,
             log_format="json",
         )
 

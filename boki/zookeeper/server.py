@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -34,6 +35,7 @@ _JVM_FLAGS: Final = (
     "-Dlog4j2.disableJmx=true",
 )
 _POLL_S: Final = 0.02
+_PORTS: Final = range(20_000, 32_000)
 _LOG4J: Final = """\
 status = error
 appender.console.type = Console
@@ -56,17 +58,20 @@ class Ports:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens at now."""
-    sockets = []
-    try:
-        for _ in range(count):
-            listening = socket.socket()
-            sockets.append(listening)
-            listening.bind((HOST, 0))
-        return [listening.getsockname()[1] for listening in sockets]
-    finally:
-        for listening in sockets:
-            listening.close()
+    """Ports of the loopback address that nobody listens at now.
+
+    They lie below those that Linux gives to outgoing connections, one of which could hold a port
+    just when its server is started again.
+    """
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if len(found) == count:
+            return found
+        with socket.socket() as listening, contextlib.suppress(OSError):
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((HOST, port))
+            found.append(port)
+    raise Unavailable(f"there are no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
 
 
 class ZooKeeperServer:
