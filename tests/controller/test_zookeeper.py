@@ -76,9 +76,15 @@ class Process:
 
 @asynccontextmanager
 async def joined(
-    hosts: str, chroot: str, *, home: str = "", follow: bool = True, election: bool = False
+    hosts: str,
+    chroot: str,
+    *,
+    home: str = "",
+    follow: bool = True,
+    election: bool = False,
+    session_s: float = 5.0,
 ) -> AsyncIterator[Process]:
-    coordinator = await ZooKeeperCoordinator.connect(hosts, chroot, home=home, session_s=1.0)
+    coordinator = await ZooKeeperCoordinator.connect(hosts, chroot, home=home, session_s=session_s)
     try:
         process = Process(coordinator)
         if follow:
@@ -269,7 +275,7 @@ def test_a_node_that_begins_anew_takes_its_former_lifes_place(zookeeper: str, ch
             await old.coordinator.register(ENGINE)
             await old.coordinator.campaign(ENGINE.node)
             assert await old.coordinator.claim_index_slot(ENGINE.node, 1) == 0
-            async with joined(zookeeper, chroot, home="b", follow=False) as stranger:
+            async with joined(zookeeper, chroot, home="b", follow=False, session_s=1.0) as stranger:
                 with pytest.raises(ConfigError, match="engine-1 is registered already"):
                     await stranger.coordinator.register(ENGINE)
                 assert await stranger.coordinator.claim_index_slot(ENGINE.node, 1) is None

@@ -32,7 +32,7 @@ class Cluster:
     def start(self, name: str, **settings: Any) -> None:
         """Start a node whose role is the first word of its name."""
         role = Role(name.partition("-")[0])
-        settings = {"session_s": 1.0, "port": 0, "functions": self.folder / "functions"} | settings
+        settings = {"session_s": 5.0, "port": 0, "functions": self.folder / "functions"} | settings
         kind = CONFIGS[role]
         known = {key: value for key, value in settings.items() if key in kind.__struct_fields__}
         config = kind(name=name, data=self.folder, zookeeper=self.zookeeper, chroot=self.chroot, **known)

@@ -93,7 +93,7 @@ def test_two_nodes_of_one_name_are_refused(tmp_path: Path, zookeeper: str, chroo
             with pytest.raises(DataDirectoryInUse):
                 await other.tasks["storage-1"]
             other.folder = tmp_path / "elsewhere"
-            other.start("storage-1")
+            other.start("storage-1", session_s=1.0)
             with pytest.raises(ConfigError, match="storage-1 is registered already"):
                 await other.tasks["storage-1"]
 
