@@ -22,7 +22,7 @@ def command(
     token: Token = "",
 ) -> None:
     """Let every engine run the functions of a folder; calls in flight finish on the version that they began with."""
-    from boki.deploy.bundle import pack_folder
+    from boki.deploy.folder import pack_folder
 
     bundle = pack_folder(folder)
     with connect(url, token) as client:

@@ -4,16 +4,13 @@ A bundle is two letters, a version byte and a sorted list of (path, content). It
 links, so equal folders have equal hashes, and unpacking one can make nothing but files below its folder. Whoever takes
 a bundle from elsewhere lets `read_bundle` look at it first: it refuses every path that is not a plain relative one.
 
-Paths that start with a dot, `__pycache__` and compiled files are left out. Links are refused, because what they stand
-for may be anything of the machine that deploys.
+`boki.deploy.folder` makes one of a folder.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from hashlib import sha256
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,8 +26,6 @@ _HEAD_BYTES: Final = 3
 _MAX_PATH_BYTES: Final = 512
 _MAX_DEPTH: Final = 32
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]")
-_SKIPPED: Final = ("__pycache__",)
-_COMPILED: Final = (".pyc", ".pyo")
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
@@ -44,65 +39,19 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final[msgspec.msgpack.Decoder[tuple[File, ...]]] = msgspec.msgpack.Decoder(tuple[File, ...])
 
 
-def pack_folder(folder: Path) -> bytes:
-    """The folder's files as a bundle. `InvalidArgument` or `TooLarge` if it cannot be deployed."""
-    if not folder.is_dir():
-        raise InvalidArgument(f"{folder} is no folder: name the one that holds the modules", field="folder")
-    files = []
-    size = 0
-    for path in _walk(folder, folder):
-        relative = path.relative_to(folder).as_posix()
-        size += path.stat().st_size  # before it is read: a stray data file must not fill the memory
-        if size > MAX_BUNDLE_BYTES:
-            raise _too_large(f"with {relative} ")
-        try:
-            files.append(File(relative, path.read_bytes()))
-        except OSError as error:
-            raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}", field="folder") from None
-        if len(files) > MAX_FILES:
-            raise TooLarge(f"a bundle may have at most {MAX_FILES:,} files: {folder} has more", field="folder")
-    return pack_files(files)
-
-
 def pack_files(files: list[File]) -> bytes:
     """Files as a bundle, in whatever order they come."""
     bundle = MAGIC + bytes((VERSION,)) + _encode(sorted(files, key=lambda file: file.path))
     _check(files)
     if len(bundle) > MAX_BUNDLE_BYTES:
-        raise _too_large("")
+        raise too_large("")
     return bundle
-
-
-def _walk(folder: Path, root: Path) -> list[Path]:
-    found = []
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        raise InvalidArgument(f"{folder} cannot be read: {error.strerror or error}", field="folder") from None
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name in _SKIPPED or entry.name.endswith(_COMPILED):
-            continue
-        path = Path(entry.path)
-        if entry.is_symlink():
-            raise InvalidArgument(
-                f"{path.relative_to(root)} is a link: put the file itself into the folder, or leave it out",
-                field="folder",
-            )
-        if entry.is_dir():
-            found += _walk(path, root)
-        elif entry.is_file():
-            found.append(path)
-        else:
-            raise InvalidArgument(f"{path.relative_to(root)} is neither a file nor a folder", field="folder")
-        if len(found) > MAX_FILES:
-            break
-    return found
 
 
 def read_bundle(bundle: bytes) -> tuple[File, ...]:
     """The files of a bundle from anywhere, if it is one and all its paths lie below its folder."""
     if len(bundle) > MAX_BUNDLE_BYTES:
-        raise _too_large("")
+        raise too_large("")
     if bundle[:2] != MAGIC or len(bundle) < _HEAD_BYTES:
         raise InvalidArgument("this is no bundle of functions: boki deploy makes one of a folder", field="bundle")
     if bundle[2] > VERSION:
@@ -158,7 +107,8 @@ def _check_path(path: str) -> None:
         )
 
 
-def _too_large(what: str) -> TooLarge:
+def too_large(what: str) -> TooLarge:
+    """The error for a bundle over the limit; `what` says with what it crossed it, or is empty."""
     return TooLarge(
         f"a bundle may have at most {MAX_BUNDLE_BYTES:,} bytes, and {what}this one has more: leave data out of the "
         "folder, and append it to a LogBook or fetch it when the function runs",

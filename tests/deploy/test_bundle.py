@@ -19,9 +19,9 @@ from boki.deploy.bundle import (
     bundle_hash,
     module_names,
     pack_files,
-    pack_folder,
     read_bundle,
 )
+from boki.deploy.folder import pack_folder
 from boki.errors import BokiError, InvalidArgument, TooLarge, VersionTooNew
 
 APP = File("app.py", b"x = 1\n")
