@@ -38,7 +38,7 @@ class NodeConfig(Config, frozen=True, kw_only=True):
     chroot: Annotated[str, Meta(description="Path in ZooKeeper under which the cluster keeps everything.")] = "/boki"
     session_s: Annotated[
         float, Meta(ge=0.5, le=60, description="Silence after which ZooKeeper gives this process up.")
-    ] = 4.0
+    ] = 6.0
     link_host: Annotated[str, Meta(description="Address to listen on for the other nodes.")] = "127.0.0.1"
     advertise: Annotated[str, Meta(description="Name or address under which they find it; empty: link_host.")] = ""
     control_port: Annotated[int, Meta(ge=0, le=65_535, description="Port for what must be quick; 0: any.")] = 0
