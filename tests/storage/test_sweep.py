@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from random import Random
 from typing import Any
 
@@ -14,7 +14,7 @@ from boki.log.chunk import Group, encode_chunk
 from boki.log.floors import Floors
 from boki.log.ids import MAX_SEQNUM, NodeId, make_seqnum
 from boki.log.metalog import Trim
-from boki.messages import StoreBatch
+from boki.messages import BatchesFetched, StoreBatch
 from boki.storage.shards import ShardKey, batch_key
 from boki.storage.sweep import STEP_BYTES, Sweep, SweepStep
 from tests.members import ENGINE
@@ -111,6 +111,11 @@ def test_sweeps_that_skip_free_as_much_as_one_that_looks_at_everything(seed: int
     if luck.random() < 0.5:
         cluster.save()
         cluster.settle_sweeps()
+    freed = cluster.freed()
+    left = [(book, tag, make_seqnum(1, 0, lid)) for lid, (book, tag) in enumerate(cluster.books) if lid not in freed]
+    for row in cluster.core(NODE).floors.rows():
+        stands_over = [b for b, tag, seqnum in left if b == row[0] and row[1] in (None, tag) and seqnum < row[2]]
+        assert stands_over, f"nothing is left below {row}"
     rows = dict(cluster.world.disk(NODE).rows)
     core = cluster.core(NODE)
     core.sweep = Sweep(Floors(floors.rows()), core.holdings, core.saved.covers)
@@ -189,19 +194,38 @@ def test_what_arrives_late_in_a_stretch_is_swept_too() -> None:
     cluster = Swept()
     cluster.fill(("book", "tag"))
     cluster.world.tick(10)
-    cluster.world.loses = lambda _sender, to, message: to == NODE
-    cluster.fill(("book", "tag"), ("book", "tag"))
-    cluster.world.tell(NODE, StoreBatch(cluster.batches[cluster.key][-1]), ENGINE)
-    cluster.world.queue = type(cluster.world.queue)(entry for entry in cluster.world.queue if entry[1] != NODE)
-    cluster.world.tick(5)
-    cluster.world.loses = lambda _sender, _to, message: type(message).__name__ == "BatchesFetched"
+    cluster.world.loses = lambda _sender, to, message: to == NODE and isinstance(message, BatchesFetched)
+    late = len(cluster.batches[cluster.key])
+    cluster.fill(("late", "tag"), ("late", "tag"))
+    cluster.world.queue = deque(
+        entry for entry in cluster.world.queue if entry[1] != NODE or not isinstance(entry[2], StoreBatch)
+    )
     cluster.fill(("book", "tag"))
-    cluster.trim("book", None, 4)
-    cluster.world.tick(60)
-    assert not cluster.core(NODE).holdings.shards[cluster.key].is_whole
-    cluster.world.loses = lambda _sender, _to, _message: False
-    cluster.world.tick(60)
-    cluster.trim("other")
+    cluster.world.tick(10)
     cluster.trim("book")
     cluster.settle_sweeps()
-    assert cluster.freed() == set(range(4))
+    assert cluster.core(NODE).holdings.shards[cluster.key].stored_until == late
+    assert cluster.freed() == set(range(4)), "what is not there counts as freed here"
+    cluster.world.loses = lambda _sender, _to, _message: False
+    cluster.world.tick(60)
+    assert cluster.freed() == {0, 3}
+    cluster.trim("late")
+    cluster.settle_sweeps()
+    assert cluster.freed() == {0, 1, 2, 3}
+
+
+def test_batches_that_wait_for_an_index_are_deleted_as_far_as_it_is_saved() -> None:
+    """Each time that more has been saved, more goes, and nothing is forgotten in between."""
+    cluster = Swept()
+    for _ in range(12):
+        cluster.fill(("book", "tag"))
+    cluster.fill(("kept", "tag"))
+    cluster.world.tick(10)
+    cluster.trim("book")
+    cluster.settle_sweeps()
+    for saved in (4, 8, 8, 12):
+        for node in cluster.names:
+            cluster.core(node).saved.cover(1, {0: make_seqnum(1, 0, saved)})
+            cluster.core(node).sweep.look_again()
+        cluster.settle_sweeps()
+        assert cluster.count_on_disk(NODE, cluster.key) == 13 - saved
