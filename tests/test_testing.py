@@ -164,9 +164,10 @@ def test_calls_are_nested_so_deep() -> None:
         async with boki.testing.context(limits=Limits(call_depth=5)) as ctx:
             with pytest.raises(FunctionFailed) as caught:
                 await ctx.invoke(sink, 0)
-            assert caught.value.error_type == "FunctionFailed"
+            assert (caught.value.error_type, caught.value.error_code) == (CallTooDeep.__name__, CallTooDeep.code)
             assert "nested 5 deep" in caught.value.message
-            assert CallTooDeep.__name__ in caught.value.message
+            assert caught.value.message.count("CallTooDeep") == 1
+            assert "FunctionFailed" not in caught.value.message
 
     run(scenario())
 

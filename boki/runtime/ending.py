@@ -12,7 +12,7 @@ from boki.log.metalog import Positions
 from boki.log.operations import Failure
 from boki.runtime.console import Console, Speaker
 from boki.runtime.frames import Ended, encode_frame, max_frame_bytes
-from boki.runtime.function import Function, failure_of
+from boki.runtime.function import Function, failure_of, is_depth_from_below
 
 _MAX_MESSAGE_CHARS = 4096
 
@@ -36,10 +36,11 @@ class Ending:
         return Outcome(result, None, positions)
 
     def raised(self, speaker: Speaker, error: BaseException, positions: Positions) -> Outcome:
-        """The function raised this error, which the console is told in full."""
+        """The function raised this error, which the console is told in full (once, if calls are nested too deeply)."""
         trace = error.__traceback__
         error = error.with_traceback(trace.tb_next if trace else None)  # our own frame says nothing
-        self._console.error(speaker, error)
+        if not is_depth_from_below(error):
+            self._console.error(speaker, error)
         try:
             failure = failure_of(speaker.function, error, with_traceback=self._show_tracebacks)
         except Exception:  # noqa: BLE001 - an exception of a user's whose text cannot be had

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Final, TypeVar, get_type_hints, overload
 
 from boki.calls import FunctionInfo, Payload
-from boki.errors import BokiError, ConfigError, FunctionFailed, InvalidArgument
+from boki.errors import BokiError, CallTooDeep, ConfigError, FunctionFailed, InvalidArgument
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.operations import Failure
@@ -327,12 +327,31 @@ class Registry:
 
 def failure_of(name: str, error: BaseException, *, with_traceback: bool = False) -> Failure:
     """How a call of the function `name` ended that raised `error`: type and message, and the traceback if wanted."""
+    if is_depth_from_below(error):
+        return _told_once(name, error, with_traceback=with_traceback)
     kind = _sendable(type(error).__name__)
     failed = FunctionFailed(f"{name}: {kind}: {_sendable(str(error))}", error_type=kind, function=name)
     if isinstance(error, BokiError):
         failed.details["error_code"] = error.code
     if with_traceback:
         failed.details["traceback"] = _sendable("".join(traceback.format_exception(error)))
+    return Failure.of(failed)
+
+
+def is_depth_from_below(error: BaseException) -> bool:
+    """Whether a child call failed because calls are nested too deeply: each call of such a chain fails with the same
+    error, which is worth telling once.
+    """
+    return isinstance(error, FunctionFailed) and error.details.get("error_code") == CallTooDeep.code
+
+
+def _told_once(name: str, error: BaseException, *, with_traceback: bool) -> Failure:
+    kind = CallTooDeep.__name__
+    _, _, told = str(error).partition(f"{kind}: ")
+    failed = FunctionFailed(f"{name}: {kind}: {told}", error_type=kind, function=name, error_code=CallTooDeep.code)
+    below = getattr(error, "details", {}).get("traceback")
+    if with_traceback and below:
+        failed.details["traceback"] = below
     return Failure.of(failed)
 
 

@@ -87,8 +87,10 @@ def test_a_function_may_call_itself_to_the_depth_bound_in_one_slot(tmp_path: Pat
         async with hosting(tmp_path, MODULES, limits=LIMITS) as host:
             assert await host.result(f"down{suffix}", LIMITS.call_depth) == LIMITS.call_depth + 1
             failure = await host.failure(f"down{suffix}", LIMITS.call_depth + 1)
-            assert failure.details["error_type"] in ("CallTooDeep", "FunctionFailed")
-            assert "limits.call_depth is 4" in failure.message
+            assert failure.details["error_type"] == "CallTooDeep"
+            assert failure.message.startswith(f"down{suffix}: CallTooDeep: this call of")
+            assert failure.message.count("CallTooDeep") == failure.message.count("limits.call_depth is 4") == 1
+            assert len(host.texts("error")) == 1
             assert await host.result(f"down{suffix}", 0) == 1
 
     drive(test())
