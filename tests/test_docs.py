@@ -49,6 +49,8 @@ def parse(words: list[str]) -> None:
     context = command.make_context("boki", list(words), resilient_parsing=False)
     while hasattr(command, "resolve_command"):
         rest = [*context._protected_args, *context.args]
+        if not rest and getattr(command, "invoke_without_command", False):
+            return
         name, command, rest = command.resolve_command(context, rest)
         assert command is not None
         context = command.make_context(name, rest, parent=context)
