@@ -122,6 +122,14 @@ class Faults:
                 node.crash()
                 self._later(self._some_us(10_000, 1_000_000), node.start)
 
+    def _stop(self) -> None:
+        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        self._clock.note(f"{node.name} shall stop")
+        node.stop()
+
+    def _save(self) -> None:
+        self._pick(Role.STORAGE, Role.ENGINE).save()
+
     def _pause(self) -> None:
         node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
         self._clock.note(f"{node.name} is stopped")

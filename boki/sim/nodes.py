@@ -159,6 +159,15 @@ class Node:
             self.world.coordinator.close(self.session)
         self.clock.after(20_000, self.start)
 
+    def save(self) -> None:
+        """Checkpoint now what would be checkpointed some time."""
+
+    def stop(self) -> None:
+        """SIGTERM: stop in good order, and come back."""
+        if self.core is not None and not self.is_paused:
+            self.save()
+            self.begin_anew("it was told to")
+
     def _on_disk_failure(self) -> None:
         self.clock.sometimes("a sync failed")
         self.crash()
@@ -304,7 +313,13 @@ class StorageNode(Node):
 
     def make_core(self) -> Core:
         """See `Node`."""
-        return StorageCore(self.name, self.incarnation, self.disk)
+        self.storage = StorageCore(self.name, self.incarnation, self.disk)
+        return self.storage
+
+    def save(self) -> None:
+        """See `Node`."""
+        if self.core is not None:
+            self._run(lambda: [self.storage.checkpoint()])
 
     def set_room(self, room: DiskRoom) -> None:
         """The disk is (nearly) full, or no longer."""
@@ -394,6 +409,22 @@ class EngineNode(Node):
         """See `Node`."""
         return Member(node=self.name, role=self.role, incarnation=self.incarnation, has_index=self.is_ready)
 
+    def save(self) -> None:
+        """See `Node`."""
+        if self.core is not None:
+            self._run(self.engine.checkpoint)
+
+    def stop(self) -> None:
+        """See `Node`: its shards are closed first, if that does not take too long."""
+        if self.core is not None and not self.is_paused:
+            self.engine.close()
+            self.clock.after(2_000_000, self._stopped, self._life)
+
+    def _stopped(self, life: int) -> None:
+        if life == self._life:
+            self.save()
+            self.clock.after(100_000, self._if_alive, life, self.begin_anew, "it was told to")
+
     def submit(
         self,
         operation: Operation,
@@ -433,7 +464,10 @@ class EngineNode(Node):
         elif token is FENCED:
             self.clock.sometimes("an engine was fenced and stopped")
             self.clock.after(0, self._end_fenced, self._life)
-        elif token not in (SAVED, CLOSED):
+        elif token is CLOSED:
+            self.clock.sometimes("an engine closed its shards and stopped")
+            self.clock.after(0, self._stopped, self._life)
+        elif token is not SAVED:
             assert isinstance(value, Answered)
             token(value.answer, value.positions)
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 NETWORK: Final = ("loss", "repeat", "reorder", "delay", "partition", "one_way")
-NODES: Final = ("crash", "crash_primary", "pause", "power_cut", "wipe", "clock")
+NODES: Final = ("crash", "crash_primary", "stop", "save", "pause", "power_cut", "wipe", "clock")
 DISKS: Final = ("stall", "fsync_error", "rot", "full")
 COORDINATION: Final = ("session", "doubt", "stale", "false_seal")
 CHANGES: Final = ("logs", "sequencers", "drain")
@@ -72,7 +72,7 @@ def draw_options(seed: int) -> Options:
     replicas = rng.choice((1, 2, 3, 3, 3, 3, 5))
     return Options(
         seed=seed,
-        chaos_us=int(_log_uniform(rng, 5_000_000, 12_000_000)),
+        chaos_us=int(_log_uniform(rng, 3_500_000, 9_000_000)),
         storage=replicas + rng.choice((0, 1, 1, 2)),
         sequencers=rng.choice((1, 3, 3, 3, 3, 5)),
         spare_sequencers=rng.choice((0, 1, 1, 2)),

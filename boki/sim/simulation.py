@@ -178,7 +178,7 @@ class Simulation:
     def _ask(self, reader: EngineNode, operation: Any, positions: dict[int, int]) -> tuple[Any, dict[int, int]]:
         answers: list[tuple[Any, dict[int, int]]] = []
         reader.submit(operation, positions, 20_000_000, lambda *answer: answers.append(answer))
-        self._wait(lambda: bool(answers))
+        self.clock.run_until(self.clock.now_us + _PATIENCE_US, lambda: bool(answers))
         return answers[0] if answers else (None, {})
 
     def _read_book(self, reader: EngineNode, book: str) -> list[Seen] | str:

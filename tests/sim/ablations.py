@@ -1,0 +1,237 @@
+"""Safeguards, each switched off by a patch that only tests apply: the checkers must notice what follows.
+
+Run as a program it tells how many seeds of the ordinary swarm each needs: `python -m tests.sim.ablations [NAME…]`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from boki.controller import term_change
+from boki.effects import Effect, Send, Store
+from boki.engine import index
+from boki.engine.book import BookState
+from boki.engine.core import EngineCore
+from boki.follower import MetalogFollower
+from boki.log.metalog import make_position
+from boki.log.quorum import majority
+from boki.messages import EntriesStored, ShardProgress
+from boki.sequencer import metalog_store
+from boki.sequencer.core import SequencerCore
+from boki.sequencer.metalog_store import Phase
+from boki.sequencer.primary import Primary
+from boki.sim.disks import SimulatedDisk, Then
+from boki.sim.options import draw_options
+from boki.sim.simulation import simulate
+
+LIMIT = 200
+
+
+@contextmanager
+def without(target: Any, name: str, replacement: Any) -> Iterator[None]:
+    with patch.object(target, name, replacement):
+        yield
+
+
+def no_fsync_before_the_report() -> Any:
+    """Reports and acknowledgements leave before the sync."""
+    store = SimulatedDisk.store
+
+    def hasty(self: SimulatedDisk, what: Store, then: Then) -> None:
+        early = [
+            each
+            for each in what.then
+            if isinstance(each, Send) and isinstance(each.message, ShardProgress | EntriesStored)
+        ]
+        if early:
+            then(early)
+        store(self, Store(what.writes, then=[each for each in what.then if each not in early]), then)
+
+    return without(SimulatedDisk, "store", hasty)
+
+
+def no_durable_seal() -> Any:
+    """A seal is in memory only: it is forgotten by a restart."""
+    seal = SequencerCore._seal
+
+    def forgetful(self: SequencerCore, sender: Any, term: int) -> Iterable[Effect]:
+        for effect in seal(self, sender, term):
+            yield from effect.then if isinstance(effect, Store) else (effect,)
+
+    return without(SequencerCore, "_seal", forgetful)
+
+
+def no_term_check() -> Any:
+    """A backup that was sealed takes entries of its primary all the same."""
+    return patch.dict(metalog_store.NEXT, {(Phase.SEALED, "append"): Phase.SEALED})
+
+
+def no_incarnation_check() -> Any:
+    """What a wiped disk once said still counts."""
+
+    def trusting(self: Primary, storage: Any, shard_id: int, incarnation: int, stored_until: int) -> None:
+        shard = self._shards.get(shard_id)
+        if shard is not None and storage in shard.replicas:
+            _, stored = shard.stored.get(storage, (0, 0))
+            shard.stored[storage] = (incarnation, max(stored, stored_until))
+            self.moved = True
+
+    return without(Primary, "report", trusting)
+
+
+def no_write_quorum() -> Any:
+    """One replica is enough for a cut."""
+    cut = Primary._cut
+    return without(Primary, "_cut", lambda self, quorum, now_us: cut(self, 1, now_us))
+
+
+def no_position_wait() -> Any:
+    """A read is answered from whatever the index has."""
+    return without(EngineCore, "_is_caught_up", lambda self, read: True)
+
+
+def no_completion_on_a_majority() -> Any:
+    """The next term begins when one sequencer has the whole metalog."""
+    try_install = term_change.TermChange._try_install
+
+    def hasty(self: term_change.TermChange) -> Iterable[Effect]:
+        with patch.object(term_change, "majority", lambda count: 1):
+            return list(try_install(self))
+
+    return without(term_change.TermChange, "_try_install", hasty)
+
+
+def no_majority_of_seals() -> Any:
+    """The next term begins when one sequencer is sealed."""
+
+    def one(count: int) -> int:
+        return min(1, majority(count))
+
+    return without(term_change, "majority", one)
+
+
+def no_silence_after_a_restart() -> Any:
+    """A primary that has restarted appends on."""
+    install = SequencerCore._install
+
+    class Blank:
+        """A disk on which nobody has led."""
+
+        def __init__(self, disk: Any) -> None:
+            self.disk = disk
+
+        def get(self, key: bytes) -> bytes | None:
+            return None if key[:1] == b"l" else self.disk.get(key)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.disk, name)
+
+    def eager(self: SequencerCore, views: Any) -> Iterable[Effect]:
+        disk, self._disk = self._disk, Blank(self._disk)
+        try:
+            return list(install(self, views))
+        finally:
+            self._disk = disk
+
+    return without(SequencerCore, "_install", eager)
+
+
+def no_durable_trim_floors() -> Any:
+    """Saved indexes have no floors."""
+    encode = BookState.encode
+
+    def floorless(self: BookState) -> bytes:
+        return encode(self._replace(floor=0, deleted_below=0))
+
+    return without(BookState, "encode", floorless)
+
+
+def no_key_deduplication() -> Any:
+    """A key is a tag like any other."""
+    judge = index.Index._judge
+
+    def blind(self: Any, book: Any, span: Any, first: int, time_us: int) -> Any:
+        return judge(self, book, span._replace(key_tag=None), first, time_us)
+
+    return without(index.Index, "_judge", blind)
+
+
+def no_conditions() -> Any:
+    """Every condition holds."""
+    judge = index.Index._judge
+
+    def blind(self: Any, book: Any, span: Any, first: int, time_us: int) -> Any:
+        return judge(self, book, span._replace(when=()), first, time_us)
+
+    return without(index.Index, "_judge", blind)
+
+
+def no_order_of_terms() -> Any:
+    """A term is over for an engine when one of its logs is."""
+
+    def next_term(self: MetalogFollower) -> Any:
+        if not self._logs or not any(self.is_at_end(log) for log in self._logs):
+            return None
+        self._applied = {}
+        self._begin(self.term + 1)
+        return self.view
+
+    return without(MetalogFollower, "next_term", next_term)
+
+
+def no_fresh_tails() -> Any:
+    """A fresh read asks nobody."""
+    return without(EngineCore, "_on_tail", _answer_at_once)
+
+
+def _answer_at_once(self: EngineCore, sender: Any, message: Any) -> Iterable[Effect]:
+    effects: list[Effect] = []
+    told = msgspec.structs.replace(message, stored_until=0)
+    for operation, waiter, log, _, deadline_us in self.tails.tell(self.follower.chain.current, sender, told):
+        needs = {log: make_position(message.term, 0)}
+        effects += self._read(operation, waiter, needs, deadline_us, deadline_us - 1)
+    return self._stamp(effects)
+
+
+ABLATIONS: dict[str, Callable[[], Any]] = {
+    "fsync before the report": no_fsync_before_the_report,
+    "durable seal": no_durable_seal,
+    "term check": no_term_check,
+    "incarnation check": no_incarnation_check,
+    "write quorum": no_write_quorum,
+    "position wait on reads": no_position_wait,
+    "completion on a majority": no_completion_on_a_majority,
+    "a majority of seals": no_majority_of_seals,
+    "restarted primary silent": no_silence_after_a_restart,
+    "durable trim floors": no_durable_trim_floors,
+    "key de-duplication": no_key_deduplication,
+    "conditions": no_conditions,
+    "terms applied in order": no_order_of_terms,
+    "fresh tails": no_fresh_tails,
+}
+
+
+def seeds_needed(name: str, seeds: Iterable[int] = range(LIMIT)) -> tuple[int, int, str] | None:
+    """(how many seeds it took, the last of them, what a checker said); None if no checker noticed anything."""
+    with ABLATIONS[name]():
+        for count, seed in enumerate(seeds, 1):
+            # a core's own assertion ends a run and counts for nothing: the checkers outside must notice
+            told = [
+                str(each)
+                for each in simulate(draw_options(seed)).violations
+                if each.promise not in ("no core raises", "liveness")
+            ]
+            if told:
+                return count, seed, told[0]
+    return None
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or ABLATIONS:
+        print(f"{wanted}: {seeds_needed(wanted)}", flush=True)
