@@ -26,7 +26,7 @@ from boki.host.links import Diversion
 from boki.log.ids import NodeId
 from boki.log.limits import MIB
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Failure
+from boki.log.operations import Answer, Failure, Read
 from boki.messages import Message
 from boki.remote import (
     AcceptCall,
@@ -102,6 +102,8 @@ class EngineService:
         """When each has last polled."""
         self._told: Load | None = None
         self._under_way: set[_Key] = set()
+        self._waiting_reads: dict[_Key, Positions] = {}
+        """Reads that may wait for long for a record to come: another engine can do that as well."""
         self._ended: deque[_Key] = deque(maxlen=_REMEMBERED)
         self._ended_set: set[_Key] = set()
         self._started_count = 0
@@ -120,6 +122,8 @@ class EngineService:
         """Refuse what is new, say so to the gateways, and wait `drain_s` at most for what is under way."""
         self.is_draining = True
         self._tell_all(self._clock())
+        for key, positions in list(self._waiting_reads.items()):
+            self._answer_log(key, Failure.of(self._stopping()), positions)
         try:
             async with asyncio.timeout(drain_s):
                 while self._under_way:
@@ -163,6 +167,11 @@ class EngineService:
                 if len(self._under_way) > _MAX_LOG_REQUESTS + self._capacity:
                     self._answer_log(key, Failure.of(_overloaded(_MAX_LOG_REQUESTS, "log operations")), positions)
                     return
+                if isinstance(operation, Read) and operation.wait_us:
+                    if self.is_draining:
+                        self._answer_log(key, Failure.of(self._stopping()), positions)
+                        return
+                    self._waiting_reads[key] = positions
                 self._service.submit(
                     operation, positions, timeout_us, lambda answer, seen: self._answer_log(key, answer, seen)
                 )
@@ -207,10 +216,14 @@ class EngineService:
 
     def _refusal(self) -> Unavailable | None:
         if self.is_draining:
-            return Unavailable("the engine is stopping: the call was not begun", retry_after_s=_RETRY_AFTER_S)
+            return self._stopping()
         if not self._is_ready():
             return Unavailable("the engine is starting: the call was not begun", retry_after_s=_RETRY_AFTER_S)
         return None
+
+    @staticmethod
+    def _stopping() -> Unavailable:
+        return Unavailable("the engine is stopping: it was not begun", retry_after_s=_RETRY_AFTER_S)
 
     # logged calls
 
@@ -272,7 +285,9 @@ class EngineService:
     # the log
 
     def _answer_log(self, key: _Key, answer: Answer, seen: Positions) -> None:
-        self._end(key, LogReply(key[1], seen, answer))
+        self._waiting_reads.pop(key, None)
+        if key in self._under_way:  # else it was told to ask another engine
+            self._end(key, LogReply(key[1], seen, answer))
 
     # what gateways want to know
 

@@ -9,9 +9,10 @@ import pytest
 
 import boki.remote
 from boki.errors import CallLost, Overloaded, Unavailable
+from boki.log.operations import Read
 from boki.messages import Message
 from tests.engine.call_world import a_call, time_passes
-from tests.engine.remote_world import GATEWAY, A, B, Cluster, in_cluster
+from tests.engine.remote_world import GATEWAY, A, B, Cluster, home, in_cluster
 
 
 def test_a_call_runs_at_the_engine_it_was_given_to() -> None:
@@ -129,6 +130,23 @@ def test_an_engine_that_drains_finishes_what_it_has_and_refuses_what_is_new() ->
         cluster.engines[A].functions.end(a_call(1, "hang"))
         await draining
         assert (await held).failure is None
+
+    in_cluster(scenario)
+
+
+def test_reads_that_wait_move_on_when_their_engine_drains() -> None:
+    """Else a drain would last as long as the longest poll; the reader sees nothing of it."""
+
+    async def scenario(cluster: Cluster) -> None:
+        first, second = home(cluster)
+        first.log.holds = second.log.holds = True
+        read = Read("book", wait_us=20_000_000)
+        asked = asyncio.create_task(cluster.backend.request(read, {}, 30.0))
+        await time_passes(0.1)
+        await asyncio.wait_for(first.service.drain(60), 1.0)
+        await time_passes(0.1)
+        assert (first.log.operations, second.log.operations) == ([read], [read])
+        asked.cancel()
 
     in_cluster(scenario)
 
