@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from boki.cli.terminal import bytes_text, results
 from boki.cluster.core import SupervisorCore
-from boki.cluster.health import sentences
+from boki.cluster.health import leader_of, sentences
 from boki.cluster.identity import resident_bytes
 from boki.config import LogFormat
 
@@ -88,6 +88,8 @@ class UpScreen:
 
         state = "stopping" if self._core.is_stopping else "ready" if self.is_ready else "starting"
         head = Text.assemble(("Boki ", "bold"), (state, "bold green" if state == "ready" else "bold yellow"))
+        if term := leader_of(self.status or {}).get("term"):
+            head.append(f", term {term}")
         lines = [Text(f"  {name:<10} {value}") for name, value in self._facts.items()]
         table = Table(header_style="bold")
         for name, justify in _COLUMNS:

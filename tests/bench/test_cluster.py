@@ -1,0 +1,77 @@
+"""Benchmarks of clusters: what is taken from a status and a timeline, and one that runs on a real cluster."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from boki.bench.faults import _last_change, _victim
+from boki.bench.load_functions.load import Timeline
+from boki.bench.system import Options
+from boki.bench.timeline import compared
+from boki.errors import ConfigError
+
+LEADER = {
+    "node": "controller-2",
+    "term": 4,
+    "sequencers": ["sequencer-1", "sequencer-2", "sequencer-3"],
+    "primaries": ["sequencer-2"],
+    "changes": [{"term": 4, "reason": "old", "duration_ms": 9.0}],
+}
+STATUS: dict[str, Any] = {"nodes": {"controller-2": {"leader": True, "controller": LEADER}, "engine-1": None}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "expected"),
+    [
+        ("primary", "engine-1", "sequencer-2"),
+        ("backup", "engine-1", "sequencer-1"),
+        ("controller", "engine-1", "controller-2"),
+        ("engine", "engine-1", "engine-2"),
+        ("engine", "engine-2", "engine-1"),
+        ("storage", "engine-1", "storage-2"),
+    ],
+)
+def test_the_victim_is_what_was_asked_for(kind: str, engine: str, expected: str) -> None:
+    """The engine that is killed is never the one with the load."""
+    assert _victim(STATUS, kind, 1, engine) == expected
+
+
+def test_a_change_of_terms_is_that_which_came_after() -> None:
+    """Not one of before the kill; and nothing is told where there was none."""
+    after = json.loads(json.dumps(STATUS))
+    changes = after["nodes"]["controller-2"]["controller"]["changes"]
+    assert _last_change(after, STATUS) == {}
+    changes.append({"term": 5, "reason": "its primary does not answer", "duration_ms": 31.26})
+    assert _last_change(after, STATUS) == {"seal_to_install_ms": 31.3, "reason": "its primary does not answer"}
+
+
+def test_a_pause_counts_from_the_event_until_the_next_append_that_ends() -> None:
+    """Also if appends that had begun before end after it; failures are counted."""
+    quiet = [(at, 1_000) for at in range(0, 3_000_000, 10_000)]
+    after = [(3_000_000 - 500, 700_500), (3_700_000, 2_000)]
+    starts, latencies = zip(*(quiet + after), strict=True)
+    found = compared(Timeline(list(starts), list(latencies), ["x"]), 3_000_000)
+    assert (found["p50_before_ms"], found["max_ms"], found["stall_ms"], found["failed"]) == (1.0, 700.5, 700.0, 1)
+
+
+def test_what_needs_a_cluster_is_refused_without_one() -> None:
+    """And a cluster of one's own is not the one behind a URL."""
+    with pytest.raises(ConfigError, match="--cluster"):
+        Options().check(["failover"])
+    with pytest.raises(ConfigError, match="leave --url out"):
+        Options(url="http://x", is_cluster=True).check(["append"])
+    Options(is_cluster=True, replicas=3).check(["failover", "append"])
+
+
+def test_appends_are_measured_on_a_real_cluster() -> None:
+    """The same rows as of one process, and the row says which it was."""
+    words = ["append", "--cluster", "--inflight", "4", "--rounds", "1", "--duration-s", "0.2", "--json"]
+    command = [sys.executable, "-m", "boki", "bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(row["system"], row["replicas"], row["errors"]) for row in found} == {("cluster", 3, 0)}
+    assert all(row["ops_per_s"] for row in found)
