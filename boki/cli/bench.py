@@ -29,9 +29,7 @@ def command(
     ] = None,
     size_bytes: Annotated[int, typer.Option(min=0, help="Size of a record, where it can be chosen.")] = 1024,
     records: Annotated[int, typer.Option(min=1000, help="Records in the log, for `restart` and `memory`.")] = 1_000_000,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Measured rounds, after one that warms up; the median counts.")
-    ] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up; the median counts.")] = 3,
     duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Measure a whole cluster, every role a process: 3 replicas by default.")
