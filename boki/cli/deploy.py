@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect
@@ -32,7 +33,7 @@ def command(
 def show(deployment: Deployment, *, as_json: bool) -> None:
     """What came of it."""
     if as_json:
-        print_json(deployment)
+        print_json(msgspec.to_builtins(deployment))
         return
     version = deployment.version
     what = "runs from now on" if deployment.is_new or not version.is_active else "runs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from boki.cli import deploy
@@ -22,7 +23,7 @@ def versions(context: typer.Context, as_json: AsJson = False, url: Url = "", tok
         found = client.versions()
     if as_json:
         for info in found:
-            print_json(info)
+            print_json(msgspec.to_builtins(info))
         return
     if not found:
         results().print("Nothing has been deployed yet: boki deploy DIR does.")
