@@ -13,7 +13,7 @@ from typing import Final
 from boki.log.ids import LogId, NodeId, Term
 from boki.log.metalog import MetalogEntry, Positions, make_position, split_position
 from boki.log.view import View, ViewChain
-from boki.messages import FetchMetalog, Metalog
+from boki.messages import EntriesDropped, FetchMetalog, Metalog
 
 COORDINATOR: Final = NodeId("coordinator")
 """Where views are fetched from."""
@@ -101,6 +101,11 @@ class MetalogFollower:
         for index, entry in enumerate(message.entries, message.first_index):
             if log.next_index <= index < log.next_index + _BUFFERED_ENTRIES:
                 log.entries[index] = entry
+
+    def has_lost(self, message: EntriesDropped) -> bool:
+        """Whether the owner needs entries that are kept by nobody any more."""
+        log = self._logs.get(message.log)
+        return log is not None and message.term == self.term and message.kept_from > log.next_index
 
     def peek(self, log: LogId) -> tuple[int, MetalogEntry] | None:
         """The next committed entry of the log with its index, if it is here."""

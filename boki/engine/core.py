@@ -18,22 +18,25 @@ waits, says so by `Answer(FENCED, None)`, and takes part in nothing any more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
-from boki.effects import Answer, DiskReader, Effect, Put, Send, Trace
+from boki.effects import Answer, DiskReader, Effect, Send, Trace
 from boki.engine.appends import Appends
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.checkpoints import SAVED as SAVED
-from boki.engine.checkpoints import Checkpoints, CheckpointStored
+from boki.engine.checkpoints import STALE as STALE
+from boki.engine.checkpoints import Checkpoints, IndexStored, read_fenced, read_opened
 from boki.engine.gathering import Gathering
 from boki.engine.index import Index
+from boki.engine.mirror import Mirror
 from boki.engine.reads import PendingRead, ReadOperation, Reads
 from boki.engine.replicas import Replicas
 from boki.engine.requests import Requests
+from boki.engine.stamps import Answered as Answered
+from boki.engine.stamps import Stamps
 from boki.engine.strays import Strays
 from boki.engine.tails import Tails
 from boki.engine.waiter import Waiter
@@ -41,14 +44,9 @@ from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.follower import COORDINATOR, MetalogFollower
 from boki.log.ids import LogId, NodeId, Term, make_shard, shard_incarnation
 from boki.log.limits import Limits
-from boki.log.membership import Place
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, make_position, split_position
 from boki.log.operations import (
     Append,
-    Appended,
-    Books,
-    Done,
-    Found,
     Get,
     ListBooks,
     Operation,
@@ -60,9 +58,10 @@ from boki.log.operations import (
 from boki.log.view import View
 from boki.messages import (
     BatchesFetched,
+    CheckpointStored,
+    EntriesDropped,
     FetchView,
     IndexBatch,
-    IndexSaved,
     InstallMembership,
     InstallPlacement,
     InstallView,
@@ -73,16 +72,12 @@ from boki.messages import (
     TellTail,
 )
 
-PLACEMENT_KEY: Final = b"p"
-FENCES_KEY: Final = b"f"
 READY: Final = "ready"
 """The token of the one `Answer` that says that the engine has caught up and may append."""
 FENCED: Final = "fenced"
 """The token of the one `Answer` that says that this incarnation was taken for lost: its shell starts another one."""
 CLOSED: Final = "closed"
 """The token of the one `Answer` that says that all that was taken is ordered and no shard is open, after `close`."""
-_Opened = tuple[Place, tuple[NodeId, ...]]
-_Fenced = tuple[tuple[Term, LogId], set[int]]
 _LIFE_BITS: Final = 32
 _ASK_VIEW_US: Final = 100_000
 
@@ -100,14 +95,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Batches of other engines that wait here for the cuts that order them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What `Answer` effects of an engine carry: the answer or the error, and what its caller has seen now."""
-
-    answer: Appended | Found | Books | Done | BokiError
-    positions: Positions
-
-
 class EngineCore:
     """One life of one engine. `disk` holds the index's last checkpoint: a cache, the truth is in the logs."""
 
@@ -122,8 +109,8 @@ class EngineCore:
         self.aux = AuxCache(config.aux_cache_bytes)
         self.appends = Appends(buffer_bytes=config.append_buffer_bytes, batch_bytes=config.batch_bytes)
         self.follower = MetalogFollower(self.index.applied)
-        stored = disk.get(PLACEMENT_KEY)
-        self.replicas = Replicas(msgspec.msgpack.decode(stored, type=list[_Opened]) if stored else ())
+        self.stamps = Stamps(self.follower, self.index)
+        self.replicas = Replicas(read_opened(disk))
         # No number of this life is one of an earlier life: late answers to that one must find nobody.
         self._numbers = incarnation << _LIFE_BITS
         self.reads = Reads(
@@ -132,16 +119,17 @@ class EngineCore:
             self.aux,
             limits,
             self.replicas.of,
-            self._is_caught_up,
-            self._tail_of,
+            self.stamps.is_caught_up,
+            self.stamps.tail_of,
             first_number=self._numbers,
         )
         self.tails = Tails(self._numbers)
         self.strays = Strays(config.pushed_bytes)
         self.gathering = Gathering(self.appends, self.strays, self.replicas, self.cache)
-        stored = disk.get(FENCES_KEY)
-        self.requests = Requests(dict(msgspec.msgpack.decode(stored, type=list[_Fenced]) if stored else ()))
-        self.checkpoints = Checkpoints(node, self.index, self._saved_place, self._extra_rows)
+        self.requests = Requests(dict(read_fenced(disk)))
+        self.checkpoints = Checkpoints(
+            node, self.index, self.follower, self.replicas, self.requests, Mirror(incarnation, disk), self._is_current
+        )
         self._shard_count = 0
         self._began: Term = 0
         self._view_asked_at = 0
@@ -160,9 +148,9 @@ class EngineCore:
         """
         waiter = Waiter(None if isinstance(operation, ListBooks) else operation.book, token)
         try:
-            return self._stamp(self._submit(operation, positions, deadline_us, waiter, now_us))
+            return self.stamps.stamp(self._submit(operation, positions, deadline_us, waiter, now_us))
         except BokiError as error:
-            return self._stamp([Answer(waiter, error)])
+            return self.stamps.stamp([Answer(waiter, error)])
 
     def _submit(
         self, operation: Operation, positions: Positions, deadline_us: int, waiter: Waiter, now_us: int
@@ -199,8 +187,10 @@ class EngineCore:
         """
         waiter = Waiter(None, token)
         if not self.follower.chain or self.is_fenced() or incarnation == self.incarnation:
-            return self._stamp([Answer(waiter, Unavailable("this engine cannot fence that one", retry_after_s=0.2))])
-        return self._stamp(self.requests.fence(incarnation, waiter, deadline_us, self._newest_view))
+            return self.stamps.stamp(
+                [Answer(waiter, Unavailable("this engine cannot fence that one", retry_after_s=0.2))]
+            )
+        return self.stamps.stamp(self.requests.fence(incarnation, waiter, deadline_us, self._newest_view))
 
     def close(self) -> None:
         """Take no more appends; `Answer(CLOSED)` follows when all that were taken are ordered and the shards closed."""
@@ -223,18 +213,24 @@ class EngineCore:
                 term = self.strays.push(batch, self.follower.term)
                 return self._ask_view(term, now_us)
             case BatchesFetched(request) if request > 0:
-                return self._stamp(self.reads.on_fetched(sender, message, now_us))
+                return self.stamps.stamp(self.reads.on_fetched(sender, message, now_us))
             case BatchesFetched():
-                self.strays.put(message)
+                if self.strays.put(message):
+                    return self.checkpoints.give_up(self.strays.damage)
             case TellTail():
                 return [*self._ask_view(message.term, now_us), *self._on_tail(sender, message, now_us)]
             case Ping(number):
                 known = self.follower.chain.current.term if self.follower.chain else 0
                 return (Send(sender, Pong(number, known, self.incarnation)),)
             case InstallView() | InstallMembership() | InstallPlacement():
-                return self._stamp(self._install(message, now_us))
+                return self.stamps.stamp(self._install(message, now_us))
+            case IndexStored():
+                return self.checkpoints.stored()
             case CheckpointStored():
-                return self.checkpoints.stored(self._storage_nodes())
+                return self.checkpoints.mirrored(sender, message, now_us)
+            case EntriesDropped():
+                if self.follower.has_lost(message):
+                    return self.checkpoints.give_up("the log's older entries have been dropped")
         term = message.term if isinstance(message, ShardProgress | BatchesFetched) else 0
         return self._ask_view(term, now_us)
 
@@ -271,7 +267,7 @@ class EngineCore:
         effects = self._follow(now_us)
         effects += self.appends.settle(now_us)
         effects += [Send(to, fetch) for to, fetch in self.follower.fetches(now_us)]
-        effects = self._stamp(effects)
+        effects = self.stamps.stamp(effects)
         if self.is_fenced():
             return [*effects, Answer(FENCED, None)]
         if not self._was_ready and self.is_ready:
@@ -294,8 +290,8 @@ class EngineCore:
         timed += self.tails.tick(self.follower.chain.current, now_us)
         for log, shard in self.appends.done_shards(now_us):
             timed += self.requests.close(log, shard, view)
-        effects += self._stamp(timed)
-        return effects + self.checkpoints.tick(self._storage_nodes(), now_us)
+        effects += self.stamps.stamp(timed)
+        return effects + self.checkpoints.tick(now_us)
 
     def is_fenced(self) -> bool:
         """Whether this incarnation was taken for lost: it takes part in nothing any more."""
@@ -304,8 +300,10 @@ class EngineCore:
     @property
     def is_ready(self) -> bool:
         """Whether this engine has caught up with every log and may append to each."""
-        is_current = self.follower.is_caught_up() and self._began == self.follower.term
-        return is_current and not self.appends.unopened and not self.is_fenced() and not self._is_closing
+        return self._is_current() and not self.appends.unopened and not self.is_fenced() and not self._is_closing
+
+    def _is_current(self) -> bool:
+        return self.follower.is_caught_up() and self._began == self.follower.term
 
     # applying the metalogs
 
@@ -416,26 +414,6 @@ class EngineCore:
             effects += self.requests.open(log, OpenShard(shard, self.node, replicas), view)
         return effects
 
-    # consistency
-
-    def _is_caught_up(self, read: PendingRead) -> bool:
-        """Whether the index has seen all that the read's caller has seen (design promise 3).
-
-        Terms are applied one after the other, each log of one to its end before any of the next. So it is enough to
-        be in the newest term that the caller has seen, and at its position in the book's own log of that term.
-        """
-        term = self.follower.term
-        if term != self.follower.chain.current.term or term < read.needs_term:
-            return False
-        book = read.waiter.book
-        if book is None:
-            return all(self._has_applied(log, needed, term) for log, needed in read.needs.items())
-        log = self.follower.view.log_of(book)
-        return self._has_applied(log, read.needs.get(log, 0), term)
-
-    def _has_applied(self, log: LogId, needed: int, term: Term) -> bool:
-        return split_position(needed)[0] < term or self.index.applied.get(log, 0) >= needed
-
     def _on_tail(self, sender: NodeId, message: TellTail, now_us: int) -> Iterable[Effect]:
         effects: list[Effect] = []
         for operation, waiter, log, entries, deadline_us in self.tails.tell(
@@ -443,26 +421,7 @@ class EngineCore:
         ):
             needs = {log: make_position(message.term, entries)}
             effects += self._read(operation, waiter, needs, deadline_us, now_us)
-        return self._stamp(effects)
-
-    def _stamp(self, effects: Iterable[Effect]) -> list[Effect]:
-        """The machines answer `Waiter`s; the shell's token gets the answer, with the position of the book, or all."""
-        return [self._answered(effect) if isinstance(effect, Answer) else effect for effect in effects]
-
-    def _answered(self, effect: Answer) -> Answer:
-        waiter: Waiter = effect.token
-        positions: Positions = {}
-        if waiter.book is None:
-            positions = dict(self.index.applied)
-        elif self.follower.chain:
-            log = self.follower.chain.current.log_of(waiter.book)
-            position = self.index.applied.get(log)
-            if position is not None:
-                positions[log] = position
-        return Answer(waiter.token, Answered(effect.value, positions))
-
-    def _tail_of(self, book: str) -> int:
-        return self.index.next_seqnum(self.follower.view.log_of(book))
+        return self.stamps.stamp(effects)
 
     def status(self) -> dict[str, Any]:
         """Figures for operators, as JSON values."""
@@ -477,20 +436,6 @@ class EngineCore:
             "cache_hits": self.cache.hits,
             "cache_misses": self.cache.misses,
         }
-
-    # checkpoints
-
-    def _storage_nodes(self) -> Sequence[NodeId]:
-        return self.replicas.storage_nodes(self.follower.chain.current) if self.follower.chain else ()
-
-    def _saved_place(self) -> IndexSaved:
-        return IndexSaved(self.follower.term, {log: self.index.next_seqnum(log) for log in self.follower.logs})
-
-    def _extra_rows(self) -> list[Put]:
-        return [
-            Put(PLACEMENT_KEY, msgspec.msgpack.encode(self.replicas.rows())),
-            Put(FENCES_KEY, msgspec.msgpack.encode(list(self.requests.fenced.items()))),
-        ]
 
     def checkpoint(self) -> list[Effect]:
         """Save the index, so that the next start need not read the whole log. Nothing if that is being done."""

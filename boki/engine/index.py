@@ -426,6 +426,11 @@ class Index:
         return BookState() if stored is None else BookState.decode(stored)
 
 
+def read_applied(disk: DiskReader) -> Positions:
+    """Per log, the metalog position of the index on that disk; empty if there is none. Raises like `Index`."""
+    return dict(_read_small_state(disk).applied)
+
+
 def _read_small_state(disk: DiskReader) -> _SmallState:
     stored = disk.get(SMALL_STATE_KEY)
     if stored is None:

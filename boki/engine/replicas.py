@@ -14,13 +14,16 @@ from boki.log.ids import NodeId
 from boki.log.membership import Membership, Place, Placement, Role
 from boki.log.view import View
 
+Opened = tuple[Place, tuple[NodeId, ...]]
+"""A shard, and the replicas that its `OpenShard` named."""
+
 _NOBODY: Final[frozenset[NodeId]] = frozenset()
 
 
 class Replicas:
     """Of all shards that the index knows. `opened` is what a checkpoint had."""
 
-    def __init__(self, opened: Iterable[tuple[Place, tuple[NodeId, ...]]] = ()) -> None:
+    def __init__(self, opened: Iterable[Opened] = ()) -> None:
         self.membership: Membership | None = None
         self._opened: dict[Place, tuple[NodeId, ...]] = dict(opened)
         self._moved: dict[Place, tuple[NodeId, ...]] = {}
@@ -45,7 +48,7 @@ class Replicas:
         """The metalog has opened a shard."""
         self._opened[place] = replicas
 
-    def rows(self) -> list[tuple[Place, tuple[NodeId, ...]]]:
+    def rows(self) -> list[Opened]:
         """What the metalogs have opened, for a checkpoint."""
         return list(self._opened.items())
 
@@ -92,6 +95,16 @@ class Replicas:
         """Every storage node that is named anywhere now."""
         members = self.membership.of(Role.STORAGE) if self.membership is not None else ()
         return list(dict.fromkeys((*view.storage, *(member.node for member in members))))
+
+    @property
+    def live_storage(self) -> list[NodeId]:
+        """The storage nodes that are registered now."""
+        return sorted(self._live)
+
+    def is_first_index(self, engine: NodeId) -> bool:
+        """Whether this engine is the first of those that hold the index: what one should do, it does."""
+        members = self.membership.of(Role.ENGINE) if self.membership is not None else ()
+        return next((member.node for member in members if member.has_index), None) == engine
 
     def indexes_beside(self, engine: NodeId) -> tuple[NodeId, ...]:
         """The other engines that hold the index."""

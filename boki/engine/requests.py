@@ -23,6 +23,9 @@ from boki.log.operations import Done
 from boki.log.view import View
 from boki.messages import RequestEntry
 
+Fenced = tuple[tuple[Term, LogId], set[int]]
+"""A log of a term, and the incarnations that it has fenced."""
+
 _REPEAT_US: Final = 200_000
 
 

@@ -73,11 +73,11 @@ class Strays:
             self._drop(oldest, self._shards[oldest], lid)
         return header.term
 
-    def put(self, message: BatchesFetched) -> None:
-        """A storage node has answered."""
+    def put(self, message: BatchesFetched) -> bool:
+        """A storage node has answered; True if what the index needs has been freed there."""
         shard = self._shards.get((message.term, message.log, message.shard))
         if shard is None or message.first_lid < shard.used_until:
-            return
+            return False
         if message.error:
             self.damage = message.error
         elif message.holding is Holding.FREED:
@@ -88,11 +88,12 @@ class Strays:
         for data in message.batches:
             batch = _read(data)
             if batch is None:
-                return
+                return False
             shard.batches.setdefault(batch.header.first_lid, batch)
         shard.refused_count = 0 if message.batches else shard.refused_count + 1
         if shard.refused_count < 2:
             shard.asked_at = -_REPEAT_US  # what follows, or another replica, may be asked at once
+        return message.holding is Holding.FREED
 
     # being used
 

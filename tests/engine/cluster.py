@@ -8,8 +8,9 @@ from typing import Any
 
 from boki.controller.plans import Plan
 from boki.controller.term_change import TermChange
-from boki.effects import Answer, Effect, Send
-from boki.engine.core import READY, Answered, EngineConfig, EngineCore
+from boki.effects import Answer, Core, Effect, Send
+from boki.engine.bootstrap import Bootstrap
+from boki.engine.core import READY, STALE, Answered, EngineConfig, EngineCore
 from boki.errors import BokiError
 from boki.log.chunk import Chunk, Group, encode_chunk
 from boki.log.ids import NodeId
@@ -86,7 +87,9 @@ class Cluster(World):
         self.lives += 1
         self.incarnations[node] = self.lives
         self.answers.pop((node, READY), None)
-        self.add(node, EngineCore(NodeId(node), self.lives, self.disk(node), self.config))
+        self.answers.pop((node, STALE), None)
+        kind = Bootstrap if self.is_registered else EngineCore
+        self.add(node, kind(NodeId(node), self.lives, self.disk(node), self.config))
         self._introduce(node)
 
     def _introduce(self, node: str) -> None:
@@ -99,7 +102,7 @@ class Cluster(World):
         """Tell everybody who is up, as the coordinator sees it."""
         self.membership_number += 1
         members = tuple(
-            Member(node=node, role=role, incarnation=self.incarnations[node], has_index=isinstance(core, EngineCore))
+            Member(node=node, role=role, incarnation=self.incarnations[node], has_index=_engine_of(core) is not None)
             for node, core in self.cores.items()
             for role in Role
             if node.startswith(role.value) and node in self.incarnations
@@ -116,8 +119,8 @@ class Cluster(World):
         self.run()
 
     def core_of(self, engine: str) -> EngineCore:
-        core = self.cores[NodeId(engine)]
-        assert isinstance(core, EngineCore)
+        core = _engine_of(self.cores[NodeId(engine)])
+        assert core is not None, f"{engine} has not begun yet"
         return core
 
     @property
@@ -127,7 +130,7 @@ class Cluster(World):
 
     @property
     def engines(self) -> list[str]:
-        return [node for node, core in self.cores.items() if isinstance(core, EngineCore)]
+        return [node for node, core in self.cores.items() if _engine_of(core) is not None]
 
     def perform(self, node: NodeId, effects: Iterable[Effect]) -> None:
         """See `World.perform`. The coordinator answers whoever asks for views; words of engines get their name."""
@@ -142,12 +145,24 @@ class Cluster(World):
                 case _:
                     super().perform(node, [effect])
 
+    def tick(self, count: int = 1) -> None:
+        """See `World.tick`; an engine whose index is stale begins anew, as its shell sees to."""
+        for _ in range(count):
+            super().tick()
+            for node in [node for node in self.cores if (node, STALE) in self.answers]:
+                self.crash(node)
+                self.start_engine(node)
+
     def is_ready(self, engine: str = ENGINE) -> bool:
         return (engine, READY) in self.answers
 
     def until_ready(self, *engines: str) -> None:
         for _ in range(200):
-            if all(self.is_ready(engine) for engine in engines or self.engines):
+            wanted = engines or [node for node in self.cores if node.startswith("engine")]
+            if all(self.is_ready(engine) for engine in wanted):
+                if self.is_registered:
+                    self.register()
+                    self.run()
                 return
             self.tick()
         raise AssertionError("the engines did not become ready")
@@ -232,6 +247,12 @@ class Cluster(World):
 
     def texts(self, book: str = "book", tag: str | None = None, engine: str = ENGINE) -> list[str]:
         return [text for _, text in self.read(book, tag, engine)]
+
+
+def _engine_of(core: Core) -> EngineCore | None:
+    if isinstance(core, Bootstrap):
+        return core.engine
+    return core if isinstance(core, EngineCore) else None
 
 
 def records_of(page: Found) -> list[Record]:

@@ -30,7 +30,7 @@ class Subscriber:
         self.found: list[tuple[int, str]] = []
         self.request: int | None = None
         self.engine = "engine-1"
-        self.asked = cluster.engine
+        self.asked = cluster.cores[NodeId(self.engine)]
 
     def go_on(self) -> None:
         """Take what has come, and ask on: of another engine each time, if it hops."""
@@ -49,7 +49,7 @@ class Subscriber:
             engines = self.cluster.engines
             self.engine = engines[len(self.found) % len(engines)] if self.hops else engines[0]
             read = Read(self.book, "tag", start=self.start, limit=3, wait_us=5 * SECOND)
-            self.asked = self.cluster.core_of(self.engine)
+            self.asked = self.cluster.cores[NodeId(self.engine)]
             self.request = self.cluster.submit(read, dict(self.positions), 10, engine=self.engine)
             if is_end:
                 return
