@@ -349,8 +349,8 @@ class CheckpointStored(Message, frozen=True):
 class FetchCheckpoint(Message, frozen=True):
     """engine -> storage. Rows of your newest complete checkpoint (`lineage` 0) or of that one. → `CheckpointFetched`
 
-    Rows stand in order of their keys, after `after_key`. Nothing replaces a checkpoint while it is being fetched, as
-    long as no more than a second passes between two of these.
+    Rows stand in order of their keys, after `after_key`. Nothing replaces a checkpoint while it is being fetched by its
+    name, as long as no more than a second passes between two of these.
     """
 
     request: int

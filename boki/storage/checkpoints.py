@@ -221,7 +221,8 @@ class IndexCheckpoints:
         is_gone = newest is None or (message.lineage and (message.lineage, message.number) != _name(newest))
         if newest is None or is_gone:
             return Send(sender, CheckpointFetched(message.request, 0, 0, (), True, {}))
-        self._fetched_at = now_us
+        if message.lineage:  # whoever only asks what there is holds up nobody
+            self._fetched_at = now_us
         start = _row_key(newest.number, message.after_key + b"\x00")
         stop = _LINEAGE_KEY.pack(_ROWS, newest.number + 1)
         token = RowsAsked(sender, message, *_name(newest))

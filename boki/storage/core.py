@@ -28,7 +28,7 @@ from boki.log.batch import read_header
 from boki.log.cuts import Piece
 from boki.log.floors import Floors
 from boki.log.ids import LogId, NodeId, make_seqnum, shard_incarnation
-from boki.log.membership import Membership
+from boki.log.membership import Membership, Role
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, split_position
 from boki.log.view import View
 from boki.messages import (
@@ -201,7 +201,7 @@ class StorageCore:
         self._remove_some()
         self.repair.measure(now_us)
         effects = list(self.settle(now_us))
-        effects += self._takeover.ask(self.node, self.follower, now_us)
+        effects += self._takeover.ask(self._peers(), self.follower, now_us)
         if self._unsaved_entries >= _CHECKPOINT_ENTRIES:
             effects.append(self.checkpoint())
         return effects + self.sweep.tick(now_us, is_busy=self.repair.is_busy(now_us))
@@ -419,6 +419,12 @@ class StorageCore:
         return (Send(sender, ShardsFetched(message.request, tuple(rows), is_last, is_caught_up, version)),)
 
     # checkpoints of the index, and of peers
+
+    def _peers(self) -> list[NodeId]:
+        """The other storage nodes: those that are registered first."""
+        members = [member.node for member in self._membership.of(Role.STORAGE)]
+        names = dict.fromkeys((*members, *self.follower.chain.current.storage))
+        return [name for name in names if name != self.node]
 
     def _keep(self, kept: Kept | Load | Trace) -> Iterable[Effect]:
         """A page of a checkpoint. A complete one goes with what this node knows itself: others forget it then."""

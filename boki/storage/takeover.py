@@ -36,18 +36,16 @@ class Takeover:
         """A sequencer has said that what comes next is not kept."""
         self.is_needed = True
 
-    def ask(self, node: NodeId, follower: MetalogFollower, now_us: int) -> Iterable[Send]:
+    def ask(self, peers: Sequence[NodeId], follower: MetalogFollower, now_us: int) -> Iterable[Send]:
         """The question that is due. Nobody may be left to answer for a term that is over: standstill says so."""
         positions = {log: follower.position(log) for log in follower.logs}
         if positions != self._positions or follower.term == follower.chain.current.term:
             self._positions, self._moved_at = positions, now_us
         is_stuck = now_us - self._moved_at > _STANDSTILL_US
-        if (self.is_needed or is_stuck) and now_us - self._asked_at >= _REPEAT_US:
-            peers: Sequence[NodeId] = [peer for peer in follower.chain.current.storage if peer != node]
-            if peers:
-                self._asked_at = now_us
-                self._asked_count += 1
-                yield Send(peers[self._asked_count % len(peers)], FetchState(self._asked_count))
+        if peers and (self.is_needed or is_stuck) and now_us - self._asked_at >= _REPEAT_US:
+            self._asked_at = now_us
+            self._asked_count += 1
+            yield Send(peers[self._asked_count % len(peers)], FetchState(self._asked_count))
 
     def done(self) -> None:
         """The node goes on by itself again."""

@@ -237,14 +237,16 @@ def test_nothing_takes_a_checkpoint_away_while_it_is_being_fetched() -> None:
     cluster = Cluster()
     store(cluster, page(7, 1, 0, {b"i/%02d" % n: b"x" for n in range(10)}))
     answer = ask(cluster)
+    assert store(cluster, page(7, 2)).is_complete, "whoever only asks what there is holds up nobody"
+    answer = ask(cluster, 7, 2)
     for _ in range(5):
-        assert not store(cluster, page(7, 2, 0, {b"i/05": b"new"})).is_complete
+        assert not store(cluster, page(7, 3, 0, {b"i/05": b"new"})).is_complete
         cluster.world.tick(20)
-        answer = ask(cluster, 7, 1, answer.rows[-1][0])
+        answer = ask(cluster, 7, 2, answer.rows[-1][0])
         assert answer.lineage == 7
     cluster.world.tick(LEASE_TICKS)
-    assert store(cluster, page(7, 2, 0, {b"i/05": b"new"})).is_complete
-    answer = ask(cluster, 7, 1, answer.rows[-1][0])
+    assert store(cluster, page(7, 3, 0, {b"i/05": b"new"})).is_complete
+    answer = ask(cluster, 7, 2, answer.rows[-1][0])
     assert (answer.lineage, answer.rows) == (0, ()), "begin anew"
 
 
