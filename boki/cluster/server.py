@@ -11,13 +11,13 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from boki.cluster import identity, logs
+from boki.cluster import identity, logs, zygote
 from boki.cluster.core import Action, End, Process, Row, Start, SupervisorCore
 from boki.cluster.spawning import Spawner
 from boki.cluster.state import ProcessState, SupervisorState, read_state, write_state
@@ -42,13 +42,16 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         on_event: OnEvent,
+        zygote_program: Sequence[str] = zygote.PROGRAM,
     ) -> None:
-        """`about` says what the file in `folder` is to tell beside the processes; their logs are in `folder`/logs."""
+        """`about` says what the file in `folder` is to tell beside the processes; their logs are in `folder`/logs.
+        `zygote_program`: see `zygote.command`.
+        """
         self.core = SupervisorCore(processes)
         self._folder = folder
         self._about = about
         self._on_event = on_event
-        self._spawner = Spawner(environment, self._on_started, self.log_file("zygote"))
+        self._spawner = Spawner(environment, self._on_started, self.log_file("zygote"), zygote_program)
         self._nodes: dict[int, str] = {}
         """Those that run, by process id."""
         self._marks: dict[str, str] = {}

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,13 +36,20 @@ OnStarted = Callable[[str, int, str], None]
 class Spawner:
     """Starts processes and sees them end. To be used in a loop that runs, in a process without threads."""
 
-    def __init__(self, environment: Mapping[str, str], on_started: OnStarted, zygote_log: Path) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        on_started: OnStarted,
+        zygote_log: Path,
+        zygote_program: Sequence[str] = zygote.PROGRAM,
+    ) -> None:
+        """`zygote_program`: see `zygote.command`."""
         self._pid = os.getpid()
         self._environment = {**environment, _MARK: str(self._pid)}
         self._on_started = on_started
         self._zygote_log = zygote_log
+        self._zygote_program = zygote_program
         self.zygote_pid = 0
-        """The process that forks; 0: there is none now."""
         """The process that forks; 0: there is none now."""
         self._link: socket.socket | None = None
         self._heard = b""
@@ -129,9 +136,8 @@ class Spawner:
     def _start_zygote(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
-            self.zygote_pid = self._execute(
-                zygote.command(theirs.fileno(), self._pid), self._zygote_log, (theirs.fileno(),)
-            )
+            command = zygote.command(self._zygote_program, theirs.fileno(), self._pid)
+            self.zygote_pid = self._execute(command, self._zygote_log, (theirs.fileno(),))
         asyncio.get_running_loop().add_reader(ours, self._hear)
         return ours
 

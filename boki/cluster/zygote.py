@@ -13,11 +13,13 @@ import ctypes
 import gc
 import importlib
 import os
+import runpy
 import signal
 import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,8 @@ _ADOPTION_POLL_S: Final = 0.0005
 _ARGUMENTS_START: Final = 45  # fields 48 and 49 of `man 5 proc`, counted behind the name
 _PADDING: Final = "." * 200
 _FAILED: Final = 1
+PROGRAM: Final = ("boki.cluster.zygote",)
+"""The module that is run, and its own arguments."""
 _IMPORTED: Final = ("boki.cli.app", "boki.node.run", "uvloop")
 
 
@@ -48,18 +52,19 @@ class Forked(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def command(link_fd: int, supervisor_pid: int) -> list[str]:
-    """What starts a zygote that talks over that inherited socket. The padding makes room for the roles' titles.
+def command(program: Sequence[str], link_fd: int, supervisor_pid: int) -> list[str]:
+    """What starts a zygote, `PROGRAM` or one that prepares something before it calls `main`, which talks over that
+    inherited socket. The padding makes room for the roles' titles.
 
     `-P`: a module of the folder that it is started in must not be taken for one of Python's.
     """
-    return [sys.executable, "-P", "-m", __name__, str(link_fd), str(supervisor_pid), _PADDING]
+    return [sys.executable, "-P", "-m", *program, str(link_fd), str(supervisor_pid), _PADDING]
 
 
 def main() -> None:
     """Import everything, then fork on demand until the supervisor is gone."""
-    link = socket.socket(fileno=int(sys.argv[1]))
-    supervisor_pid = int(sys.argv[2])
+    link_fd, supervisor_pid = map(int, sys.argv[-3:-1])
+    link = socket.socket(fileno=link_fd)
     for module in _IMPORTED:
         importlib.import_module(module)
 
@@ -128,9 +133,7 @@ def _be_role(order: Order, supervisor_pid: int, middle: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["boki", *order.arguments]
     set_title(" ".join(sys.argv))
-    from boki.cli import main as run
-
-    run()
+    runpy.run_module("boki", run_name="__main__", alter_sys=True)
 
 
 def set_title(text: str) -> None:
