@@ -1,24 +1,30 @@
 """The classes of faults, each as what it does to a running cluster and how it is taken back.
 
 A fault begins, holds for a while that the schedule draws, and ends; then the cluster must go on by itself. What a
-fault hits is drawn from the seed, so a run can be repeated as far as real processes repeat anything.
+fault hits is drawn from the seed, so a run can be repeated as far as real processes repeat anything. Every fault looks
+whether it was felt: a signal to a process that was not there proves nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from boki.chaos.disks import FAIL_SYNC, FULL
 from boki.log.membership import Role
+
+Links = Collection[tuple[str, str]]
+"""Directions between nodes: (source, destination)."""
 
 
 class Patient(Protocol):
-    """A cluster that can be hurt."""
+    """A cluster that can be hurt, and looked at while it is."""
 
     def nodes(self, role: Role) -> list[str]:
         """The nodes of a role, by name."""
@@ -29,6 +35,9 @@ class Patient(Protocol):
     async def primary(self) -> str:
         """The sequencer that orders log 0 now, as far as the cluster's status tells."""
 
+    def pid(self, node: str) -> int:
+        """Its process; 0 if it does not run now."""
+
     def kill(self, node: str) -> None:
         """SIGKILL; the supervisor starts it again."""
 
@@ -38,17 +47,32 @@ class Patient(Protocol):
     def resume(self, node: str) -> None:
         """SIGCONT."""
 
-    async def cut(self, source: str, destination: str) -> None:
-        """Let nothing through in that direction."""
+    def is_paused(self, node: str) -> bool:
+        """Whether it stands still, as the kernel says."""
 
-    async def heal(self) -> None:
-        """All links carry again."""
+    def busy_links(self) -> list[tuple[str, str]]:
+        """Pairs of nodes of which the first has much to say to the second."""
+
+    async def cut(self, links: Links) -> None:
+        """Let nothing through in these directions, (source, destination) each."""
+
+    async def heal(self, links: Links) -> None:
+        """They carry again."""
+
+    def reset_links(self, node: str) -> int:
+        """Break all its connections; how many there were."""
+
+    def held_back(self, links: Links) -> int:
+        """How many bytes cuts of these links have held back ever."""
 
     def break_disk(self, node: str, how: str) -> None:
         """From now on that node's disk fails: `boki.chaos.disks`."""
 
-    def mend_disk(self, node: str) -> None:
+    def mend_disk(self, node: str, how: str) -> None:
         """Take that back."""
+
+    def has_felt(self, node: str, how: str) -> bool:
+        """Whether that node has met what its disk does since `break_disk`."""
 
     async def kill_zookeeper_leader(self) -> None:
         """SIGKILL the leader of the ensemble, and start it again."""
@@ -65,43 +89,65 @@ class Patient(Protocol):
     def resume_zookeeper(self) -> None:
         """SIGCONT it."""
 
+    def zookeeper_pids(self) -> list[int]:
+        """The processes of the ensemble that run and are not paused."""
+
     async def change_plan(self, random: Random) -> str:
         """Ask for another number of logs, or drain a storage node that is in use: what was asked for."""
 
-    async def power_cut(self) -> None:
-        """SIGKILL every node at once, and start all again."""
+    async def is_as_planned(self) -> bool:
+        """Whether the cluster is what was asked for last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """A fault that has begun. `text` is for people; `is_felt` says whether it has had its effect: without one it shows
+    nothing, and does not count.
+    """
+
+    text: str
+    is_felt: Callable[[], Awaitable[bool]]
+
+
+Begin = Callable[[Patient, Random], AbstractAsyncContextManager[Blow]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One class of faults. `begin` yields a text for people while the fault holds, `hold_s` at least and at most."""
+    """One class of faults. `begin` holds it, `hold_s` at least and at most."""
 
     name: str
-    begin: Callable[[Patient, Random], AbstractAsyncContextManager[str]]
+    begin: Begin
     hold_s: tuple[float, float]
+    needs_zookeeper: bool = False
+    """Whether it is done to ZooKeeper, or by means of it: no two such faults at once."""
 
 
-def _killing(
-    choose: Callable[[Patient, Random], Awaitable[str]],
-) -> Callable[[Patient, Random], AbstractAsyncContextManager[str]]:
+def _blow(text: str, is_felt: Callable[[], bool]) -> Blow:
+    async def ask() -> bool:
+        return is_felt()
+
+    return Blow(text, ask)
+
+
+def _killing(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
     @contextlib.asynccontextmanager
-    async def killing(patient: Patient, random: Random) -> AsyncIterator[str]:
+    async def killing(patient: Patient, random: Random) -> AsyncIterator[Blow]:
         node = await choose(patient, random)
+        pid = patient.pid(node)
         patient.kill(node)
-        yield f"kill -9 {node}"
+        yield _blow(f"kill -9 {node}", lambda: patient.pid(node) not in (0, pid) and pid != 0)
 
     return killing
 
 
-def _pausing(
-    choose: Callable[[Patient, Random], Awaitable[str]],
-) -> Callable[[Patient, Random], AbstractAsyncContextManager[str]]:
+def _pausing(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
     @contextlib.asynccontextmanager
-    async def pausing(patient: Patient, random: Random) -> AsyncIterator[str]:
+    async def pausing(patient: Patient, random: Random) -> AsyncIterator[Blow]:
         node = await choose(patient, random)
         patient.pause(node)
         try:
-            yield f"SIGSTOP {node}"
+            yield _blow(f"SIGSTOP {node}", lambda: patient.is_paused(node))
         finally:
             patient.resume(node)
 
@@ -125,31 +171,41 @@ async def _backup(patient: Patient, random: Random) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _cutting_one_way(patient: Patient, random: Random) -> AsyncIterator[str]:
-    node = random.choice(_linked(patient))
-    is_deaf = random.random() < 0.5
-    for other in patient.all_nodes():
-        if other != node:
-            await patient.cut(*((other, node) if is_deaf else (node, other)))
+async def _cutting(patient: Patient, text: str, links: Links) -> AsyncIterator[Blow]:
+    before = patient.held_back(links)
+    await patient.cut(links)
     try:
-        yield f"{node} {'hears' if is_deaf else 'reaches'} nobody"
+        yield _blow(text, lambda: patient.held_back(links) > before)
     finally:
-        await patient.heal()
+        await patient.heal(links)
 
 
 @contextlib.asynccontextmanager
-async def _cutting_both_ways(patient: Patient, random: Random) -> AsyncIterator[str]:
-    nodes = _linked(patient)
-    first, second = random.sample(nodes, 2)
-    alone = random.random() < 0.5
-    pairs = [(first, other) for other in patient.all_nodes() if other != first] if alone else [(first, second)]
-    for one, other in pairs:
-        await patient.cut(one, other)
-        await patient.cut(other, one)
-    try:
-        yield f"{first} cut off from {'everybody' if alone else second}"
-    finally:
-        await patient.heal()
+async def _cutting_one_way(patient: Patient, random: Random) -> AsyncIterator[Blow]:
+    node = random.choice(_linked(patient))
+    others = [other for other in patient.all_nodes() if other != node]
+    is_deaf = random.random() < 0.5
+    links = [(other, node) if is_deaf else (node, other) for other in others]
+    async with _cutting(patient, f"{node} {'hears' if is_deaf else 'reaches'} nobody", links) as blow:
+        yield blow
+
+
+@contextlib.asynccontextmanager
+async def _cutting_both_ways(patient: Patient, random: Random) -> AsyncIterator[Blow]:
+    cuttable = _linked(patient)
+    first, second = random.choice([pair for pair in patient.busy_links() if set(pair) <= set(cuttable)])
+    is_alone = random.random() < 0.5
+    pairs = [(first, other) for other in patient.all_nodes() if other != first] if is_alone else [(first, second)]
+    links = [link for one, other in pairs for link in ((one, other), (other, one))]
+    async with _cutting(patient, f"{first} cut off from {'everybody' if is_alone else second}", links) as blow:
+        yield blow
+
+
+@contextlib.asynccontextmanager
+async def _resetting(patient: Patient, random: Random) -> AsyncIterator[Blow]:
+    node = random.choice(patient.all_nodes())
+    count = patient.reset_links(node)
+    yield _blow(f"{count} connections of {node} are reset", lambda: count > 0)
 
 
 def _linked(patient: Patient) -> list[str]:
@@ -158,63 +214,77 @@ def _linked(patient: Patient) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def _filling(patient: Patient, random: Random) -> AsyncIterator[str]:
+async def _filling(patient: Patient, random: Random) -> AsyncIterator[Blow]:
     nodes = random.sample(patient.nodes(Role.STORAGE), 1 + (random.random() < 0.5))
     for node in nodes:
-        patient.break_disk(node, "full")
+        patient.break_disk(node, FULL)
     try:
-        yield f"the disks of {', '.join(nodes)} are full"
+        text = f"the disks of {', '.join(nodes)} are full"
+        yield _blow(text, lambda: all(patient.has_felt(node, FULL) for node in nodes))
     finally:
         for node in nodes:
-            patient.mend_disk(node)
+            patient.mend_disk(node, FULL)
 
 
 @contextlib.asynccontextmanager
-async def _failing_sync(patient: Patient, random: Random) -> AsyncIterator[str]:
+async def _failing_sync(patient: Patient, random: Random) -> AsyncIterator[Blow]:
     node = random.choice(patient.nodes(Role.STORAGE) + patient.nodes(Role.SEQUENCER))
-    patient.break_disk(node, "fail-sync")
+    pid = patient.pid(node)
+    patient.break_disk(node, FAIL_SYNC)
     try:
-        yield f"fsync fails on {node}"
+        yield _blow(
+            f"fsync fails on {node}", lambda: patient.has_felt(node, FAIL_SYNC) and patient.pid(node) != pid != 0
+        )
     finally:
-        patient.mend_disk(node)
+        patient.mend_disk(node, FAIL_SYNC)
 
 
 @contextlib.asynccontextmanager
-async def _killing_zookeeper_leader(patient: Patient, random: Random) -> AsyncIterator[str]:  # noqa: ARG001
+async def _killing_zookeeper_leader(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
+    before = set(patient.zookeeper_pids())
     await patient.kill_zookeeper_leader()
-    yield "kill -9 of ZooKeeper's leader"
+    yield _blow("kill -9 of ZooKeeper's leader", lambda: len(before - set(patient.zookeeper_pids())) == 1)
 
 
 @contextlib.asynccontextmanager
-async def _stopping_zookeeper(patient: Patient, random: Random) -> AsyncIterator[str]:  # noqa: ARG001
+async def _stopping_zookeeper(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
     patient.pause_zookeeper()
     try:
-        yield "SIGSTOP of all of ZooKeeper: it may give sessions up when it wakes"
+        text = "SIGSTOP of all of ZooKeeper: it may give sessions up when it wakes"
+        yield _blow(text, lambda: not patient.zookeeper_pids())
     finally:
         patient.resume_zookeeper()
 
 
 @contextlib.asynccontextmanager
-async def _ending_zookeeper(patient: Patient, random: Random) -> AsyncIterator[str]:  # noqa: ARG001
+async def _ending_zookeeper(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
     await patient.end_zookeeper()
     try:
-        yield "kill -9 of all of ZooKeeper"
+        yield _blow("kill -9 of all of ZooKeeper", lambda: not patient.zookeeper_pids())
     finally:
         await patient.begin_zookeeper()
 
 
 @contextlib.asynccontextmanager
-async def _changing_plan(patient: Patient, random: Random) -> AsyncIterator[str]:
-    yield await patient.change_plan(random)
+async def _changing_plan(patient: Patient, random: Random) -> AsyncIterator[Blow]:
+    yield Blow(await patient.change_plan(random), patient.is_as_planned)
 
 
 @contextlib.asynccontextmanager
-async def _cutting_power(patient: Patient, random: Random) -> AsyncIterator[str]:  # noqa: ARG001
-    await patient.power_cut()
-    yield "power cut: kill -9 of every node"
+async def _cutting_power(patient: Patient, random: Random) -> AsyncIterator[Blow]:
+    nodes = random.sample(patient.all_nodes(), len(patient.all_nodes()))
+    before = {node: patient.pid(node) for node in nodes}
+    for node in nodes:
+        patient.kill(node)
+    text = "power cut: kill -9 of every node"
+    yield _blow(text, lambda: all(patient.pid(node) not in (0, pid) for node, pid in before.items()))
 
 
 _SHORT_S = (0.3, 4.0)
+_TOGETHER = 0.25
+"""How often two faults come at the same time."""
+_FELT_WITHIN_S = 15.0
+_POLL_S = 0.1
 FAULTS: tuple[Fault, ...] = (
     *(Fault(f"kill-{role}", _killing(_one_of(role)), (0.5, 3.0)) for role in Role if role is not Role.SEQUENCER),
     Fault("kill-primary", _killing(_primary), (0.5, 3.0)),
@@ -224,34 +294,53 @@ FAULTS: tuple[Fault, ...] = (
     Fault("stop-backup", _pausing(_backup), _SHORT_S),
     Fault("cut-one-way", _cutting_one_way, _SHORT_S),
     Fault("cut-both-ways", _cutting_both_ways, _SHORT_S),
+    Fault("reset-links", _resetting, (0.1, 0.5)),
     Fault("disk-full", _filling, _SHORT_S),
     Fault("sync-fails", _failing_sync, (1.0, 2.0)),
-    Fault("zookeeper-leader", _killing_zookeeper_leader, (1.0, 3.0)),
-    Fault("zookeeper-away", _ending_zookeeper, (1.0, 6.0)),
-    Fault("stop-zookeeper", _stopping_zookeeper, (0.5, 3.0)),
-    Fault("reconfigure", _changing_plan, (0.5, 2.0)),
+    Fault("zookeeper-leader", _killing_zookeeper_leader, (1.0, 3.0), needs_zookeeper=True),
+    Fault("zookeeper-away", _ending_zookeeper, (1.0, 6.0), needs_zookeeper=True),
+    Fault("stop-zookeeper", _stopping_zookeeper, (0.5, 3.0), needs_zookeeper=True),
+    Fault("reconfigure", _changing_plan, (0.5, 2.0), needs_zookeeper=True),
     Fault("power-cut", _cutting_power, (0.5, 1.0)),
 )
 
 
 class Schedule:
-    """Which fault comes when, from a seed: every class in turn before any comes twice, in an order of its own."""
+    """Which fault comes when, from a seed: every class in turn before any comes twice, in an order of its own. Now and
+    then two come together.
+    """
 
     def __init__(self, seed: int, faults: tuple[Fault, ...] = FAULTS) -> None:
         self.random = Random(seed)
         self._faults = faults
         self._round: list[Fault] = []
 
-    def next(self) -> tuple[Fault, float, float]:
-        """(the fault, how long it holds, how long the cluster is left alone afterwards), in seconds."""
+    def next(self) -> tuple[list[tuple[Fault, float]], float]:
+        """What comes next: one fault or two, how long each holds; and how long the rest is after them, in seconds."""
         if not self._round:
             self._round = self.random.sample(self._faults, len(self._faults))
-        fault = self._round.pop()
-        return fault, self.random.uniform(*fault.hold_s), self.random.uniform(0.3, 2.0)
+        turn = [self._round.pop()]
+        if self.random.random() < _TOGETHER:
+            fitting = [fault for fault in self._round if not (fault.needs_zookeeper and turn[0].needs_zookeeper)]
+            if fitting:
+                self._round.remove(fitting[-1])
+                turn.append(fitting[-1])
+        return [(fault, self.random.uniform(*fault.hold_s)) for fault in turn], self.random.uniform(0.3, 2.0)
+
+    def again(self, fault: Fault) -> None:
+        """It was not felt: let it come once more, in the end."""
+        self._round.insert(0, fault)
 
 
-async def inflict(fault: Fault, patient: Patient, random: Random, hold_s: float, tell: Callable[[str], None]) -> None:
-    """Begin the fault, hold it and take it back."""
-    async with fault.begin(patient, random) as text:
-        tell(text)
+async def inflict(fault: Fault, patient: Patient, random: Random, hold_s: float, tell: Callable[[str], None]) -> bool:
+    """Begin the fault, hold it until it has been felt, and `hold_s` at least, and take it back. Whether it was felt."""
+    async with fault.begin(patient, random) as blow:
+        tell(f"{fault.name}: {blow.text}")
         await asyncio.sleep(hold_s)
+        until = time.monotonic() + _FELT_WITHIN_S
+        is_felt = await blow.is_felt()
+        while not is_felt and time.monotonic() < until:
+            await asyncio.sleep(_POLL_S)
+            is_felt = await blow.is_felt()
+    tell(f"{fault.name}: {'over' if is_felt else 'over, and nobody felt it'}")
+    return is_felt

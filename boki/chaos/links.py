@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 _CHUNK_BYTES = 256 << 10
@@ -34,7 +35,11 @@ class Links:
 
     def __init__(self, name_of: Callable[[str, int], str]) -> None:
         self._name_of = name_of
-        self._cut: set[tuple[str, str]] = set()
+        self._cut: Counter[tuple[str, str]] = Counter()
+        self.carried: Counter[tuple[str, str]] = Counter()
+        """Bytes that went through, by (source, destination)."""
+        self.held_back: Counter[tuple[str, str]] = Counter()
+        """Bytes that a cut has met. They went through later."""
         self._changed = asyncio.Condition()
         self._servers: list[asyncio.Server] = []
         self._connections: set[_Connection] = set()
@@ -56,23 +61,24 @@ class Links:
 
     # faults
 
-    async def cut(self, source: str, destination: str) -> None:
-        """Let nothing more through from `source` to `destination`."""
+    async def cut(self, links: Iterable[tuple[str, str]]) -> None:
+        """Let nothing more through in these directions, until each has been healed as often as it was cut."""
         async with self._changed:
-            self._cut.add((source, destination))
+            self._cut.update(links)
 
-    async def heal(self) -> None:
-        """Let everything through again, what was held back first."""
+    async def heal(self, links: Iterable[tuple[str, str]] | None = None) -> None:
+        """Let them carry again, what was held back first. None: all."""
         async with self._changed:
-            self._cut.clear()
+            self._cut -= Counter(links) if links is not None else self._cut
             self._changed.notify_all()
 
-    def reset(self, node: str) -> None:
-        """Break all connections from and to a node."""
-        for connection in self._connections:
-            if node in (connection.source, connection.destination):
-                for writer in connection.writers:
-                    writer.transport.abort()
+    def reset(self, node: str) -> int:
+        """Break all connections from and to a node; how many there were."""
+        broken = [one for one in self._connections if node in (one.source, one.destination)]
+        for connection in broken:
+            for writer in connection.writers:
+                writer.transport.abort()
+        return len(broken)
 
     async def close(self) -> None:
         """Stop listening and break all connections."""
@@ -139,8 +145,10 @@ class Links:
         with contextlib.suppress(OSError):
             while data := await reader.read(_CHUNK_BYTES):
                 if (source, destination) in self._cut:
+                    self.held_back[source, destination] += len(data)
                     async with self._changed:
                         await self._changed.wait_for(lambda: (source, destination) not in self._cut)
+                self.carried[source, destination] += len(data)
                 writer.write(data)
                 await writer.drain()
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import msgspec
 
+from boki.chaos.disks import FaultFolder
 from boki.chaos.links import Links
 from boki.chaos.supervise import Ward
 from boki.client import Client
 from boki.cluster.config import UpConfig
-from boki.cluster.identity import send
-from boki.cluster.state import read_state
+from boki.cluster.identity import is_same, send
+from boki.cluster.state import ProcessState, read_state
 from boki.errors import BokiError, Unavailable
 from boki.log.membership import Role
 from boki.zookeeper.parts import find_parts
@@ -35,6 +38,7 @@ _STOP_S: Final = 40.0
 _DRAIN_S: Final = 2.0
 _POLL_S: Final = 0.1
 _COMMAND_S: Final = 60.0
+_LED_WITHIN_S: Final = 10.0
 ZOOKEEPER: Final = "zookeeper"
 
 
@@ -59,6 +63,7 @@ class Patient:
         self._listening: asyncio.Task[None] | None = None
         self._logs = _PLAN.logs
         self._drained = ""
+        self._carried: Counter[tuple[str, str]] = Counter()
         self.reconfigurations = 0
         self.url = ""
 
@@ -129,7 +134,7 @@ class Patient:
 
     async def stop(self) -> None:
         """End every process."""
-        await self.heal()
+        await self._links.heal()
         self.resume_zookeeper()
         if self._supervisor is not None and self._listening is not None:
             if self._supervisor.returncode is None:
@@ -164,15 +169,28 @@ class Patient:
 
     async def primary(self) -> str:
         """See `faults.Patient`."""
-        nodes: dict[str, Any] = (await self.status()).get("nodes", {})
-        leading = [node for node, told in nodes.items() if told and 0 in told.get("leads", ())]
-        return (leading or self.nodes(Role.SEQUENCER))[0]
+        until = asyncio.get_running_loop().time() + _LED_WITHIN_S
+        while asyncio.get_running_loop().time() < until:
+            nodes: dict[str, Any] = (await self.status()).get("nodes", {})
+            for node, told in nodes.items():
+                if told and 0 in told.get("leads", ()):
+                    return node
+            await asyncio.sleep(_POLL_S)
+        return self.nodes(Role.SEQUENCER)[0]
+
+    def _process(self, node: str) -> ProcessState | None:
+        state = read_state(self._cluster_folder)
+        return next((one for one in state.processes if one.node == node), None) if state is not None else None
 
     def _signal(self, node: str, number: signal.Signals) -> None:
-        state = read_state(self._cluster_folder)
-        for process in state.processes if state is not None else ():
-            if process.node == node:
-                send(process.pid, process.mark, number)
+        process = self._process(node)
+        if process is not None:
+            send(process.pid, process.mark, number)
+
+    def pid(self, node: str) -> int:
+        """See `faults.Patient`."""
+        process = self._process(node)
+        return process.pid if process is not None and is_same(process.pid, process.mark) else 0
 
     def kill(self, node: str) -> None:
         """See `faults.Patient`."""
@@ -186,28 +204,65 @@ class Patient:
         """See `faults.Patient`."""
         self._signal(node, signal.SIGCONT)
 
-    async def cut(self, source: str, destination: str) -> None:
+    def is_paused(self, node: str) -> bool:
         """See `faults.Patient`."""
-        await self._links.cut(source, destination)
+        return _stands_still(self.pid(node))
 
-    async def heal(self) -> None:
+    def busy_links(self) -> list[tuple[str, str]]:
+        """See `faults.Patient`: those that have carried more than the average since this was asked the last time."""
+        carried = self._links.carried - self._carried
+        self._carried = self._links.carried.copy()
+        nodes = set(self.all_nodes())
+        between = {link: count for link, count in carried.items() if nodes.issuperset(link)}
+        return sorted(link for link, count in between.items() if count * len(between) >= sum(between.values()))
+
+    async def cut(self, links: Collection[tuple[str, str]]) -> None:
         """See `faults.Patient`."""
-        await self._links.heal()
+        await self._links.cut(links)
+
+    async def heal(self, links: Collection[tuple[str, str]]) -> None:
+        """See `faults.Patient`."""
+        await self._links.heal(links)
+
+    def reset_links(self, node: str) -> int:
+        """See `faults.Patient`."""
+        return self._links.reset(node)
+
+    def held_back(self, links: Collection[tuple[str, str]]) -> int:
+        """See `faults.Patient`."""
+        return sum(self._links.held_back[link] for link in links)
+
+    def _disk_faults(self, node: str) -> FaultFolder:
+        return FaultFolder(self._folder / "faults" / node)
 
     def break_disk(self, node: str, how: str) -> None:
         """See `faults.Patient`."""
-        (self._folder / "faults" / node / how).touch()
+        self._disk_faults(node).begin(how)
 
-    def mend_disk(self, node: str) -> None:
+    def mend_disk(self, node: str, how: str) -> None:
         """See `faults.Patient`."""
-        for file in (self._folder / "faults" / node).iterdir():
-            file.unlink()
+        self._disk_faults(node).end(how)
+
+    def has_felt(self, node: str, how: str) -> bool:
+        """See `faults.Patient`."""
+        return self._disk_faults(node).is_felt(how)
 
     async def kill_zookeeper_leader(self) -> None:
         """See `faults.Patient`."""
-        leader = await asyncio.to_thread(lambda: self._ensemble.leader)
+        leader = await asyncio.to_thread(self._zookeeper_leader)
         await asyncio.to_thread(leader.kill)
         leader.start()
+
+    def _zookeeper_leader(self) -> ZooKeeperServer:
+        """Who leads, as soon as somebody does."""
+        until = time.monotonic() + _LED_WITHIN_S
+        while True:
+            try:
+                return self._ensemble.leader
+            except Unavailable:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_POLL_S)
 
     async def end_zookeeper(self) -> None:
         """See `faults.Patient`."""
@@ -230,6 +285,10 @@ class Patient:
             server.signal(signal.SIGCONT)
         self._paused_servers = []
 
+    def zookeeper_pids(self) -> list[int]:
+        """See `faults.Patient`."""
+        return [server.pid for server in self._ensemble.servers if server.pid and not _stands_still(server.pid)]
+
     async def change_plan(self, random: Random) -> str:
         """See `faults.Patient`."""
         self.reconfigurations += 1
@@ -245,6 +304,24 @@ class Patient:
         await self._boki("reconfigure", "--logs", str(self._logs))
         return f"boki reconfigure --logs {self._logs}"
 
+    async def is_as_planned(self) -> bool:
+        """See `faults.Patient`."""
+        status = await self.status()
+        sequencers = [told for node, told in status.get("nodes", {}).items() if node in self.nodes(Role.SEQUENCER)]
+        newest = max((told for told in sequencers if told and "term" in told), key=_term, default={"logs": ()})
+        return len(newest["logs"]) == self._logs and status.get("draining") == (
+            [self._drained] if self._drained else []
+        )
+
+    async def missing(self) -> list[str]:
+        """Nodes that are not at work, as far as the cluster's status tells."""
+        nodes: dict[str, Any] = (await self.status()).get("nodes", {})
+        return [
+            node
+            for node in self.all_nodes()
+            if node not in self.nodes(Role.GATEWAY) and not (nodes.get(node) or {}).get("at_work")
+        ]
+
     async def _boki(self, *words: str) -> None:
         where = ("--zookeeper", self._ensemble.hosts)
         process = await asyncio.create_subprocess_exec(
@@ -255,7 +332,14 @@ class Patient:
         if process.returncode:
             self._tell(f"boki {' '.join(words)} was refused: {said.decode(errors='replace').strip()[-300:]}")
 
-    async def power_cut(self) -> None:
-        """See `faults.Patient`."""
-        for node in self.all_nodes():
-            self.kill(node)
+
+def _term(told: dict[str, Any]) -> int:
+    return int(told["term"])
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether a process was halted by a signal, as `man 5 proc` says."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False

@@ -17,12 +17,15 @@ import msgspec
 from boki.chaos.faults import FAULTS, Fault, Schedule, inflict
 from boki.chaos.load import Orders
 from boki.chaos.patient import Patient
-from boki.errors import Unavailable
+from boki.errors import ConditionFailed, Unavailable
 from boki.histories.checkers import find_violations
-from boki.histories.history import History
+from boki.histories.history import Appending, History, Ordered, Refused
 
 _HEAL_S: Final = 15.0
 _WORD_S: Final = 240.0
+_ALL_UP_S: Final = 60.0
+_POLL_S: Final = 0.2
+_MOST_UNFELT: Final = 3
 
 
 @dataclass(slots=True)
@@ -32,9 +35,16 @@ class Report:
     seed: int
     acknowledged: int = 0
     accepted_calls: int = 0
+    unknown: int = 0
+    """Appends that were not acknowledged and may have happened: to be few, or nothing has been shown."""
+    refused: int = 0
+    """Appends that certainly did not happen, conditions that did not hold apart."""
     faults: Counter[str] = field(default_factory=Counter)
+    """By class, how often one came and was felt."""
+    unfelt: Counter[str] = field(default_factory=Counter)
+    """By class, how often one came and nobody felt it."""
     missing: list[str] = field(default_factory=list)
-    """Classes of faults that were wanted and never happened."""
+    """Classes of faults that were wanted and were never felt."""
     reconfigurations: int = 0
     terms: int = 0
     longest_stall_s: float = 0.0
@@ -53,8 +63,11 @@ class Report:
         return {
             "seed": self.seed,
             "acknowledged": self.acknowledged,
+            "unknown": self.unknown,
+            "refused": self.refused,
             "accepted_calls": self.accepted_calls,
             "faults": dict(sorted(self.faults.items())),
+            "faults_unfelt": dict(sorted(self.unfelt.items())),
             "faults_missing": self.missing,
             "reconfigurations": self.reconfigurations,
             "terms": self.terms,
@@ -82,23 +95,27 @@ class Chaos:
         self._duration_s = duration_s
         self._faults = tuple(faults)
         self._sessions = sessions
-        self._tell = tell
+        self._began = time.monotonic()
+        self._tell_people = tell
         self.report = Report(seed)
         # one more than the replicas, so that a storage node can be drained
-        self._patient = Patient(folder, storage=4, tell=tell)
+        self._patient = Patient(folder, storage=4, tell=self._tell)
         self._told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._now = ""
+        self._now: list[str] = []
+        """The classes of the faults that came last."""
+
+    def _tell(self, text: str) -> None:
+        self._tell_people(f"{time.monotonic() - self._began:7.2f} {text}")
 
     async def run(self) -> Report:
         """Do it all. The cluster's files stay in the folder."""
-        began = time.monotonic()
         try:
             await self._patient.start()
-            self._tell(f"the cluster serves after {time.monotonic() - began:.1f} s")
+            self._tell("the cluster serves")
             await self._under_load()
         finally:
             await self._patient.stop()
-        self.report.duration_s = time.monotonic() - began
+        self.report.duration_s = time.monotonic() - self._began
         wanted = {fault.name for fault in self._faults}
         self.report.missing = sorted(wanted - self.report.faults.keys())
         return self.report
@@ -140,22 +157,30 @@ class Chaos:
         status = await self._patient.status()
         self.report.terms = max((told.get("term", 0) for told in status.get("nodes", {}).values() if told), default=0)
         self.report.reconfigurations = self._patient.reconfigurations
-        found = await asyncio.to_thread(_judge, history)
-        self.report.violations += found
+        await asyncio.to_thread(self._judge, history)
 
     async def _inflict(self) -> None:
-        """Faults until the time is up, and until every class has come."""
+        """Faults until the time is up, and until every class has been felt, or has come in vain too often."""
         schedule = Schedule(self.report.seed, self._faults)
         until = time.monotonic() + self._duration_s
         while time.monotonic() < until or len(self.report.faults) < len(self._faults):
-            fault, hold_s, rest_s = schedule.next()
-            self._now = fault.name
-            await inflict(fault, self._patient, schedule.random, hold_s, lambda text: self._tell(f"fault: {text}"))
-            self.report.faults[fault.name] += 1
+            turn, rest_s = schedule.next()
+            self._now = [fault.name for fault, _ in turn]
+            felt = await asyncio.gather(
+                *(inflict(fault, self._patient, schedule.random, hold_s, self._tell) for fault, hold_s in turn)
+            )
+            for (fault, _), was_felt in zip(turn, felt, strict=True):
+                (self.report.faults if was_felt else self.report.unfelt)[fault.name] += 1
+                if not was_felt and self.report.unfelt[fault.name] < _MOST_UNFELT:
+                    schedule.again(fault)
+            if any(
+                count >= _MOST_UNFELT and not self.report.faults[name] for name, count in self.report.unfelt.items()
+            ):
+                return
             await asyncio.sleep(rest_s)
 
     async def _settle(self) -> None:
-        """Every fault is over: appends must go on within a bounded time."""
+        """Every fault is over: appends must go on, and every node be at work, within a bounded time."""
         self._tell("faults are over")
         before = (await self._word_of("progress"))["acknowledged"]
         try:
@@ -164,6 +189,14 @@ class Chaos:
                     pass
         except TimeoutError:
             self.report.violations.append(f"no append was acknowledged within {_HEAL_S:g} s of the last fault")
+        until = time.monotonic() + _ALL_UP_S
+        while missing := await self._patient.missing():
+            if time.monotonic() > until:
+                text = f"{', '.join(missing)} not at work {_ALL_UP_S:g} s after the last fault"
+                self.report.violations.append(text)
+                return
+            await asyncio.sleep(_POLL_S)
+        self._tell("every node is at work")
 
     # the load's process
 
@@ -173,7 +206,8 @@ class Chaos:
             async for line in load.stdout:
                 word = json.loads(line)
                 if word["event"] == "stall":
-                    self.report.stalls_s[self._now] = max(word["stall_s"], self.report.stalls_s.get(self._now, 0.0))
+                    for name in self._now:
+                        self.report.stalls_s[name] = max(word["stall_s"], self.report.stalls_s.get(name, 0.0))
                     self._tell(f"no append was acknowledged for {word['stall_s']} s")
                 self._told.put_nowait(word)
         finally:
@@ -197,7 +231,19 @@ class Chaos:
         load.stdin.write(f"{word}\n".encode())
         await load.stdin.drain()
 
-
-def _judge(file: Path) -> list[str]:
-    with file.open("rb") as lines:
-        return [str(violation) for violation in find_violations(History.from_lines(lines))]
+    def _judge(self, file: Path) -> None:
+        """Let all checkers look, and see that there was something to look at."""
+        with file.open("rb") as lines:
+            history = History.from_lines(lines)
+        self.report.violations += map(str, find_violations(history))
+        appends = [call for call in history.calls if isinstance(call.request, Appending) and not call.is_abandoned]
+        known = [call for call in appends if isinstance(call.result, Ordered)]
+        refused = [call.result for call in appends if isinstance(call.result, Refused) and call.is_impossible]
+        self.report.refused = sum(result.code != ConditionFailed.code for result in refused)
+        self.report.unknown = len(appends) - len(known) - len(refused)
+        if self.report.unknown * 2 > len(appends):
+            text = f"of {len(appends)} appends, {self.report.unknown} have no known outcome: that shows nothing"
+            self.report.violations.append(text)
+        idle = {f"s{number}" for number in range(self._sessions)} - {call.session for call in known}
+        if idle:
+            self.report.violations.append(f"not one append of {', '.join(sorted(idle))} was acknowledged")

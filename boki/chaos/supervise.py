@@ -56,16 +56,15 @@ async def supervise(ward: Ward) -> None:
         launch.about,
         environment=launch.environment,
         on_event=lambda _name, text, _facts: print(text, flush=True),
+        zygote_program=("boki.chaos.disks", ward.faults),
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, supervisor.stop)
     await supervisor.run()
 
 
 def _exposed(process: Process, ward: Ward) -> Process:
-    faults = Path(ward.faults, process.node)
-    faults.mkdir(parents=True, exist_ok=True)
-    words = (*process.command, *ward.flags[process.node])
-    return replace(process, command=(sys.executable, "-m", "boki.chaos.disks", str(faults), *words), is_boki=False)
+    Path(ward.faults, process.node).mkdir(parents=True, exist_ok=True)
+    return replace(process, command=(*process.command, *ward.flags[process.node]))
 
 
 if __name__ == "__main__":

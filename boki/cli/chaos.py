@@ -66,11 +66,12 @@ def _show(report: Report) -> None:
     ]
     print_table(["fault", "times>", "longest stall s>"], rows, title=f"seed {report.seed}")
     out = results()
-    out.print(f"{report.acknowledged:,} acknowledged appends, {report.accepted_calls:,} accepted calls")
+    told = f"{report.acknowledged:,} acknowledged appends, {report.unknown:,} whose outcome is unknown"
+    out.print(f"{told}, {report.refused:,} refused; {report.accepted_calls:,} accepted calls")
     out.print(f"{report.reconfigurations} changes of the plan, {report.terms} terms")
     out.print(f"longest stall {report.longest_stall_s:.2f} s, {report.duration_s:.0f} s in all")
     for name in report.missing:
-        errors().print(f"[red]{name} never happened: this run shows nothing about it[/]")
+        errors().print(f"[red]{name} was never felt: this run shows nothing about it[/]")
     for text in report.violations:
         errors().print(text, style="red", markup=False, highlight=False)
     if report.is_clean:

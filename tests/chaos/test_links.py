@@ -53,13 +53,15 @@ def test_a_cut_stops_one_direction_and_healing_delivers_what_was_held_back() -> 
 
     async def body() -> None:
         async with linked() as (links, echo, reader, writer):
-            await links.cut("b", "a")
+            await links.cut([("b", "a")])
             writer.write(b"one")
             assert await echo.heard.get() == b"one"
             answer = asyncio.ensure_future(reader.readexactly(3))
             writer.write(b"two")
             assert await echo.heard.get() == b"two"
             assert not answer.done()
+            assert links.held_back["b", "a"] == 3
+            assert not links.held_back["a", "b"]
             await links.heal()
             assert await answer == b"ONE"
             assert await reader.readexactly(3) == b"TWO"
@@ -72,7 +74,7 @@ def test_the_other_direction_is_cut_by_itself() -> None:
 
     async def body() -> None:
         async with linked() as (links, echo, reader, writer):
-            await links.cut("a", "b")
+            await links.cut([("a", "b")])
             writer.write(b"late")
             await asyncio.sleep(0)
             assert echo.heard.empty()
@@ -83,12 +85,34 @@ def test_the_other_direction_is_cut_by_itself() -> None:
     in_loop(body())
 
 
+def test_a_link_that_was_cut_twice_carries_when_it_was_healed_twice() -> None:
+    """Two faults may hold at once, and each takes back its own."""
+
+    async def body() -> None:
+        async with linked() as (links, _, reader, writer):
+            await links.cut([("b", "a"), ("b", "c")])
+            await links.cut([("b", "a")])
+            await links.heal([("b", "a")])
+            writer.write(b"late")
+            answer = asyncio.ensure_future(reader.readexactly(4))
+            while not links.held_back["b", "a"]:  # noqa: ASYNC110 - the link tells nobody
+                await asyncio.sleep(0)
+            assert not answer.done()
+            await links.heal([("b", "a")])
+            assert await answer == b"LATE"
+
+    in_loop(body())
+
+
 def test_a_reset_breaks_the_connections_of_a_node() -> None:
     """Both ends see it."""
 
     async def body() -> None:
-        async with linked() as (links, _, reader, _):
-            links.reset("b")
+        async with linked() as (links, _, reader, writer):
+            writer.write(b"there")
+            assert await reader.readexactly(5) == b"THERE"
+            assert links.reset("b") == 1
+            assert links.reset("c") == 0
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
 
