@@ -372,16 +372,27 @@ class CheckpointFetched(Message, frozen=True):
 
 
 class FetchState(Message, frozen=True):
-    """storage -> storage. What you know from the metalogs: I have fallen behind what is kept. → `StateFetched`"""
+    """storage -> storage. What you know from the metalogs: I have fallen behind what is kept. → `StateFetched`
+
+    `snapshot` 0 asks for the beginning of any; else for what follows at `offset`.
+    """
 
     request: int
+    snapshot: int = 0
+    offset: int = 0
 
 
 class StateFetched(Message, frozen=True):
-    """storage -> storage. A `boki.storage.shards.Checkpoint`, encoded."""
+    """storage -> storage. A part of a `boki.storage.state.Checkpoint`, encoded, which has `size_bytes` in all.
+
+    If `snapshot` is not the one that was asked for, that one is gone, and this is the beginning of another.
+    """
 
     request: int
     state: bytes
+    snapshot: int = 0
+    offset: int = 0
+    size_bytes: int = 0
 
 
 # engine -> sequencers: letting old entries go

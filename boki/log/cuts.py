@@ -204,6 +204,16 @@ class ShardOrder:
         """The (first local id, first seqnum) pairs that say it all, from a number on, for a checkpoint."""
         return list(zip(self._lids[first:], self._seqnums[first:], strict=True))
 
+    def packed(self, first: int = 0, until: int | None = None) -> bytes:
+        """The runs of these numbers as bytes, for a disk or a wire."""
+        return pack_column(self._lids[first:until]) + pack_column(self._seqnums[first:until])
+
+    def extend(self, packed: bytes) -> None:
+        """Take in the runs that follow, as `packed` gave them."""
+        half = len(packed) // 2
+        self._lids += unpack_column("q", packed[:half])
+        self._seqnums += unpack_column("q", packed[half:])
+
     def add(self, piece: Piece) -> None:
         """Take in the shard's next piece."""
         if not self._lids or self._seqnums[-1] + piece.first_lid - self._lids[-1] != piece.first_seqnum:

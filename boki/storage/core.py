@@ -60,7 +60,7 @@ from boki.storage.saved import SavedIndexes
 from boki.storage.shards import Shard, ShardKey, find_shards, recover_shard, split_batch_key
 from boki.storage.state import Checkpoint, load_state, shard_state, shard_writes, small_write
 from boki.storage.sweep import Sweep, SweepStep
-from boki.storage.takeover import Takeover, adopt_orders, is_ahead, term_of
+from boki.storage.takeover import Snapshots, Takeover, adopt_orders, is_ahead, term_of
 
 REPAIR_BYTES_PER_S: Final = 64 << 20
 _CHECKPOINT_ENTRIES: Final = 20_000
@@ -97,6 +97,7 @@ class StorageCore:
         self._recover(disk, state)
         self._cover()
         self._takeover = Takeover()
+        self._snapshots = Snapshots(lambda: msgspec.msgpack.encode(self._state(self.holdings.shards)))
         self._membership = Membership(number=-1)
         self._reports: set[ShardKey] = set()
         self._sent_away: dict[ShardKey, None] = {}
@@ -171,11 +172,14 @@ class StorageCore:
             case EntriesDropped(term, log, kept_from):
                 if term == self.follower.term and split_position(self.follower.position(log))[1] < kept_from:
                     self._takeover.need()
-            case FetchState(request):
-                state = self._state(self.holdings.shards)
-                return (Send(sender, StateFetched(request, msgspec.msgpack.encode(state))),) if state.applied else ()
-            case StateFetched(_, state):
-                return self._take_over(msgspec.msgpack.decode(state, type=Checkpoint))
+            case FetchState():
+                return (Send(sender, self._snapshots.give(message, now_us)),) if self.follower.chain else ()
+            case StateFetched():
+                match self._takeover.take(sender, message, now_us):
+                    case Send() as question:
+                        return (question,)
+                    case Checkpoint() as state:
+                        return self._take_over(state)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
@@ -198,6 +202,7 @@ class StorageCore:
                 if is_full or shard.stored_until > shard.order.until_lid:
                     self._reports.add(key)
             self.saved.forget(now_us)
+            self._snapshots.forget(now_us)
         self._remove_some()
         self.repair.measure(now_us)
         effects = list(self.settle(now_us))
@@ -374,7 +379,7 @@ class StorageCore:
         return [*writes, small_write(self._state({}))]
 
     def _state(self, shards: Mapping[ShardKey, Shard]) -> Checkpoint:
-        rows = [shard_state(key, shard, shard.order.runs()) for key, shard in shards.items()]
+        rows = [shard_state(key, shard, shard.order.packed()) for key, shard in shards.items()]
         floors = self.floors
         small = (floors.rows(), self.sweep.waits_below, sorted(self._fenced), floors.retired())
         return Checkpoint(self._positions(), self._next_seqnums, rows, *small)

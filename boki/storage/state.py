@@ -6,7 +6,7 @@ metalogs, and must be noted whenever the disk alone would not tell (`Progress`):
 
     s                    the small state
     h <shard>            a shard's row, without its order
-    o <shard> <page>     a page of the order: (first local id, first seqnum) pairs
+    o <shard> <page>     a page of the order: so many runs, see `ShardOrder.packed`
     p <shard>            how far the shard is stored here
 """
 
@@ -33,19 +33,20 @@ _SHARD_KEY: Final = Struct(">cIBQ")
 _PAGE_KEY: Final = Struct(">cIBQI")
 _PAGE_RUNS: Final = 1024
 
-Run = tuple[int, int]
-
 
 class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """A shard in a checkpoint; `runs` are (first local id, first seqnum) pairs, and on a disk they stand in pages."""
+    """A shard in a checkpoint. On a disk its order stands in pages; a peer gets it `packed`."""
 
     key: ShardKey
     stored_until: int
+    """Only written by earlier versions; `Progress` has it now."""
     ordered_until: int
-    runs: list[Run]
+    runs: list[tuple[int, int]]
+    """(first local id, first seqnum) pairs: only written by earlier versions."""
     engine: NodeId | None
     replicas: tuple[NodeId, ...]
     is_closed: bool = False
+    packed: bytes = b""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -77,10 +78,10 @@ def load_state(disk: DiskReader) -> tuple[Checkpoint, dict[ShardKey, Shard]]:
     shards: dict[ShardKey, Shard] = {}
     for state in (*small.shards, *_rows(disk)):
         shard = shards[state.key] = Shard()
-        set_order(shard, state, list(state.runs) or list(_runs(disk, state.key)))
+        set_order(shard, state, _pages(disk, state.key))
         shard.spans.add(0, state.stored_until)
-        # whole pages stay as they are
-        shard.saved_runs = 0 if state.runs else shard.order.run_count - shard.order.run_count % _PAGE_RUNS
+        if not state.runs:  # whole pages stay as they are
+            shard.saved_runs = shard.order.run_count - shard.order.run_count % _PAGE_RUNS
     for key, value in disk.scan(_PROGRESS, after(_PROGRESS)):
         _, *numbers = _SHARD_KEY.unpack(key)
         progress = msgspec.msgpack.decode(value, type=Progress)
@@ -91,9 +92,11 @@ def load_state(disk: DiskReader) -> tuple[Checkpoint, dict[ShardKey, Shard]]:
     return small, shards
 
 
-def set_order(shard: Shard, state: ShardState, runs: Iterable[Run]) -> None:
+def set_order(shard: Shard, state: ShardState, pages: Iterable[bytes] = ()) -> None:
     """Let the shard be what the metalogs make it, whatever of it is here."""
-    shard.order = ShardOrder(state.ordered_until, runs)
+    shard.order = ShardOrder(state.ordered_until, state.runs)
+    for packed in (state.packed, *pages):
+        shard.order.extend(packed)
     shard.engine, shard.replicas, shard.is_closed = state.engine, state.replicas, state.is_closed
     shard.saved_runs = 0
 
@@ -103,9 +106,8 @@ def _rows(disk: DiskReader) -> Iterator[ShardState]:
         yield msgspec.msgpack.decode(value, type=ShardState)
 
 
-def _runs(disk: DiskReader, key: ShardKey) -> Iterator[Run]:
-    for _, value in disk.scan(_PAGE_KEY.pack(_PAGE, *key, 0), _PAGE_KEY.pack(_PAGE, *key, (1 << 32) - 1)):
-        yield from msgspec.msgpack.decode(value, type=list[Run])
+def _pages(disk: DiskReader, key: ShardKey) -> list[bytes]:
+    return [page for _, page in disk.scan(_PAGE_KEY.pack(_PAGE, *key, 0), _PAGE_KEY.pack(_PAGE, *key, (1 << 32) - 1))]
 
 
 def after(prefix: bytes) -> bytes:
@@ -118,22 +120,20 @@ def small_write(small: Checkpoint) -> Put:
     return Put(_SMALL_KEY, msgspec.msgpack.encode(small))
 
 
-def shard_state(key: ShardKey, shard: Shard, runs: list[Run]) -> ShardState:
+def shard_state(key: ShardKey, shard: Shard, packed: bytes = b"") -> ShardState:
     """What the metalogs have said of a shard. How far it is stored here is not part of it."""
-    return ShardState(key, 0, shard.order.until_lid, runs, shard.engine, shard.replicas, shard.is_closed)
+    return ShardState(key, 0, shard.order.until_lid, [], shard.engine, shard.replicas, shard.is_closed, packed)
 
 
 def shard_writes(key: ShardKey, shard: Shard) -> Iterator[Put]:
     """The writes that keep what has changed of a shard since it was last written."""
-    yield Put(_SHARD_KEY.pack(_ROW, *key), msgspec.msgpack.encode(shard_state(key, shard, [])))
-    runs = shard.order.runs(shard.saved_runs)
-    for at in range(0, len(runs), _PAGE_RUNS):
-        page = runs[at : at + _PAGE_RUNS]
+    yield Put(_SHARD_KEY.pack(_ROW, *key), msgspec.msgpack.encode(shard_state(key, shard)))
+    count = shard.order.run_count
+    for first in range(shard.saved_runs, count, _PAGE_RUNS):
         yield Put(
-            _PAGE_KEY.pack(_PAGE, *key, (shard.saved_runs + at) // _PAGE_RUNS),
-            msgspec.msgpack.encode(page),
+            _PAGE_KEY.pack(_PAGE, *key, first // _PAGE_RUNS), shard.order.packed(first, min(first + _PAGE_RUNS, count))
         )
-    shard.saved_runs += len(runs) - len(runs) % _PAGE_RUNS
+    shard.saved_runs = count - count % _PAGE_RUNS
 
 
 def progress_write(key: ShardKey, shard: Shard) -> Put:

@@ -7,23 +7,56 @@ itself it keeps, as far as that was ordered; what it lacks, repair brings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
+
+import msgspec
 
 from boki.effects import Send
 from boki.follower import MetalogFollower
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions, split_position
-from boki.messages import FetchState
+from boki.messages import FetchState, StateFetched
 from boki.storage.holdings import Holdings
 from boki.storage.state import Checkpoint, set_order
 
 _REPEAT_US: Final = 1_000_000
 _STANDSTILL_US: Final = 3_000_000
+_PART_BYTES: Final = 1 << 20
+_FRESH_US: Final = 5_000_000
+_KEEP_US: Final = 60_000_000
+
+
+class Snapshots:
+    """What peers are given: this node's state of one moment, in parts. `take` encodes the state of now."""
+
+    def __init__(self, take: Callable[[], bytes]) -> None:
+        self._take = take
+        self._number = 0
+        self._data = b""
+        self._taken_at = 0
+        self._used_at = 0
+
+    def give(self, message: FetchState, now_us: int) -> StateFetched:
+        """The part that is asked for; the beginning of the newest, if that is gone. Any state that is not old will do:
+        whoever has it goes on from there.
+        """
+        is_gone = not self._data or message.snapshot != self._number
+        if is_gone and (not self._data or now_us - self._taken_at > _FRESH_US):
+            self._number, self._data, self._taken_at = max(self._number + 1, now_us), self._take(), now_us
+        self._used_at = now_us
+        offset = 0 if is_gone else message.offset
+        part = self._data[offset : offset + _PART_BYTES]
+        return StateFetched(message.request, part, self._number, offset, len(self._data))
+
+    def forget(self, now_us: int) -> None:
+        """Nobody has asked for long."""
+        if now_us - self._used_at > _KEEP_US:
+            self._data = b""
 
 
 class Takeover:
-    """Whether this node has fallen behind what is kept, and whom it asks."""
+    """Whether this node has fallen behind what is kept, whom it asks, and what has come so far."""
 
     def __init__(self) -> None:
         self.is_needed = False
@@ -31,6 +64,8 @@ class Takeover:
         self._asked_count = 0
         self._moved_at = 0
         self._positions: Positions = {}
+        self._snapshot = 0
+        self._parts = bytearray()
 
     def need(self) -> None:
         """A sequencer has said that what comes next is not kept."""
@@ -46,6 +81,21 @@ class Takeover:
             self._asked_at = now_us
             self._asked_count += 1
             yield Send(peers[self._asked_count % len(peers)], FetchState(self._asked_count))
+
+    def take(self, sender: NodeId, message: StateFetched, now_us: int) -> Checkpoint | Send | None:
+        """A part has come. → the state, if it was the last; else the next question, if this answers the last one"""
+        if message.request != self._asked_count:
+            return None
+        if message.offset == 0:
+            self._snapshot, self._parts = message.snapshot, bytearray()
+        if message.snapshot != self._snapshot or message.offset != len(self._parts):
+            return None
+        self._parts += message.state
+        self._asked_at = now_us
+        if len(self._parts) < message.size_bytes:
+            return Send(sender, FetchState(message.request, message.snapshot, len(self._parts)))
+        state, self._parts = bytes(self._parts), bytearray()
+        return msgspec.msgpack.decode(state, type=Checkpoint)
 
     def done(self) -> None:
         """The node goes on by itself again."""
@@ -68,7 +118,7 @@ def term_of(positions: Positions) -> int:
 def adopt_orders(holdings: Holdings, state: Checkpoint) -> None:
     """Let every shard be what the peer says that the metalogs make it; what was never ordered is dropped."""
     for row in state.shards:
-        set_order(holdings.shard(row.key), row, row.runs)
+        set_order(holdings.shard(row.key), row)
         holdings.touched.add(row.key)
         if row.is_closed:
             holdings.close(row.key)

@@ -113,7 +113,12 @@ def test_the_order_of_a_shard_is_the_other_direction(cuts: list[tuple[int, dict[
     for later_us, moves in cuts:
         for piece in table.apply_cut(plain.cut(later_us, moves)[0]):
             orders[piece.shard].add(piece)
-    for order in (orders, {shard: ShardOrder(order.until_lid, order.runs()) for shard, order in orders.items()}):
+    again = {shard: ShardOrder(order.until_lid, order.runs()) for shard, order in orders.items()}
+    from_bytes = {shard: ShardOrder(order.until_lid) for shard, order in orders.items()}
+    for shard, unpacked in from_bytes.items():
+        for first in range(0, orders[shard].run_count, 2):
+            unpacked.extend(orders[shard].packed(first, first + 2))
+    for order in (orders, again, from_bytes):
         for i, (shard, lid, _) in enumerate(plain.records):
             assert order[shard].seqnum_of(lid) == FIRST + i
         for shard in SHARDS:

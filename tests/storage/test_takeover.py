@@ -9,7 +9,7 @@ import pytest
 from boki.effects import Effect, Send
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.metalog import Trim
-from boki.messages import EntriesDropped, FetchMetalog, Holding
+from boki.messages import EntriesDropped, FetchMetalog, Holding, StateFetched
 from boki.storage.shards import batch_key
 from boki.storage.state import load_state
 from tests.members import ENGINE
@@ -101,6 +101,33 @@ def test_a_node_behind_what_is_kept_takes_a_peers_state_and_becomes_whole(
     cluster.start("storage-1")
     cluster.world.tick(10)
     assert all(cluster.has_all("storage-1", key) for key in (old, unordered, new))
+
+
+def test_a_large_state_comes_in_parts_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are of one snapshot, however the peer goes on meanwhile, and one that is lost only begins it anew."""
+    monkeypatch.setattr("boki.storage.takeover._PART_BYTES", 40)
+    cluster = Cluster(seed=3)
+    cluster.world.luck = None
+    primary = forgetful(cluster)
+    keys = [cluster.open(*FIRST) for _ in range(5)]
+    cluster.world.tick(30)
+    cluster.crash("storage-1")
+    for key in keys:
+        cluster.append(key, 3)
+    cluster.world.tick(30)
+    primary.kept_from = len(primary.entries[1])
+    cluster.start("storage-1")
+    cluster.world.luck = cluster.luck
+    for _ in range(100):
+        cluster.append(keys[0])
+        cluster.world.tick(3)
+        cluster.resend(keys[0])
+    cluster.world.luck = None
+    assert len({m.offset for m in cluster.world.messages(StateFetched)}) > 3
+    cluster.world.tick(100)
+    for key in keys:
+        cluster.check("storage-1", key)
+        assert cluster.has_all("storage-1", key)
 
 
 def test_a_node_that_is_ahead_takes_nothing() -> None:
