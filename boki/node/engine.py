@@ -16,7 +16,8 @@ from boki.calls import Call
 from boki.cluster_config import EngineNodeConfig
 from boki.controller.zookeeper import News
 from boki.effects import Core
-from boki.engine.core import CLOSED, FENCED, READY, SAVED, EngineConfig, EngineCore
+from boki.engine.bootstrap import BOOTED, Bootstrap
+from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, EngineConfig, EngineCore
 from boki.engine.deployed import DeployedFunctions
 from boki.engine.engine_service import EngineService
 from boki.engine.ledger import Owner
@@ -41,7 +42,7 @@ _FENCE_TIMEOUT_S: Final = 10.0
 
 
 class EngineLife(NodeLife[EngineNodeConfig]):
-    """An engine. What is made from `core` on is there once `prepare` has run."""
+    """An engine. What is made from `core` on is there once the index is, which `serve` waits for."""
 
     role = Role.ENGINE
     DIVERTED: ClassVar[tuple[type, ...]] = (*FOR_ENGINE_SHELL, CallAccepted)
@@ -52,6 +53,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     remote: EngineService | None = None
     has_slot = False
     """Whether it is one of those that hold the index."""
+    core: EngineCore | RelayCore | None = None
     _is_open = False
 
     async def choose(self) -> None:
@@ -68,8 +70,10 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         self._saved = asyncio.Event()
         self._closed = asyncio.Event()
         self.port = EnginePort()
-        self.core: EngineCore | RelayCore
+        self._members: InstallMembership | None = None
+        self.remote_ledger = RemoteLedger(self.links, self.node, self.incarnation)
         if self.has_slot:
+            self._booted = asyncio.Event()
             config = EngineConfig(
                 index_memory_bytes=self.config.index_memory_bytes,
                 cache_bytes=self.config.cache_bytes,
@@ -78,16 +82,16 @@ class EngineLife(NodeLife[EngineNodeConfig]):
                 batch_bytes=self.config.batch_bytes,
                 limits=self.config.limits,
             )
-            self.core = EngineCore(self.node, self.incarnation, self.open_disk(), config)
-        else:
-            self.core = RelayCore(self.node, self.incarnation, buffer_bytes=self.config.append_buffer_bytes)
+            self._bootstrap = Bootstrap(self.node, self.incarnation, self.open_disk(), config)
+            return self._bootstrap
+        self.core = RelayCore(self.node, self.incarnation, buffer_bytes=self.config.append_buffer_bytes)
         return self.core
 
-    async def prepare(self) -> None:
-        """See `NodeLife`: the parts beside the core are there before anybody asks for them."""
+    def _make_parts(self) -> None:
+        """What stands beside the core."""
         assert self.host is not None
+        assert self.core is not None
         self.port.attach(self.host, self.core)
-        self.remote_ledger = RemoteLedger(self.links, self.node, self.incarnation)
         log: LogService | EnginePort = self.port
         if isinstance(self.core, EngineCore):
             log = self.service = LogService(self.port, self.core)
@@ -129,7 +133,8 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         self.parts.push_async_callback(self.remote.stop)
         self.remote.start()
         self.diversion.divert(self.divert)
-        await super().prepare()
+        if self.calls is not None and self._members is not None:
+            self.calls.on_membership(self._members.membership)
 
     def divert(self, sender: NodeId, message: Any) -> None:
         """See `NodeLife`."""
@@ -142,12 +147,17 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         """See `NodeLife`."""
         super().on_news(news)
         if isinstance(news, InstallMembership):
+            self._members = news
             self.remote_ledger.on_membership(news.membership)
             if self.calls is not None:
                 self.calls.on_membership(news.membership)
 
     async def serve(self) -> None:
-        """Wait until the index has caught up, or is found at others; then take calls."""
+        """Wait until there is an index, of its own or at others, and until it has caught up; then take calls."""
+        if self.has_slot:
+            await self._booted.wait()
+            self.core = self._bootstrap.engine
+        self._make_parts()
         await self.functions.start()
         if not self.has_slot:
             _log.info("%s: all slots for an index are taken: it asks engines that have one", self.node)
@@ -175,7 +185,9 @@ class EngineLife(NodeLife[EngineNodeConfig]):
 
     def answer(self, token: Any, value: Any) -> None:
         """See `NodeLife`."""
-        if token is READY:
+        if token is BOOTED:
+            self._booted.set()
+        elif token is READY:
             self._ready.set()
         elif token is SAVED:
             self._saved.set()
@@ -183,6 +195,8 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             self._closed.set()
         elif token is FENCED:
             self.end(Ending.FENCED)
+        elif token is STALE:
+            self.end(Ending.STALE)
         else:
             answer_waiter(token, value)
 
@@ -232,6 +246,8 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     def role_status(self) -> dict[str, Any]:
         """See `NodeLife`."""
         calls = self.calls
+        if self.core is None or self.remote is None:
+            return {"ready": False, "has_index": self.has_slot, "engine": {"is_loading": True}}
         return {
             "ready": self._is_open and self.port.is_ready,
             "has_index": self.has_slot,

@@ -3,10 +3,11 @@
 What all roles share stands here: the links and the disk around the core, what the coordinator tells on its way to the
 core, the registration, the status, and the watch over it all. What differs is in the methods that roles override.
 
-A life ends in one of five ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator has given it up,
-so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. After these two the role
-begins anew, as another incarnation where that is one of the process. *Promoted*: it has drained, and begins anew as
-something more. *Failed*: its disk, or its code; the process ends.
+A life ends in one of six ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator has given it up,
+so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. *Stale*: what its index
+lacks is kept by nobody any more, and a newer one must be taken. After these three the role begins anew, as another
+incarnation where that is one of the process. *Promoted*: it has drained, and begins anew as something more. *Failed*:
+its disk, or its code; the process ends.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Ending(StrEnum):
     STOPPED = "stopped"
     EXPIRED = "expired"
     FENCED = "fenced"
+    STALE = "stale"
     PROMOTED = "promoted"
     FAILED = "failed"
 

@@ -18,6 +18,7 @@ from boki.effects import Effect, Send, Store
 from boki.engine import index
 from boki.engine.book import BookState
 from boki.engine.core import EngineCore
+from boki.engine.stamps import Stamps
 from boki.follower import MetalogFollower
 from boki.log.metalog import make_position
 from boki.log.quorum import majority
@@ -93,7 +94,7 @@ def no_write_quorum() -> Any:
 
 def no_position_wait() -> Any:
     """A read is answered from whatever the index has."""
-    return without(EngineCore, "_is_caught_up", lambda self, read: True)
+    return without(Stamps, "is_caught_up", lambda self, read: True)
 
 
 def no_completion_on_a_majority() -> Any:
