@@ -1,23 +1,27 @@
 """The running system that a command talks to.
 
-`--url` and `--token` win over BOKI_URL and BOKI_TOKEN, those over BOKI_HOST and BOKI_PORT, those over `boki.toml`: in a
-project's folder, commands find the `boki dev` that runs there. The token of a `boki.toml` is sent nowhere but to the
-address that goes with it.
+`--url` and `--token` win over BOKI_URL and BOKI_TOKEN, those over BOKI_HOST and BOKI_PORT. Without them, in a project's
+folder, commands find what runs there: the cluster of a `boki up`, wherever it listens, else the `boki dev` that listens
+where `boki.toml` says. The token of a `boki.toml` is sent nowhere but to the address that goes with it, or to that
+cluster.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-from boki.config import Address, load
+from boki.config import Address, Config, load
 from boki.errors import ConfigError
 
 if TYPE_CHECKING:
     from boki.client import BlockingClient
+    from boki.cluster.state import SupervisorState
 
 Url = Annotated[
     str,
@@ -25,11 +29,17 @@ Url = Annotated[
         "--url",
         envvar="BOKI_URL",
         metavar="URL",
-        help="Where the system listens; else where BOKI_HOST, BOKI_PORT and boki.toml say that it does.",
+        help="Where the system listens; else the one that runs in this folder, as BOKI_* and boki.toml describe it.",
     ),
 ]
 Token = Annotated[str, typer.Option("--token", envvar="BOKI_TOKEN", metavar="TEXT", help="Its bearer token.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+
+
+class _Data(Config, frozen=True, kw_only=True):
+    """Where data is, as all configurations call it."""
+
+    data: Path = Path(".boki")
 
 
 def connect(url: str, token: str) -> BlockingClient:
@@ -41,8 +51,28 @@ def connect(url: str, token: str) -> BlockingClient:
 
     if not url:
         address = load(Address, flags={}, environment=os.environ, allow_others=True)
-        url, token = address.url, token or address.token
+        url, token = running_here(os.environ) or address.url, token or address.token
     return BlockingClient(url, token=token)
+
+
+def running_here(environment: Mapping[str, str]) -> str:
+    """Where the cluster listens that a supervisor runs in the configured data directory; empty: none does, or the
+    variables name another address.
+    """
+    if "BOKI_HOST" in environment or "BOKI_PORT" in environment:
+        return ""
+    state = supervisor_of(None, environment)
+    return state.url if state is not None else ""
+
+
+def supervisor_of(data: Path | None, environment: Mapping[str, str]) -> SupervisorState | None:
+    """The supervisor that runs in that data directory, or else in the configured one; None: there is none."""
+    from boki.cluster.state import read_state
+
+    if data is None:
+        data = load(_Data, flags={}, environment=environment, allow_others=True).data
+    state = read_state(data / "cluster")
+    return state if state is not None and state.is_running else None
 
 
 def needed_flags(url: str, token: str) -> str:
@@ -53,7 +83,7 @@ def needed_flags(url: str, token: str) -> str:
     listening = Address(host=parts.hostname or "", port=parts.port or 0, token=token)
     try:
         configured = load(Address, flags={}, environment={}, allow_others=True)
-        is_there = configured.url == listening.url
+        is_there = running_here({}) == listening.url or configured.url == listening.url
     except ConfigError:
         configured, is_there = Address(), False
     url_flag = "" if is_there else f" --url {listening.url}"

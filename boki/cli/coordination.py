@@ -21,7 +21,6 @@ from boki.errors import Unavailable
 from boki.log.membership import ClusterPlan
 
 if TYPE_CHECKING:
-    from boki.cluster.state import SupervisorState
     from boki.controller.zookeeper import ZooKeeperCoordinator
 
 _T = TypeVar("_T")
@@ -40,14 +39,6 @@ class Place(Config, frozen=True, kw_only=True):
     zookeeper: Annotated[str, Meta(description="host:port,... of the ZooKeeper.")] = ""
     chroot: Annotated[str, Meta(description="Path in it.")] = "/boki"
     data: Annotated[Path, Meta(description="Data directory of a `boki up`.")] = Path(".boki")
-
-
-def supervisor_of(data: Path | None) -> SupervisorState | None:
-    """The supervisor that runs in that data directory, or in the one of this folder's configuration; None: none."""
-    from boki.cluster.state import read_state
-
-    state = read_state(_configured("", "", data).data / "cluster")
-    return state if state is not None and state.is_running else None
 
 
 def _configured(zookeeper: str, chroot: str, data: Path | None) -> Place:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from boki.cli import cluster_status
-from boki.cli.connection import AsJson, Token, Url, connect
-from boki.cli.coordination import Data, supervisor_of
+from boki.cli.connection import AsJson, Token, Url, connect, supervisor_of
+from boki.cli.coordination import Data
 from boki.cli.terminal import bytes_text, errors, print_json, print_table, results
+from boki.errors import ConnectionLost, Unavailable
+
+if TYPE_CHECKING:
+    from boki.client import BlockingClient
+    from boki.cluster.state import SupervisorState
 from boki.cluster.health import sentences
 
 
@@ -19,22 +25,34 @@ def command(as_json: AsJson = False, data: Data = None, url: Url = "", token: To
 
     Of a cluster that `boki up` runs here, also what its supervisor knows; --data names its directory.
     """
-    supervisor = supervisor_of(data)
-    if supervisor is not None and not url and data is not None:
+    supervisor = supervisor_of(data, os.environ)
+    if supervisor is not None and not url:
         url = supervisor.url
     with connect(url, token) as client:
-        status = client.status()
-        status = {"url": client.url, **status}
-        is_here = supervisor is not None and supervisor.url == client.url
-    supervisor = supervisor if is_here else None
+        supervisor = supervisor if supervisor is not None and supervisor.url == client.url else None
+        status = _status_of(client, supervisor)
     if not cluster_status.is_cluster(status):
-        print_json(status) if as_json else show(status)
+        if as_json:
+            print_json(status)
+        else:
+            show(status)
         return
     if as_json:
         known = {} if supervisor is None else {"supervisor": msgspec.to_builtins(supervisor)}
         print_json({**status, "troubles": sentences(status), **known})
     else:
         cluster_status.show(status, supervisor)
+
+
+def _status_of(client: BlockingClient, supervisor: SupervisorState | None) -> dict[str, Any]:
+    """What the system says of itself; of a cluster whose gateway does not answer, that there is nobody who says it."""
+    try:
+        return {"url": client.url, **client.status()}
+    except (Unavailable, ConnectionLost) as error:
+        if supervisor is None:
+            raise
+        errors().print(f"the gateway does not answer: {error.message}", style="red", markup=False)
+        return {"url": client.url, "ready": False, "members": [], "nodes": {}}
 
 
 def show(status: Mapping[str, Any]) -> None:

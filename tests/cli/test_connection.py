@@ -4,8 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from boki.cli import connection
+from boki.cluster.identity import start_mark
+from boki.cluster.state import SupervisorState, write_state
 from boki.errors import ConfigError
 
 
@@ -70,3 +73,25 @@ def test_only_what_the_file_does_not_say_must_be_typed(project: Path) -> None:
     project.write_text('port = 9000\ntoken = "secret"\n')
     assert connection.needed_flags("http://127.0.0.1:9000", "secret") == ""
     assert connection.needed_flags("http://[::1]:1", "secret") == " --url http://[::1]:1 --token $BOKI_TOKEN"
+
+
+def test_a_cluster_that_runs_in_the_folder_is_found_wherever_it_listens(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor's file says where; one that does not run any more counts for nothing, and variables win."""
+    folder = project.parent / "data/cluster"
+    folder.mkdir(parents=True)
+    project.write_text('data = "data"\nport = 0\ntoken = "t"\n')
+    mine = SupervisorState(
+        pid=os.getpid(), mark=start_mark(os.getpid()), url="http://127.0.0.1:7", zookeeper="", chroot=""
+    )
+    write_state(folder, mine)
+    assert target(monkeypatch) == ("http://127.0.0.1:7", "t")
+    assert connection.needed_flags("http://127.0.0.1:7", "") == ""
+    assert target(monkeypatch, url="http://other:1") == ("http://other:1", "")
+    monkeypatch.setenv("BOKI_PORT", "9001")
+    assert target(monkeypatch) == ("http://127.0.0.1:9001", "t")
+    monkeypatch.delenv("BOKI_PORT")
+    write_state(folder, structs.replace(mine, mark="gone"))
+    with pytest.raises(ConfigError, match="--url"):
+        target(monkeypatch)

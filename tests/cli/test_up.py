@@ -37,10 +37,7 @@ class Project:
 
     def boki(self, *words: str, exit_code: int = 0) -> str:
         """What the command printed, after it has ended with that code."""
-        state = read_state(self.data)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BOKI_")}
-        if state is not None:
-            environment["BOKI_URL"] = state.url
         command = [sys.executable, "-m", "boki", *words]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
