@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from boki.calls import Call, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Operation
@@ -86,11 +87,12 @@ class AskCall(Message, frozen=True):
 
 
 class TellCall(Message, frozen=True):
-    """What is known; or why nothing is."""
+    """What is known; or why nothing is. `owner`: another engine, which runs the call and may know more."""
 
     request: int
     state: InvocationState | None
     failure: Failure | None = None
+    owner: NodeId | None = None
 
 
 # gateway, engine without the index -> engine, and back: the log

@@ -253,7 +253,9 @@ class EngineService:
 
     async def _tell_call(self, key: _Key, message: AskCall) -> None:
         try:
-            answer = TellCall(message.request, await self._ledger().state(message.invocation, message.wait_us / 1e6))
+            ledger = self._ledger()
+            state = await ledger.state(message.invocation, message.wait_us / 1e6)
+            answer = TellCall(message.request, state, owner=ledger.other_owner(message.invocation))
         except BokiError as error:
             answer = TellCall(message.request, None, Failure.of(error))
         self._end(key, answer)

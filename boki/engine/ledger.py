@@ -29,6 +29,7 @@ import msgspec
 
 from boki.calls import Call, InvocationState, Outcome
 from boki.errors import CallLost, CorruptData, VersionTooNew
+from boki.log.operations import Failure
 
 VERSION: Final = 2
 """Version 1 knew no owners; its calls belong to nobody."""
@@ -152,6 +153,11 @@ def id_tag(invocation_id: str) -> str:
     return f"id:{invocation_id}"
 
 
+def id_of(entry: CallEntry) -> str:
+    """The id of the call that the record is about."""
+    return entry.call.id if isinstance(entry, Accepted) else entry.id
+
+
 def owner_tag(owner: Owner) -> str:
     """The tag of the record that says who has taken over from an owner."""
     return f"owner:{owner.incarnation}"
@@ -223,6 +229,12 @@ def run_again_after(outcome: Outcome, progress: Progress) -> int | None:
     if failure.code == CallLost.code and progress.starts < MAX_STARTS:
         return _backoff_us(progress.starts)
     return None
+
+
+def lost_too_often() -> Outcome:
+    """The end of a call whose starts are used up although none of them is known to have ended."""
+    error = CallLost(f"{MAX_STARTS} engines that ran the call were lost: it may be what ended them")
+    return Outcome(None, Failure.of(error))
 
 
 def _backoff_us(times: int) -> int:

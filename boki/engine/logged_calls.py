@@ -29,12 +29,13 @@ from boki.engine.ledger import (
     Finished,
     Owner,
     Progress,
-    Started,
     TakenOver,
     Waiting,
     accepted_at,
     corrected_key,
     due_at,
+    id_of,
+    lost_too_often,
     request_hash,
     run_again_after,
     state_of,
@@ -42,7 +43,6 @@ from boki.engine.ledger import (
 from boki.engine.lost_owners import LostOwners
 from boki.errors import (
     BokiError,
-    CallLost,
     DeadlineExceeded,
     InvalidArgument,
     KeyReused,
@@ -51,6 +51,7 @@ from boki.errors import (
     Unavailable,
 )
 from boki.host.clock import now_us
+from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.operations import Failure
@@ -223,10 +224,17 @@ class LoggedCalls:
                 return await self._state_of(entry, record)
             await self._book.wait_for_more(invocation_id, record, left_s)
 
+    def other_owner(self, invocation_id: str) -> NodeId | None:
+        """The engine that runs this unfinished call, or is going to, if that is another one."""
+        waiting = self._book.ledger.waiting.get(invocation_id)
+        if waiting is None or waiting.owner in (self._me, NOBODY):
+            return None
+        return NodeId(waiting.owner.node)
+
     async def _state_of(self, entry: CallEntry, record: Record) -> InvocationState:
         if isinstance(entry, Finished):
             return state_of(entry, record.time, None)
-        progress = self._progress.get(_id_of(entry))
+        progress = self._progress.get(id_of(entry))
         if isinstance(entry, Accepted):
             return state_of(entry, record.time, progress)
         accepted, accepted_us = await self._book.acceptance(entry)
@@ -392,7 +400,7 @@ class LoggedCalls:
             progress.starts += 1
             progress.started_us = progress.started_us or self._clock()
             too_often = progress.starts > MAX_STARTS
-            outcome = _lost_too_often() if too_often else await self._attempt(entry.call)
+            outcome = lost_too_often() if too_often else await self._attempt(entry.call)
             again_us = None if too_often else run_again_after(outcome, progress)
             if again_us is not None:
                 _log.info("call %s runs again in %.1f s: %s", invocation_id, again_us / 1e6, outcome.failure)
@@ -478,15 +486,6 @@ class LoggedCalls:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, BokiError):  # those are answers, which somebody may have left
             _log.error("a bug in logged calls", exc_info=error)
-
-
-def _lost_too_often() -> Outcome:
-    error = CallLost(f"{MAX_STARTS} engines that ran the call were lost: it may be what ended them")
-    return Outcome(None, Failure.of(error))
-
-
-def _id_of(entry: Accepted | Started) -> str:
-    return entry.call.id if isinstance(entry, Accepted) else entry.id
 
 
 def _is_id(text: str) -> bool:

@@ -208,9 +208,16 @@ class ClusterBackend:
         return reply.answer
 
     async def ask(
-        self, make: Callable[[int, int], Message], timeout_s: float, *, book: str = "", is_repeatable: bool
+        self,
+        make: Callable[[int, int], Message],
+        timeout_s: float,
+        *,
+        book: str = "",
+        is_repeatable: bool,
+        first: NodeId | None = None,
     ) -> Message:
-        """Ask an engine what `make(number, left_us)` makes; its answer, which may be a failure.
+        """Ask an engine what `make(number, left_us)` makes; its answer, which may be a failure. `first`: that engine,
+        if it is up; else the one that the book's operations go to.
 
         An engine that refuses it because it is unavailable leaves it to the next one; so does, if it `is_repeatable`,
         one that is lost. Raises the last refusal, `ConnectionLost`, `DeadlineExceeded`, `Overloaded` or `Unavailable`.
@@ -219,7 +226,7 @@ class ClusterBackend:
         tried: set[NodeId] = set()
         trouble: BokiError = Unavailable("no engine is up", retry_after_s=RETRY_AFTER_S)
         while True:
-            node = self.roster.for_book(book, tried)
+            node = first if first in self.roster.up and first not in tried else self.roster.for_book(book, tried)
             left_s = until - self._loop.time()
             if node is None:
                 if not isinstance(trouble, ConnectionLost) or left_s <= 0:

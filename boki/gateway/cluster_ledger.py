@@ -8,10 +8,13 @@ from typing import Final, Protocol
 import msgspec
 
 from boki.calls import Call, InvocationState, Outcome
+from boki.errors import BokiError
+from boki.log.ids import NodeId
 from boki.messages import Message
 from boki.remote import AcceptCall, AskCall, CallAccepted, CallOnce, CallOnceEnded, TellCall
 
 _ACCEPT_TIMEOUT_S: Final = 30.0
+_OWNER_ANSWER_S: Final = 1.0
 _ANSWER_S: Final = 10.0
 """How long an engine may take to read what it is asked for."""
 
@@ -20,9 +23,15 @@ class Ask(Protocol):
     """See `boki.gateway.cluster.ClusterBackend.ask`."""
 
     async def __call__(
-        self, make: Callable[[int, int], Message], timeout_s: float, *, book: str = "", is_repeatable: bool
+        self,
+        make: Callable[[int, int], Message],
+        timeout_s: float,
+        *,
+        book: str = "",
+        is_repeatable: bool,
+        first: NodeId | None = None,
     ) -> Message:
-        """Ask an engine, another one if that one is lost and the request `is_repeatable`."""
+        """Ask an engine (`first`, if it is up), another one if that one is lost and the request `is_repeatable`."""
 
 
 class ClusterLedger:
@@ -71,4 +80,20 @@ class ClusterLedger:
         if answer.state is None:
             assert answer.failure is not None, "there is a state or a failure"
             raise answer.failure.error()
+        if answer.owner is not None:
+            return await self._state_at(answer.owner, answer.state)
         return answer.state
+
+    async def _state_at(self, owner: NodeId, known: InvocationState) -> InvocationState:
+        """What the engine that runs the call says: that it runs is in no record. If it says nothing, what is known."""
+        try:
+            answer = await self._ask(
+                lambda number, _left_us: AskCall(number, known.id, 0),
+                _OWNER_ANSWER_S,
+                book=known.id,
+                is_repeatable=False,
+                first=owner,
+            )
+        except BokiError:
+            return known
+        return answer.state if isinstance(answer, TellCall) and answer.state is not None else known

@@ -105,6 +105,11 @@ class Ledger:
     def __init__(self) -> None:
         self.accepted: list[tuple[str, str | None, float]] = []
         self.ends = asyncio.Event()
+        self.owner: NodeId | None = None
+        self.known = "accepted"
+
+    def other_owner(self, invocation_id: str) -> NodeId | None:
+        return self.owner
 
     async def accept(self, call: Call, *, key: str | None = None, delay_s: float = 0.0) -> str:
         self.accepted.append((call.id, key, delay_s))
@@ -119,7 +124,7 @@ class Ledger:
         if not any(invocation_id == known for known, _, _ in self.accepted):
             raise NoSuchInvocation("no such call")
         return InvocationState(
-            id=invocation_id, function="f", book="b", state="accepted", accepted_us=1, due_us=int(wait_s * 1e6)
+            id=invocation_id, function="f", book="b", state=self.known, accepted_us=1, due_us=int(wait_s * 1e6)
         )
 
 

@@ -321,6 +321,22 @@ def test_a_call_that_waits_its_turn_is_not_counted_as_started() -> None:
         assert (state.state, state.attempts) == ("done", 1)
 
 
+def test_every_engine_knows_who_runs_a_call() -> None:
+    """So that it can be asked; when the call is over there is nobody to ask."""
+
+    @with_engines("a", "b")
+    async def scenario(cluster: Cluster) -> None:
+        gate = cluster.bodies["wait"] = Gate()
+        first, second = (cluster.engines[name].calls for name in ("a", "b"))
+        await first.accept(a_call(1, "wait"))
+        await time_passes(0.1)
+        assert (first.other_owner(a_call(1).id), second.other_owner(a_call(1).id)) == (None, "a")
+        gate.opened.set()
+        await second.state(a_call(1).id, wait_s=5)
+        await time_passes(0.1)
+        assert second.other_owner(a_call(1).id) is None
+
+
 def test_a_running_heir_says_that_it_runs_to_everybody() -> None:
     """Its start is a record."""
 

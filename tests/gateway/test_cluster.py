@@ -162,6 +162,22 @@ def test_a_call_under_a_key_goes_on_at_another_engine() -> None:
     in_cluster(scenario)
 
 
+def test_the_engine_that_runs_a_call_is_asked_how_it_is() -> None:
+    """That it runs is in no record; if that engine says nothing, what the records say is the answer."""
+
+    async def scenario(cluster: Cluster) -> None:
+        call = a_call(1)
+        first, second = home(cluster, call.id)
+        first.ledger.owner, second.ledger.known = second.node, "running"
+        for engine in (first, second):
+            await engine.ledger.accept(call)
+        assert (await cluster.backend.ledger.state(call.id)).state == "running"
+        cluster.wire.loses = lambda sender, to, _message: second.node in (sender, to)
+        assert (await cluster.backend.ledger.state(call.id)).state == "accepted"
+
+    in_cluster(scenario)
+
+
 def test_an_engine_without_the_index_leaves_logged_calls_to_one_that_has_it() -> None:
     """Whoever is asked first."""
 
