@@ -234,3 +234,13 @@ def test_nobody_there_says_how_to_start_one(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "127.0.0.1:9" in done.output
     assert "boki dev" in done.output
+
+
+def test_boki_dev_is_not_deployed_to(url: str, tmp_path: Path) -> None:
+    """It runs the functions of its folder, and says what deploying is for."""
+    (tmp_path / "app.py").write_text("x = 1\n")
+    for words in (("deploy", str(tmp_path)), ("functions",), ("functions", "use", "1")):
+        done = run(url, *words)
+        assert done.exit_code == 2, done.output
+        assert "boki dev runs the functions of its folder" in done.output
+    assert good(url, "invoke", "greet", "Ada") == "Hello Ada\n"
