@@ -19,6 +19,12 @@ from typing import Protocol
 from boki.chaos.disks import FAIL_SYNC, FULL
 from boki.log.membership import Role
 
+_SHORT_S = (0.3, 4.0)
+_TOGETHER = 0.25
+"""How often two faults come at the same time."""
+_FELT_WITHIN_S = 15.0
+_POLL_S = 0.1
+
 Links = Collection[tuple[str, str]]
 """Directions between nodes: (source, destination)."""
 
@@ -91,6 +97,15 @@ class Patient(Protocol):
 
     def zookeeper_pids(self) -> list[int]:
         """The processes of the ensemble that run and are not paused."""
+
+    def wipe(self, node: str) -> None:
+        """Lose the node's directory with all that is in it, and the process."""
+
+    async def incarnation(self, node: str) -> int:
+        """The incarnation of a node that is at work; 0 if it is not."""
+
+    async def is_whole(self) -> bool:
+        """Whether all records have all their copies, as far as the cluster's status tells."""
 
     async def change_plan(self, random: Random) -> str:
         """Ask for another number of logs, or drain a storage node that is in use: what was asked for."""
@@ -239,6 +254,30 @@ async def _failing_sync(patient: Patient, random: Random) -> AsyncIterator[Blow]
         patient.mend_disk(node, FAIL_SYNC)
 
 
+def _wiping(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
+    @contextlib.asynccontextmanager
+    async def wiping(patient: Patient, random: Random) -> AsyncIterator[Blow]:
+        if not await _becomes_so(patient.is_whole):
+            # one more disk than may be lost at a time
+            yield _blow("no disk is lost: not all records have all their copies", lambda: False)
+            return
+        node = await choose(patient, random)
+        before = await patient.incarnation(node)
+        patient.wipe(node)
+
+        async def is_refilled() -> bool:
+            return await patient.incarnation(node) not in (0, before) and await patient.is_whole()
+
+        yield Blow(f"{node} loses its disk", is_refilled)
+
+    return wiping
+
+
+async def _last_sequencer(patient: Patient, random: Random) -> str:  # noqa: ARG001
+    """Always the same one: of what ended terms left to sequencers, the others give it nothing back."""
+    return patient.nodes(Role.SEQUENCER)[-1]
+
+
 @contextlib.asynccontextmanager
 async def _killing_zookeeper_leader(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
     before = set(patient.zookeeper_pids())
@@ -276,15 +315,31 @@ async def _cutting_power(patient: Patient, random: Random) -> AsyncIterator[Blow
     before = {node: patient.pid(node) for node in nodes}
     for node in nodes:
         patient.kill(node)
-    text = "power cut: kill -9 of every node"
-    yield _blow(text, lambda: all(patient.pid(node) not in (0, pid) for node, pid in before.items()))
+
+    async def all_again() -> bool:
+        return all(patient.pid(node) not in (0, pid) for node, pid in before.items())
+
+    order = "in whatever order"
+    if random.random() < 0.5 and await _becomes_so(all_again):
+        order = f"as {', '.join(nodes)}"
+        for node in nodes:
+            patient.pause(node)
+        for node in nodes:
+            await asyncio.sleep(random.uniform(0.0, 0.3))
+            patient.resume(node)
+    yield Blow(f"power cut: kill -9 of every node; they come back {order}", all_again)
 
 
-_SHORT_S = (0.3, 4.0)
-_TOGETHER = 0.25
-"""How often two faults come at the same time."""
-_FELT_WITHIN_S = 15.0
-_POLL_S = 0.1
+async def _becomes_so(ask: Callable[[], Awaitable[bool]]) -> bool:
+    """Wait until it is so; False if it does not become so in time."""
+    until = time.monotonic() + _FELT_WITHIN_S
+    is_so = await ask()
+    while not is_so and time.monotonic() < until:
+        await asyncio.sleep(_POLL_S)
+        is_so = await ask()
+    return is_so
+
+
 FAULTS: tuple[Fault, ...] = (
     *(Fault(f"kill-{role}", _killing(_one_of(role)), (0.5, 3.0)) for role in Role if role is not Role.SEQUENCER),
     Fault("kill-primary", _killing(_primary), (0.5, 3.0)),
@@ -297,6 +352,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("reset-links", _resetting, (0.1, 0.5)),
     Fault("disk-full", _filling, _SHORT_S),
     Fault("sync-fails", _failing_sync, (1.0, 2.0)),
+    Fault("wipe-storage", _wiping(_one_of(Role.STORAGE)), (0.5, 2.0)),
+    Fault("wipe-sequencer", _wiping(_last_sequencer), (0.5, 2.0)),
     Fault("zookeeper-leader", _killing_zookeeper_leader, (1.0, 3.0), needs_zookeeper=True),
     Fault("zookeeper-away", _ending_zookeeper, (1.0, 6.0), needs_zookeeper=True),
     Fault("stop-zookeeper", _stopping_zookeeper, (0.5, 3.0), needs_zookeeper=True),
@@ -310,8 +367,10 @@ class Schedule:
     then two come together.
     """
 
-    def __init__(self, seed: int, faults: tuple[Fault, ...] = FAULTS) -> None:
+    def __init__(self, seed: int, faults: tuple[Fault, ...], rest_s: tuple[float, float]) -> None:
+        """`rest_s`: how long the cluster is left alone between faults, at least and at most."""
         self.random = Random(seed)
+        self._rest_s = rest_s
         self._faults = faults
         self._round: list[Fault] = []
 
@@ -325,7 +384,7 @@ class Schedule:
             if fitting:
                 self._round.remove(fitting[-1])
                 turn.append(fitting[-1])
-        return [(fault, self.random.uniform(*fault.hold_s)) for fault in turn], self.random.uniform(0.3, 2.0)
+        return [(fault, self.random.uniform(*fault.hold_s)) for fault in turn], self.random.uniform(*self._rest_s)
 
     def again(self, fault: Fault) -> None:
         """It was not felt: let it come once more, in the end."""
@@ -337,10 +396,6 @@ async def inflict(fault: Fault, patient: Patient, random: Random, hold_s: float,
     async with fault.begin(patient, random) as blow:
         tell(f"{fault.name}: {blow.text}")
         await asyncio.sleep(hold_s)
-        until = time.monotonic() + _FELT_WITHIN_S
-        is_felt = await blow.is_felt()
-        while not is_felt and time.monotonic() < until:
-            await asyncio.sleep(_POLL_S)
-            is_felt = await blow.is_felt()
+        is_felt = await _becomes_so(blow.is_felt)
     tell(f"{fault.name}: {'over' if is_felt else 'over, and nobody felt it'}")
     return is_felt

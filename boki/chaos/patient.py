@@ -7,6 +7,7 @@ proxy in front of each node's links (and of its way to ZooKeeper), and `boki.cha
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 import time
@@ -45,8 +46,10 @@ ZOOKEEPER: Final = "zookeeper"
 class Patient:
     """One cluster. `start` brings it up; `stop` ends every process of it."""
 
-    def __init__(self, folder: Path, *, storage: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, *, storage: int, tell: Callable[[str], None], functions: Path = FUNCTIONS) -> None:
+        """`functions` holds at least those of `FUNCTIONS`."""
         self._folder = folder
+        self._functions = functions
         self._tell = tell
         self._addresses: dict[tuple[str, int], str] = {}
         self._links = Links(lambda host, port: self._addresses.get((host, port), ""))
@@ -73,7 +76,7 @@ class Patient:
         port, *ports = free_ports(1 + len(_LANES) * len(self.all_nodes()))
         ward = Ward(
             data=str(self._folder),
-            functions=str(FUNCTIONS),
+            functions=str(self._functions),
             zookeeper=self._ensemble.hosts,
             port=port,
             storage=self._counts[Role.STORAGE],
@@ -288,6 +291,30 @@ class Patient:
     def zookeeper_pids(self) -> list[int]:
         """See `faults.Patient`."""
         return [server.pid for server in self._ensemble.servers if server.pid and not _stands_still(server.pid)]
+
+    def wipe(self, node: str) -> None:
+        """See `faults.Patient`."""
+        self.pause(node)  # so that it writes nothing more, nor is started again, before its directory is gone
+        shutil.rmtree(self._cluster_folder / "nodes" / node)
+        self.kill(node)
+
+    async def incarnation(self, node: str) -> int:
+        """See `faults.Patient`."""
+        told = (await self.status()).get("nodes", {}).get(node) or {}
+        return int(told["incarnation"]) if told.get("at_work") else 0
+
+    async def is_whole(self) -> bool:
+        """See `faults.Patient`: no storage node knows of anything that it lacks, nor does the leading controller."""
+        nodes: dict[str, Any] = (await self.status()).get("nodes", {})
+        storage = [nodes.get(node) or {} for node in self.nodes(Role.STORAGE)]
+        leading = [told["controller"] for told in nodes.values() if told and told.get("leader")]
+        return all(
+            told.get("at_work") and told.get("is_caught_up") and not told["repair"]["lacking_shards"]
+            for told in storage
+        ) and any(
+            told["repair"] and not told["repair"]["shards_incomplete"] + told["repair"]["shards_lacking_replicas"]
+            for told in leading
+        )
 
     async def change_plan(self, random: Random) -> str:
         """See `faults.Patient`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ _WORD_S: Final = 240.0
 _ALL_UP_S: Final = 60.0
 _POLL_S: Final = 0.2
 _MOST_UNFELT: Final = 3
+_LATE_S: Final = 0.5
+"""A fault that was over no longer than this before a stall has its share in it."""
 
 
 @dataclass(slots=True)
@@ -50,7 +53,7 @@ class Report:
     longest_stall_s: float = 0.0
     duration_s: float = 0.0
     stalls_s: dict[str, float] = field(default_factory=dict)
-    """By class of faults, the longest time without an acknowledged append that ended during or after one."""
+    """By class of faults, the longest time without an acknowledged append in which one was at work."""
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -78,57 +81,59 @@ class Report:
         }
 
 
+@dataclass(slots=True)
+class _Trouble:
+    """A fault, and when it was at work."""
+
+    name: str
+    begun_s: float
+    ended_s: float = math.inf
+
+
 class Chaos:
-    """A run. `tell` is given lines for people."""
+    """A run over a cluster that is there already, with its history in `folder`. `tell` is given lines for people."""
 
     def __init__(
         self,
+        patient: Patient,
         folder: Path,
         *,
         seed: int,
         duration_s: float,
         faults: Sequence[Fault] = FAULTS,
         sessions: int = 10,
+        rest_s: tuple[float, float] = (0.3, 2.0),
         tell: Callable[[str], None],
     ) -> None:
-        self._folder = folder
+        self.report = Report(seed)
+        self.file = folder / "history.jsonl"
+        """All that was asked and told."""
+        self._patient = patient
         self._duration_s = duration_s
         self._faults = tuple(faults)
         self._sessions = sessions
-        self._began = time.monotonic()
-        self._tell_people = tell
-        self.report = Report(seed)
-        # one more than the replicas, so that a storage node can be drained
-        self._patient = Patient(folder, storage=4, tell=self._tell)
+        self._rest_s = rest_s
+        self._tell = tell
         self._told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._now: list[str] = []
-        """The classes of the faults that came last."""
-
-    def _tell(self, text: str) -> None:
-        self._tell_people(f"{time.monotonic() - self._began:7.2f} {text}")
+        self._troubles: list[_Trouble] = []
 
     async def run(self) -> Report:
-        """Do it all. The cluster's files stay in the folder."""
-        try:
-            await self._patient.start()
-            self._tell("the cluster serves")
-            await self._under_load()
-        finally:
-            await self._patient.stop()
-        self.report.duration_s = time.monotonic() - self._began
+        """Do it all. `Unavailable` if the load breaks down."""
+        began_s = time.monotonic()
+        await self._under_load()
+        self.report.duration_s = time.monotonic() - began_s
         wanted = {fault.name for fault in self._faults}
         self.report.missing = sorted(wanted - self.report.faults.keys())
         return self.report
 
     async def _under_load(self) -> None:
-        history = self._folder / "history.jsonl"
         orders = Orders(
             url=self._patient.url,
             token="",
             seed=self.report.seed,
             sessions=self._sessions,
             books=4,
-            file=str(history),
+            file=str(self.file),
         )
         load = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "boki.chaos.load", msgspec.json.encode(orders).decode()),
@@ -157,18 +162,15 @@ class Chaos:
         status = await self._patient.status()
         self.report.terms = max((told.get("term", 0) for told in status.get("nodes", {}).values() if told), default=0)
         self.report.reconfigurations = self._patient.reconfigurations
-        await asyncio.to_thread(self._judge, history)
+        await asyncio.to_thread(self._judge)
 
     async def _inflict(self) -> None:
         """Faults until the time is up, and until every class has been felt, or has come in vain too often."""
-        schedule = Schedule(self.report.seed, self._faults)
+        schedule = Schedule(self.report.seed, self._faults, self._rest_s)
         until = time.monotonic() + self._duration_s
         while time.monotonic() < until or len(self.report.faults) < len(self._faults):
             turn, rest_s = schedule.next()
-            self._now = [fault.name for fault, _ in turn]
-            felt = await asyncio.gather(
-                *(inflict(fault, self._patient, schedule.random, hold_s, self._tell) for fault, hold_s in turn)
-            )
+            felt = await asyncio.gather(*(self._hurt(fault, hold_s, schedule) for fault, hold_s in turn))
             for (fault, _), was_felt in zip(turn, felt, strict=True):
                 (self.report.faults if was_felt else self.report.unfelt)[fault.name] += 1
                 if not was_felt and self.report.unfelt[fault.name] < _MOST_UNFELT:
@@ -178,6 +180,22 @@ class Chaos:
             ):
                 return
             await asyncio.sleep(rest_s)
+
+    async def _hurt(self, fault: Fault, hold_s: float, schedule: Schedule) -> bool:
+        trouble = _Trouble(fault.name, time.monotonic())
+        self._troubles.append(trouble)
+        try:
+            return await inflict(fault, self._patient, schedule.random, hold_s, self._tell)
+        finally:
+            trouble.ended_s = time.monotonic()
+
+    def _note_stall(self, stall_s: float) -> None:
+        since_s = time.monotonic() - stall_s - _LATE_S
+        for trouble in self._troubles:
+            if trouble.ended_s >= since_s:
+                self.report.stalls_s[trouble.name] = max(stall_s, self.report.stalls_s.get(trouble.name, 0.0))
+        names = ", ".join(trouble.name for trouble in self._troubles if trouble.ended_s >= since_s)
+        self._tell(f"no append was acknowledged for {stall_s} s ({names})")
 
     async def _settle(self) -> None:
         """Every fault is over: appends must go on, and every node be at work, within a bounded time."""
@@ -206,9 +224,7 @@ class Chaos:
             async for line in load.stdout:
                 word = json.loads(line)
                 if word["event"] == "stall":
-                    for name in self._now:
-                        self.report.stalls_s[name] = max(word["stall_s"], self.report.stalls_s.get(name, 0.0))
-                    self._tell(f"no append was acknowledged for {word['stall_s']} s")
+                    self._note_stall(word["stall_s"])
                 self._told.put_nowait(word)
         finally:
             self._told.put_nowait({"event": "ended"})
@@ -231,9 +247,9 @@ class Chaos:
         load.stdin.write(f"{word}\n".encode())
         await load.stdin.drain()
 
-    def _judge(self, file: Path) -> None:
+    def _judge(self) -> None:
         """Let all checkers look, and see that there was something to look at."""
-        with file.open("rb") as lines:
+        with self.file.open("rb") as lines:
             history = History.from_lines(lines)
         self.report.violations += map(str, find_violations(history))
         appends = [call for call in history.calls if isinstance(call.request, Appending) and not call.is_abandoned]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from boki.cli.terminal import errors, print_json, print_table, progress, results
 from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from boki.chaos.faults import Fault
     from boki.chaos.run import Report
 
 
@@ -34,7 +37,6 @@ def command(
     Ends with 0 only if no promise was broken and every class of faults has happened.
     """
     from boki.chaos.faults import FAULTS
-    from boki.chaos.run import Chaos
 
     known = {fault.name: fault for fault in FAULTS}
     if unknown := [name for name in faults or () if name not in known]:
@@ -43,20 +45,39 @@ def command(
     with tempfile.TemporaryDirectory(prefix="boki-chaos-") as scratch, progress(counted=False) as bar:
         task = bar.add_task("starting a cluster", total=None)
 
+        began_s = time.monotonic()
+
         def tell(text: str) -> None:
+            text = f"{time.monotonic() - began_s:7.2f} {text}"
             bar.update(task, description=text[:100])
             bar.console.print(text, style="dim", highlight=False, markup=False)
 
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        run = Chaos(folder, seed=seed, duration_s=minutes * 60, faults=chosen, sessions=sessions, tell=tell)
-        report = asyncio.run(run.run())
+        report = asyncio.run(_run(folder, seed, minutes * 60, chosen, sessions, tell))
     if as_json:
         print_json(report.to_json())
     else:
         _show(report)
     if not report.is_clean:
         raise typer.Exit(1)
+
+
+async def _run(
+    folder: Path, seed: int, duration_s: float, faults: Sequence[Fault], sessions: int, tell: Callable[[str], None]
+) -> Report:
+    from boki.chaos.patient import Patient
+    from boki.chaos.run import Chaos
+
+    # one more storage node than replicas, so that one can be drained
+    patient = Patient(folder, storage=4, tell=tell)
+    try:
+        await patient.start()
+        tell("the cluster serves")
+        chaos = Chaos(patient, folder, seed=seed, duration_s=duration_s, faults=faults, sessions=sessions, tell=tell)
+        return await chaos.run()
+    finally:
+        await patient.stop()
 
 
 def _show(report: Report) -> None:
