@@ -36,7 +36,8 @@ INTERRUPTED: Final = 130
 _START_TIMEOUT_S: Final = 90.0
 _POLL_S: Final = 0.1
 _STATUS_EVERY_S: Final = 1.0
-_STOP_MARGIN_S: Final = 40.0
+_STOP_MARGIN_S: Final = 10.0
+_KILL_S: Final = 60.0
 _SHOWN_LINES: Final = 15
 _DEFAULT_DATA: Final = UpConfig().data
 
@@ -167,7 +168,7 @@ def _detach(config: UpConfig) -> None:
     except BaseException as error:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(config.drain_s + _STOP_MARGIN_S)
+            process.wait(2 * config.drain_s + _KILL_S)
         if isinstance(error, BokiError):
             _explain(log_file, begin_bytes, config)
         raise
@@ -234,10 +235,10 @@ def down(
     identity.send(state.pid, state.mark, signal.SIGTERM)
     with progress(counted=False) as bar:
         bar.add_task("stopping the cluster", total=None)
-        is_gone = identity.wait_gone(state.pid, state.mark, _STOP_MARGIN_S)
+        is_gone = identity.wait_gone(state.pid, state.mark, state.stop_s + _STOP_MARGIN_S)
     if not is_gone:
         raise Unavailable(
-            f"the cluster still stops after {_STOP_MARGIN_S:g} s: `kill -9 {state.pid}` ends it at once, and loses "
+            f"the cluster still stops after {state.stop_s + _STOP_MARGIN_S:g} s: `kill -9 {state.pid}` ends it at once, and loses "
             "nothing acknowledged",
             pid=state.pid,
         )

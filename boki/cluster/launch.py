@@ -73,7 +73,12 @@ def prepare(config: UpConfig) -> Launch:
     return Launch(
         processes=tuple(processes),
         about=SupervisorState(
-            pid=os.getpid(), mark=start_mark(os.getpid()), url=url, zookeeper=hosts, chroot=config.chroot
+            pid=os.getpid(),
+            mark=start_mark(os.getpid()),
+            url=url,
+            zookeeper=hosts,
+            chroot=config.chroot,
+            stop_s=_stop_s(processes),
         ),
         environment={name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)},
         facts={
@@ -83,6 +88,13 @@ def prepare(config: UpConfig) -> Launch:
             "functions": str(config.functions.resolve()),
         },
     )
+
+
+def _stop_s(processes: list[Process]) -> float:
+    """How long it takes at most until all have stopped, rank by rank, if each must be killed in the end."""
+    ranks = {process.stop_rank for process in processes}
+    slowest_us = (max(one.stop_us for one in processes if one.stop_rank == rank) for rank in ranks)
+    return sum(slowest_us) / 1e6
 
 
 def _nodes(config: UpConfig) -> Iterator[tuple[Role, str]]:

@@ -84,8 +84,8 @@ class Supervisor:
                 self._perform(self.core.tick(_now_us()))
                 if time.monotonic() - logs_checked_s > _LOG_CHECK_S:
                     logs_checked_s = time.monotonic()
-                    for node in self.core.rows:
-                        logs.bound(self.log_file(node))
+                    for name in (*self.core.rows, "zygote", "supervisor"):
+                        logs.bound(self.log_file(name))
                 if not self.core.is_done:
                     await self._pause()
         finally:

@@ -38,6 +38,8 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     zookeeper: str
     chroot: str
+    stop_s: float = 40.0
+    """How long a stop may take before something is wrong."""
     is_stopping: bool = False
     processes: tuple[ProcessState, ...] = ()
 
