@@ -111,6 +111,7 @@ class StorageCore:
         found = {key for key in find_shards(disk, 0) if key in holdings.shards or key[0] >= first_term}
         for key in sorted(found | set(holdings.shards)):
             shard = holdings.shard(key)
+            shard.is_closed |= key[0] < first_term  # earlier versions did not write that
             if key in found:
                 recover_shard(disk, key, shard)
             shard.written_until = shard.stored_until
@@ -146,7 +147,7 @@ class StorageCore:
             case BatchesFetched():
                 self.repair.take(sender, message)
             case IndexSaved():
-                self.saved.note(sender, message)
+                self.saved.note(sender, message, now_us)
                 self.sweep.look_again()
             case Ping(number):
                 return (Send(sender, Pong(number, self._newest_term, self.incarnation)),)
@@ -399,6 +400,8 @@ class StorageCore:
     def _install(self, message: InstallMembership | InstallPlacement, now_us: int) -> None:
         if isinstance(message, InstallPlacement):
             for key in self.holdings.install(message.placement):
+                if not self.holdings.is_wanted(key):
+                    self.repair.forget(key)
                 if self.holdings.is_sent_away(key):
                     self._sent_away[key] = None
                 elif not self.holdings.shards[key].is_whole:

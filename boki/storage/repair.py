@@ -253,13 +253,14 @@ class Repair:
     def status(self) -> dict[str, Any]:
         """How much is lacking, and how fast it comes. Bytes lacking are a guess from what has come so far."""
         holdings = self._holdings
-        lacking = 0
+        counts: list[int] = []
         for key in self._lacking:
             shard = holdings.shards[key]
-            if holdings.is_wanted(key):
-                lacking += sum(until - first for first, until in shard.spans.gaps(0, shard.order.until_lid))
+            if holdings.is_wanted(key) and not shard.is_whole:
+                counts.append(sum(until - first for first, until in shard.spans.gaps(0, shard.order.until_lid)))
+        lacking = sum(counts)
         return {
-            "lacking_shards": len(self._lacking),
+            "lacking_shards": len(counts),
             "lacking_records": lacking,
             "lacking_bytes": int(lacking * self._record_bytes),
             "copied_bytes": self._copied_bytes,

@@ -31,9 +31,11 @@ class SavedIndexes:
         self._covered: Mapping[LogId, int] | None = None
         self._covered_term: Term = 0
 
-    def note(self, engine: NodeId, message: IndexSaved) -> None:
-        """An engine has saved its index."""
+    def note(self, engine: NodeId, message: IndexSaved, now_us: int) -> None:
+        """An engine has saved its index. What it said on its way out may come when it has gone."""
         self._saved[engine] = message
+        if self._engines is not None and engine not in self._engines:
+            self._gone_at.setdefault(engine, now_us)
 
     def note_members(self, membership: Membership, now_us: int) -> None:
         """Who is registered now."""

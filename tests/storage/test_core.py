@@ -67,7 +67,7 @@ def test_a_report_leaves_only_after_the_sync() -> None:
 
 
 def test_a_crash_before_the_sync_forgets_the_batch_and_after_it_keeps_it() -> None:
-    """What is reported after a restart is what is on the disk."""
+    """What is reported after a restart is what is on the disk (hazards H24, H25)."""
     world = World()
     make(world)
     world.tell(NODE, StoreBatch(batch(0, b"kept")))
@@ -207,7 +207,7 @@ def test_what_an_ended_term_never_ordered_is_dropped_and_refused() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_trimmed_space_is_freed_and_answers_freed(restarts: bool) -> None:
-    """Whole batches go, mostly free ones are rewritten, and a fetch says that it was there (also after a restart)."""
+    """Whole batches go, mostly free ones are rewritten, and a fetch says that it was there (hazards H22, H26)."""
     world = World()
     make(world)
     publish(world, 0, OpenShard(SHARD, ENGINE, REPLICAS))

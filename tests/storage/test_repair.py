@@ -225,6 +225,20 @@ def test_a_node_counts_only_under_the_placement_that_it_has_seen() -> None:
     assert cluster.is_whole("storage-1", key)
 
 
+def test_a_node_that_is_sent_away_while_it_copies_stops_asking() -> None:
+    """The controller changes its mind before anything has arrived: nobody is asked any more."""
+    cluster, key = filled()
+    cluster.world.loses = lambda _sender, to, message: to == "storage-4" and isinstance(message, BatchesFetched)
+    cluster.place(key, *FIRST, "storage-4")
+    cluster.world.tick(40)
+    cluster.place(key, *FIRST)
+    cluster.world.run()
+    cluster.world.sent.clear()
+    cluster.world.tick(80)
+    assert not [message for _, _, message in cluster.world.sent if isinstance(message, FetchBatches)]
+    assert cluster.core("storage-4").status()["repair"]["lacking_shards"] == 0
+
+
 def test_a_placement_that_came_late_changes_nothing() -> None:
     """Of two maps the one with the larger version counts, in whatever order they come."""
     cluster, key = filled()
