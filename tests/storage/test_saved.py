@@ -1,0 +1,76 @@
+"""Which records no index will ask for again: whose word counts, and for how long."""
+
+from __future__ import annotations
+
+from boki.log.ids import NodeId, make_seqnum
+from boki.log.membership import Member, Membership, Role
+from boki.messages import IndexSaved
+from boki.storage.saved import SavedIndexes
+
+KEY = (2, 0, 7)
+LATER_US = 700_000_000
+
+
+def seqnum(position: int) -> int:
+    return make_seqnum(2, 0, position)
+
+
+def members(number: int, *engines: str) -> Membership:
+    rows = tuple(Member(node=NodeId(name), role=Role.ENGINE, incarnation=1, has_index=True) for name in engines)
+    return Membership(number=number, members=rows)
+
+
+def test_in_one_process_the_engines_word_is_enough() -> None:
+    """Without any registration its own disk is the only checkpoint there is; without its word nothing is covered."""
+    saved = SavedIndexes()
+    assert not saved.covers(KEY, seqnum(0))
+    saved.note(NodeId("engine"), IndexSaved(2, {0: seqnum(5)}), 0)
+    assert saved.covers(KEY, seqnum(4))
+    assert not saved.covers(KEY, seqnum(5))
+    assert saved.covers((1, 3, 7), make_seqnum(1, 3, 99)), "earlier terms are covered whole"
+    assert not saved.covers((2, 1, 7), make_seqnum(2, 1, 0)), "a log that it does not name is not covered"
+    assert not saved.covers((3, 0, 7), make_seqnum(3, 0, 0))
+
+
+def test_in_a_cluster_a_checkpoint_on_this_node_is_needed() -> None:
+    """Engines that run may have saved what they like: one that begins has only what storage nodes keep (H23)."""
+    saved = SavedIndexes()
+    saved.note_members(members(1, "engine-1"), 0)
+    saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(9)}), 0)
+    assert not saved.covers(KEY, seqnum(0))
+    saved.cover(2, {0: seqnum(5)})
+    assert saved.covers(KEY, seqnum(4))
+    assert not saved.covers(KEY, seqnum(5))
+
+
+def test_engines_are_waited_for_while_they_are_here_and_a_little_longer() -> None:
+    """One that is slow or starts again holds up deletion; one that has gone for ever does not, nor its late word."""
+    saved = SavedIndexes()
+    saved.cover(2, {0: seqnum(100)})
+    saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(100)}), 0)
+    saved.note(NodeId("engine-2"), IndexSaved(2, {0: seqnum(5)}), 0)
+    saved.note_members(members(1, "engine-1", "engine-2"), 0)
+    saved.forget(LATER_US)
+    assert not saved.covers(KEY, seqnum(5))
+    saved.note_members(members(2, "engine-1"), 0)
+    saved.forget(LATER_US // 2)
+    assert not saved.covers(KEY, seqnum(5))
+    saved.forget(LATER_US)
+    assert saved.covers(KEY, seqnum(5))
+    saved.note(NodeId("engine-2"), IndexSaved(2, {0: seqnum(5)}), LATER_US)
+    assert not saved.covers(KEY, seqnum(5))
+    saved.forget(2 * LATER_US)
+    assert saved.covers(KEY, seqnum(5))
+    assert not saved.covers(KEY, seqnum(100))
+
+
+def test_an_engine_that_comes_back_in_time_is_waited_for_again() -> None:
+    """Its absence is counted anew each time."""
+    saved = SavedIndexes()
+    saved.cover(2, {0: seqnum(100)})
+    saved.note_members(members(1, "engine-1"), 0)
+    saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(5)}), 0)
+    saved.note_members(members(2), 0)
+    saved.note_members(members(3, "engine-1"), LATER_US // 2)
+    saved.forget(LATER_US)
+    assert not saved.covers(KEY, seqnum(5))
