@@ -52,11 +52,11 @@ def command(
         wanted, is_new = await change_plan(coordinator, lambda plan: _changed(plan, logs, sequencers, membership))
         if not is_new:
             results().print(f"The cluster is to have {_text(wanted)} already.")
-        if not wait:
+        if wait:
+            view = await _until_installed(coordinator, wanted, timeout_s)
+            results().print(f"Term {view.term} has {_text(wanted)}: {', '.join(view.sequencers)}.")
+        elif is_new:
             results().print(f"It is to have {_text(wanted)}. `boki status` shows the term in which it is so.")
-            return
-        view = await _until_installed(coordinator, wanted, timeout_s)
-        results().print(f"Term {view.term} has {_text(wanted)}: {', '.join(view.sequencers)}.")
 
     with_coordinator(place_of(zookeeper, chroot, data), act)
 
