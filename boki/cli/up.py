@@ -238,8 +238,8 @@ def down(
         is_gone = identity.wait_gone(state.pid, state.mark, state.stop_s + _STOP_MARGIN_S)
     if not is_gone:
         raise Unavailable(
-            f"the cluster still stops after {state.stop_s + _STOP_MARGIN_S:g} s: `kill -9 {state.pid}` ends it at once, "
-            "and loses nothing acknowledged",
+            f"the cluster still stops after {state.stop_s + _STOP_MARGIN_S:g} s: "
+            f"`kill -9 {state.pid}` ends it at once, and loses nothing acknowledged",
             pid=state.pid,
         )
     results().print("The cluster has stopped.")
