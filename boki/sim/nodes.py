@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Final, Protocol
 
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
 from boki.effects import Answer, Core, DiskRoom, Effect, Load, Put, Send, Store, Trace
-from boki.engine.core import CLOSED, FENCED, READY, SAVED, Answered, EngineConfig, EngineCore
-from boki.errors import BokiError
+from boki.engine.bootstrap import BOOTED, Bootstrap
+from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, Answered, EngineConfig, EngineCore
+from boki.errors import BokiError, Unavailable
 from boki.follower import COORDINATOR
 from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS
@@ -402,8 +403,13 @@ class EngineNode(Node):
         )
         self.is_ready = False
         self._asked: set[tuple[NodeId, int]] = set()
-        self.engine = EngineCore(self.name, self.incarnation, self.disk, config)
-        return self.engine
+        self._bootstrap = Bootstrap(self.name, self.incarnation, self.disk, config)
+        return self._bootstrap
+
+    @property
+    def engine(self) -> EngineCore | None:
+        """The core, once it is decided which index it begins from."""
+        return self._bootstrap.engine
 
     def member(self) -> Member:
         """See `Node`."""
@@ -411,13 +417,14 @@ class EngineNode(Node):
 
     def save(self) -> None:
         """See `Node`."""
-        if self.core is not None:
+        if self.core is not None and self.engine is not None:
             self._run(self.engine.checkpoint)
 
     def stop(self) -> None:
         """See `Node`: its shards are closed first, if that does not take too long."""
         if self.core is not None and not self.is_paused:
-            self.engine.close()
+            if self.engine is not None:
+                self.engine.close()
             self.clock.after(2_000_000, self._stopped, self._life)
 
     def _stopped(self, life: int) -> None:
@@ -434,6 +441,9 @@ class EngineNode(Node):
     ) -> None:
         """Carry out an operation for somebody in this process."""
         assert self.core is not None
+        if self.engine is None:
+            done(Unavailable("this engine has no index yet"), {})
+            return
         now_us = self.now_us()
         self._run(self.engine.submit, operation, positions, now_us + timeout_us, done, now_us)
         if not self._is_scheduled and not self.is_paused:
@@ -463,14 +473,17 @@ class EngineNode(Node):
             self.world.coordinator.register(self.session, self.member())
         elif token is FENCED:
             self.clock.sometimes("an engine was fenced and stopped")
-            self.clock.after(0, self._end_fenced, self._life)
+            self.clock.after(0, self._end, self._life, "it was fenced")
+        elif token is STALE:
+            self.clock.sometimes("an engine whose index was stale took another one")
+            self.clock.after(0, self._end, self._life, "its index was stale")
         elif token is CLOSED:
             self.clock.sometimes("an engine closed its shards and stopped")
             self.clock.after(0, self._stopped, self._life)
-        elif token is not SAVED:
+        elif token not in (SAVED, BOOTED):
             assert isinstance(value, Answered)
             token(value.answer, value.positions)
 
-    def _end_fenced(self, life: int) -> None:
+    def _end(self, life: int, why: str) -> None:
         if life == self._life:
-            self.begin_anew("it was fenced")
+            self.begin_anew(why)

@@ -154,7 +154,9 @@ class Simulation:
 
     @staticmethod
     def _has_come(node: Node) -> bool:
-        return node.core is not None and (not isinstance(node, EngineNode) or (node.is_ready and node.engine.is_ready))
+        if not isinstance(node, EngineNode):
+            return node.core is not None
+        return node.core is not None and node.is_ready and node.engine is not None and node.engine.is_ready
 
     def _all_work(self) -> bool:
         return self._is_ready() and all(client.ok_count >= _CALM_OPERATIONS for client in self.clients)
