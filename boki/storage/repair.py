@@ -23,7 +23,10 @@ from boki.messages import BatchesFetched, FetchBatches, Holding
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey
 
-PAGE_BYTES: Final = 256 << 10
+PAGE_BYTES: Final = 512 << 10
+_BUSY_PAGE_BYTES: Final = 128 << 10
+_BUSY_QUESTIONS: Final = 2
+"""So many questions are under way at most while appends arrive; else each lane may have one."""
 _LANES: Final = 8
 _LANES_PER_SHARD: Final = 4
 _SPLIT_LIDS: Final = 4096
@@ -53,6 +56,7 @@ class _Lane:
     request: int = 0
     peer: NodeId | None = None
     asked_at: int = 0
+    page_bytes: int = 0
     rests_until: int = 0
     tried: set[NodeId] = field(default_factory=set)
 
@@ -123,6 +127,14 @@ class Repair:
             return [effect for lane in list(self._lanes) for effect in self._ask(lane, now_us)]
         return []
 
+    def _may_ask(self, lane: _Lane, now_us: int) -> bool:
+        if lane.request or now_us < lane.rests_until:
+            return False
+        if self._is_fresh(lane.key):
+            return True
+        is_full = self.is_busy(now_us) and sum(lane.request > 0 for lane in self._lanes) >= _BUSY_QUESTIONS
+        return self._tokens > 0 and not is_full
+
     def _refill(self, now_us: int) -> None:
         rate = self._bytes_per_s
         if self.is_busy(now_us):
@@ -175,7 +187,7 @@ class Repair:
         if lane.next_lid >= lane.until_lid:
             self._lanes.remove(lane)
             return ()
-        if lane.request or now_us < lane.rests_until or (self._tokens <= 0 and not self._is_fresh(lane.key)):
+        if not self._may_ask(lane, now_us):
             return ()
         peer = self._choose(lane, now_us)
         if peer is None:
@@ -185,9 +197,10 @@ class Repair:
                 self._lanes.remove(lane)
             return ()
         self._numbers += 1
-        self._tokens -= PAGE_BYTES
+        lane.page_bytes = _BUSY_PAGE_BYTES if self.is_busy(now_us) else PAGE_BYTES
+        self._tokens -= lane.page_bytes
         lane.request, lane.peer, lane.asked_at = self._numbers, peer, now_us
-        return (Send(peer, FetchBatches(lane.request, *lane.key, lane.next_lid, lane.until_lid, PAGE_BYTES)),)
+        return (Send(peer, FetchBatches(lane.request, *lane.key, lane.next_lid, lane.until_lid, lane.page_bytes)),)
 
     def _choose(self, lane: _Lane, now_us: int) -> NodeId | None:
         """Whom to ask: one who is registered and answers, if there is one; others all the same."""
@@ -210,7 +223,7 @@ class Repair:
         size = sum(len(batch) for batch in message.batches)
         if lane is not None:
             lane.request = 0
-            self._tokens += PAGE_BYTES - size
+            self._tokens += lane.page_bytes - size
         headers = [read_header(batch) for batch in message.batches]
         if lane is not None and lane.is_mend:
             self._mend(lane, headers, message.batches)
