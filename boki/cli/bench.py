@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 NAMES = ("append", "read", "invoke", "cold-start", "restart", "memory", "failover", "scaling", "repair")
 
-_OF_CLUSTERS = frozenset({"failover", "scaling", "repair"})
-
 
 def command(
     names: Annotated[list[str], typer.Argument(metavar="|".join((*NAMES, "all")), show_default=False)],
@@ -86,7 +84,9 @@ def command(
 def _chosen(names: list[str], is_cluster: bool) -> list[str]:
     if unknown := [name for name in names if name not in (*NAMES, "all")]:
         raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
-    return [name for name in NAMES if is_cluster or name not in _OF_CLUSTERS] if "all" in names else names
+    from boki.bench.system import NEED_CLUSTER
+
+    return [name for name in NAMES if is_cluster or name not in NEED_CLUSTER] if "all" in names else names
 
 
 def _show(rows: list[Row], options: Options) -> None:
