@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +24,7 @@ from boki.errors import BokiError
 from boki.histories.history import History
 
 _TELL_S = 0.5
-_ENDS_WITHIN_S = 90.0
+_ENDS_WITHIN_S = 180.0
 _PAUSE_S = 0.02
 
 
@@ -75,8 +76,8 @@ class Load:
         problem = ""
         try:
             async with asyncio.timeout(_ENDS_WITHIN_S):
-                for session in self._sessions:
-                    unfinished += await session.unfinished(_ENDS_WITHIN_S / 3)
+                late = await asyncio.gather(*(session.unfinished(_ENDS_WITHIN_S / 3) for session in self._sessions))
+                unfinished += chain.from_iterable(late)
                 for number, session in enumerate(self._sessions[:2]):
                     await session.read_out(f"reader-{number}")
         except TimeoutError:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 from random import Random
+from signal import Signals
 from typing import Any, Final
 
 import msgspec
@@ -185,7 +185,8 @@ class Patient:
         state = read_state(self._cluster_folder)
         return next((one for one in state.processes if one.node == node), None) if state is not None else None
 
-    def _signal(self, node: str, number: signal.Signals) -> None:
+    def signal(self, node: str, number: Signals) -> None:
+        """Send a signal to its process, if it runs."""
         process = self._process(node)
         if process is not None:
             send(process.pid, process.mark, number)
@@ -197,15 +198,15 @@ class Patient:
 
     def kill(self, node: str) -> None:
         """See `faults.Patient`."""
-        self._signal(node, signal.SIGKILL)
+        self.signal(node, Signals.SIGKILL)
 
     def pause(self, node: str) -> None:
         """See `faults.Patient`."""
-        self._signal(node, signal.SIGSTOP)
+        self.signal(node, Signals.SIGSTOP)
 
     def resume(self, node: str) -> None:
         """See `faults.Patient`."""
-        self._signal(node, signal.SIGCONT)
+        self.signal(node, Signals.SIGCONT)
 
     def is_paused(self, node: str) -> bool:
         """See `faults.Patient`."""
@@ -280,12 +281,12 @@ class Patient:
         """See `faults.Patient`."""
         self._paused_servers = [server for server in self._ensemble.servers if server.pid]
         for server in self._paused_servers:
-            server.signal(signal.SIGSTOP)
+            server.signal(Signals.SIGSTOP)
 
     def resume_zookeeper(self) -> None:
         """See `faults.Patient`."""
         for server in self._paused_servers:
-            server.signal(signal.SIGCONT)
+            server.signal(Signals.SIGCONT)
         self._paused_servers = []
 
     def zookeeper_pids(self) -> list[int]:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ _WORD_S: Final = 240.0
 _ALL_UP_S: Final = 60.0
 _POLL_S: Final = 0.2
 _MOST_UNFELT: Final = 3
+_LONG_STALL_S: Final = 2.0
 _LATE_S: Final = 0.5
 """A fault that was over no longer than this before a stall has its share in it."""
 
@@ -108,6 +110,8 @@ class Chaos:
         self.report = Report(seed)
         self.file = folder / "history.jsonl"
         """All that was asked and told."""
+        self.stall_file = folder / "stalls.jsonl"
+        """What the cluster said of itself while stalls lasted."""
         self._patient = patient
         self._duration_s = duration_s
         self._faults = tuple(faults)
@@ -116,6 +120,8 @@ class Chaos:
         self._tell = tell
         self._told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._troubles: list[_Trouble] = []
+        self._acknowledged = 0
+        self._moved_s = math.inf
 
     async def run(self) -> Report:
         """Do it all. `Unavailable` if the load breaks down."""
@@ -225,9 +231,21 @@ class Chaos:
                 word = json.loads(line)
                 if word["event"] == "stall":
                     self._note_stall(word["stall_s"])
+                await self._look_closer(word["acknowledged"])
                 self._told.put_nowait(word)
         finally:
             self._told.put_nowait({"event": "ended"})
+
+    async def _look_closer(self, acknowledged: int) -> None:
+        """Write down how everybody is while a stall lasts long: afterwards all look well."""
+        now_s = time.monotonic()
+        if acknowledged != self._acknowledged:
+            self._acknowledged, self._moved_s = acknowledged, now_s
+        elif now_s - self._moved_s > _LONG_STALL_S:
+            self._moved_s = now_s
+            status = await self._patient.status()
+            with self.stall_file.open("ab") as file:
+                file.write(msgspec.json.encode({"at": datetime.now(UTC), "status": status}) + b"\n")
 
     async def _word_of(self, event: str) -> dict[str, Any]:
         """The next event of that name."""

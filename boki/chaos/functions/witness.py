@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
-from boki import Context, NotFound, Trimmed, function
+from boki import ConnectionLost, Context, DeadlineExceeded, NotFound, Overloaded, Trimmed, Unavailable, function
+
+_RETRY_S = 0.2
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -70,5 +74,9 @@ async def witness(ctx: Context, step: Step) -> Seen:
 
 @function
 async def note_once(ctx: Context, step: Step) -> int:
-    """Append one record under the call's own key: however often the body starts, there is one record."""
-    return await ctx.logbook.append(step.parent_id.encode(), tags=[step.tag], key=step.parent_id)
+    """Append one record under the call's own key: however often the body starts, or tries, there is one record."""
+    while True:
+        try:
+            return await ctx.logbook.append(step.parent_id.encode(), tags=[step.tag], key=step.parent_id)
+        except (ConnectionLost, DeadlineExceeded, Overloaded, Unavailable):
+            await asyncio.sleep(_RETRY_S)  # until the call's own deadline
