@@ -1,0 +1,258 @@
+"""Checkpoints of the index on the storage nodes: mirrored, covering, and enough to begin from."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from boki.engine.bootstrap import LOADING_KEY
+from boki.engine.core import STALE, EngineCore
+from boki.engine.mirror import INDEX_KEYS
+from boki.log.ids import MAX_SEQNUM, NodeId
+from boki.log.operations import TrimBook
+from boki.log.record import Expect
+from boki.messages import (
+    CheckpointFetched,
+    CheckpointStored,
+    DropEntries,
+    EntriesDropped,
+    FetchBatches,
+    FetchCheckpoint,
+    Metalog,
+    StoreCheckpoint,
+)
+from tests.engine.cluster import Cluster
+from tests.world import MemoryDisk
+
+
+def made(**settings: object) -> Cluster:
+    cluster = Cluster(is_registered=True, **({"engines": 2} | settings))  # type: ignore[arg-type]
+    cluster.until_ready()
+    return cluster
+
+
+def save(cluster: Cluster, engine: str = "engine-1") -> None:
+    """Save an engine's index, and let it be mirrored if that is this engine's task."""
+    cluster.perform(NodeId(engine), cluster.core_of(engine).checkpoint())
+    cluster.run()
+    mirror = cluster.core_of(engine).checkpoints._mirror
+    cluster.tick(2)
+    for _ in range(60):
+        if mirror._build is None and not mirror._queue:
+            break
+        cluster.tick()
+
+
+def wipe(cluster: Cluster, engine: str) -> None:
+    cluster.crash(engine)
+    cluster.disks[NodeId(engine)] = MemoryDisk()
+
+
+def index_rows(disk: MemoryDisk) -> dict[bytes, bytes]:
+    return {key: value for start, stop in INDEX_KEYS for key, value in disk.scan(start, stop)}
+
+
+def kept_rows(disk: MemoryDisk) -> dict[bytes, bytes]:
+    """What a storage node keeps of the newest checkpoint: all lineages but one are dropped."""
+    return {key[10:]: value for key, value in disk.rows.items() if key.startswith(b"xr")}
+
+
+def test_every_storage_node_keeps_what_the_first_engine_has_saved() -> None:
+    """A whole index first, then what changes: after each it is the same, row by row."""
+    cluster = made()
+    for round_ in range(4):
+        for number in range(20):
+            cluster.append(
+                f"{round_}-{number}", book=f"book-{number % 3}", tags=[f"t{number}", f"r{round_}"], key=f"{number}"
+            )
+        if round_ == 2:
+            cluster.do(TrimBook("book-1", MAX_SEQNUM, everything=True))
+        save(cluster)
+        rows = index_rows(cluster.disk("engine-1"))
+        assert rows
+        for node in cluster.views[0].storage:
+            assert kept_rows(cluster.disk(node)) == rows
+    senders = {sender for sender, _, message in cluster.sent if isinstance(message, StoreCheckpoint)}
+    assert senders == {"engine-1"}
+    assert max(message.number for message in cluster.messages(StoreCheckpoint)) == 4
+
+
+def test_an_engine_without_its_disk_begins_from_a_checkpoint() -> None:
+    """It reads neither the entries nor the batches before: they may be long, or gone."""
+    cluster = made()
+    for number in range(30):
+        cluster.append(f"{number}")
+    save(cluster)
+    cluster.append("after")
+    before = cluster.read()
+    wipe(cluster, "engine-2")
+    cluster.sent.clear()
+    cluster.start_engine("engine-2")
+    cluster.until_ready("engine-2")
+    assert cluster.read(engine="engine-2") == before
+    news = [m for _, to, m in cluster.sent if to == "engine-2" and isinstance(m, Metalog) and m.entries]
+    assert sum(len(message.entries) for message in news) <= 5
+    assert cluster.answer(cluster.append("mine", engine="engine-2"))
+
+
+def test_old_entries_are_dropped_once_a_checkpoint_covers_them() -> None:
+    """One checkpoint later; a start from an empty disk still knows tags and conditions of what was trimmed before."""
+    cluster = made()
+    fence = cluster.answer(cluster.append("old", tags=["!fence"])).first_seqnum
+    for number in range(10):
+        cluster.append(f"{number}")
+    save(cluster)
+    cluster.append("kept")
+    cluster.do(TrimBook("book", cluster.read()[-1][0]))
+    save(cluster)
+    cluster.append("later")
+    save(cluster)
+    assert cluster.messages(DropEntries)
+    cluster.change_term()
+    cluster.append("latest")
+    save(cluster)
+    save(cluster)
+    for engine in ("engine-1", "engine-2"):
+        wipe(cluster, engine)
+    cluster.start_engine("engine-1")
+    cluster.start_engine("engine-2")
+    cluster.until_ready()
+    for engine in cluster.engines:
+        assert cluster.texts(engine=engine) == ["kept", "later", "latest"]
+        refused = cluster.wait(cluster.append("no", when=[Expect("!fence", 0)], engine=engine))
+        assert refused.rejected[0].actual_seqnum == fence
+
+
+def test_an_engine_whose_copy_is_too_old_takes_a_newer_one() -> None:
+    """It slept while entries were dropped: it says that its index is stale, and its next life begins elsewhere."""
+    cluster = made()
+    save(cluster, "engine-2")
+    cluster.crash("engine-2")
+    for _ in range(3):
+        cluster.append("x")
+        save(cluster)
+    cluster.change_term()
+    for _ in range(3):
+        cluster.append("y")
+        save(cluster)
+    before = cluster.read()
+    cluster.start_engine("engine-2")
+    cluster.tick(30)
+    assert cluster.messages(EntriesDropped)
+    cluster.until_ready("engine-2")
+    assert cluster.read(engine="engine-2") == before
+    assert any("cannot go on" in text for text in cluster.traces)
+    assert (NodeId("engine-2"), STALE) not in cluster.answers
+
+
+def test_a_copy_that_is_only_somewhat_behind_is_kept() -> None:
+    """Reading the log is quicker than loading an index."""
+    cluster = made()
+    save(cluster, "engine-2")
+    cluster.crash("engine-2")
+    cluster.append("x")
+    save(cluster)
+    cluster.start_engine("engine-2")
+    cluster.until_ready("engine-2")
+    asked = [m for sender, _, m in cluster.sent if sender == "engine-2" and isinstance(m, FetchCheckpoint)]
+    assert {message.max_bytes for message in asked} == {1}
+    assert cluster.texts(engine="engine-2") == ["x"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_load_that_is_interrupted_begins_anew(seed: int) -> None:
+    """By crashes, lost messages, and storage nodes that die: half an index is never taken for one."""
+    cluster = made()
+    for number in range(200):
+        cluster.append(f"{number}", tags=[f"tag-{number}" * 20])
+    save(cluster)
+    before = cluster.read()
+    wipe(cluster, "engine-2")
+    dice = Random(seed)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("boki.engine.bootstrap._PAGE_BYTES", 2_000)
+        cluster.loses = lambda _sender, _to, message: isinstance(message, CheckpointFetched) and dice.random() < 0.3
+        for _ in range(4):
+            cluster.start_engine("engine-2")
+            cluster.tick(dice.randrange(3, 10))
+            if LOADING_KEY in cluster.disk("engine-2").rows:
+                victim = f"storage-{dice.randrange(3) + 1}"
+                cluster.crash(victim)
+                cluster.start(victim)
+            cluster.crash("engine-2")
+        cluster.loses = lambda *_: False
+        cluster.start_engine("engine-2")
+        cluster.until_ready("engine-2")
+    assert LOADING_KEY not in cluster.disk("engine-2").rows
+    assert cluster.read(engine="engine-2") == before
+
+
+def test_a_storage_node_that_comes_later_gets_a_whole_index_in_time() -> None:
+    """While it lacks one the others are enough; nobody waits for it."""
+    cluster = made(storage=4)
+    cluster.crash("storage-4")
+    cluster.register()
+    cluster.append("x")
+    save(cluster)
+    cluster.start("storage-4", is_wiped=True)
+    for number in range(3):
+        cluster.append(f"{number}")
+        save(cluster)
+    assert cluster.messages(DropEntries)
+    assert not kept_rows(cluster.disk("storage-4"))
+    cluster.now_us += 310_000_000
+    cluster.tick(250)
+    save(cluster)
+    cluster.tick(30)
+    assert kept_rows(cluster.disk("storage-4")) == index_rows(cluster.disk("engine-1"))
+
+
+def test_another_engine_goes_on_when_the_first_is_gone() -> None:
+    """With a lineage of its own: what it sends builds on nothing of the other's."""
+    cluster = made()
+    cluster.append("x")
+    save(cluster)
+    cluster.lose("engine-1")
+    cluster.append("y", engine="engine-2")
+    save(cluster, "engine-2")
+    cluster.tick(30)
+    for node in cluster.views[0].storage:
+        assert kept_rows(cluster.disk(node)) == index_rows(cluster.disk("engine-2"))
+    lineages = {message.lineage for message in cluster.messages(StoreCheckpoint)}
+    assert len(lineages) == 2
+    cluster.start_engine("engine-1")
+    cluster.until_ready("engine-1")
+    assert cluster.texts(engine="engine-1") == ["x", "y"]
+
+
+def test_pages_that_are_lost_are_sent_again() -> None:
+    """And a checkpoint that no quorum has lets nothing be dropped."""
+    cluster = made()
+    dice = Random(1)
+    cluster.loses = lambda _sender, _to, message: isinstance(message, CheckpointStored)
+    cluster.append("x")
+    save(cluster)
+    cluster.append("y")
+    save(cluster)
+    assert not cluster.messages(DropEntries)
+    cluster.loses = lambda _s, _t, message: (
+        isinstance(message, StoreCheckpoint | CheckpointStored) and dice.random() < 0.5
+    )
+    cluster.tick(400)
+    cluster.loses = lambda *_: False
+    cluster.tick(250)
+    save(cluster)
+    for node in cluster.views[0].storage:
+        assert kept_rows(cluster.disk(node)) == index_rows(cluster.disk("engine-1"))
+
+
+def test_without_other_engines_known_nothing_is_mirrored() -> None:
+    """One process keeps its index itself."""
+    cluster = Cluster()
+    cluster.until_ready()
+    cluster.append("x")
+    save(cluster)
+    assert isinstance(cluster.cores[NodeId("engine-1")], EngineCore)
+    assert not cluster.messages(StoreCheckpoint)
+    assert not cluster.messages(FetchBatches)
