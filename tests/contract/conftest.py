@@ -20,6 +20,7 @@ from boki.runtime import blocking_logbook
 from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from tests.contract.awaitable import AwaitableLogs
+from tests.contract.cluster import cluster, run_on_an_engine, run_through_gateway
 from tests.contract.engines import two_engines
 from tests.contract.functions import run_scenarios
 from tests.contract.live import (
@@ -116,6 +117,20 @@ def through_blocking_client(**settings: int) -> Iterator[Run]:
         yield lambda name: run_through_blocking_client(dev, SCENARIOS[name], book_for(name))
 
 
+@contextmanager
+def cluster_through_client(*flags: str) -> Iterator[Run]:
+    """All roles as processes, from outside."""
+    with cluster(*flags) as (loop, url):
+        yield lambda name: loop.run(run_through_gateway(url, SCENARIOS[name], book_for(name)))
+
+
+@contextmanager
+def cluster_in_worker(function: str, *flags: str) -> Iterator[Run]:
+    """All roles as processes, from inside a function, on whichever engine runs it."""
+    with cluster(*flags) as (loop, url):
+        yield lambda name: loop.run(run_on_an_engine(url, function, name, book_for(name)))
+
+
 class BlockingLogs:
     """LogBooks by name over one access, as a blocking context has them."""
 
@@ -144,6 +159,10 @@ IMPLEMENTATIONS = {
     "client": Implementation(through_client),
     "blocking-client": Implementation(through_blocking_client),
     "client-3-replicas-2-logs": Implementation(partial(through_client, replicas=3, logs=2)),
+    "cluster-client-2-logs": Implementation(partial(cluster_through_client, "--logs", "2")),
+    "cluster-function-1-index-of-2": Implementation(
+        partial(cluster_in_worker, "run_scenario", "--logs", "2", "--index-replicas", "1")
+    ),
     "engine-one-replica-stopped": Implementation(partial(engine, "storage-2", "sequencer-3", replicas=3, logs=2)),
 }
 
