@@ -41,7 +41,8 @@ _FRESH_BYTES: Final = 4 << 20
 _UNWRITTEN_BYTES: Final = 4 << 20
 _BURST_US: Final = 100_000
 _BUSY_US: Final = 200_000
-_BUSY_SHARE: Final = 4
+_BUSY_SHARE: Final = 8
+"""While appends arrive, repair takes this part of what it may: they wait for the same disks."""
 _FIRST_GUESS_BYTES: Final = 1024
 
 
