@@ -2,7 +2,8 @@
 
 A relay asks one engine and stays with it, because that one's cache then holds what the relay's callers read. When it is
 gone, or refuses for certain, another one is asked. What may have been carried out by an engine that is lost is asked
-again only if that does no harm: reads, trims, appends under keys. Any other append ends as unknown.
+again only if that does no harm: reads and appends under keys. Any other append ends as unknown; so does a trim, because
+one that is carried out again, later, may take what was appended after it had been acknowledged.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class RelayCore:
             full = Overloaded("too many operations wait for an engine with the index", retry_after_s=0.1)
             return [Answer(token, Answered(full, {}))]
         self._held_bytes += size_bytes
-        is_repeatable = not isinstance(operation, Append) or _is_keyed(operation)
+        is_repeatable = not isinstance(operation, Append | TrimBook) or _is_keyed(operation)
         return self._ask(_Pending(operation, positions, deadline_us, token, size_bytes, is_repeatable), now_us)
 
     def _ask(self, pending: _Pending, now_us: int) -> list[Effect]:
@@ -207,9 +208,9 @@ def _writes(pending: _Pending) -> bool:
     return isinstance(pending.operation, Append | TrimBook)
 
 
-def _is_keyed(operation: Append) -> bool:
+def _is_keyed(operation: Append | TrimBook) -> bool:
     """Whether each of its groups has a key, so that doing it twice does it once."""
-    return all(span.key_tag is not None for span in Chunk(operation.chunk).groups())
+    return isinstance(operation, Append) and all(span.key_tag is not None for span in Chunk(operation.chunk).groups())
 
 
 def _is_silent(pending: _Pending, now_us: int) -> bool:
