@@ -21,10 +21,11 @@ from boki.sim.coordinator import Coordinator
 from boki.sim.network import Network
 from boki.sim.nodes import Node, StorageNode
 from boki.sim.options import Options, seconds_between
+from boki.sim.sightings import Sightings
 
 MAX_PAUSE_US: Final = 2_500_000
 MAX_OFFSET_US: Final = 1_000_000
-_RATES_ELSEWHERE: Final = {"loss", "repeat", "reorder", "delay", "doubt", "stale"}
+_RATES_ELSEWHERE: Final = {"loss", "repeat", "reorder", "delay", "doubt", "stale", "seal_crash"}
 
 
 class Cluster(Protocol):
@@ -34,6 +35,7 @@ class Cluster(Protocol):
     network: Network
     coordinator: Coordinator
     options: Options
+    sightings: Sightings
     nodes: dict[NodeId, Node]
 
     def of(self, role: Role) -> list[Node]:
@@ -50,6 +52,9 @@ class Faults:
         self._rng: Random = cluster.clock.fault_rng
         self._is_over = False
         self.victims = self._draw_victims()
+        if "seal_crash" in self._options.faults:
+            self._seal_rng = Random(f"{self._options.seed}:fault:seal_crash")
+            cluster.sightings.on_seal = self._on_seal
         for fault, rate in sorted(self._options.faults.items()):
             if fault not in _RATES_ELSEWHERE:
                 # a stream of its own, so that one class switched off leaves the others where they were
@@ -115,12 +120,36 @@ class Faults:
             node.crash()
             self._later(self._some_us(10_000, 3_000_000), node.start)
 
+    def _on_seal(self, node: Node) -> None:
+        """A sequencer dies just after it was sealed, and is back before the change of terms is over."""
+        rng = self._seal_rng
+        if not self._is_over and rng.random() < self._options.faults["seal_crash"]:
+            self._later(
+                rng.randint(0, 4 * self._options.sync_us), self._crash_and_start, node, rng.randint(1_000, 30_000)
+            )
+
+    def _crash_and_start(self, node: Node, down_us: int) -> None:
+        node.crash()
+        self._later(down_us, node.start)
+
     def _power_cut(self) -> None:
-        self._clock.note("the power fails")
+        """Everything at once. Half of the time all disks had been slow just before, so much was not synced."""
+        if self._rng.random() < 0.5:
+            self._clock.note("the power fails")
+            self._fail_power()
+            return
+        slow_us = self._some_us(20_000, 500_000)
+        for node in self._cluster.nodes.values():
+            node.disk.stalled_until_us = self._clock.now_us + slow_us
+        self._clock.note("all disks are slow, and then the power fails")
+        self._later(int(slow_us * self._rng.random()), self._fail_power)
+
+    def _fail_power(self) -> None:
         for node in self._cluster.nodes.values():
             if node.role is not Role.GATEWAY:
                 node.crash()
-                self._later(self._some_us(10_000, 1_000_000), node.start)
+                # not `self._rng`, which may be another fault's by now
+                self._later(self._clock.fault_rng.randint(10_000, 1_000_000), node.start)
 
     def _stop(self) -> None:
         node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
@@ -193,6 +222,18 @@ class Faults:
             rest = self._rng.sample(rest, 1)
         pair = (group, rest) if self._rng.random() < 0.5 else (rest, group)
         self._cut(*pair, self._some_us(100_000, 3_000_000))
+
+    def _hide(self) -> None:
+        """The primary and the controllers do not see each other; everybody else sees both."""
+        views = self._cluster.coordinator.views
+        if views:
+            primary = [str(self._rng.choice(views[-1].primaries))]
+            controllers = [str(node.name) for node in self._cluster.of(Role.CONTROLLER)]
+            hold_us = self._some_us(600_000, 4_000_000)
+            self._cut(primary, controllers, hold_us)
+            self._cut(controllers, primary, hold_us)
+            if self._rng.random() < 0.5:
+                self._cut([ZOOKEEPER], primary, hold_us)
 
     # coordination and changes
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-NETWORK: Final = ("loss", "repeat", "reorder", "delay", "partition", "one_way")
-NODES: Final = ("crash", "crash_primary", "stop", "save", "pause", "power_cut", "wipe", "clock")
+NETWORK: Final = ("loss", "repeat", "reorder", "delay", "partition", "one_way", "hide")
+NODES: Final = ("crash", "crash_primary", "stop", "save", "pause", "power_cut", "wipe", "clock", "seal_crash")
 DISKS: Final = ("stall", "fsync_error", "rot", "full")
 COORDINATION: Final = ("session", "doubt", "stale", "false_seal")
 CHANGES: Final = ("logs", "sequencers", "drain")
@@ -27,10 +27,11 @@ _RATES: Final = {
     "delay": (0.0005, 0.05),
     "doubt": (0.02, 0.5),
     "stale": (0.02, 0.5),
+    "seal_crash": (0.05, 0.8),
 }
 """Of these a rate is a probability per message or request; of all others it is events per virtual second."""
 _EVENT_RATE: Final = (0.1, 1.5)
-_RARE: Final = {"power_cut": (0.03, 0.3), "wipe": (0.05, 0.3), "drain": (0.05, 0.3), "clock": (0.1, 1.0)}
+_RARE: Final = {"power_cut": (0.05, 0.5), "wipe": (0.05, 0.3), "drain": (0.05, 0.3), "clock": (0.1, 1.0)}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

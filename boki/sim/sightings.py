@@ -37,6 +37,8 @@ class Sightings:
 
     def __init__(self, clock: Clockwork) -> None:
         self._clock = clock
+        self.on_seal: Callable[[Node], None] = lambda _node: None
+        """Called for each sequencer that is about to be sealed."""
         self._looks: dict[type, Callable[[Node, NodeId, Any], None]] = {
             Seal: self._on_seal,
             AppendEntry: self._on_append_entry,
@@ -56,6 +58,7 @@ class Sightings:
         core = node.core
         if isinstance(core, SequencerCore) and core.chain and message.term == core.chain.current.term:
             self._clock.sometimes("a term was sealed")
+            self.on_seal(node)
 
     def _on_append_entry(self, node: Node, _sender: NodeId, message: AppendEntry) -> None:
         core = node.core
