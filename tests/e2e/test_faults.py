@@ -1,0 +1,368 @@
+"""Real faults on a real cluster of processes: every class of `boki chaos` once, and stories of single losses.
+
+One cluster serves all tests of this file, in their order; each leaves it with every node at work. That the round could
+fail is shown, too: its own history, falsified in one place, does not pass the checkers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from boki.chaos import patient as patients
+from boki.chaos.faults import FAULTS, inflict
+from boki.chaos.patient import Patient
+from boki.chaos.run import Chaos, Report
+from boki.client import Client
+from boki.errors import BokiError
+from boki.histories.checkers import find_violations
+from boki.histories.history import Appending, Call, History, Ordered, Reading, Readout, Row, Seen, Shown
+from boki.log.membership import Role
+from boki.log.record import Record
+from boki.runtime.logbook import LogBook
+
+pytestmark = pytest.mark.xdist_group("faults")
+
+T = TypeVar("T")
+FUNCTIONS = Path(__file__).parent / "functions"
+SEED = 11
+HOLD_S = 0.7
+WITHIN_S = 60.0
+PAYLOAD = b"x" * 2000
+CALLERS = 8
+CALLS = 6
+
+
+class Ward:
+    """The cluster, in an event loop that runs while a test does."""
+
+    def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        shutil.copytree(patients.FUNCTIONS, folder / "functions")
+        shutil.copy(FUNCTIONS / "counted.py", folder / "functions")
+        self.patient = Patient(folder, storage=4, tell=self.said.append, functions=folder / "functions")
+        self._runner = runner
+
+    def run(self, story: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(story)
+
+    def client(self) -> Client:
+        return Client(self.patient.url)
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until the cluster's status shows it."""
+        async with asyncio.timeout(WITHIN_S):
+            while not await condition():  # noqa: ASYNC110 - processes have no event to wait for
+                await asyncio.sleep(0.1)
+
+    async def all_at_work(self) -> None:
+        async def nobody_is_missing() -> bool:
+            return not await self.patient.missing()
+
+        await self.until(nobody_is_missing)
+
+    async def inflict(self, name: str) -> None:
+        """One fault, which is felt."""
+        fault = next(fault for fault in FAULTS if fault.name == name)
+        assert await inflict(fault, self.patient, Random(SEED), 0.1, self.said.append), self.said
+
+
+async def read_all(book: LogBook, tag: str | None = None) -> list[Record]:
+    """All records: a page may end early, where a term does."""
+    found: list[Record] = []
+    start = 0
+    while (page := await book.read(tag, start=start)).records:
+        found += page.records
+        start = page.next_start
+    return found
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    with asyncio.Runner() as runner:
+        made = Ward(tmp_path_factory.mktemp("faults"), runner)
+        try:
+            made.run(made.patient.start())
+            yield made
+        finally:
+            made.run(made.patient.stop())
+
+
+@pytest.fixture(scope="module")
+def report(ward: Ward) -> Report:
+    """A round of every class of faults."""
+    short = [replace(fault, hold_s=(min(fault.hold_s[0], HOLD_S), HOLD_S)) for fault in FAULTS]
+    chaos = Chaos(
+        ward.patient,
+        ward.folder,
+        seed=SEED,
+        duration_s=0,
+        faults=short,
+        sessions=4,
+        rest_s=(0.1, 0.3),
+        tell=ward.said.append,
+    )
+    return ward.run(chaos.run())
+
+
+@pytest.fixture(scope="module")
+def rows(report: Report, ward: Ward) -> list[Row]:
+    """What the sessions of the round have asked, and were told."""
+    with (ward.folder / "history.jsonl").open("rb") as lines:
+        return History.from_lines(lines).rows
+
+
+def test_every_class_of_faults_is_felt_and_breaks_no_promise(report: Report, ward: Ward) -> None:
+    """Nothing acknowledged is lost or doubled, nobody reads the past, and all goes on: issue 3, point 10."""
+    assert report.is_clean, "\n".join([*report.violations, *report.missing, *ward.said])
+    assert report.faults.keys() == {fault.name for fault in FAULTS}
+    assert report.acknowledged > 100
+    assert report.accepted_calls > 0
+    assert report.terms > 1
+
+
+def _acknowledged(rows: list[Row]) -> tuple[Call, int]:
+    """An append of one record without a key whose record stands in the end, and its seqnum."""
+    standing = {seen.seqnum for row in rows if isinstance(row, Readout) for seen in row.records}
+    return next(
+        (row, row.result.seqnums[0])
+        for row in rows
+        if isinstance(row, Call)
+        and isinstance(row.request, Appending)
+        and len(row.request.records) == 1
+        and row.request.key is None
+        and isinstance(row.result, Ordered)
+        and row.result.seqnums[0] in standing
+    )
+
+
+def _in_readouts(rows: list[Row], change: Callable[[str, tuple[Seen, ...]], tuple[Seen, ...]]) -> list[Row]:
+    """The rows, with other records found in the end."""
+    return [
+        Readout(row.reader, row.book, row.at_us, change(row.book, row.records)) if isinstance(row, Readout) else row
+        for row in rows
+    ]
+
+
+def _without_an_acknowledged_record(rows: list[Row]) -> list[Row]:
+    _, lost = _acknowledged(rows)
+    return _in_readouts(rows, lambda _book, found: tuple(seen for seen in found if seen.seqnum != lost))
+
+
+def _with_a_record_twice(rows: list[Row]) -> list[Row]:
+    call, seqnum = _acknowledged(rows)
+
+    def change(book: str, found: tuple[Seen, ...]) -> tuple[Seen, ...]:
+        if book != call.book:
+            return found
+        record = next(seen for seen in found if seen.seqnum == seqnum)
+        return (*found, Seen(found[-1].seqnum + 1, record.payload, record.tags, found[-1].time_us))
+
+    return _in_readouts(rows, change)
+
+
+def _with_two_records_exchanged_for_one_reader(rows: list[Row]) -> list[Row]:
+    readout = next(row for row in rows if isinstance(row, Readout) and len(row.records) > 1)
+    first, second, *others = readout.records
+    exchanged = (
+        Seen(first.seqnum, second.payload, second.tags, first.time_us),
+        Seen(second.seqnum, first.payload, first.tags, second.time_us),
+    )
+    changed = Readout(readout.reader, readout.book, readout.at_us, (*exchanged, *others))
+    return [changed if row is readout else row for row in rows]
+
+
+def _with_a_read_of_the_past(rows: list[Row]) -> list[Row]:
+    """The session that appended asks for the book's end, and its record is not there yet."""
+    call, seqnum = _acknowledged(rows)
+    asked = Reading(start=seqnum, limit=1)
+    past = Call(
+        call.session, call.book, asked, call.end_us + 1, call.end_us + 10**7, call.end_us + 2, Shown(()), call.positions
+    )
+    at = rows.index(call) + 1
+    return [*rows[:at], past, *rows[at:]]
+
+
+@pytest.mark.parametrize(
+    ("falsify", "promise"),
+    [
+        (_without_an_acknowledged_record, "nothing acknowledged is lost"),
+        (_with_a_record_twice, "nothing is doubled"),
+        (_with_two_records_exchanged_for_one_reader, "total order"),
+        (_with_a_read_of_the_past, "read your writes"),
+    ],
+)
+def test_the_round_could_have_failed(falsify: Callable[[list[Row]], list[Row]], promise: str, rows: list[Row]) -> None:
+    """The very history that passed does not pass with one lie in it."""
+    assert not find_violations(History(rows))
+    found = find_violations(History(falsify(rows)))
+    assert any(violation.promise.startswith(promise) for violation in found), found
+
+
+def test_a_storage_node_that_lost_its_disk_refills_itself(report: Report, ward: Ward) -> None:
+    """As another incarnation it takes what it held from the others; then the next one may be lost."""
+
+    async def story() -> None:
+        async with ward.client() as client:
+            book = client.logbook("refill")
+            seqnums = await book.append_many([(PAYLOAD, ("all",)) for _ in range(200)])
+            await ward.until(ward.patient.is_whole)
+            victim = await _holder(ward)
+            ward.patient.wipe(victim)
+
+            async def is_refilled() -> bool:
+                told = (await ward.patient.status())["nodes"].get(victim) or {}
+                has_copied = told.get("at_work") and told["repair"]["copied_bytes"] >= 200 * len(PAYLOAD)
+                return bool(has_copied) and await ward.patient.is_whole()
+
+            await ward.until(is_refilled)
+            others = [node for node in ward.patient.nodes(Role.STORAGE) if node != victim]
+            ward.patient.kill(others[0])
+            await book.append(b"on", timeout_s=10)
+            assert [record.seqnum for record in await read_all(book, "all")] == seqnums
+            await ward.all_at_work()
+
+    ward.run(story())
+
+
+async def _holder(ward: Ward) -> str:
+    """The storage node that holds most shards."""
+    nodes = (await ward.patient.status())["nodes"]
+    return max(ward.patient.nodes(Role.STORAGE), key=lambda node: nodes[node]["shards"])
+
+
+def test_a_sequencer_that_lost_its_disk_counts_again_in_a_later_term(report: Report, ward: Ward) -> None:
+    """Until then it has no vote; after that the primary may be killed, and the two that are left order appends."""
+
+    async def story() -> None:
+        async with ward.client() as client:
+            book = client.logbook("votes")
+            first = await book.append(b"first")
+            term = await _term(ward)
+            await ward.inflict("wipe-sequencer")
+
+            async def counts_again() -> bool:
+                return await _term(ward) > term
+
+            await ward.until(counts_again)
+            await ward.inflict("kill-primary")
+            second = await book.append(b"second", timeout_s=10)
+            assert [record.seqnum for record in await read_all(book)] == [first, second]
+            await ward.all_at_work()
+
+    ward.run(story())
+
+
+async def _term(ward: Ward) -> int:
+    """The newest term that a node has heard of."""
+    return max(told.get("term", 0) for told in (await _nodes(ward)).values() if told)
+
+
+async def _nodes(ward: Ward) -> dict[str, Any]:
+    nodes: dict[str, Any] = (await ward.patient.status()).get("nodes", {})
+    return nodes
+
+
+def test_calls_in_flight_on_a_killed_engine_run_again_elsewhere_and_are_recorded_once(
+    report: Report, ward: Ward
+) -> None:
+    """An accepted call and one under a key start a second time, on the engine that is left; each has one result."""
+
+    async def story() -> None:
+        async with ward.client() as client:
+            runs = client.logbook("runs")
+            accepted = await client.invoke_later("hang", "accepted", key="accepted")
+            await runs.read_next("accepted", wait_s=20)
+            await _kill_engine_at_work(ward)
+            state = await client.invocation(accepted, wait_s=40)
+            assert (state.state, state.result) == ("done", "did accepted")
+            await ward.all_at_work()
+            keyed = asyncio.create_task(client.invoke("hang", "keyed", key="keyed", timeout_s=50, result_type=str))
+            await runs.read_next("keyed", wait_s=20)
+            await _kill_engine_at_work(ward)
+            assert await keyed == "did keyed"
+            assert await client.invoke("hang", "keyed", key="keyed", result_type=str) == "did keyed"
+            assert await client.invoke_later("hang", "accepted", key="accepted") == accepted
+            assert [len(await read_all(runs, name)) for name in ("accepted", "keyed")] == [2, 2]
+            await ward.all_at_work()
+
+    ward.run(story())
+
+
+async def _kill_engine_at_work(ward: Ward) -> None:
+    """The one that runs a logged call."""
+    nodes = await _nodes(ward)
+    (at_work,) = (node for node in ward.patient.nodes(Role.ENGINE) if nodes[node]["calls"]["running"])
+    ward.patient.kill(at_work)
+
+
+def test_an_engine_that_is_told_to_stop_fails_no_call(report: Report, ward: Ward) -> None:
+    """Plain calls go on while one engine drains and ends; its process ends in good order."""
+
+    async def story() -> None:
+        async with ward.client() as client:
+            before = ward.patient.pid("engine-1")
+            failures: list[BokiError] = []
+
+            async def call_all_the_time(number: int) -> None:
+                for turn in range(CALLS):
+                    name = f"drain-{number}-{turn}"
+                    try:
+                        assert await client.invoke("count", name, timeout_s=20, result_type=str) == f"did {name}"
+                    except BokiError as error:
+                        failures.append(error)
+
+            calling = asyncio.gather(*(call_all_the_time(number) for number in range(CALLERS)))
+            ward.patient.signal("engine-1", signal.SIGTERM)
+            await calling
+            assert not failures
+            runs = await read_all(client.logbook("runs"))
+            assert len({record.data for record in runs if record.data.startswith(b"drain-")}) == CALLERS * CALLS
+
+            async def is_another() -> bool:
+                return ward.patient.pid("engine-1") not in (0, before)
+
+            await ward.until(is_another)
+            assert any(re.search(r"engine-1 ended with code 0", line) for line in ward.said)
+            await ward.all_at_work()
+
+    ward.run(story())
+
+
+def test_after_a_power_cut_nodes_may_come_back_in_any_order(report: Report, ward: Ward) -> None:
+    """Every acknowledged record is there, and appends go on."""
+
+    async def story() -> None:
+        async with ward.client() as client:
+            book = client.logbook("dark")
+            seqnums = [await book.append(str(number).encode()) for number in range(20)]
+            nodes = ward.patient.all_nodes()
+            Random(SEED).shuffle(nodes)
+            before = {node: ward.patient.pid(node) for node in nodes}
+            for node in nodes:
+                ward.patient.kill(node)
+            for node in nodes:
+
+                async def has_begun(node: str = node) -> bool:
+                    return ward.patient.pid(node) not in (0, before[node])
+
+                await ward.until(has_begun)
+                ward.patient.pause(node)
+            for node in nodes:
+                ward.patient.resume(node)
+                await asyncio.sleep(0.1)
+            await ward.all_at_work()
+            seqnums.append(await book.append(b"after", timeout_s=20))
+            assert [record.seqnum for record in await read_all(book)] == seqnums
+
+    ward.run(story())
