@@ -257,7 +257,7 @@ async def _failing_sync(patient: Patient, random: Random) -> AsyncIterator[Blow]
 def _wiping(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
     @contextlib.asynccontextmanager
     async def wiping(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-        if not await _becomes_so(patient.is_whole):
+        if not await becomes_so(patient.is_whole):
             # one more disk than may be lost at a time
             yield _blow("no disk is lost: not all records have all their copies", lambda: False)
             return
@@ -320,7 +320,7 @@ async def _cutting_power(patient: Patient, random: Random) -> AsyncIterator[Blow
         return all(patient.pid(node) not in (0, pid) for node, pid in before.items())
 
     order = "in whatever order"
-    if random.random() < 0.5 and await _becomes_so(all_again):
+    if random.random() < 0.5 and await becomes_so(all_again):
         order = f"as {', '.join(nodes)}"
         for node in nodes:
             patient.pause(node)
@@ -330,9 +330,9 @@ async def _cutting_power(patient: Patient, random: Random) -> AsyncIterator[Blow
     yield Blow(f"power cut: kill -9 of every node; they come back {order}", all_again)
 
 
-async def _becomes_so(ask: Callable[[], Awaitable[bool]]) -> bool:
-    """Wait until it is so; False if it does not become so in time."""
-    until = time.monotonic() + _FELT_WITHIN_S
+async def becomes_so(ask: Callable[[], Awaitable[bool]], within_s: float = _FELT_WITHIN_S) -> bool:
+    """Wait until it is so; False if it does not become so in time. Processes have no event to wait for."""
+    until = time.monotonic() + within_s
     is_so = await ask()
     while not is_so and time.monotonic() < until:
         await asyncio.sleep(_POLL_S)
@@ -396,6 +396,6 @@ async def inflict(fault: Fault, patient: Patient, random: Random, hold_s: float,
     async with fault.begin(patient, random) as blow:
         tell(f"{fault.name}: {blow.text}")
         await asyncio.sleep(hold_s)
-        is_felt = await _becomes_so(blow.is_felt)
+        is_felt = await becomes_so(blow.is_felt)
     tell(f"{fault.name}: {'over' if is_felt else 'over, and nobody felt it'}")
     return is_felt

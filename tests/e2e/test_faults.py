@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 from boki.chaos import patient as patients
-from boki.chaos.faults import FAULTS, inflict
+from boki.chaos.faults import FAULTS, becomes_so, inflict
 from boki.chaos.patient import Patient
 from boki.chaos.run import Chaos, Report
 from boki.client import Client
@@ -61,9 +61,7 @@ class Ward:
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait until the cluster's status shows it."""
-        async with asyncio.timeout(WITHIN_S):
-            while not await condition():  # noqa: ASYNC110 - processes have no event to wait for
-                await asyncio.sleep(0.1)
+        assert await becomes_so(condition, WITHIN_S), self.said
 
     async def all_at_work(self) -> None:
         async def nobody_is_missing() -> bool:
@@ -346,21 +344,8 @@ def test_after_a_power_cut_nodes_may_come_back_in_any_order(report: Report, ward
         async with ward.client() as client:
             book = client.logbook("dark")
             seqnums = [await book.append(str(number).encode()) for number in range(20)]
-            nodes = ward.patient.all_nodes()
-            Random(SEED).shuffle(nodes)
-            before = {node: ward.patient.pid(node) for node in nodes}
-            for node in nodes:
-                ward.patient.kill(node)
-            for node in nodes:
-
-                async def has_begun(node: str = node) -> bool:
-                    return ward.patient.pid(node) not in (0, before[node])
-
-                await ward.until(has_begun)
-                ward.patient.pause(node)
-            for node in nodes:
-                ward.patient.resume(node)
-                await asyncio.sleep(0.1)
+            await ward.inflict("power-cut")
+            assert "they come back as" in next(line for line in reversed(ward.said) if "power cut" in line)
             await ward.all_at_work()
             seqnums.append(await book.append(b"after", timeout_s=20))
             assert [record.seqnum for record in await read_all(book)] == seqnums
