@@ -170,6 +170,8 @@ class Simulation:
         readers = [fresh, *(node for node in self.of(Role.ENGINE) if node is not fresh)]
         for reader in readers:
             assert isinstance(reader, EngineNode)
+            if not self._wait(lambda reader=reader: self._has_come(reader)):  # type: ignore[misc]
+                return [Violation("liveness", f"{reader.name} does not come back")]
             for number in range(self.options.books):
                 records = self._read_book(reader, f"book-{number}")
                 if isinstance(records, str):

@@ -1,0 +1,70 @@
+"""The swarm: seeds of the ordinary kind, each a whole cluster through faults, and runs that can be repeated exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from boki.sim.batches import ENOUGH_SEEDS, Result, Summary, run_seed, run_seeds
+from boki.sim.options import FAULTS, draw_options
+from boki.sim.sightings import SITUATIONS
+
+SEEDS = 300
+CHUNK = 10
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_seed_breaks_a_promise(first: int) -> None:
+    """Whatever a seed does to the cluster, every promise is kept, and it works again within a virtual minute."""
+    summary = Summary()
+    for result in run_seeds(range(first, first + CHUNK), processes=1):
+        summary.add(result)
+    assert [(result.seed, result.violations[:3]) for result in summary.broken] == []
+
+
+def test_a_run_is_the_same_in_any_interpreter() -> None:
+    """Nothing depends on the order of sets or the addresses of objects: one seed, one history."""
+    program = "from boki.sim.batches import run_seed\nfor seed in (1, 2, 7): print(run_seed(seed).trace)"
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "4711")
+    ]
+    assert traces[0] == traces[1]
+    assert len(set(traces[0].split())) == 3
+
+
+def test_a_seed_gives_the_same_result_wherever_it_runs() -> None:
+    """In a process of its own as here, and in the order of the seeds."""
+    here = [run_seed(seed) for seed in (3, 4)]
+    assert list(run_seeds((3, 4), processes=2)) == here
+
+
+def test_every_fault_is_drawn_and_some_seeds_have_none_or_one() -> None:
+    """The swarm leaves features out (5 % of the seeds all, 5 % all but one), and each class is in about half."""
+    drawn = [draw_options(seed).faults for seed in range(1000)]
+    assert all(350 < sum(fault in faults for faults in drawn) < 550 for fault in FAULTS)
+    assert 20 < sum(len(faults) == 0 for faults in drawn) < 80
+    assert 20 < sum(len(faults) == 1 for faults in drawn) < 80
+
+
+def test_a_batch_that_never_met_a_rare_situation_is_not_good() -> None:
+    """Runs that meet nothing prove nothing; a batch is also spoilt by one broken promise."""
+    summary = Summary()
+    for seed in range(ENOUGH_SEEDS):
+        seen = dict.fromkeys(SITUATIONS[1:], 1)
+        summary.add(Result(seed, (), "", 1, 1, 1, summary.seen.__class__(seen)))
+    assert summary.unseen == [SITUATIONS[0]]
+    assert not summary.is_good
+    summary.add(Result(ENOUGH_SEEDS, (), "", 1, 1, 1, summary.seen.__class__({SITUATIONS[0]: 1})))
+    assert summary.is_good
+    summary.add(Result(ENOUGH_SEEDS + 1, ("broken",), "", 1, 1, 1, summary.seen.__class__()))
+    assert not summary.is_good
