@@ -11,7 +11,7 @@ deadline. Giving up is safe because it follows from the metalog: what a closed s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -115,7 +115,8 @@ class LogWriter:
 class Appends:
     """All appends of an engine that have not been answered, within `buffer_bytes`.
 
-    `peers`: the other engines that hold the index, which get each batch when the storage nodes get it.
+    `peers`: the other engines that hold the index, which get each batch when the storage nodes get it. `live`: the
+    storage nodes that are registered; none: nobody knows.
     """
 
     def __init__(self, *, buffer_bytes: int, batch_bytes: int) -> None:
@@ -125,6 +126,7 @@ class Appends:
         self._view: View | None = None
         self._is_closing = False
         self.peers: Sequence[NodeId] = ()
+        self.live: Collection[NodeId] = ()
         self.pending_bytes = 0
         self.record_count = 0
         self.batch_count = 0
@@ -247,13 +249,20 @@ class Appends:
                 retry_after_s=0.1,
             )
         shard = self._writers[log].current
-        if shard is not None and len(shard.replicas) - len(shard.full) < self._view.write_quorum:
+        if shard is not None and shard.full:
+            self._check_room(shard)
+        self._queue(log, Unordered(chunk, Chunk(chunk).count, waiter, deadline_us))
+
+    def _check_room(self, shard: OwnShard) -> None:
+        """`DiskFull` if those that are there and have room are too few; one that is away may come back full, too."""
+        assert self._view is not None
+        able = [node for node in shard.replicas if node not in shard.full and (not self.live or node in self.live)]
+        if len(able) < self._view.write_quorum:
             raise DiskFull(
                 f"{len(shard.full)} of {len(shard.replicas)} storage nodes have no room: trim, or add disk; "
                 "reads and trims go on",
                 retry_after_s=1.0,
             )
-        self._queue(log, Unordered(chunk, Chunk(chunk).count, waiter, deadline_us))
 
     def _queue(self, log: LogId, waiting: Unordered) -> None:
         self._writers[log].unsent.append(waiting)

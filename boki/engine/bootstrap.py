@@ -186,7 +186,7 @@ class Bootstrap:
         """What to begin from, if that is known by now."""
         found = [answer for answer in self._answers.values() if answer is not None]
         best = max(found, key=lambda each: _rank(each.positions), default=None)
-        has_heard_all = all(node in self._answers for node in self._replicas.live_storage)
+        has_heard_all = all(node in self._answers for node in self._replicas.live)
         lacking = len(self._storage) - self._heard.chain.current.write_quorum + 1
         is_patient = now_us - self._began_at < _PATIENCE_US
         if self._own is _Own.INDEX:

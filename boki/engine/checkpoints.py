@@ -109,7 +109,7 @@ class Checkpoints:
         return [Answer(SAVED, None), *self._tell()]
 
     def _tell(self) -> list[Effect]:
-        if self._saved is None:
+        if self._saved is None or not self._follower.chain:
             return []
         return [Send(node, self._saved.told) for node in self._replicas.storage_nodes(self._follower.chain.current)]
 
@@ -125,7 +125,7 @@ class Checkpoints:
             effects += self.begin()
         view = self._follower.chain.current
         is_due = self._replicas.is_first_index(self._node) and self._is_settled()
-        effects += self._mirror.tick(view, self._replicas.live_storage if is_due else (), now_us)
+        effects += self._mirror.tick(view, sorted(self._replicas.live) if is_due else (), now_us)
         if self._mirror.wants_base and self._saving is None:
             if self._saved is None:
                 effects += self.begin()

@@ -78,6 +78,7 @@ FENCED: Final = "fenced"
 """The token of the one `Answer` that says that this incarnation was taken for lost: its shell starts another one."""
 CLOSED: Final = "closed"
 """The token of the one `Answer` that says that all that was taken is ordered and no shard is open, after `close`."""
+_BEFORE_VIEWS: Final = (InstallView, InstallMembership, InstallPlacement, IndexStored, Ping)
 _LIFE_BITS: Final = 32
 _ASK_VIEW_US: Final = 100_000
 
@@ -200,8 +201,8 @@ class EngineCore:
     # events
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`."""
-        if self.is_fenced():
+        """See `boki.effects.Core`. Until it knows a view, all that nodes say is meant for a former life."""
+        if self.is_fenced() or not (self.follower.chain or isinstance(message, _BEFORE_VIEWS)):
             return ()
         match message:
             case Metalog():
@@ -247,6 +248,7 @@ class EngineCore:
             case InstallMembership(membership):
                 if self.replicas.install_membership(membership):
                     self.appends.peers = self.replicas.indexes_beside(self.node)
+                    self.appends.live = self.replicas.live
                     return self._open_shards()
             case InstallPlacement(placement):
                 self.replicas.install_placement(placement)

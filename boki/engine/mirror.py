@@ -26,10 +26,10 @@ from boki.messages import CheckpointStored, DropEntries, IndexSaved, StoreCheckp
 INDEX_KEYS: Final = ((b"f", b"f\x00"), (b"i/", b"i0"), (b"p", b"p\x00"))
 """Where an engine's disk holds its index and what belongs to it, as ranges."""
 
-_PAGE_BYTES: Final = 256 << 10
+_PAGE_BYTES: Final = 128 << 10
 _WINDOW: Final = 4
 """So many pages of a checkpoint wait to be stored by the slowest node that takes part."""
-_BYTES_A_SECOND: Final = 16 << 20
+_BYTES_A_SECOND: Final = 4 << 20
 _QUEUE_BYTES: Final = 64 << 20
 _LINEAGE_BITS: Final = 20
 _REPEAT_US: Final = 1_000_000
@@ -113,7 +113,8 @@ class Mirror:
 
     def tick(self, view: View, storage: Sequence[NodeId], now_us: int) -> list[Effect]:
         """Send what is due. `storage`: the nodes that are there; none if it is not for this engine to do it."""
-        self._allowance = min(self._allowance + (now_us - self._ticked_at) * _BYTES_A_SECOND // 1_000_000, 1 << 20)
+        earned = (now_us - self._ticked_at) * _BYTES_A_SECOND // 1_000_000
+        self._allowance = min(self._allowance + earned, _PAGE_BYTES)  # one page too many at most: appends go on beside
         self._ticked_at = now_us
         self._storage = storage if len(storage) >= view.write_quorum else ()
         if not self._keepers:

@@ -28,14 +28,15 @@ class Replicas:
         self._opened: dict[Place, tuple[NodeId, ...]] = dict(opened)
         self._moved: dict[Place, tuple[NodeId, ...]] = {}
         self._placement_version = -1
-        self._live: frozenset[NodeId] = _NOBODY
+        self.live: frozenset[NodeId] = _NOBODY
+        """The storage nodes that are registered now."""
 
     def install_membership(self, membership: Membership) -> bool:
         """Take in who is registered; False if that is old news."""
         if self.membership is not None and membership.number <= self.membership.number:
             return False
         self.membership = membership
-        self._live = frozenset(member.node for member in membership.of(Role.STORAGE))
+        self.live = frozenset(member.node for member in membership.of(Role.STORAGE))
         return True
 
     def install_placement(self, placement: Placement) -> None:
@@ -61,7 +62,7 @@ class Replicas:
         replicas = replicas[first:] + replicas[:first]
         if self.membership is None:
             return replicas
-        return tuple(sorted(replicas, key=lambda node: node not in self._live))
+        return tuple(sorted(replicas, key=lambda node: node not in self.live))
 
     # writing
 
@@ -85,7 +86,7 @@ class Replicas:
             return list(view.storage), [], []
         emptied = self.membership.draining
         live = [member.node for member in self.membership.of(Role.STORAGE)]
-        missing = sorted((node for node in view.storage if node not in self._live), key=emptied.__contains__)
+        missing = sorted((node for node in view.storage if node not in self.live), key=emptied.__contains__)
         good = [node for node in live if node not in emptied]
         return good, [node for node in live if node in emptied], missing
 
@@ -95,11 +96,6 @@ class Replicas:
         """Every storage node that is named anywhere now."""
         members = self.membership.of(Role.STORAGE) if self.membership is not None else ()
         return list(dict.fromkeys((*view.storage, *(member.node for member in members))))
-
-    @property
-    def live_storage(self) -> list[NodeId]:
-        """The storage nodes that are registered now."""
-        return sorted(self._live)
 
     def is_first_index(self, engine: NodeId) -> bool:
         """Whether this engine is the first of those that hold the index: what one should do, it does."""

@@ -6,14 +6,17 @@ from random import Random
 
 import pytest
 
-from boki.engine.core import CLOSED, FENCED, Answered
-from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Unavailable
+from boki.effects import DiskRoom
+from boki.engine.core import CLOSED, FENCED, Answered, EngineCore
+from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, DiskFull, Unavailable
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import NodeId
 from boki.log.metalog import CloseShard, OpenShard, make_position
 from boki.log.operations import Append, Appended, Done, Get, Read, Sync
 from boki.log.record import Expect
 from boki.messages import (
+    CheckpointStored,
+    EntriesDropped,
     FetchBatches,
     FetchMetalog,
     FetchView,
@@ -23,6 +26,7 @@ from boki.messages import (
     Pong,
     RequestEntry,
     StoreBatch,
+    TellTail,
 )
 from tests.engine.cluster import SECOND, Cluster, records_of
 
@@ -307,6 +311,31 @@ def test_memberships_that_come_and_go_lose_and_double_nothing(seed: int) -> None
     assert {text: cluster.answer(request).first_seqnum for text, request in requests.items()} == {
         text: seqnum for seqnum, text in found
     }
+
+
+def test_a_full_replica_and_one_that_is_gone_refuse_appends_for_certain() -> None:
+    """Two of three cannot take more: better no than a wait for an order that may never come (hazard H20)."""
+    cluster = made(engines=1)
+    cluster.append("a")
+    cluster.tell("storage-1", DiskRoom(False))
+    cluster.run()
+    assert isinstance(cluster.answer(cluster.append("b")), Appended)
+    cluster.lose("storage-2")
+    with pytest.raises(DiskFull):
+        cluster.answer(cluster.append("c"))
+    cluster.start("storage-2")
+    assert isinstance(cluster.wait(cluster.append("d")), Appended)
+
+
+def test_late_words_to_a_former_life_are_not_heard_before_the_views() -> None:
+    """A new life knows no term yet: whatever nodes say is not meant for it."""
+    cluster = made(engines=1)
+    cluster.append("a")
+    core = EngineCore(NodeId("engine-1"), 999, cluster.disk("engine-1"), cluster.config)
+    said = [message for _, to, message in cluster.sent if to == "engine-1"]
+    said += [CheckpointStored(1, 1, 1, True, 1), EntriesDropped(1, 0, 5), TellTail(1, 1, 0, 1, 5, False)]
+    for message in said:
+        assert not list(core.receive(NodeId("storage-1"), message, 1))
 
 
 def test_a_wiped_storage_node_has_stored_nothing() -> None:
