@@ -15,6 +15,7 @@ from boki.log.quorum import quorum_reached
 from boki.log.view import View
 from boki.messages import (
     BatchesFetched,
+    EntriesDropped,
     FetchBatches,
     FetchMetalog,
     FetchShards,
@@ -63,7 +64,11 @@ class ChanceWorld(World):
 
 @dataclass
 class Primary:
-    """Log 0 of all terms: cuts what a write quorum reports, and gives out what it has."""
+    """Log 0 of all terms: cuts what a write quorum reports, and gives out what it has.
+
+    With `kept_from` set it has dropped the entries of the current term below it, and those of all earlier terms; about
+    these it may be silent, as sequencers are that have gone.
+    """
 
     current: View
     entries: dict[int, list[MetalogEntry]] = field(default_factory=lambda: {1: []})
@@ -71,6 +76,9 @@ class Primary:
     stored: dict[int, dict[NodeId, tuple[int, int]]] = field(default_factory=dict)
     ends: dict[ShardKey, int] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
+    kept_from: int = 0
+    has_dropped_terms: bool = False
+    is_silent: bool = False
 
     def add(self, entry: MetalogEntry) -> None:
         term = self.current.term
@@ -84,9 +92,14 @@ class Primary:
     def receive(self, sender: NodeId, message: Any, now_us: int) -> list[Effect]:
         if isinstance(message, FetchMetalog):
             entries = self.entries[message.term]
+            is_over = message.term < self.current.term
+            kept_from = len(entries) if is_over and self.has_dropped_terms else 0 if is_over else self.kept_from
+            if message.first_index < kept_from:
+                if is_over and self.is_silent:
+                    return []
+                return [Send(sender, EntriesDropped(message.term, 0, kept_from))]
             page = tuple(entries[message.first_index :])
-            ended = message.term < self.current.term
-            return [Send(sender, Metalog(message.term, 0, message.first_index, page, len(entries), ended))]
+            return [Send(sender, Metalog(message.term, 0, message.first_index, page, len(entries), is_over))]
         if isinstance(message, ShardProgress) and message.term == self.current.term:
             replicas = self.replicas.get(message.shard, ())
             if sender in replicas and message.shard not in self.closed:
@@ -185,6 +198,12 @@ class Cluster:
             if self.world.luck is None or self.luck.random() > 0.2:
                 self.world.tell(node, StoreBatch(self.batches[key][number]), ENGINE)
 
+    def drop_entries(self, until: int | None = None) -> None:
+        """Entries of the current term below `until` (all, if None) and those of earlier terms are not kept."""
+        entries = self.primary.entries[self.views[-1].term]
+        self.primary.kept_from = len(entries) if until is None else until
+        self.primary.has_dropped_terms = True
+
     def resend(self, key: ShardKey) -> None:
         """The engine repeats what is not ordered."""
         for number, data in enumerate(self.batches[key]):
@@ -201,6 +220,7 @@ class Cluster:
         self.primary.current = self.views[-1]
         self.primary.entries[number] = []
         self.primary.stored.clear()
+        self.primary.has_dropped_terms, self.primary.kept_from = False, 0
         for node in self.names:
             self.world.tell(node, InstallView(tuple(self.views)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from boki.log.ids import make_seqnum
-from boki.log.metalog import Cut, Trim
+from boki.log.metalog import Cut, Trim, split_position
 from boki.storage.shards import ShardKey
 from tests.members import ENGINE
 from tests.storage.cluster import Cluster
@@ -31,7 +31,7 @@ class Storm:
             step = self.luck.choice(
                 [self.append] * 12 + [self.pause] * 10 + [self.crash] * 2 + [self.restart] * 3 + [self.open] * 2
                 + [self.close, self.hold_syncs, self.sync, self.look, self.trim, self.checkpoint, self.end_term]
-                + [self.wipe, self.add_replica, self.drop_replica] * 2
+                + [self.wipe, self.add_replica, self.drop_replica] * 2 + [self.drop_entries]
             )  # fmt: skip
             step()
             self.cluster.world.run()
@@ -76,7 +76,7 @@ class Storm:
         cluster, node = self.cluster, self.fragile
         if node is None:
             return True
-        if node in self.down:
+        if node in self.down or not cluster.core(node).follower.is_caught_up():
             return False
         return all(cluster.has_all(node, key) for key in cluster.batches if node in self.holders(key))
 
@@ -146,6 +146,21 @@ class Storm:
         for node in self.cluster.names:
             if node not in self.down and self.luck.random() < 0.5:
                 self.cluster.world.perform(node, [self.cluster.core(node).checkpoint()])
+
+    def drop_entries(self) -> None:
+        """Sequencers drop what two nodes have on their disks, applied; one of them is not fragile."""
+        up = [node for node in self.cluster.names if node not in self.down | self.cluster.world.holds_syncs]
+        steady = [node for node in up if node != self.fragile or self.is_refilled()]
+        term = self.cluster.views[-1].term
+        reached: list[int] = []
+        for node in steady:
+            follower = self.cluster.core(node).follower
+            if follower.term == term:
+                self.cluster.world.perform(node, [self.cluster.core(node).checkpoint()])
+                reached.append(split_position(follower.position(0))[1])
+        if len(reached) > 1:
+            self.cluster.drop_entries(sorted(reached)[-2])
+            self.cluster.primary.is_silent = self.luck.random() < 0.5
 
     def end_term(self) -> None:
         if self.luck.random() < 0.2:

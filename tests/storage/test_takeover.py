@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from boki.effects import Effect, Send
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.metalog import Trim
-from boki.messages import EntriesDropped, FetchMetalog, Holding, StateFetched
+from boki.messages import Holding, StateFetched
 from boki.storage.shards import batch_key
 from boki.storage.state import load_state
 from tests.members import ENGINE
-from tests.storage.cluster import Cluster, Primary
+from tests.storage.cluster import Cluster
 
 FIRST = ("storage-1", "storage-2", "storage-3")
-
-
-class ForgetfulPrimary(Primary):
-    """Has dropped the entries below `kept_from`, and those of all earlier terms; `is_silent` about those."""
-
-    kept_from = 0
-    is_silent = False
-
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> list[Effect]:
-        if isinstance(message, FetchMetalog):
-            is_over = message.term < self.current.term
-            kept_from = len(self.entries[message.term]) if is_over else self.kept_from
-            if message.first_index < kept_from and self.kept_from:
-                if is_over and self.is_silent:
-                    return []
-                return [Send(sender, EntriesDropped(message.term, 0, kept_from))]
-        return super().receive(sender, message, now_us)
-
-
-def forgetful(cluster: Cluster) -> ForgetfulPrimary:
-    primary = cluster.primary
-    cluster.primary = ForgetfulPrimary(
-        primary.current, primary.entries, primary.replicas, primary.stored, primary.ends, primary.closed
-    )
-    cluster.world.add("sequencer-1", cluster.primary)
-    return cluster.primary
 
 
 @pytest.mark.parametrize("wiped", [False, True])
@@ -52,8 +23,7 @@ def test_a_node_behind_what_is_kept_takes_a_peers_state_and_becomes_whole(
 ) -> None:
     """Orders, closings, floors and positions come from a peer, records by repair; its own are kept if ordered."""
     cluster = Cluster()
-    primary = forgetful(cluster)
-    primary.is_silent = silent
+    cluster.primary.is_silent = silent
     old = cluster.open(*FIRST)
     unordered = cluster.open(*FIRST)
     cluster.world.tick(30)
@@ -78,7 +48,7 @@ def test_a_node_behind_what_is_kept_takes_a_peers_state_and_becomes_whole(
     cluster.primary.add(Trim("book", None, half, False, ENGINE, 1))
     cluster.trimmed |= {old: cluster.primary.ends[old] if ends_term else 3, new: 3 if ends_term else 0}
     cluster.world.tick(30)
-    primary.kept_from = len(primary.entries[term])
+    cluster.drop_entries()
     if wiped:
         cluster.wipe("storage-1")
     cluster.start("storage-1")
@@ -108,14 +78,13 @@ def test_a_large_state_comes_in_parts_of_one_moment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("boki.storage.takeover._PART_BYTES", 40)
     cluster = Cluster(seed=3)
     cluster.world.luck = None
-    primary = forgetful(cluster)
     keys = [cluster.open(*FIRST) for _ in range(5)]
     cluster.world.tick(30)
     cluster.crash("storage-1")
     for key in keys:
         cluster.append(key, 3)
     cluster.world.tick(30)
-    primary.kept_from = len(primary.entries[1])
+    cluster.drop_entries()
     cluster.start("storage-1")
     cluster.world.luck = cluster.luck
     for _ in range(100):
