@@ -21,13 +21,14 @@ from boki.chaos.load import Orders
 from boki.chaos.patient import Patient
 from boki.errors import ConditionFailed, Unavailable
 from boki.histories.checkers import find_violations
-from boki.histories.history import Appending, History, Ordered, Refused
+from boki.histories.history import Appending, Call, History, Ordered, Refused
 
 _HEAL_S: Final = 15.0
 _WORD_S: Final = 240.0
 _ALL_UP_S: Final = 60.0
 _POLL_S: Final = 0.2
 _MOST_UNFELT: Final = 3
+_TOLD_STALL_S: Final = 1.0
 _LONG_STALL_S: Final = 2.0
 _LATE_S: Final = 0.5
 """A fault that was over no longer than this before a stall has its share in it."""
@@ -56,6 +57,10 @@ class Report:
     duration_s: float = 0.0
     stalls_s: dict[str, float] = field(default_factory=dict)
     """By class of faults, the longest time without an acknowledged append in which one was at work."""
+    p99_append_s: float = 0.0
+    """Of acknowledged appends while no fault was at work."""
+    slowest_append_s: dict[str, float] = field(default_factory=dict)
+    """By class of faults, the acknowledged append that took longest of those under way while one was at work."""
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -78,6 +83,8 @@ class Report:
             "terms": self.terms,
             "longest_stall_s": self.longest_stall_s,
             "stalls_s": dict(sorted(self.stalls_s.items())),
+            "p99_append_s": self.p99_append_s,
+            "slowest_append_s": dict(sorted(self.slowest_append_s.items())),
             "duration_s": round(self.duration_s, 1),
             "violations": self.violations,
         }
@@ -200,8 +207,9 @@ class Chaos:
         for trouble in self._troubles:
             if trouble.ended_s >= since_s:
                 self.report.stalls_s[trouble.name] = max(stall_s, self.report.stalls_s.get(trouble.name, 0.0))
-        names = ", ".join(trouble.name for trouble in self._troubles if trouble.ended_s >= since_s)
-        self._tell(f"no append was acknowledged for {stall_s} s ({names})")
+        if stall_s > _TOLD_STALL_S:
+            names = ", ".join(trouble.name for trouble in self._troubles if trouble.ended_s >= since_s)
+            self._tell(f"no append was acknowledged for {stall_s} s ({names})")
 
     async def _settle(self) -> None:
         """Every fault is over: appends must go on, and every node be at work, within a bounded time."""
@@ -272,6 +280,7 @@ class Chaos:
         self.report.violations += map(str, find_violations(history))
         appends = [call for call in history.calls if isinstance(call.request, Appending) and not call.is_abandoned]
         known = [call for call in appends if isinstance(call.result, Ordered)]
+        self._note_latencies(known)
         refused = [call.result for call in appends if isinstance(call.result, Refused) and call.is_impossible]
         self.report.refused = sum(result.code != ConditionFailed.code for result in refused)
         self.report.unknown = len(appends) - len(known) - len(refused)
@@ -281,3 +290,20 @@ class Chaos:
         idle = {f"s{number}" for number in range(self._sessions)} - {call.session for call in known}
         if idle:
             self.report.violations.append(f"not one append of {', '.join(sorted(idle))} was acknowledged")
+
+    def _note_latencies(self, known: list[Call]) -> None:
+        calm: list[float] = []
+        for call in known:
+            start_s, end_s = call.start_us / 1e6, call.end_us / 1e6
+            names = {
+                trouble.name
+                for trouble in self._troubles
+                if trouble.begun_s <= end_s and start_s <= trouble.ended_s + _LATE_S
+            }
+            took_s = round(end_s - start_s, 3)
+            for name in names:
+                self.report.slowest_append_s[name] = max(took_s, self.report.slowest_append_s.get(name, 0.0))
+            if not names:
+                calm.append(took_s)
+        if calm:
+            self.report.p99_append_s = sorted(calm)[len(calm) * 99 // 100]

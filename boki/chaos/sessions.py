@@ -41,7 +41,7 @@ APPEND_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 """What a LogBook gives every operation that names no time of its own."""
 _GIVE_UP_S = 30.0
-_STALL_US = 1_000_000
+_STALL_US = 250_000
 TAGS = ("red", "green", "blue")
 _TRIMMED_TAG = "blue"
 _KEY_ATTEMPTS = 8
@@ -62,7 +62,7 @@ def seen(record: Record) -> Seen:
 class Progress:
     """Of all sessions: how many appends were acknowledged, and the longest time in which none was.
 
-    `on_stall` is told of each that was longer than a second, when it is over, in seconds.
+    `on_stall` is told of each that was longer than a quarter of a second, when it is over, in seconds.
     """
 
     def __init__(self, on_stall: Callable[[float], None]) -> None:

@@ -82,14 +82,15 @@ async def _run(
 
 def _show(report: Report) -> None:
     rows = [
-        (name, str(count), f"{report.stalls_s[name]:.2f}" if name in report.stalls_s else "")
+        (name, str(count), _seconds(report.stalls_s.get(name)), _seconds(report.slowest_append_s.get(name)))
         for name, count in sorted(report.faults.items())
     ]
-    print_table(["fault", "times>", "longest stall s>"], rows, title=f"seed {report.seed}")
+    print_table(["fault", "times>", "longest stall s>", "slowest append s>"], rows, title=f"seed {report.seed}")
     out = results()
     told = f"{report.acknowledged:,} acknowledged appends, {report.unknown:,} whose outcome is unknown"
     out.print(f"{told}, {report.refused:,} refused; {report.accepted_calls:,} accepted calls")
     out.print(f"{report.reconfigurations} changes of the plan, {report.terms} terms")
+    out.print(f"while no fault was at work, 99% of appends took at most {report.p99_append_s:.3f} s")
     out.print(f"longest stall {report.longest_stall_s:.2f} s, {report.duration_s:.0f} s in all")
     for name in report.missing:
         errors().print(f"[red]{name} was never felt: this run shows nothing about it[/]")
@@ -97,3 +98,7 @@ def _show(report: Report) -> None:
         errors().print(text, style="red", markup=False, highlight=False)
     if report.is_clean:
         out.print("[green]every promise was kept[/]")
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
