@@ -45,6 +45,7 @@ from boki.log.operations import Answer, Append, Failure, ListBooks, Operation, S
 from boki.messages import Message
 from boki.remote import (
     MAX_POLLED,
+    AskCall,
     AskStatus,
     CallEnded,
     Load,
@@ -220,8 +221,10 @@ class ClusterBackend:
         if it is up; else the one that the book's operations go to.
 
         An engine that refuses it because it is unavailable leaves it to the next one; so does, if it `is_repeatable`,
-        one that is lost. Raises the last refusal, `ConnectionLost`, `DeadlineExceeded`, `Overloaded` or `Unavailable`.
+        one that is lost. Raises the last refusal, `ConnectionLost`, `DeadlineExceeded`, `Overloaded` or `Unavailable`;
+        any refusal whose outcome is unknown because an engine that was lost may have carried it out.
         """
+        changes = _changes(make(0, 1))
         until = self._loop.time() + timeout_s
         tried: set[NodeId] = set()
         trouble: BokiError = Unavailable("no engine is up", retry_after_s=RETRY_AFTER_S)
@@ -240,9 +243,13 @@ class ClusterBackend:
                 if not is_repeatable:
                     raise
                 trouble = error
+            except BokiError as error:
+                raise _after(trouble, error) if changes else error from None
             else:
                 failure = _failure_of(answer)
                 if failure is None or failure.code != Unavailable.code or failure.outcome != "not_applied":
+                    if failure is not None and changes and isinstance(trouble, ConnectionLost):
+                        raise _after(trouble, failure.error())
                     return answer
                 if not isinstance(trouble, ConnectionLost):
                     trouble = failure.error()
@@ -387,6 +394,22 @@ class ClusterBackend:
                 old.setdefault(pending.node, []).append(number)
         for node in due:
             self._links.send(self.node, node, Poll(tuple(old[node])))
+
+
+def _changes(message: Message) -> bool:
+    """Whether it matters if it was carried out."""
+    if isinstance(message, LogRequest):
+        return isinstance(message.operation, Append | TrimBook | SetRetention)
+    return not isinstance(message, AskCall)
+
+
+def _after(trouble: BokiError, error: BokiError) -> BokiError:
+    """The error as it is to be told when that trouble came before: a refusal is an engine's word for itself alone, and
+    one that was asked before, and lost, may have carried it out.
+    """
+    if isinstance(trouble, ConnectionLost) and error.outcome == "not_applied":
+        error.outcome = "unknown"
+    return error
 
 
 def _is_repeatable(operation: Operation) -> bool:

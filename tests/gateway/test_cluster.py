@@ -8,7 +8,7 @@ import pytest
 
 import boki.remote
 from boki.calls import FunctionInfo
-from boki.errors import ConnectionLost, DeadlineExceeded, NoSuchInvocation, Unavailable
+from boki.errors import ConnectionLost, DeadlineExceeded, DiskFull, NoSuchInvocation, Unavailable
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.operations import Appended, Failure, Found, Operation, Read, Sync, TrimBook
@@ -80,6 +80,27 @@ def test_a_definite_refusal_for_want_of_readiness_is_tried_elsewhere() -> None:
         second.log.refusal = Unavailable("nor here")
         with pytest.raises(Unavailable, match="nor here"):
             await cluster.backend.request(append(b"1"), {}, 5.0)
+
+    in_cluster(scenario)
+
+
+@pytest.mark.parametrize(
+    ("operation", "outcome"), [(append(b"2", key="k"), "unknown"), (Read("book", "t"), "not_applied")]
+)
+def test_a_refusal_after_a_lost_attempt_does_not_speak_for_that(operation: Operation, outcome: str) -> None:
+    """The second engine has no room, for certain; the first one may have appended the record before it was lost."""
+
+    async def scenario(cluster: Cluster) -> None:
+        first, second = home(cluster)
+        first.log.holds = True
+        second.log.refusal = DiskFull("no room")
+        asked = asyncio.create_task(cluster.backend.request(operation, {}, 30.0))
+        await time_passes(0.05)
+        cluster.register(second.node)
+        with pytest.raises(DiskFull) as caught:
+            await asked
+        assert caught.value.outcome == outcome
+        assert second.log.operations == [operation]
 
     in_cluster(scenario)
 
