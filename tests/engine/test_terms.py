@@ -160,6 +160,54 @@ def test_nodes_that_die_under_load_lose_and_double_nothing(seed: int) -> None:
     check(cluster, requests, may_be_lost=True)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_everything_at_once_loses_and_doubles_nothing(seed: int) -> None:
+    """Disks wiped, engines fenced, indexes saved and begun from, nodes lost and told so, shards moved, terms ended."""
+    cluster = made(storage=5, engines=3)
+    dice = Random(seed)
+    away: list[str] = []
+
+    def come_back(node: str) -> None:
+        is_wiped = dice.random() < 0.4
+        if not node.startswith("engine"):
+            cluster.start(node, is_wiped=is_wiped and node.startswith("storage"))
+            return
+        if is_wiped:
+            cluster.disks.pop(NodeId(node))
+        if dice.random() < 0.5:
+            lost, until_us = cluster.incarnations[node], cluster.now_us + 30 * SECOND
+            cluster.perform(NodeId("engine-1"), cluster.engine.fence(lost, until_us, f"fence-{lost}"))
+            cluster.run()
+        cluster.start_engine(node)
+
+    def change(round_: int) -> None:
+        cluster.loses = lambda sender, to, _message: dice.random() < 0.05 and "controller-1" not in (sender, to)
+        if away and dice.random() < 0.5:
+            come_back(away.pop())
+            cluster.tick(40)  # a wiped disk is filled again before the next one goes
+        elif not away and dice.random() < 0.6:
+            nodes = [*cluster.views[0].storage, "engine-2", "engine-3", "sequencer-3"]
+            away.append(dice.choice(nodes))
+            cluster.lose(away[0])
+        if dice.random() < 0.4:
+            engine = dice.choice(cluster.engines)
+            cluster.perform(NodeId(engine), cluster.core_of(engine).checkpoint())
+            cluster.run()
+        if dice.random() < 0.3:
+            cluster.change_term(log_count=dice.choice([1, 2, 3]))
+
+    def heal() -> None:
+        cluster.loses = lambda *_: False
+        for node in away:
+            come_back(node)
+        cluster.change_term()
+        cluster.tick(100)
+        cluster.until_ready()
+
+    requests = swarm(cluster, dice, 30, change, heal)
+    check(cluster, requests, may_be_lost=True)
+
+
 def test_an_append_whose_deadline_passes_with_the_term_is_not_applied() -> None:
     """Its shard ended without it, so it never will be."""
     cluster = made(engines=1)
