@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +19,8 @@ from boki.errors import InvalidArgument
 if TYPE_CHECKING:
     from boki.chaos.faults import Fault
     from boki.chaos.run import Report
+
+_TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def command(
@@ -54,7 +57,10 @@ def command(
 
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        report = asyncio.run(_run(folder, seed, minutes * 60, chosen, sessions, tell))
+        try:
+            report = asyncio.run(_run(folder, seed, minutes * 60, chosen, sessions, tell))
+        except asyncio.CancelledError:
+            raise typer.Exit(_TERMINATED) from None
     if as_json:
         print_json(report.to_json())
     else:
@@ -69,6 +75,9 @@ async def _run(
     from boki.chaos.patient import Patient
     from boki.chaos.run import Chaos
 
+    run = asyncio.current_task()
+    assert run is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, run.cancel)  # ends what was started, too
     # one more storage node than replicas, so that one can be drained
     patient = Patient(folder, storage=4, tell=tell)
     try:
