@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -45,7 +46,9 @@ class Load:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._history = History()
-        self._progress = Progress(lambda stall_s: self._say("stall", stall_s=round(stall_s, 2)))
+        self._progress = Progress(
+            lambda stall_s: self._say("stall", stall_s=round(stall_s, 2), until_s=time.monotonic())
+        )
         books = tuple(f"chaos-{number}" for number in range(orders.books))
         self._sessions = [
             Session(

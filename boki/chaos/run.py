@@ -202,14 +202,20 @@ class Chaos:
         finally:
             trouble.ended_s = time.monotonic()
 
-    def _note_stall(self, stall_s: float) -> None:
-        since_s = time.monotonic() - stall_s - _LATE_S
-        for trouble in self._troubles:
-            if trouble.ended_s >= since_s:
-                self.report.stalls_s[trouble.name] = max(stall_s, self.report.stalls_s.get(trouble.name, 0.0))
+    def _note_stall(self, stall_s: float, until_s: float) -> None:
+        names = self._at_work(until_s - stall_s, until_s)
+        for name in names:
+            self.report.stalls_s[name] = max(stall_s, self.report.stalls_s.get(name, 0.0))
         if stall_s > _TOLD_STALL_S:
-            names = ", ".join(trouble.name for trouble in self._troubles if trouble.ended_s >= since_s)
-            self._tell(f"no append was acknowledged for {stall_s} s ({names})")
+            self._tell(f"no append was acknowledged for {stall_s} s ({', '.join(sorted(names))})")
+
+    def _at_work(self, from_s: float, until_s: float) -> set[str]:
+        """The classes of the faults that may have had their share in what happened then."""
+        return {
+            trouble.name
+            for trouble in self._troubles
+            if trouble.begun_s <= until_s and from_s <= trouble.ended_s + _LATE_S
+        }
 
     async def _settle(self) -> None:
         """Every fault is over: appends must go on, and every node be at work, within a bounded time."""
@@ -238,7 +244,7 @@ class Chaos:
             async for line in load.stdout:
                 word = json.loads(line)
                 if word["event"] == "stall":
-                    self._note_stall(word["stall_s"])
+                    self._note_stall(word["stall_s"], word["until_s"])
                 await self._look_closer(word["acknowledged"])
                 self._told.put_nowait(word)
         finally:
@@ -295,11 +301,7 @@ class Chaos:
         calm: list[float] = []
         for call in known:
             start_s, end_s = call.start_us / 1e6, call.end_us / 1e6
-            names = {
-                trouble.name
-                for trouble in self._troubles
-                if trouble.begun_s <= end_s and start_s <= trouble.ended_s + _LATE_S
-            }
+            names = self._at_work(start_s, end_s)
             took_s = round(end_s - start_s, 3)
             for name in names:
                 self.report.slowest_append_s[name] = max(took_s, self.report.slowest_append_s.get(name, 0.0))
