@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -332,9 +331,9 @@ async def _cutting_power(patient: Patient, random: Random) -> AsyncIterator[Blow
 
 async def becomes_so(ask: Callable[[], Awaitable[bool]], within_s: float = _FELT_WITHIN_S) -> bool:
     """Wait until it is so; False if it does not become so in time. Processes have no event to wait for."""
-    until = time.monotonic() + within_s
+    until = asyncio.get_running_loop().time() + within_s
     is_so = await ask()
-    while not is_so and time.monotonic() < until:
+    while not is_so and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(_POLL_S)
         is_so = await ask()
     return is_so
