@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from boki.bench.rows import Round, Row, measured, median, quantile, rate, summary
 
-FIELDS = {"bench", "inflight", "size_bytes", "replicas", "durability", "ops_per_s", "p50_ms", "p99_ms", "errors"}
+FIELDS = {
+    *("bench", "system", "inflight", "size_bytes", "replicas", "durability"),
+    *("ops_per_s", "p50_ms", "p99_ms", "errors"),
+}
 
 
 def test_a_row_is_one_flat_object_with_all_fields() -> None:
