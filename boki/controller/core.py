@@ -441,7 +441,13 @@ class ControllerCore:
                 effects.append(Answer("place", wanted))
         return effects
 
-    # what an operator sees
+    # what others see
+
+    @property
+    def reaches_quorum(self) -> bool:
+        """Whether a majority of the current view's sequencers answers: without it nobody can end a term."""
+        sequencers = self.chain.current.sequencers if self.chain else ()
+        return 2 * len(set(sequencers).intersection(self.heartbeats.silent())) < max(1, len(sequencers))
 
     def status(self) -> dict[str, Any]:
         """What it sees and does, as JSON values."""

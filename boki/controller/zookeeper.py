@@ -324,6 +324,17 @@ class ZooKeeperCoordinator:
         for refresher in self._following:
             refresher.poke()
 
+    async def stand_down(self, node: NodeId) -> bool:
+        """Let the other candidates lead first. False if there are none: nothing has changed."""
+        names = await self._candidates()
+        mine = [name for name in names if name.startswith(self._mark)]
+        if len(mine) == len(names):
+            return False
+        for name in mine:
+            await self._quietly(self._session.delete(f"/election/{name}"))
+        await self.campaign(node)
+        return True
+
     async def _candidates(self, watch: Callable[[], None] | None = None) -> list[str]:
         return sorted(await self._session.children("/election", watch), key=lambda name: name.rpartition("-")[2])
 

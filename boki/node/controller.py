@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from typing import Any, Final
 
 from boki.cluster_config import ControllerNodeConfig
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
@@ -12,6 +14,11 @@ from boki.follower import COORDINATOR
 from boki.log.membership import Placement, Role
 from boki.log.view import View
 from boki.node.life import NodeLife
+
+_log = logging.getLogger("boki.node")
+_LOOK_S: Final = 1.0
+_PATIENCE_LOOKS: Final = 5
+"""A leader whose links are cut, or refused for its keys, holds its session with the coordinator all the same."""
 
 
 class ControllerLife(NodeLife[ControllerNodeConfig]):
@@ -40,6 +47,20 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
         """Stand for leader."""
         self._tell_leadership()
         await self.coordinator.campaign(self.node)
+        self.spawn(self._stand_down_if_cut_off())
+
+    async def _stand_down_if_cut_off(self) -> None:
+        """A leader that hears no majority of the sequencers can replace none: let a controller try that may hear it."""
+        looks = 0
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            leads = self._is_leader and self.coordinator.state is SessionState.CONNECTED
+            looks = looks + 1 if leads and not self.core.reaches_quorum else 0
+            if looks < _PATIENCE_LOOKS:
+                continue
+            looks = 0
+            if await self.coordinator.stand_down(self.node):
+                _log.warning("%s hears no majority of the sequencers: another controller is to lead", self.node)
 
     def on_session(self, state: SessionState) -> None:
         """See `NodeLife`. Whoever does not know whether it still leads does nothing."""

@@ -158,10 +158,12 @@ def test_without_a_majority_nothing_is_sealed_and_all_goes_on_when_it_is_back() 
     cluster.tick(100)
     assert cluster.term == 1
     assert "no majority" in cluster.controller().status()["waiting"]
+    assert not cluster.controller().reaches_quorum
     cluster.start_sequencer(BACKUP)
     cluster.tick(60)
     cluster.until_ready()
     assert cluster.term == 2
+    assert cluster.controller().reaches_quorum
     cluster.check()
 
 

@@ -305,6 +305,24 @@ def test_one_controller_leads_and_another_follows_it(zookeeper: str, chroot: str
     run(body())
 
 
+def test_a_leader_that_stands_down_is_followed_by_another(zookeeper: str, chroot: str) -> None:
+    """It goes to the end of the queue, and leads again when the others have gone; alone it stays."""
+
+    async def body() -> None:
+        async with joined(zookeeper, chroot, election=True) as first:
+            await first.coordinator.campaign(NodeId("controller-1"))
+            await first.until(lambda: first.is_leader)
+            assert not await first.coordinator.stand_down(NodeId("controller-1"))
+            async with joined(zookeeper, chroot, election=True) as second:
+                await second.coordinator.campaign(NodeId("controller-2"))
+                assert await first.coordinator.stand_down(NodeId("controller-1"))
+                await second.until(lambda: second.is_leader)
+                await first.until(lambda: not first.is_leader)
+            await first.until(lambda: first.is_leader)
+
+    run(body())
+
+
 def test_an_expired_session_is_told_and_never_used_again(zookeeper: str, chroot: str) -> None:
     """The registration is gone for others; whoever had the session is told once, and cannot write under another."""
 
