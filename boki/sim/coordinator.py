@@ -163,11 +163,13 @@ class Coordinator:
             self.clock.after(100_000, self.ask, session, request, answer)
             return
         rng = self.clock.schedule_rng
-        if self.doubt and rng.random() < self.doubt:
+        # controllers write, where doubt hurts most
+        doubt = 2 * self.doubt if session.role is Role.CONTROLLER else self.doubt
+        if doubt and rng.random() < min(doubt, 0.8):
             if rng.random() < 0.5:
                 self.clock.sometimes("coordinator write in doubt was done")
                 request()
-            self.clock.after(int(rng.random() * 1_000_000), self.ask, session, request, answer)
+            self.clock.after(int(rng.random() * 1_500_000), self.ask, session, request, answer)
             return
         self.clock.after(self._delay(), self._carry_out, session, request, answer)
 

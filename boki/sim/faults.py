@@ -2,7 +2,8 @@
 
 **What may be lost.** Disks are damaged for good (wiped, rotten) only on nodes that were drawn as victims: as many
 storage nodes as `write_quorum - 1`, as many sequencers as `f`. So a good copy of everything that counts is left, and
-whatever is missing in the end is a broken promise. Crashes, pauses and cuts may hit everybody.
+whatever is missing in the end is a broken promise. Crashes, pauses and cuts may hit everybody. `swap` may take two
+other disks, if all that is on them is elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, Protocol
 from boki.effects import DiskRoom
 from boki.log.ids import NodeId
 from boki.log.membership import Role
+from boki.log.view import View
 from boki.messages import Seal
 from boki.sim.clockwork import Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
@@ -51,10 +53,12 @@ class Faults:
         self._options = cluster.options
         self._rng: Random = cluster.clock.fault_rng
         self._is_over = False
+        self._is_swapping = False
         self.victims = self._draw_victims()
         if "seal_crash" in self._options.faults:
             self._seal_rng = Random(f"{self._options.seed}:fault:seal_crash")
             cluster.sightings.on_seal = self._on_seal
+            cluster.sightings.on_proposal = self._on_proposal
         for fault, rate in sorted(self._options.faults.items()):
             if fault not in _RATES_ELSEWHERE:
                 # a stream of its own, so that one class switched off leaves the others where they were
@@ -121,12 +125,23 @@ class Faults:
             self._later(self._some_us(10_000, 3_000_000), node.start)
 
     def _on_seal(self, node: Node) -> None:
-        """A sequencer dies just after it was sealed, and is back before the change of terms is over."""
+        """A sequencer dies just before or after its seal is durable."""
         rng = self._seal_rng
-        if not self._is_over and rng.random() < self._options.faults["seal_crash"]:
+        if not self._is_over and rng.random() < self._options.faults["seal_crash"] / 4:
             self._later(
                 rng.randint(0, 4 * self._options.sync_us), self._crash_and_start, node, rng.randint(1_000, 30_000)
             )
+
+    def _on_proposal(self, view: View) -> None:
+        """Backups of the term that is over die, and are back before the next one is there."""
+        rng = self._seal_rng
+        if self._is_over or view.term == 1:
+            return
+        last = self._cluster.coordinator.views[-1]
+        for name in last.sequencers:
+            if name not in last.primaries and rng.random() < self._options.faults["seal_crash"]:
+                down_us = rng.randint(1_000, 30_000)
+                self._later(rng.randint(0, 20_000), self._crash_and_start, self._cluster.nodes[name], down_us)
 
     def _crash_and_start(self, node: Node, down_us: int) -> None:
         node.crash()
@@ -168,11 +183,46 @@ class Faults:
     def _wipe(self) -> None:
         if self.victims:
             node = self._rng.choice(self.victims)
+            shares_budget = "swap" in self._options.faults and node.role is Role.STORAGE
+            if shares_budget and (self._is_swapping or not _is_whole_without([node], self._cluster.of(Role.STORAGE))):
+                return
             node.crash()
             node.disk.wipe()
             self._clock.note(f"{node.name} has lost its disk")
             self._clock.sometimes("a disk was wiped")
             self._later(self._some_us(10_000, 3_000_000), node.start)
+
+    def _swap(self) -> None:
+        """Two storage nodes lose their disks one after the other, and what is stored meanwhile reaches only them.
+
+        At no time is more lost than a record must survive: what was acknowledged before is whole elsewhere (else
+        nothing is done), and what is acknowledged meanwhile had only one loss to survive.
+        """
+        storage = self._cluster.of(Role.STORAGE)
+        if self._options.write_quorum < 2 or len(storage) < 3 or self._is_swapping or "rot" in self._options.faults:
+            return
+        pair = self._rng.sample(storage, 2)
+        if not _is_whole_without(pair, storage):
+            return
+        self._is_swapping = True
+        self._clock.note(f"{pair[0].name} and {pair[1].name} are to lose their disks")
+        self._clock.sometimes("two disks were wiped one after the other")
+        engines = [str(node.name) for node in self._cluster.of(Role.ENGINE)]
+        for late, node in enumerate(pair):
+            others = [str(each.name) for each in storage if each is not node]
+            self._later(400_000 * late, self._cut, engines, others, 350_000)
+            self._later(400_000 * late + 200_000 + self._rng.randint(0, 150_000), self._wipe_node, node)
+        self._later(3_000_000, self._end_swap)
+
+    def _end_swap(self) -> None:
+        self._is_swapping = False
+
+    def _wipe_node(self, node: Node) -> None:
+        if not self._is_over:
+            node.crash()
+            node.disk.wipe()
+            self._clock.note(f"{node.name} has lost its disk")
+            self._later(20_000, node.start)
 
     def _clock_jump(self) -> None:
         node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
@@ -232,7 +282,7 @@ class Faults:
             hold_us = self._some_us(600_000, 4_000_000)
             self._cut(primary, controllers, hold_us)
             self._cut(controllers, primary, hold_us)
-            if self._rng.random() < 0.5:
+            if self._rng.random() < 0.7:
                 self._cut([ZOOKEEPER], primary, hold_us)
 
     # coordination and changes
@@ -277,3 +327,19 @@ class Faults:
             draining = tuple(self._rng.sample(names, self._rng.randint(0, spare)))
             self._clock.note(f"to be drained: {' '.join(draining)}")
             self._cluster.coordinator.change_plan(draining=draining)
+
+
+def _is_whole_without(lost: list[Node], storage: list[Node]) -> bool:
+    """Whether every record that any storage node has is on one that is not to be lost. All must be up to tell."""
+    cores = [(node, node.storage) for node in storage if isinstance(node, StorageNode) and node.core is not None]
+    if len(cores) < len(storage):
+        return False
+    wanted: dict[tuple[int, int, int], int] = {}
+    spared: dict[tuple[int, int, int], int] = {}
+    for node, core in cores:
+        for key, shard in core.holdings.shards.items():
+            until = 0 if shard.is_removed else shard.stored_until
+            wanted[key] = max(wanted.get(key, 0), until, shard.order.until_lid)
+            if node not in lost:
+                spared[key] = max(spared.get(key, 0), until)
+    return all(spared.get(key, 0) >= until for key, until in wanted.items())

@@ -379,6 +379,7 @@ class ControllerNode(Node):
 
         if isinstance(value, View):
             self.clock.note(f"{self.name} wants term {value.term}", value)
+            self.world.sightings.on_proposal(value)
             coordinator.ask(self.session, lambda: coordinator.install(value), done)
         else:
             assert isinstance(value, Placement)

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 NETWORK: Final = ("loss", "repeat", "reorder", "delay", "partition", "one_way", "hide")
-NODES: Final = ("crash", "crash_primary", "stop", "save", "pause", "power_cut", "wipe", "clock", "seal_crash")
+NODES: Final = ("crash", "crash_primary", "stop", "save", "pause", "power_cut", "wipe", "swap", "clock", "seal_crash")
 DISKS: Final = ("stall", "fsync_error", "rot", "full")
 COORDINATION: Final = ("session", "doubt", "stale", "false_seal")
 CHANGES: Final = ("logs", "sequencers", "drain")
@@ -25,13 +25,19 @@ _RATES: Final = {
     "repeat": (0.001, 0.2),
     "reorder": (0.001, 0.3),
     "delay": (0.0005, 0.05),
-    "doubt": (0.02, 0.5),
-    "stale": (0.02, 0.5),
-    "seal_crash": (0.05, 0.8),
+    "doubt": (0.1, 0.8),
+    "stale": (0.05, 0.7),
+    "seal_crash": (0.3, 0.95),
 }
 """Of these a rate is a probability per message or request; of all others it is events per virtual second."""
 _EVENT_RATE: Final = (0.1, 1.5)
-_RARE: Final = {"power_cut": (0.05, 0.5), "wipe": (0.05, 0.3), "drain": (0.05, 0.3), "clock": (0.1, 1.0)}
+_RARE: Final = {
+    "power_cut": (0.05, 0.5),
+    "wipe": (0.05, 0.3),
+    "drain": (0.05, 0.3),
+    "clock": (0.1, 1.0),
+    "hide": (0.3, 1.5),
+}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +79,7 @@ def draw_options(seed: int) -> Options:
     replicas = rng.choice((1, 2, 3, 3, 3, 3, 5))
     return Options(
         seed=seed,
-        chaos_us=int(_log_uniform(rng, 3_500_000, 9_000_000)),
+        chaos_us=int(_log_uniform(rng, 3_500_000, 8_000_000)),
         storage=replicas + rng.choice((0, 1, 1, 2)),
         sequencers=rng.choice((1, 3, 3, 3, 3, 5)),
         spare_sequencers=rng.choice((0, 1, 1, 2)),
@@ -82,10 +88,10 @@ def draw_options(seed: int) -> Options:
         logs=rng.choice((1, 1, 2, 3)),
         replicas=replicas,
         write_quorum=rng.randint((replicas + 1) // 2, max(replicas - 1, (replicas + 1) // 2)),
-        clients=rng.randint(3, 6),
+        clients=rng.randint(4, 8),
         books=rng.randint(1, 4),
         tags=rng.randint(1, 4),
-        pause_us=int(_log_uniform(rng, 20_000, 120_000)),
+        pause_us=int(_log_uniform(rng, 10_000, 80_000)),
         deadline_us=int(_log_uniform(rng, 800_000, 5_000_000)),
         mix={name: rng.choice((0, 1, 1, 2, 4)) for name in ("append", "keyed", "conditional", "many")}
         | {name: rng.choice((0, 1, 1, 2)) for name in ("read", "tail", "get", "sync", "child", "poll")}

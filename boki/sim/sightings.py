@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from boki.log.ids import NodeId
+from boki.log.view import View
 from boki.messages import AppendEntry, BatchesFetched, EntriesDropped, Holding, InstallView, Seal, StoreBatch
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import seal_key
@@ -39,6 +40,8 @@ class Sightings:
         self._clock = clock
         self.on_seal: Callable[[Node], None] = lambda _node: None
         """Called for each sequencer that is about to be sealed."""
+        self.on_proposal: Callable[[View], None] = lambda _view: None
+        """Called for each view that a controller wants to install: all before it is sealed and completed."""
         self._looks: dict[type, Callable[[Node, NodeId, Any], None]] = {
             Seal: self._on_seal,
             AppendEntry: self._on_append_entry,

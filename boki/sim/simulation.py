@@ -181,6 +181,8 @@ class Simulation:
 
     def _ask(self, reader: EngineNode, operation: Any, positions: dict[int, int]) -> tuple[Any, dict[int, int]]:
         answers: list[tuple[Any, dict[int, int]]] = []
+        if not self._wait(lambda: self._has_come(reader)):
+            return None, {}
         reader.submit(operation, positions, 20_000_000, lambda *answer: answers.append(answer))
         self.clock.run_until(self.clock.now_us + _PATIENCE_US, lambda: bool(answers))
         return answers[0] if answers else (None, {})
