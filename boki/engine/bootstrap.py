@@ -22,6 +22,7 @@ from boki.engine.index import read_applied
 from boki.engine.mirror import INDEX_KEYS
 from boki.engine.replicas import Replicas
 from boki.log.ids import NodeId, Term
+from boki.log.membership import Role
 from boki.log.metalog import Positions, split_position
 from boki.log.view import ViewChain
 from boki.messages import (
@@ -207,11 +208,13 @@ class Bootstrap:
         return [Trace(logging.ERROR, f"this engine cannot begin: {why}")]
 
     def _is_near(self, positions: Positions) -> bool:
-        """Whether the own copy needs only so many entries to be where a checkpoint is."""
+        """Whether the own copy needs only so many entries to be where a checkpoint is, and somebody may have them."""
         chain = self._heard.chain
         term, newest = _rank(self._applied)[0], _rank(positions)[0]
         if term >= newest or term not in chain:
             return term >= newest and self._lacks(positions) <= _NEAR_ENTRIES
+        if not all(self._may_be_asked(between) for between in range(term, newest)):
+            return False
         lacking = sum(split_position(position)[1] for position in positions.values())
         for between in range(term, newest):
             ends = [chain.end_of(between, log) or 0 for log in range(chain[between].log_count)]
@@ -220,6 +223,11 @@ class Bootstrap:
             split_position(position)[1] for position in self._applied.values() if split_position(position)[0] == term
         )
         return lacking - own <= _NEAR_ENTRIES
+
+    def _may_be_asked(self, term: Term) -> bool:
+        """Whether a sequencer of that term is registered: they are retired once a checkpoint covers their entries."""
+        members = self._replicas.membership.of(Role.SEQUENCER) if self._replicas.membership is not None else ()
+        return any(member.node in self._heard.chain[term].sequencers for member in members)
 
     def _lacks(self, positions: Positions) -> int:
         """Entries of the same term that the own copy has not applied."""

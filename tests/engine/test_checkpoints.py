@@ -160,6 +160,30 @@ def test_a_copy_that_is_only_somewhat_behind_is_kept() -> None:
     assert cluster.texts(engine="engine-2") == ["x"]
 
 
+def test_a_copy_from_before_retired_sequencers_is_given_up_for_a_checkpoint() -> None:
+    """It lacks little, but whoever kept that is gone for good: the engine must not wait for it."""
+    cluster = made()
+    save(cluster, "engine-2")
+    cluster.crash("engine-2")
+    for _ in range(3):
+        cluster.append("x")
+        save(cluster)
+    retired = cluster.plan.sequencers
+    chosen = tuple(NodeId(f"sequencer-{number}") for number in (7, 8, 9))
+    for node in chosen:
+        cluster.start(node)
+    cluster.change_term(sequencers=chosen, incarnations=dict.fromkeys(chosen, 1), primaries=())
+    for _ in range(3):
+        cluster.append("y")
+        save(cluster)
+    assert all(cluster.cores[node]._kept_from_term == 2 for node in chosen)  # type: ignore[attr-defined]
+    cluster.lose(*retired)
+    before = cluster.read()
+    cluster.start_engine("engine-2")
+    cluster.until_ready("engine-2")
+    assert cluster.read(engine="engine-2") == before
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_load_that_is_interrupted_begins_anew(seed: int) -> None:
     """By crashes, lost messages, and storage nodes that die: half an index is never taken for one."""
