@@ -254,9 +254,7 @@ class ControllerCore:
         return ()
 
     def _hear(self, sender: NodeId, pong: Pong) -> Iterable[Effect]:
-        before = self.heartbeats.pong(sender)
-        if before is not None and before.incarnation != pong.incarnation:
-            self._inventory.forget(sender)
+        self._inventory.note_life(sender, pong.incarnation)
         self.heartbeats.hear(sender, pong)
         known = self.chain.current.term if self.chain else 0
         return (Send(COORDINATOR, FetchView(known)),) if pong.term > known else ()

@@ -55,6 +55,7 @@ class Inventory:
         self.wants_all = True
         """Set when more than the current term's shards may have changed: the next question is for all."""
         self._scans: dict[NodeId, _Scan] = {}
+        self._lives: dict[NodeId, int] = {}
         self._number = 0
         self._scan_at = 0
         self._all_at = 0
@@ -115,8 +116,14 @@ class Inventory:
         """Whether answers are still awaited."""
         return bool(self._scans)
 
-    def forget(self, node: NodeId) -> None:
-        """The node lives another life: what it said of its disk holds no more, what it said of the metalog does."""
+    def note_life(self, node: NodeId, incarnation: int) -> None:
+        """The node answers under that incarnation. If it lived another life when it was last heard, however long ago,
+        what it said of its disk holds no more; what it said of the metalog does.
+        """
+        known = self._lives.setdefault(node, incarnation)
+        if incarnation <= known:
+            return
+        self._lives[node] = incarnation
         self._scans.pop(node, None)
         if node in self.listings:
             self.listings[node].is_whole = False

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from boki.controller.core import ControllerConfig
 from boki.effects import Effect, Send
+from boki.follower import COORDINATOR
 from boki.log.ids import NodeId, make_shard
 from boki.log.membership import Role
 from boki.log.metalog import CloseShard, Cut, OpenShard
-from boki.messages import RequestEntry, StoreBatch
+from boki.messages import BatchesFetched, InstallPlacement, InstallView, RequestEntry, StoreBatch
 from boki.storage.core import StorageCore
 from tests.controller.cluster import Cluster, History, Writer
 from tests.members import batch
@@ -256,3 +259,27 @@ def test_a_follower_fences_and_repairs_nothing() -> None:
     cluster.tick(300)
     assert cluster.moved() == {}
     assert fences(cluster) == []
+
+
+@pytest.mark.parametrize("moment", range(0, 20, 2))
+def test_a_disk_that_was_lost_in_silence_counts_for_nothing_that_was_said_of_it(moment: int) -> None:
+    """A wiped node answers again, at any moment, under its old registration: no copy goes for one it no longer has."""
+    cluster = ready()
+    cluster.close_shard()
+    cluster.loses = lambda _sender, to, message: to == "storage-4" and isinstance(message, BatchesFetched)
+    cluster.want(draining=(NodeId("storage-1"),))
+    cluster.tick(60)
+    (nodes,) = cluster.moved().values()
+    assert len(nodes) == 4
+    cluster.crash("storage-2")
+    cluster.loses = lambda _sender, to, message: to == "storage-2" and isinstance(message, BatchesFetched)
+    cluster.tick(60 + moment)
+    del cluster.disks[NodeId("storage-2")]
+    cluster.add("storage-2", StorageCore(NodeId("storage-2"), 2, cluster.disk("storage-2")))
+    cluster.tell("storage-2", InstallView(tuple(cluster.coordinator.views)), COORDINATOR)
+    cluster.tell("storage-2", InstallPlacement(cluster.coordinator.placement), COORDINATOR)
+    cluster.tick(60)
+    assert cluster.holders() == {"storage-1", "storage-3", "storage-4"}
+    cluster.loses = lambda _sender, _to, _message: False
+    cluster.tick(200)
+    assert cluster.holders() == {"storage-2", "storage-3", "storage-4"}
