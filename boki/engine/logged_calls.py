@@ -63,7 +63,8 @@ _log = logging.getLogger("boki.calls")
 MAX_DELAY_S: Final = 365 * 24 * 3600.0
 _ACCEPT_TIMEOUT_S: Final = 30.0
 _LONGEST_TIMER_S: Final = 3600.0
-_CHECKPOINT_EVERY: Final = 10_000
+_CHECKPOINT_EVERY: Final = 500
+"""A start reads about so many records at most, each perhaps from another machine; or as many as calls wait."""
 _TRIMS_PER_KEEP: Final = 24
 _RETRY_AFTER_S: Final = 1
 
@@ -311,7 +312,7 @@ class LoggedCalls:
             self._adopt_all(entry.call.id)  # the append had an answer that did not arrive
         elif isinstance(entry, Accepted | TakenOver):
             self._watch_soon()  # its owner may be gone already
-        if self._book.unsaved_count >= _CHECKPOINT_EVERY:
+        if self._book.unsaved_count >= max(_CHECKPOINT_EVERY, self.waiting_count):
             self._keep_house(self._book.checkpoint)
 
     def _adopt_all(self, only: str | None = None) -> None:

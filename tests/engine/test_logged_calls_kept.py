@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -110,6 +111,24 @@ def test_a_restart_reads_from_the_last_checkpoint_on() -> None:
         assert reads
         assert all(read.start >= checkpoint.fold_from for read in reads)  # type: ignore[union-attr]
         assert (await calls.state(a_call(99).id, wait_s=2 * DAY_S)).state == "done"
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_an_engine_that_is_killed_leaves_little_to_read() -> None:
+    """Checkpoints come while it works, not only in the end: the next start does not read what all calls have left."""
+
+    async def scenario() -> None:
+        world = CallWorld()
+        calls = await world.start()
+        for number in range(1, 400):
+            await calls.accept(a_call(number))
+            await calls.state(a_call(number).id, wait_s=10)
+        entries = world.entries()
+        written = [at for at, entry in enumerate(entries) if isinstance(entry, Checkpoint)]
+        assert written
+        assert max(later - earlier for earlier, later in pairwise([0, *written, len(entries)])) < 600
         await calls.stop()
 
     run(scenario())
