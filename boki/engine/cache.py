@@ -109,6 +109,17 @@ class RecordCache:
         if starts[at] != first_seqnum:
             starts.insert(at, first_seqnum)
 
+    @property
+    def size_bytes(self) -> int:
+        """The budget."""
+        return self._size_bytes
+
+    def has(self, seqnum: int) -> bool:
+        """Whether a batch that covers `seqnum` is here, checked or not."""
+        at = bisect_right(self._starts, seqnum) - 1
+        batch = self._batches.get(self._starts[at]) if at >= 0 else None
+        return batch is not None and seqnum < self._starts[at] + batch.header.record_count
+
     def find(self, seqnum: int) -> tuple[int, Batch] | None:
         """The batch that covers `seqnum`, with the seqnum of its first record."""
         at = bisect_right(self._starts, seqnum) - 1

@@ -28,6 +28,8 @@ from boki.log.operations import Books, Done, Found, Get, ListBooks, Read, SetAux
 from boki.messages import BatchesFetched, FetchBatches, Holding
 
 _READ_AHEAD_BYTES: Final = 1 << 20
+_AHEAD_FETCHES: Final = 16
+_AHEAD_RECORDS: Final = 1_000
 _PATIENCE_US: Final = 100_000
 """A replica that has not answered for this long is left alone for a while, and another one asked."""
 _ROUND_US: Final = 200_000
@@ -68,6 +70,8 @@ class _Fetch:
     until_lid: int
     seqnum: int
     reads: list[PendingRead]
+    is_ahead: bool = False
+    """It was asked for before anybody waited for it."""
     to_ask: deque[NodeId] = field(default_factory=deque)
     asked: NodeId | None = None
     """Who has been asked and has not answered; None if all were asked."""
@@ -94,6 +98,7 @@ class Reads:
     ) -> None:
         self._index = index
         self._cache = cache
+        self._most_ahead = min(_AHEAD_FETCHES, cache.size_bytes // (_AHEAD_FETCHES * _READ_AHEAD_BYTES))
         self._aux = aux
         self._limits = limits
         self._replicas_of = replicas_of
@@ -205,7 +210,7 @@ class Reads:
             if covered and self._cache.find(seqnums[covered]) is not None:
                 # the page is over its bytes: the half nearest to the end is what was asked for first
                 return self._collect(read, seqnums[len(seqnums) // 2 :], limit, now_us)
-            return self._fetch(read, seqnums[covered], now_us)
+            return self._fetch_ahead(read, seqnums[covered:], now_us)
         if sum(len(slab.seqnums) for slab in slabs) < 8 * covered:
             # a record was freed that the index still shows: it is behind, and must catch up with the trim first
             self._retries.append((now_us + _RETRY_US, read))
@@ -265,6 +270,27 @@ class Reads:
 
     # fetching
 
+    def _fetch_ahead(self, read: PendingRead, seqnums: array[int], now_us: int) -> list[Effect]:
+        """Ask for the first of these, for which the read waits, and for what it will want next: while appends come one
+        by one, each record is in a batch of its own.
+        """
+        effects = self._fetch(read, seqnums[0], now_us)
+        if not _wants_more(read):
+            return effects
+        known_until = seqnums[0] + self._index.locate(seqnums[0])[-1]
+        count = 0
+        for seqnum in seqnums[1:_AHEAD_RECORDS]:
+            if count == self._most_ahead:
+                break
+            if seqnum < known_until or self._cache.has(seqnum):
+                continue
+            term, log, shard, lid, run = self._index.locate(seqnum)
+            known_until = seqnum + run
+            count += 1
+            if ((term, log, shard), lid) not in self._by_lid:
+                effects += self._begin((term, log, shard), lid, lid + run, seqnum, [], now_us)
+        return effects
+
     def _fetch(self, read: PendingRead, seqnum: int, now_us: int) -> list[Effect]:
         term, log, shard, lid, run = self._index.locate(seqnum)
         place = (term, log, shard)
@@ -272,10 +298,13 @@ class Reads:
         if waiting is not None:
             waiting.reads.append(read)
             return []
-        wants_more = isinstance(read.operation, Read) and read.operation.limit > 1
-        until = lid + (run if wants_more else 1)
+        return self._begin(place, lid, lid + (run if _wants_more(read) else 1), seqnum, [read], now_us)
+
+    def _begin(
+        self, place: Place, lid: int, until_lid: int, seqnum: int, reads: list[PendingRead], now_us: int
+    ) -> list[Effect]:
         self._numbers += 1
-        fetch = _Fetch(self._numbers, place, lid, until, seqnum, [read])
+        fetch = _Fetch(self._numbers, place, lid, until_lid, seqnum, reads, is_ahead=not reads)
         self._fetches[fetch.request] = fetch
         self._by_lid[place, lid] = fetch
         return self._begin_round(fetch, now_us)
@@ -291,13 +320,14 @@ class Reads:
 
     def _ask_next(self, fetch: _Fetch, now_us: int) -> list[Effect]:
         fetch.reads = [read for read in fetch.reads if not read.is_done]
-        if not fetch.reads:
-            self._end(fetch)
+        if not fetch.reads and (not fetch.is_ahead or fetch.asked is not None or not fetch.to_ask):
+            self._end(fetch)  # nobody waits; what was only asked ahead is not asked twice
             return []
         fetch.sent_at = now_us
         if fetch.to_ask:
             fetch.asked = fetch.to_ask.popleft()
-            message = FetchBatches(fetch.request, *fetch.place, fetch.lid, fetch.until_lid, _READ_AHEAD_BYTES)
+            size_bytes = _READ_AHEAD_BYTES if fetch.reads else _READ_AHEAD_BYTES // _AHEAD_FETCHES
+            message = FetchBatches(fetch.request, *fetch.place, fetch.lid, fetch.until_lid, size_bytes)
             return [Send(fetch.asked, message)]
         fetch.asked = None  # the tick begins the next round
         if not fetch.errors or fetch.lacking:
@@ -359,6 +389,11 @@ class Reads:
         """This engine has been fenced: end whoever waits."""
         lost = Unavailable("this engine was taken for lost; read from another one", retry_after_s=0.2)
         return [self._finish(read, lost) for _, _, read in self._due if not read.is_done]
+
+
+def _wants_more(read: PendingRead) -> bool:
+    """Whether it goes on with the records behind the first one."""
+    return isinstance(read.operation, Read) and read.operation.limit > 1
 
 
 def _check_fit(fetch: _Fetch, batches: list[Batch]) -> None:
