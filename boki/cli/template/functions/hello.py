@@ -9,6 +9,8 @@ from boki import Context, function
 async def greet(ctx: Context, who: str) -> str:
     """Write the guest down, and say hello with the number of visits so far."""
     await ctx.logbook.append(who.encode(), tags=[f"guest:{who}"])
-    page = await ctx.logbook.read(f"guest:{who}")
-    visits = len(page.records)
+    visits, page = 0, await ctx.logbook.read(f"guest:{who}")
+    while page.records:  # a page may be short, but is never empty before the end
+        visits += len(page.records)
+        page = await ctx.logbook.read(f"guest:{who}", start=page.next_start)
     return f"Hello {who}, this is visit number {visits}!"
