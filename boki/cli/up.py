@@ -208,7 +208,7 @@ def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
         errors().print(line, style="dim", markup=False)
     state = read_state(config.folder)
     for row in state.processes if state else ():
-        if row.restarts:
+        if row.restarts or row.node == "controller-1":  # it says what all wait for
             errors().print(f"{row.node} was started {row.restarts + 1} times; {row.log}:", markup=False)
             for line in last_lines(Path(row.log)):
                 errors().print(f"  {line}", style="dim", markup=False)
