@@ -21,7 +21,7 @@ from boki.log.membership import Role
 _SHORT_S = (0.3, 4.0)
 _TOGETHER = 0.25
 """How often two faults come at the same time."""
-_FELT_WITHIN_S = 15.0
+_FELT_WITHIN_S = 30.0
 _POLL_S = 0.1
 
 Links = Collection[tuple[str, str]]

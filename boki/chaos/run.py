@@ -23,7 +23,7 @@ from boki.errors import ConditionFailed, Unavailable
 from boki.histories.checkers import find_violations
 from boki.histories.history import Appending, Call, History, Ordered, Refused
 
-_HEAL_S: Final = 15.0
+_HEAL_S: Final = 30.0
 _WORD_S: Final = 240.0
 _ALL_UP_S: Final = 60.0
 _POLL_S: Final = 0.2
