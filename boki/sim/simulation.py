@@ -51,10 +51,16 @@ class Outcome:
 
 
 class Simulation:
-    """The world of one run."""
+    """The world of one run. `script` is called when the chaos begins: a scenario adds its own to what the seed drew."""
 
-    def __init__(self, options: Options, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        tell: Callable[[str], None] | None = None,
+        script: Callable[[Simulation], None] | None = None,
+    ) -> None:
         self.options = options
+        self._script = script
         self.clock = Clockwork(options.seed)
         self.clock.tell = tell
         self.network = Network(self.clock, options.link_us, options.faults)
@@ -123,6 +129,8 @@ class Simulation:
         gateways = [node for node in self.nodes.values() if isinstance(node, GatewayNode)]
         self.clients = [Client(self, self.shared, number, gateways) for number in range(self.options.clients)]
         faults = Faults(self)
+        if self._script is not None:
+            self._script(self)
         self.clock.run_until(self.clock.now_us + self.options.chaos_us)
         faults.end()
         self.shared.is_calm = True

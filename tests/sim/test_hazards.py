@@ -1,0 +1,335 @@
+"""What logs of this kind got wrong in production, each as a scenario in the simulator, by its number.
+
+A scenario is a cluster without drawn faults, under the ordinary workload, to which one thing is done; then all the
+promises are checked. Tested elsewhere, beside the code that they concern: H3 and H4 message by message in
+test_seal_race.py; H9 does not arise (a cut never leaves a hole, and nobody writes to a position); H13: an engine's
+appends are independent of each other, there is no session whose order could break; H24, H25 and H26 with the storage
+node's recovery; H28: books are not created or closed, so no append races with that; H30 with repair; H31 and H32 are
+about processes and clients, and stand with the links and with conditions (`when=` is a mandatory token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, pairwise
+from random import Random
+
+import pytest
+
+from boki.histories.history import Appending, Ordered, Reading
+from boki.log.ids import NodeId
+from boki.log.membership import Role
+from boki.log.quorum import majority
+from boki.sim.coordinator import NAME as ZOOKEEPER
+from boki.sim.nodes import Node
+from boki.sim.options import Options
+from boki.sim.simulation import Outcome, Simulation
+
+SECOND = 1_000_000
+Script = Callable[[Simulation], None]
+
+
+def play(script: Script, **options: object) -> tuple[Simulation, Outcome]:
+    """Run a scenario; every promise must be kept."""
+    settings = {"seed": 1, "chaos_us": 5 * SECOND, "pause_us": 30_000, "mix": {"trim": 0}} | options
+    world = Simulation(Options(**settings), script=script)  # type: ignore[arg-type]
+    outcome = world.run()
+    assert outcome.violations == []
+    assert outcome.operations > 100
+    return world, outcome
+
+
+def primary(world: Simulation) -> Node:
+    """The sequencer that orders log 0 now."""
+    return world.nodes[world.coordinator.views[-1].primaries[0]]
+
+
+def backups(world: Simulation) -> list[Node]:
+    view = world.coordinator.views[-1]
+    return [world.nodes[name] for name in view.sequencers if name != view.primaries[0]]
+
+
+def names(nodes: list[Node]) -> list[str]:
+    return [str(node.name) for node in nodes]
+
+
+def later(world: Simulation, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+    world.clock.after(int(seconds * SECOND), action, *arguments)
+
+
+def cut(world: Simulation, sources: list[str], targets: list[str], seconds: float) -> None:
+    later(world, seconds, world.network.mend, world.network.cut(sources, targets))
+
+
+def slowest_gap_us(world: Simulation) -> int:
+    """The longest time without an acknowledged append."""
+    ends = sorted(
+        call.end_us
+        for call in world.history.calls
+        if isinstance(call.request, Appending) and isinstance(call.result, Ordered)
+    )
+    return max(after - before for before, after in pairwise(ends))
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_h1_after_a_seal_no_quorum_of_unsealed_nodes_is_left(count: int) -> None:
+    """Every majority that is sealed shares a member with every majority that could acknowledge."""
+    for sealed in combinations(range(count), majority(count)):
+        assert len(set(range(count)) - set(sealed)) < majority(count)
+
+
+def test_h2_a_seal_that_one_node_never_gets() -> None:
+    """The node that was not sealed, and the old primary with it, can complete nothing any more."""
+
+    def script(world: Simulation) -> None:
+        left = [str(primary(world).name), str(backups(world)[0].name)]
+        cut(world, names(world.of(Role.CONTROLLER)), left[1:], 3)
+        cut(world, names(world.of(Role.CONTROLLER)), left[:1], 3)
+        cut(world, left[:1], names(world.of(Role.CONTROLLER)), 3)
+
+    play(script, sequencers=5, spare_sequencers=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_h5_a_damaged_tail_cuts_nothing_off(seed: int) -> None:
+    """A storage node that lost everything says that it does not know, and the others are asked."""
+
+    def script(world: Simulation) -> None:
+        def wipe() -> None:
+            node = world.of(Role.STORAGE)[0]
+            node.crash()
+            node.disk.wipe()
+            primary(world).crash()
+            later(world, 0.2, node.start)
+
+        later(world, 1, world.nodes[NodeId("storage-2")].pause)
+        later(world, 1.5, wipe)
+        later(world, 3, world.nodes[NodeId("storage-2")].resume)
+
+    _, outcome = play(script, seed=seed, storage=3)
+    assert outcome.terms > 1
+
+
+def test_h6_a_hung_replica_blocks_neither_seal_nor_recovery() -> None:
+    """With one of three sequencers stopped a term is changed, and appends hardly notice."""
+
+    def script(world: Simulation) -> None:
+        backups(world)[0].pause()
+        later(world, 1, lambda: world.coordinator.change_plan(logs=2))
+
+    world, outcome = play(script, deadline_us=10 * SECOND)
+    assert outcome.terms > 1
+    assert slowest_gap_us(world) < 2 * SECOND
+
+
+def test_h7_appends_go_on_at_once_after_a_partition_of_the_leader() -> None:
+    """Nobody drains for long: the others go on without it, and it rejoins without a pause."""
+
+    def script(world: Simulation) -> None:
+        lonely = [str(primary(world).name)]
+        others = [str(name) for name in world.nodes if name != lonely[0]] + [ZOOKEEPER]
+        cut(world, lonely, others, 4)
+        cut(world, others, lonely, 4)
+
+    world, outcome = play(script, chaos_us=6 * SECOND, deadline_us=10 * SECOND)
+    assert outcome.terms > 1
+    assert slowest_gap_us(world) < 2 * SECOND
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_h8_a_failover_at_any_moment_reuses_no_position(seed: int) -> None:
+    """The primary dies five times at times that the seed draws; H10: whatever was read stays readable."""
+
+    def script(world: Simulation) -> None:
+        rng = Random(seed)
+
+        def kill() -> None:
+            node = primary(world)
+            node.crash()
+            later(world, 0.3, node.start)
+
+        for number in range(5):
+            later(world, number + rng.random(), kill)
+
+    _, outcome = play(script, seed=seed, chaos_us=6 * SECOND)
+    assert outcome.terms > 2
+
+
+def test_h11_lost_answers_are_unknown_and_keys_make_them_safe() -> None:
+    """Engines are heard of by nobody for a while: what is repeated under its key stands in the order once (H12)."""
+
+    def script(world: Simulation) -> None:
+        for number in range(4):
+            engine = str(world.of(Role.ENGINE)[number % 2].name)
+            later(world, number, cut, world, [engine], names(world.of(Role.GATEWAY)), 0.9)
+        later(world, 2.5, primary(world).crash)
+
+    play(script, mix={"keyed": 9, "trim": 0})
+
+
+def test_h14_a_tail_that_an_old_primary_tells_is_not_the_current_one() -> None:
+    """It is stopped, replaced, and wakes up after others have appended; fresh reads see what those did."""
+
+    def script(world: Simulation) -> None:
+        old = primary(world)
+        old.pause()
+        later(world, 2.5, old.resume)
+
+    _, outcome = play(script, mix={"tail": 9, "read": 4, "trim": 0})
+    assert outcome.terms > 1
+    assert outcome.seen["an entry of a zombie primary was rejected"] or outcome.terms > 1
+
+
+def test_h15_a_primary_that_dies_before_it_can_tell_the_others_how_far_it_was() -> None:
+    """It publishes an entry to readers and is cut off from its backups: the entry is kept, a majority has it."""
+
+    def script(world: Simulation) -> None:
+        node = primary(world)
+        cut(world, [str(node.name)], names(backups(world)), 2)
+        later(world, 0.05, node.crash)
+
+    play(script)
+
+
+def test_h16_the_last_replica_standing_decides_nothing_alone() -> None:
+    """Two of three storage nodes and sequencers die, the last one restarts: nothing is told until a quorum is back."""
+
+    def script(world: Simulation) -> None:
+        for role in (Role.STORAGE, Role.SEQUENCER):
+            first, second, third = world.of(role)[:3]
+            for node in (first, second):
+                later(world, 1, node.crash)
+                later(world, 3, node.start)
+            later(world, 1.5, third.crash)
+            later(world, 1.7, third.start)
+
+    play(script, storage=3, spare_sequencers=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_h17_the_power_fails_everywhere_at_once(seed: int) -> None:
+    """All disks are slow, much is not synced, and everything is lost but what was: nothing acknowledged is missing."""
+
+    def script(world: Simulation) -> None:
+        def slow() -> None:
+            for node in world.nodes.values():
+                node.disk.stalled_until_us = world.clock.now_us + SECOND // 2
+
+        def fail() -> None:
+            for node in world.nodes.values():
+                if node.role is not Role.GATEWAY:
+                    node.crash()
+                    later(world, 0.1, node.start)
+
+        later(world, 1, slow)
+        later(world, 1.1 + 0.1 * seed, fail)
+        later(world, 3, fail)
+
+    _, outcome = play(script, seed=seed, storage=3)
+    assert outcome.seen["a crash lost what was not synced"]
+
+
+def test_h18_a_replica_comes_back_at_the_same_address_with_an_empty_disk() -> None:
+    """What it said before counts for nothing; it fills itself again, and then another one may be lost."""
+
+    def script(world: Simulation) -> None:
+        def wipe(name: str) -> None:
+            node = world.nodes[NodeId(name)]
+            node.crash()
+            node.disk.wipe()
+            node.start()
+
+        later(world, 1, wipe, "storage-1")
+        later(world, 2, wipe, "sequencer-2")
+        later(world, 4, wipe, "storage-1")
+
+    play(script, storage=3)
+
+
+def test_h19_membership_changes_while_nodes_are_cut_off_and_die() -> None:
+    """A node is drained, another one is cut off, three are killed, and the number of logs changes."""
+
+    def script(world: Simulation) -> None:
+        others = [str(name) for name in world.nodes if name != "storage-1"]
+        later(world, 0.5, world.coordinator.change_plan)
+        cut(world, ["storage-1"], others, 2)
+        cut(world, others, ["storage-1"], 2)
+        for name in ("storage-2", "sequencer-1", "engine-1"):
+            later(world, 1, world.nodes[NodeId(name)].crash)
+            later(world, 2.5, world.nodes[NodeId(name)].start)
+        later(world, 1.2, lambda: world.coordinator.change_plan(draining=(NodeId("storage-4"),), logs=2))
+
+    _, outcome = play(script, storage=5)
+    assert outcome.terms > 1
+
+
+def test_h20_a_failed_sync_stops_the_node_and_a_full_disk_only_refuses() -> None:
+    """Each kind of node meets a failed sync; none repeats it, and the others carry on."""
+
+    def script(world: Simulation) -> None:
+        def fail(name: str) -> None:
+            world.nodes[NodeId(name)].disk.fail_next_sync = True
+
+        for number, name in enumerate(("storage-1", "sequencer-1", "storage-2", "sequencer-2")):
+            later(world, 1 + number, fail, name)
+
+    _, outcome = play(script)
+    assert outcome.seen["a sync failed"] >= 3
+
+
+def test_h21_bits_rot_on_a_minority() -> None:
+    """Every batch of one storage node is damaged; what is read is right, and the node is mended by its peers."""
+
+    def script(world: Simulation) -> None:
+        def rot() -> None:
+            for _ in range(200):
+                world.nodes[NodeId("storage-1")].disk.rot(b"b")
+
+        later(world, 2, rot)
+        later(world, 3, world.nodes[NodeId("storage-1")].crash)
+        later(world, 3.2, world.nodes[NodeId("storage-1")].start)
+
+    _, outcome = play(script, storage=3)
+    assert outcome.seen["damaged bytes were noticed"] or outcome.seen["a storage node was repaired from a peer"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_h22_trims_under_readers_who_wait(seed: int) -> None:
+    """Many trims, long polls and page readers at once, across a term: nobody hangs, nothing rises again (H23)."""
+
+    def script(world: Simulation) -> None:
+        later(world, 1, primary(world).crash)
+        later(world, 2, world.of(Role.ENGINE)[0].crash)
+        later(world, 2.2, world.of(Role.ENGINE)[0].start)
+
+    play(script, seed=seed, mix={"trim": 3, "poll": 6, "read": 3})
+
+
+def test_h27_a_parked_reader_is_woken_across_a_change_of_terms() -> None:
+    """It waits while nothing comes, the term changes, and what is appended then reaches it."""
+
+    def script(world: Simulation) -> None:
+        for number in range(4):
+            later(world, 1 + number, lambda: world.coordinator.change_plan(logs=1 + world.coordinator.plan.logs % 3))
+
+    world, outcome = play(script, mix={"poll": 9, "trim": 0})
+    assert outcome.terms > 3
+    polls = [call for call in world.history.calls if isinstance(call.request, Reading) and call.request.limit == 10]
+    assert polls
+
+
+def test_h29_two_controllers_change_terms_at_once() -> None:
+    """Both believe that they lead, with the coordinator's answers in doubt: one chain of views comes of it."""
+
+    def script(world: Simulation) -> None:
+        first = world.of(Role.CONTROLLER)[0]
+        for number in range(3):
+            later(world, 0.5 + 1.5 * number, first.pause)
+            later(world, 0.7 + 1.5 * number, lambda: primary(world).crash())
+            later(world, 1.4 + 1.5 * number, first.resume)
+            later(world, 1.5 + 1.5 * number, lambda: [node.start() for node in world.of(Role.SEQUENCER)] and None)
+            if first.session is not None:
+                later(world, 0.9 + 1.5 * number, world.coordinator.expire, first.session)
+
+    _, outcome = play(script, faults={"doubt": 0.5, "stale": 0.5})
+    assert outcome.terms > 1
