@@ -10,7 +10,7 @@ Nothing is remembered that another controller would need: each step can be redon
 `ShardsFetched` from nodes.
 
 **Effects**: `Send`; `Trace`; `Answer("install", View)`: install that view by compare-and-set, then tell
-`Installed(view.term, won)`; `Answer("place", Placement)`: replace the placement if its version is still that of the
+`Installed(view, won)`; `Answer("place", Placement)`: replace the placement if its version is still that of the
 value, then tell `Placed(version, won)`. Both may be repeated while the shell is at it; it does one at a time.
 """
 
@@ -103,9 +103,9 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What became of `Answer("install", view)` with `view.term`: it stands (`won`), or another view does."""
+    """What became of `Answer("install", view)` with that very view: it stands (`won`), or another of its term does."""
 
-    term: Term
+    view: View
     won: bool
 
 
@@ -183,8 +183,8 @@ class ControllerCore:
                     return self._change.receive(sender, message, now_us)
             case ShardsFetched():
                 return self._inventory.take(sender, message, now_us)
-            case Installed(term, won):
-                return self._installed(term, won, now_us)
+            case Installed(view, won):
+                return self._installed(view, won, now_us)
             case Placed():
                 self._place_at = 0
             case Leadership():
@@ -286,11 +286,13 @@ class ControllerCore:
             logging.WARNING, f"term {view.term} has begun after {done.duration_us / 1000:.0f} ms: {done.reason}"
         )
 
-    def _installed(self, term: Term, won: bool, now_us: int) -> Iterable[Effect]:
-        """The view that stands is what the coordinator says; one that was won need not be waited for."""
-        proposed = self._change.proposed if self._change is not None else None
-        if won and proposed is not None and proposed.term == term:
-            return self._take_views((proposed,), now_us)
+    def _installed(self, view: View, won: bool, now_us: int) -> Iterable[Effect]:
+        """The view that stands is what the coordinator says; one that was won need not be waited for.
+
+        The word may be about a proposal that was made before the one of now, of the same term.
+        """
+        if won and self._change is not None and self._change.proposed == view:
+            return self._take_views((view,), now_us)
         known = self.chain.current.term if self.chain else 0
         return (Send(COORDINATOR, FetchView(known)),)
 

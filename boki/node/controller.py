@@ -94,7 +94,7 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
             won = await self.coordinator.install(view)
         finally:
             self._is_writing.discard(token)
-        self._tell(Installed(view.term, won))
+        self._tell(Installed(view, won))
 
     async def _place(self, token: str, placement: Placement) -> None:
         try:

@@ -35,11 +35,8 @@ from boki.sim.sightings import Sightings
 from boki.storage.core import StorageCore
 
 _TICK_US: Final = 50_000
+_RESTART_US: Final = 300_000
 _INCARNATION_KEY: Final = b"n"
-
-
-class CoreRaised(Exception):
-    """A core raised: a bug, whatever the checkers say."""
 
 
 class World(Protocol):
@@ -51,6 +48,8 @@ class World(Protocol):
     options: Options
     sightings: Sightings
     nodes: dict[NodeId, Node]
+    raised: list[str]
+    """What cores have raised: bugs, whatever the checkers say."""
 
 
 class Node:
@@ -172,7 +171,7 @@ class Node:
     def _on_disk_failure(self) -> None:
         self.clock.sometimes("a sync failed")
         self.crash()
-        self.clock.after(300_000, self.start)
+        self.clock.after(_RESTART_US, self.start)
 
     def pause(self) -> None:
         """SIGSTOP: everything waits; others see a silent node."""
@@ -236,10 +235,20 @@ class Node:
     def _run(self, method: Callable[..., Iterable[Effect]], *arguments: Any) -> None:
         try:
             self.perform(method(*arguments))
-        except AssertionError as error:
-            raise CoreRaised(f"{self.name}: {error!r}") from error
-        except (BokiError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise CoreRaised(f"{self.name}: {error!r}") from error
+        except (
+            AssertionError,
+            BokiError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:
+            # as in production: what the core knows may be half changed, so the node stops, and is started again
+            self.clock.note(f"the core of {self.name} raises", repr(error))
+            self.world.raised.append(f"{self.name}: {error!r}")
+            self.crash()
+            self.clock.after(_RESTART_US, self.start)
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Carry effects out, in order, until the node dies of one."""
@@ -374,7 +383,7 @@ class ControllerNode(Node):
         def done(won: bool) -> None:
             if life == self._life:
                 self._writing.discard(token)
-                told = Installed(value.term, won) if isinstance(value, View) else Placed(value.version, won)
+                told = Installed(value, won) if isinstance(value, View) else Placed(value.version, won)
                 self.deliver(COORDINATOR, told)
 
         if isinstance(value, View):

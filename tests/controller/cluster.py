@@ -251,7 +251,7 @@ class Cluster(World):
             match effect:
                 case Answer("install", View() as view):
                     won = self.coordinator.install(view)
-                    self.queue.append((COORDINATOR, node, Installed(view.term, won)))
+                    self.queue.append((COORDINATOR, node, Installed(view, won)))
                     if won:
                         for other in [*self.cores, *self.paused]:
                             if other != COORDINATOR:

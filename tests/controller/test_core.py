@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
 import pytest
 
-from boki.controller.core import NEXT, ControllerConfig, Phase
+from boki.controller.core import NEXT, ControllerConfig, Installed, Phase
 from boki.controller.heartbeats import Heartbeats
+from boki.follower import COORDINATOR
 from boki.log.ids import NodeId
+from boki.log.view import View
 from boki.messages import AskTail, DropEntries, TellTail
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.primary import NEARLY_FULL
@@ -193,6 +196,22 @@ def test_two_leaders_at_once_make_one_chain() -> None:
     assert cluster.term == 2
     assert {cluster.controller(f"controller-{n}").phase for n in (1, 2)} == {Phase.WATCHING}
     cluster.check()
+
+
+def test_the_word_on_an_older_proposal_is_not_taken_for_the_one_of_now() -> None:
+    """Of two proposals of a term the first may have won, when the second is waited for: what stands is asked for.
+
+    A controller that took its own for it would go on from a view that nobody else has (simulator, seed 326).
+    """
+    cluster = ready()
+    held: list[View] = []
+    cluster.coordinator.install = lambda view: bool(held.append(view))  # type: ignore[method-assign,func-returns-value]
+    cluster.kill(PRIMARY)
+    cluster.tick(40)
+    older = msgspec.structs.replace(held[-1], start_time_us=held[-1].start_time_us + 1)
+    cluster.tell("controller-1", Installed(older, True), COORDINATOR)
+    cluster.run()
+    assert cluster.controller("controller-1").chain.current.term == 1
 
 
 def test_a_leader_without_the_coordinator_seals_nothing() -> None:
