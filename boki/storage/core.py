@@ -334,6 +334,9 @@ class StorageCore:
                 shard.engine, shard.replicas = engine, replicas
                 self.holdings.touched.add(key)
                 self._open.add(key)
+                if self.node in replicas and term == self._newest_term:
+                    # even if it has nothing: what a disk that is gone once said must not count any longer
+                    self._reports.add(key)
             case CloseShard(number, is_lost):
                 if is_lost:
                     incarnation = shard_incarnation(number)

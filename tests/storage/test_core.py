@@ -159,6 +159,14 @@ def test_a_corrupt_batch_is_never_given_out_and_is_named() -> None:
         assert f"batch 0 of shard {SHARD}" in answer.error
 
 
+def test_a_node_says_of_every_open_shard_how_far_it_has_it_even_if_that_is_nothing() -> None:
+    """Or what a disk that is gone once said would count on, and a record would be on one disk (simulator, seed 243)."""
+    world = World()
+    make(world)
+    publish(world, 0, OpenShard(SHARD, ENGINE, REPLICAS))
+    assert [(report.stored_until, report.incarnation) for report in reports(world)] == [(0, 1)]
+
+
 def test_a_node_starts_whatever_bit_of_a_header_has_flipped() -> None:
     """A batch that cannot be read is not here, even if it looks like one of a newer version (hazard H21, seed 42)."""
     world = World()
