@@ -118,11 +118,18 @@ class Faults:
         self._later(self._some_us(10_000, 3_000_000), node.start)
 
     def _crash_primary(self) -> None:
+        """Half of the time its disk had been slow, so that it has sent what it has not stored; and it is back soon."""
         views = self._cluster.coordinator.views
-        if views:
-            node = self._cluster.nodes[self._rng.choice(views[-1].primaries)]
-            node.crash()
-            self._later(self._some_us(10_000, 3_000_000), node.start)
+        if not views:
+            return
+        node = self._cluster.nodes[self._rng.choice(views[-1].primaries)]
+        if self._rng.random() < 0.5:
+            self._later(0, self._crash_and_start, node, self._some_us(10_000, 3_000_000))
+            return
+        slow_us = self._some_us(5_000, 100_000)
+        node.disk.stalled_until_us = self._clock.now_us + slow_us
+        down_us = self._some_us(10_000, 300_000)
+        self._later(int(slow_us * self._rng.random()), self._crash_and_start, node, down_us)
 
     def _on_seal(self, node: Node) -> None:
         """A sequencer dies just before or after its seal is durable."""
@@ -140,24 +147,26 @@ class Faults:
         last = self._cluster.coordinator.views[-1]
         for name in last.sequencers:
             if name not in last.primaries and rng.random() < self._options.faults["seal_crash"]:
-                down_us = rng.randint(1_000, 30_000)
-                self._later(rng.randint(0, 20_000), self._crash_and_start, self._cluster.nodes[name], down_us)
+                node = self._cluster.nodes[name]
+                is_wiped = node in self.victims and "wipe" in self._options.faults and rng.random() < 0.5
+                fall = self._wipe_node if is_wiped else self._crash_and_start
+                self._later(rng.randint(0, 20_000), fall, node, rng.randint(1_000, 30_000))
 
     def _crash_and_start(self, node: Node, down_us: int) -> None:
         node.crash()
         self._later(down_us, node.start)
 
     def _power_cut(self) -> None:
-        """Everything at once. Half of the time all disks had been slow just before, so much was not synced."""
-        if self._rng.random() < 0.5:
+        """Everything at once. Mostly all disks had been slow just before, so much was not synced."""
+        if self._rng.random() < 0.3:
             self._clock.note("the power fails")
             self._fail_power()
             return
-        slow_us = self._some_us(20_000, 500_000)
+        slow_us = self._some_us(100_000, 800_000)
         for node in self._cluster.nodes.values():
             node.disk.stalled_until_us = self._clock.now_us + slow_us
         self._clock.note("all disks are slow, and then the power fails")
-        self._later(int(slow_us * self._rng.random()), self._fail_power)
+        self._later(int(slow_us * (0.5 + self._rng.random() / 2)), self._fail_power)
 
     def _fail_power(self) -> None:
         for node in self._cluster.nodes.values():
@@ -208,21 +217,48 @@ class Faults:
         self._clock.note(f"{pair[0].name} and {pair[1].name} are to lose their disks")
         self._clock.sometimes("two disks were wiped one after the other")
         engines = [str(node.name) for node in self._cluster.of(Role.ENGINE)]
-        for late, node in enumerate(pair):
-            others = [str(each.name) for each in storage if each is not node]
-            self._later(400_000 * late, self._cut, engines, others, 350_000)
-            self._later(400_000 * late + 200_000 + self._rng.randint(0, 150_000), self._wipe_node, node)
-        self._later(3_000_000, self._end_swap)
+        self._isolate_and_wipe(pair[0], engines)
+        self._later(450_000, self._swap_on, pair, engines, 20)
+
+    def _isolate_and_wipe(self, node: Node, engines: list[str]) -> None:
+        """What engines send reaches this node alone for a while; in that while it loses its disk."""
+        others = [str(each.name) for each in self._cluster.of(Role.STORAGE) if each is not node]
+        self._cut(engines, others, 350_000)
+        self._later(self._clock.fault_rng.randint(200_000, 350_000), self._wipe_node, node)
+
+    def _swap_on(self, pair: list[Node], engines: list[str], patience: int) -> None:
+        """The second one, as soon as nobody counts on what the first one has lost: that is one loss at a time."""
+        if self._is_over:
+            return
+        if self._counts_for_nothing(pair[0]):
+            self._isolate_and_wipe(pair[1], engines)
+        elif patience > 0:
+            self._later(100_000, self._swap_on, pair, engines, patience - 1)
+            return
+        self._later(1_000_000, self._end_swap)
 
     def _end_swap(self) -> None:
         self._is_swapping = False
 
-    def _wipe_node(self, node: Node) -> None:
+    def _counts_for_nothing(self, node: Node) -> bool:
+        """Whether every primary knows that this node's disk is another one than it was."""
+        if node.core is None:
+            return False
+        for sequencer in self._cluster.of(Role.SEQUENCER):
+            primaries = getattr(sequencer.core, "_primaries", {})
+            for primary in primaries.values():
+                for shard in primary._shards.values():  # noqa: SLF001 - a budget, not a check
+                    known, stored = shard.stored.get(node.name, (node.incarnation, 0))
+                    if stored and known < node.incarnation:
+                        return False
+        return True
+
+    def _wipe_node(self, node: Node, down_us: int = 20_000) -> None:
         if not self._is_over:
             node.crash()
             node.disk.wipe()
             self._clock.note(f"{node.name} has lost its disk")
-            self._later(20_000, node.start)
+            self._later(down_us, node.start)
 
     def _clock_jump(self) -> None:
         node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)

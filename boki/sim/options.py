@@ -32,8 +32,8 @@ _RATES: Final = {
 """Of these a rate is a probability per message or request; of all others it is events per virtual second."""
 _EVENT_RATE: Final = (0.1, 1.5)
 _RARE: Final = {
-    "power_cut": (0.05, 0.5),
-    "wipe": (0.05, 0.3),
+    "power_cut": (0.15, 0.8),
+    "wipe": (0.1, 0.6),
     "drain": (0.05, 0.3),
     "clock": (0.1, 1.0),
     "hide": (0.3, 1.5),
@@ -95,7 +95,7 @@ def draw_options(seed: int) -> Options:
         deadline_us=int(_log_uniform(rng, 800_000, 5_000_000)),
         mix={name: rng.choice((0, 1, 1, 2, 4)) for name in ("append", "keyed", "conditional", "many")}
         | {name: rng.choice((0, 1, 1, 2)) for name in ("read", "tail", "get", "sync", "child", "poll")}
-        | {"trim": rng.choice((0, 0, 1))},
+        | {"trim": rng.choice((0, 1, 1))},
         buffer_bytes=rng.choice((4_000, 1 << 20, 1 << 20)),
         batch_bytes=rng.choice((200, 2_000, 64 << 10)),
         index_memory_bytes=rng.choice((20_000, 64 << 20, 64 << 20)),

@@ -21,7 +21,7 @@ from boki.sim.coordinator import Coordinator
 from boki.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
 from boki.sim.gateways import GatewayNode
 from boki.sim.network import Network
-from boki.sim.nodes import ControllerNode, CoreRaised, EngineNode, Node, SequencerNode, StorageNode
+from boki.sim.nodes import ControllerNode, EngineNode, Node, SequencerNode, StorageNode
 from boki.sim.options import Options
 from boki.sim.sightings import Sightings
 
@@ -29,6 +29,7 @@ _PATIENCE_US: Final = 60_000_000
 """After everything is healed, all must work within a virtual minute."""
 _CALM_OPERATIONS: Final = 5
 _PAGE_RECORDS: Final = 1000
+_SHOWN: Final = 5
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class Simulation:
             options.faults.get("stale", 0.0),
         )
         self.history = History()
+        self.raised: list[str] = []
         self.shared = Shared(self.history)
         self._build()
 
@@ -111,10 +113,8 @@ class Simulation:
     def run(self) -> Outcome:
         """The whole run, and what the checkers say of it."""
         outcome = Outcome(self.options, history=self.history, seen=self.clock.seen)
-        try:
-            outcome.violations = self._run()
-        except CoreRaised as error:
-            outcome.violations = [Violation("no core raises", str(error))]
+        outcome.violations = self._run()
+        outcome.violations += [Violation("no core raises", text) for text in self.raised[:_SHOWN]]
         outcome.trace = self.clock.trace
         outcome.events = self.clock.event_count
         outcome.terms = len(self.coordinator.views)

@@ -17,10 +17,9 @@ from boki.controller import term_change
 from boki.effects import Effect, Send, Store
 from boki.engine import index
 from boki.engine.book import BookState
-from boki.engine.core import EngineCore
 from boki.engine.stamps import Stamps
+from boki.engine.tails import Tails
 from boki.follower import MetalogFollower
-from boki.log.metalog import make_position
 from boki.log.quorum import majority
 from boki.messages import EntriesStored, ShardProgress
 from boki.sequencer import metalog_store
@@ -187,17 +186,13 @@ def no_order_of_terms() -> Any:
 
 
 def no_fresh_tails() -> Any:
-    """A fresh read asks nobody."""
-    return without(EngineCore, "_on_tail", _answer_at_once)
+    """Whatever the sequencers say of the tail, a fresh read waits for nothing."""
+    tell = Tails.tell
 
+    def deaf(self: Tails, view: Any, sender: Any, message: Any) -> Any:
+        return tell(self, view, sender, msgspec.structs.replace(message, stored_until=0))
 
-def _answer_at_once(self: EngineCore, sender: Any, message: Any) -> Iterable[Effect]:
-    effects: list[Effect] = []
-    told = msgspec.structs.replace(message, stored_until=0)
-    for operation, waiter, log, _, deadline_us in self.tails.tell(self.follower.chain.current, sender, told):
-        needs = {log: make_position(message.term, 0)}
-        effects += self._read(operation, waiter, needs, deadline_us, deadline_us - 1)
-    return self._stamp(effects)
+    return without(Tails, "tell", deaf)
 
 
 ABLATIONS: dict[str, Callable[[], Any]] = {
