@@ -217,25 +217,31 @@ class Faults:
         self._clock.note(f"{pair[0].name} and {pair[1].name} are to lose their disks")
         self._clock.sometimes("two disks were wiped one after the other")
         engines = [str(node.name) for node in self._cluster.of(Role.ENGINE)]
-        self._isolate_and_wipe(pair[0], engines)
-        self._later(450_000, self._swap_on, pair, engines, 20)
+        first, second = pair
+        network = self._cluster.network
+        cuts = {str(node.name): network.cut(engines, [str(node.name)]) for node in storage if node is not first}
+        wiped_us = self._rng.randint(200_000, 350_000)
+        self._later(wiped_us, self._wipe_node, first)
+        self._later(wiped_us, lambda: cuts.update({str(first.name): network.cut(engines, [str(first.name)])}))
+        self._later(450_000, self._swap_on, first, second, cuts, 20)
 
-    def _isolate_and_wipe(self, node: Node, engines: list[str]) -> None:
-        """What engines send reaches this node alone for a while; in that while it loses its disk."""
-        others = [str(each.name) for each in self._cluster.of(Role.STORAGE) if each is not node]
-        self._cut(engines, others, 350_000)
-        self._later(self._clock.fault_rng.randint(200_000, 350_000), self._wipe_node, node)
-
-    def _swap_on(self, pair: list[Node], engines: list[str], patience: int) -> None:
+    def _swap_on(self, first: Node, second: Node, cuts: dict[str, list[tuple[str, str]]], patience: int) -> None:
         """The second one, as soon as nobody counts on what the first one has lost: that is one loss at a time."""
         if self._is_over:
             return
-        if self._counts_for_nothing(pair[0]):
-            self._isolate_and_wipe(pair[1], engines)
-        elif patience > 0:
-            self._later(100_000, self._swap_on, pair, engines, patience - 1)
-            return
+        if not self._counts_for_nothing(first):
+            if patience > 0:
+                self._later(100_000, self._swap_on, first, second, cuts, patience - 1)
+                return
+        else:
+            self._cluster.network.mend(cuts.pop(str(second.name)))
+            self._later(self._clock.fault_rng.randint(200_000, 500_000), self._wipe_node, second)
+        self._later(500_000, self._mend_all, cuts)
         self._later(1_000_000, self._end_swap)
+
+    def _mend_all(self, cuts: dict[str, list[tuple[str, str]]]) -> None:
+        for pairs in cuts.values():
+            self._cluster.network.mend(pairs)
 
     def _end_swap(self) -> None:
         self._is_swapping = False
