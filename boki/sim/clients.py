@@ -35,8 +35,9 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Append, Appended, Done, Found, Get, Operation, Read, Sync, TrimBook
 from boki.log.record import Expect
+from boki.sim.engines import EngineNode
 from boki.sim.gateways import GatewayNode
-from boki.sim.nodes import EngineNode, World
+from boki.sim.nodes import World
 
 OPERATIONS: Final = (
     "append",

@@ -382,6 +382,6 @@ def _is_whole_without(lost: list[Node], storage: list[Node]) -> bool:
         for key, shard in core.holdings.shards.items():
             until = 0 if shard.is_removed else shard.stored_until
             wanted[key] = max(wanted.get(key, 0), until, shard.order.until_lid)
-            if node not in lost:
-                spared[key] = max(spared.get(key, 0), until)
+            if node not in lost:  # and there it must be synced, or a crash could take it
+                spared[key] = max(spared.get(key, 0), min(until, shard.written_until))
     return all(spared.get(key, 0) >= until for key, until in wanted.items())

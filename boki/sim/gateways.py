@@ -11,30 +11,28 @@ from boki.engine.relay import RelayCore
 from boki.log.membership import Role
 from boki.log.metalog import Positions
 from boki.log.operations import Failure, Operation
-from boki.sim.nodes import Node, World
+from boki.sim.nodes import Node
 
 
 class GatewayNode(Node):
-    """A gateway. It never crashes, and keeps its requests over a lost session: its clients are those of the run."""
+    """A gateway. It never crashes, and goes on while it has no session: its clients are those of the run."""
 
     role = Role.GATEWAY
 
-    def __init__(self, world: World, name: str) -> None:
-        self._relay: RelayCore | None = None
-        super().__init__(world, name)
-
     def make_core(self) -> Core:
         """See `Node`."""
-        if self._relay is None:
-            self._relay = RelayCore(self.name, self.incarnation, buffer_bytes=self.world.options.buffer_bytes)
-        self.incarnation = self._relay.incarnation
+        self._relay = RelayCore(self.name, self.incarnation, buffer_bytes=self.world.options.buffer_bytes)
         return self._relay
+
+    def begin_anew(self, why: str) -> None:
+        """A new session as soon as one can be had; requests are not disturbed."""
+        self.clock.note(f"{self.name} needs another session: {why}")
+        self.clock.after(100_000, self.open_session, self._life)
 
     def submit(
         self, operation: Operation, positions: Positions, timeout_us: int, done: Callable[[Any, Positions], None]
     ) -> None:
         """Carry out an operation for a client."""
-        assert self._relay is not None
         now_us = self.now_us()
         self.perform(self._relay.submit(operation, positions, now_us + timeout_us, done, now_us))
 

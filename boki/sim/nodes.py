@@ -12,18 +12,12 @@ from typing import Any, ClassVar, Final, Protocol
 
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
 from boki.effects import Answer, Core, DiskRoom, Effect, Load, Put, Send, Store, Trace
-from boki.engine.bootstrap import BOOTED, Bootstrap
-from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, Answered, EngineConfig, EngineCore
-from boki.errors import BokiError, Unavailable
+from boki.errors import BokiError
 from boki.follower import COORDINATOR
 from boki.log.ids import NodeId
-from boki.log.limits import DEFAULT_LIMITS
 from boki.log.membership import Member, Placement, Role
-from boki.log.metalog import Positions
-from boki.log.operations import Failure, Operation
 from boki.log.view import View
 from boki.messages import FetchView
-from boki.remote import LogReply, LogRequest
 from boki.sequencer.core import SequencerCore
 from boki.sim.clockwork import Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
@@ -83,14 +77,15 @@ class Node:
         if not self.is_up:
             self.is_up = True
             self._life += 1
-            self._boot(self._life)
+            self.open_session(self._life)
 
-    def _boot(self, life: int) -> None:
+    def open_session(self, life: int) -> None:
+        """Come to the coordinator as soon as it can be reached, and go on from there."""
         if life != self._life or not self.is_up:
             return
         network = self.world.network
         if self.is_paused or network.is_cut(self.name, ZOOKEEPER) or network.is_cut(ZOOKEEPER, self.name):
-            self.clock.after(100_000, self._boot, life)
+            self.clock.after(100_000, self.open_session, life)
             return
         self.session = self.world.coordinator.open(
             self.name,
@@ -99,6 +94,10 @@ class Node:
             lambda is_leader: self._if_alive(life, self._on_leadership, is_leader),
             lambda state: self._if_alive(life, self._on_state, state),
         )
+        if self.core is not None:  # a gateway goes on
+            self.world.coordinator.register(self.session, self.member())
+            self.world.coordinator.follow(self.session)
+            return
         stored = self.disk.get(_INCARNATION_KEY) if self.HAS_DISK_LIFE else None
         if stored is not None:
             self._begin(life, int(stored))
@@ -393,107 +392,3 @@ class ControllerNode(Node):
         else:
             assert isinstance(value, Placement)
             coordinator.ask(self.session, lambda: coordinator.place(value), done)
-
-
-class EngineNode(Node):
-    """An engine with the index, and the shell that answers gateways and runs calls."""
-
-    role = Role.ENGINE
-
-    def make_core(self) -> Core:
-        """See `Node`."""
-        options = self.world.options
-        config = EngineConfig(
-            index_memory_bytes=options.index_memory_bytes,
-            cache_bytes=options.cache_bytes,
-            aux_cache_bytes=1 << 20,
-            append_buffer_bytes=options.buffer_bytes,
-            batch_bytes=options.batch_bytes,
-            limits=DEFAULT_LIMITS,
-        )
-        self.is_ready = False
-        self._asked: set[tuple[NodeId, int]] = set()
-        self._bootstrap = Bootstrap(self.name, self.incarnation, self.disk, config)
-        return self._bootstrap
-
-    @property
-    def engine(self) -> EngineCore | None:
-        """The core, once it is decided which index it begins from."""
-        return self._bootstrap.engine
-
-    def member(self) -> Member:
-        """See `Node`."""
-        return Member(node=self.name, role=self.role, incarnation=self.incarnation, has_index=self.is_ready)
-
-    def save(self) -> None:
-        """See `Node`."""
-        if self.core is not None and self.engine is not None:
-            self._run(self.engine.checkpoint)
-
-    def stop(self) -> None:
-        """See `Node`: its shards are closed first, if that does not take too long."""
-        if self.core is not None and not self.is_paused:
-            if self.engine is not None:
-                self.engine.close()
-            self.clock.after(2_000_000, self._stopped, self._life)
-
-    def _stopped(self, life: int) -> None:
-        if life == self._life:
-            self.save()
-            self.clock.after(100_000, self._if_alive, life, self.begin_anew, "it was told to")
-
-    def submit(
-        self,
-        operation: Operation,
-        positions: Positions,
-        timeout_us: int,
-        done: Callable[[Any, Positions], None],
-    ) -> None:
-        """Carry out an operation for somebody in this process."""
-        assert self.core is not None
-        if self.engine is None:
-            done(Unavailable("this engine has no index yet"), {})
-            return
-        now_us = self.now_us()
-        self._run(self.engine.submit, operation, positions, now_us + timeout_us, done, now_us)
-        if not self._is_scheduled and not self.is_paused:
-            self._schedule()
-
-    def _take(self, sender: NodeId, message: Any) -> None:
-        if not isinstance(message, LogRequest):
-            super()._take(sender, message)
-            return
-        self.clock.note(f"{sender} > {self.name}: LogRequest", message)
-        key = (sender, message.request)
-        if key in self._asked:
-            return
-        self._asked.add(key)
-
-        def done(answer: Any, positions: Positions) -> None:
-            told = Failure.of(answer) if isinstance(answer, BokiError) else answer
-            self.send(sender, LogReply(message.request, positions, told))
-
-        self.submit(message.operation, message.positions, message.timeout_us, done)
-
-    def answer(self, token: Any, value: Any) -> None:
-        """See `Node`."""
-        if token is READY:
-            self.is_ready = True
-            assert self.session is not None
-            self.world.coordinator.register(self.session, self.member())
-        elif token is FENCED:
-            self.clock.sometimes("an engine was fenced and stopped")
-            self.clock.after(0, self._end, self._life, "it was fenced")
-        elif token is STALE:
-            self.clock.sometimes("an engine whose index was stale took another one")
-            self.clock.after(0, self._end, self._life, "its index was stale")
-        elif token is CLOSED:
-            self.clock.sometimes("an engine closed its shards and stopped")
-            self.clock.after(0, self._stopped, self._life)
-        elif token not in (SAVED, BOOTED):
-            assert isinstance(value, Answered)
-            token(value.answer, value.positions)
-
-    def _end(self, life: int, why: str) -> None:
-        if life == self._life:
-            self.begin_anew(why)

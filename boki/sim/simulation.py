@@ -18,10 +18,11 @@ from boki.sim.clients import Client, Shared, read_found
 from boki.sim.clockwork import START_US, Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.coordinator import Coordinator
+from boki.sim.engines import EngineNode
 from boki.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
 from boki.sim.gateways import GatewayNode
 from boki.sim.network import Network
-from boki.sim.nodes import ControllerNode, EngineNode, Node, SequencerNode, StorageNode
+from boki.sim.nodes import ControllerNode, Node, SequencerNode, StorageNode
 from boki.sim.options import Options
 from boki.sim.sightings import Sightings
 
