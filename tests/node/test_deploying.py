@@ -124,7 +124,7 @@ def test_calls_outlive_their_engine(tmp_path: Path, zookeeper: str, chroot: str)
                 folder.mkdir()
             keyed = asyncio.create_task(client.invoke("slow", str(folders["keyed"]), key="k", timeout_s=60))
             later = await client.invoke_later("slow", str(folders["later"]))
-            plain = [asyncio.create_task(client.invoke("slow", str(folders["plain"]))) for _ in range(2)]
+            plain = [asyncio.create_task(client.invoke("slow", str(folders["plain"]))) for _ in range(6)]
             for folder in folders.values():
                 await until_exists(nodes, folder / "begun")
                 (folder / "begun").unlink()
