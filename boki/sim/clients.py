@@ -290,6 +290,8 @@ class Client:
     def _done(self, call: Call, answer: Any, positions: Positions) -> None:
         self.open_call = None
         result = _result(call.request, answer)
+        if isinstance(answer, Appended) and answer.rejected and answer.rejected[0].seqnums:
+            self.clock.sometimes("a key was used again")
         History.end(call, result, self.clock.now_us, positions)
         self.clock.note(f"{call.session} is told {type(result).__name__}", result)
         merge_positions(self._positions, positions)

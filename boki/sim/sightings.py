@@ -87,10 +87,11 @@ class Sightings:
             self._clock.sometimes("damaged bytes were noticed")
 
     def _on_view(self, node: Node, _sender: NodeId, message: InstallView) -> None:
-        reads = getattr(node.core, "reads", None)
+        engine = getattr(node, "engine", None) if node.core is not None else None
+        reads = getattr(engine, "reads", None)
         if reads is not None and message.views[-1].term > 1 and reads.pending_count:
             self._clock.sometimes("a reader was parked across a term change")
-        appends = getattr(node.core, "appends", None)
+        appends = getattr(engine, "appends", None)
         if appends is not None and message.views[-1].term > 1 and appends.pending_bytes:
             self._clock.sometimes("an append was made anew in the next term")
 
