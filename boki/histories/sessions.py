@@ -6,6 +6,7 @@ book. So one number per session and book is enough: the highest seqnum that must
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
@@ -32,7 +33,7 @@ Known = dict[str, int]
 """Per book, the highest seqnum that a session knows."""
 
 
-class _SessionChecker:
+class _SessionChecker(ABC):
     """Walks through a history; a subclass says what a call teaches its session."""
 
     name: str
@@ -68,9 +69,9 @@ class _SessionChecker:
                 text = f"{call.session} knew {until_seqnum} of {call.book}; {seqnum} is {call.result.code} to it"
                 yield Violation(self.name, text, (call,))
 
+    @abstractmethod
     def learn(self, known: dict[str, Known], call: Call, facts: Facts) -> None:
         """What the session knows after the call."""
-        raise NotImplementedError
 
     def pass_on(self, known: dict[str, Known], row: Row) -> None:
         """A session is forked or joined."""
