@@ -73,7 +73,7 @@ class _SessionChecker(ABC):
     def learn(self, known: dict[str, Known], call: Call, facts: Facts) -> None:
         """What the session knows after the call."""
 
-    def pass_on(self, known: dict[str, Known], row: Row) -> None:
+    def pass_on(self, known: dict[str, Known], row: Row) -> None:  # noqa: B027 - most promises end with the session
         """A session is forked or joined."""
 
 
