@@ -16,7 +16,29 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from boki.config import Config, Durability, Host, LogFormat, Port, Token, is_loopback, load, settings
+from boki.config import (
+    AppendBuffer,
+    AuxCacheSize,
+    BatchSize,
+    CacheSize,
+    Config,
+    DiskReserve,
+    Drain,
+    Durability,
+    Host,
+    IndexMemory,
+    Insecure,
+    KeepCalls,
+    LogFormatField,
+    Port,
+    Token,
+    address_problems,
+    budget_problems,
+    is_loopback,
+    load,
+    quorum_problems,
+    settings,
+)
 from boki.log.ids import NodeId, check_name
 from boki.log.limits import KIB, MIB, Limits
 from boki.log.membership import ClusterPlan, Role
@@ -58,7 +80,7 @@ class NodeConfig(Config, frozen=True, kw_only=True):
     stall_s: Annotated[
         float, Meta(gt=0, description="A log that grows for so long while nothing of it is applied is told of.")
     ] = 5.0
-    log_format: Annotated[LogFormat, Meta(description="console: for people. json: one object a line.")] = "console"
+    log_format: LogFormatField = "console"
     limits: Limits = Limits()
 
     def problems(self) -> list[str]:
@@ -105,15 +127,12 @@ class GatewayNodeConfig(NodeConfig, frozen=True, kw_only=True):
     host: Host = "127.0.0.1"
     port: Port = 8080
     token: Token = ""
-    insecure: Annotated[bool, Meta(description="Listen on any address without a token.")] = False
-    drain_s: Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")] = 10.0
+    insecure: Insecure = False
+    drain_s: Drain = 10.0
 
     def problems(self) -> list[str]:
         """See `Config.problems`."""
-        found = NodeConfig.problems(self)
-        if not self.token and not self.insecure and not is_loopback(self.host):
-            found.append(f"host {self.host} is open to others: set a token, or say insecure if you mean it")
-        return found
+        return NodeConfig.problems(self) + address_problems(self.host, self.token, self.insecure)
 
 
 class EngineNodeConfig(NodeConfig, frozen=True, kw_only=True):
@@ -122,50 +141,28 @@ class EngineNodeConfig(NodeConfig, frozen=True, kw_only=True):
     functions: Annotated[Path, Meta(description="Folder whose modules register functions, until `boki deploy`.")] = (
         Path("functions")
     )
-    index_memory_bytes: Annotated[int, Meta(ge=MIB, description="The index's budget; colder rows live on disk.")] = (
-        256 * MIB
-    )
-    cache_bytes: Annotated[int, Meta(ge=MIB, description="Budget of the record cache.")] = 256 * MIB
-    aux_cache_bytes: Annotated[int, Meta(ge=64 * KIB, description="Budget of the auxiliary data cache.")] = 32 * MIB
-    append_buffer_bytes: Annotated[
-        int, Meta(ge=MIB, description="Appends that wait for their order; beyond it they are refused.")
-    ] = 64 * MIB
-    batch_bytes: Annotated[
-        int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size at most.")
-    ] = MIB
-    drain_s: Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")] = 10.0
-    keep_calls_s: Annotated[
-        float, Meta(gt=0, description="How long results of asynchronous calls and idempotency keys are kept.")
-    ] = 86_400.0
+    index_memory_bytes: IndexMemory = 256 * MIB
+    cache_bytes: CacheSize = 256 * MIB
+    aux_cache_bytes: AuxCacheSize = 32 * MIB
+    append_buffer_bytes: AppendBuffer = 64 * MIB
+    batch_bytes: BatchSize = MIB
+    drain_s: Drain = 10.0
+    keep_calls_s: KeepCalls = 86_400.0
 
     def problems(self) -> list[str]:
         """See `Config.problems`."""
-        found = NodeConfig.problems(self)
-        request_bytes = self.limits.request_bytes
-        if self.keep_calls_s < self.limits.key_window_s:
-            found.append(
-                f"keep_calls_s is {self.keep_calls_s:g}, and a key gives its first result for limits.key_window_s = "
-                f"{self.limits.key_window_s:g}: results must be kept for as long"
-            )
-        if self.cache_bytes < 4 * request_bytes:
-            found.append(
-                f"cache_bytes is {self.cache_bytes}: it must hold four requests of limits.request_bytes = "
-                f"{request_bytes}, or large appends could not be read"
-            )
-        if self.append_buffer_bytes < request_bytes:
-            found.append(
-                f"append_buffer_bytes is {self.append_buffer_bytes}: it must hold one request "
-                f"(limits.request_bytes = {request_bytes})"
-            )
-        return found
+        return NodeConfig.problems(self) + budget_problems(
+            self.limits,
+            keep_calls_s=self.keep_calls_s,
+            cache_bytes=self.cache_bytes,
+            append_buffer_bytes=self.append_buffer_bytes,
+        )
 
 
 class StorageNodeConfig(NodeConfig, frozen=True, kw_only=True):
     """`boki start storage`: keeps records."""
 
-    disk_reserve_bytes: Annotated[
-        int, Meta(ge=0, description="Appends are refused when the disk has less room than this.")
-    ] = 64 * MIB
+    disk_reserve_bytes: DiskReserve = 64 * MIB
     repair_bytes_per_s: Annotated[
         int, Meta(ge=64 * KIB, description="How fast lost replicas are copied, so that others go on.")
     ] = 64 * MIB
@@ -194,12 +191,7 @@ class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """See `Config.problems`."""
-        found = NodeConfig.problems(self)
-        if self.write_quorum > self.replicas:
-            found.append(f"write_quorum is {self.write_quorum}, but there are only {self.replicas} replicas")
-        if self.sequencers % 2 == 0:
-            found.append(f"sequencers is {self.sequencers}: an even number tolerates no more losses than one less")
-        return found
+        return NodeConfig.problems(self) + quorum_problems(self.replicas, self.write_quorum, self.sequencers)
 
     @property
     def plan(self) -> ClusterPlan:

@@ -58,6 +58,64 @@ Port = Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0: a
 Token = Annotated[str, Meta(description="Bearer token that every request must carry; empty: none.")]
 
 
+Insecure = Annotated[bool, Meta(description="Listen on any address without a token.")]
+DurabilityField = Annotated[
+    Durability,
+    Meta(description="fsync: an append is on disks when it returns. memory: a power cut loses appends that returned."),
+]
+IndexMemory = Annotated[int, Meta(ge=MIB, description="The index's budget; colder rows live on disk.")]
+CacheSize = Annotated[int, Meta(ge=MIB, description="Budget of the record cache.")]
+AuxCacheSize = Annotated[int, Meta(ge=64 * KIB, description="Budget of the auxiliary data cache.")]
+AppendBuffer = Annotated[
+    int, Meta(ge=MIB, description="Appends that wait for their order; beyond it they are refused.")
+]
+BatchSize = Annotated[int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size at most.")]
+DiskReserve = Annotated[int, Meta(ge=0, description="Appends are refused when a disk has less room than this.")]
+Drain = Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")]
+KeepCalls = Annotated[
+    float, Meta(gt=0, description="How long results of asynchronous calls and idempotency keys are kept.")
+]
+LogFormatField = Annotated[LogFormat, Meta(description="console: lines for people. json: one object a line.")]
+
+
+def budget_problems(limits: Limits, *, keep_calls_s: float, cache_bytes: int, append_buffer_bytes: int) -> list[str]:
+    """What an engine's budgets are too small for."""
+    found = []
+    if keep_calls_s < limits.key_window_s:
+        found.append(
+            f"keep_calls_s is {keep_calls_s:g}, and a key gives its first result for limits.key_window_s = "
+            f"{limits.key_window_s:g}: results must be kept for as long"
+        )
+    if cache_bytes < 4 * limits.request_bytes:
+        found.append(
+            f"cache_bytes is {cache_bytes}: it must hold four requests of limits.request_bytes = "
+            f"{limits.request_bytes}, or large appends could not be read"
+        )
+    if append_buffer_bytes < limits.request_bytes:
+        found.append(
+            f"append_buffer_bytes is {append_buffer_bytes}: it must hold one request "
+            f"(limits.request_bytes = {limits.request_bytes})"
+        )
+    return found
+
+
+def quorum_problems(replicas: int, write_quorum: int, sequencers: int) -> list[str]:
+    """Why these could not decide anything, or not well."""
+    found = []
+    if write_quorum > replicas:
+        found.append(f"write_quorum is {write_quorum}, but there are only {replicas} replicas")
+    if sequencers and sequencers % 2 == 0:
+        found.append(f"sequencers is {sequencers}: an even number tolerates no more losses than one less")
+    return found
+
+
+def address_problems(host: str, token: str, insecure: bool) -> list[str]:
+    """Why nobody should listen there like this."""
+    if token or insecure or is_loopback(host):
+        return []
+    return [f"host {host} is open to others: set a token, or say insecure if you mean it"]
+
+
 class Address(Config, frozen=True, kw_only=True):
     """Where a system listens, as its clients on the same configuration need it."""
 
@@ -88,7 +146,7 @@ class DevConfig(Config, frozen=True, kw_only=True):
     host: Host = "127.0.0.1"
     port: Port = 8080
     token: Token = ""
-    insecure: Annotated[bool, Meta(description="Listen on any address without a token.")] = False
+    insecure: Insecure = False
     replicas: Annotated[int, Meta(ge=1, le=15, description="Storage nodes, each with its own directory and fsync.")] = 1
     write_quorum: Annotated[
         int, Meta(ge=0, description="Storage nodes that hold a record before it counts; 0: a majority of them.")
@@ -97,36 +155,19 @@ class DevConfig(Config, frozen=True, kw_only=True):
     sequencers: Annotated[
         int, Meta(ge=0, le=15, description="Sequencers, an odd number; 0: 1, or 3 from three replicas on.")
     ] = 0
-    durability: Annotated[
-        Durability,
-        Meta(
-            description="fsync: an append is on disks when it returns. memory: a power cut loses appends that returned."
-        ),
-    ] = "fsync"
-    index_memory_bytes: Annotated[int, Meta(ge=MIB, description="The index's budget; colder rows live on disk.")] = (
-        256 * MIB
-    )
-    cache_bytes: Annotated[int, Meta(ge=MIB, description="Budget of the record cache.")] = 256 * MIB
-    aux_cache_bytes: Annotated[int, Meta(ge=64 * KIB, description="Budget of the auxiliary data cache.")] = 32 * MIB
-    append_buffer_bytes: Annotated[
-        int, Meta(ge=MIB, description="Appends that wait for their order; beyond it they are refused.")
-    ] = 64 * MIB
-    batch_bytes: Annotated[
-        int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size at most.")
-    ] = MIB
-    disk_reserve_bytes: Annotated[
-        int, Meta(ge=0, description="Appends are refused when the disk has less room than this.")
-    ] = 64 * MIB
-    drain_s: Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")] = 10.0
-    keep_calls_s: Annotated[
-        float, Meta(gt=0, description="How long results of asynchronous calls and idempotency keys are kept.")
-    ] = 86_400.0
+    durability: DurabilityField = "fsync"
+    index_memory_bytes: IndexMemory = 256 * MIB
+    cache_bytes: CacheSize = 256 * MIB
+    aux_cache_bytes: AuxCacheSize = 32 * MIB
+    append_buffer_bytes: AppendBuffer = 64 * MIB
+    batch_bytes: BatchSize = MIB
+    disk_reserve_bytes: DiskReserve = 64 * MIB
+    drain_s: Drain = 10.0
+    keep_calls_s: KeepCalls = 86_400.0
     reload: Annotated[bool, Meta(description="Load a module of the functions folder anew when its file changes.")] = (
         True
     )
-    log_format: Annotated[LogFormat, Meta(description="console: lines for people. json: one object a line.")] = (
-        "console"
-    )
+    log_format: LogFormatField = "console"
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -138,29 +179,16 @@ class DevConfig(Config, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """See `Config.problems`."""
-        found = []
-        if self.keep_calls_s < self.limits.key_window_s:
-            found.append(
-                f"keep_calls_s is {self.keep_calls_s:g}, and a key gives its first result for limits.key_window_s = "
-                f"{self.limits.key_window_s:g}: results must be kept for as long"
-            )
-        if self.cache_bytes < 4 * self.limits.request_bytes:
-            found.append(
-                f"cache_bytes is {self.cache_bytes}: it must hold four requests of limits.request_bytes = "
-                f"{self.limits.request_bytes}, or large appends could not be read"
-            )
-        if self.write_quorum > self.replicas:
-            found.append(f"write_quorum is {self.write_quorum}, but there are only {self.replicas} replicas")
-        if self.sequencers and self.sequencers % 2 == 0:
-            found.append(f"sequencers is {self.sequencers}: an even number tolerates no more losses than one less")
-        if not self.token and not self.insecure and not is_loopback(self.host):
-            found.append(f"host {self.host} is open to others: set a token, or say insecure if you mean it")
-        if self.append_buffer_bytes < self.limits.request_bytes:
-            found.append(
-                f"append_buffer_bytes is {self.append_buffer_bytes}: it must hold one request "
-                f"(limits.request_bytes = {self.limits.request_bytes})"
-            )
-        return found
+        return [
+            *budget_problems(
+                self.limits,
+                keep_calls_s=self.keep_calls_s,
+                cache_bytes=self.cache_bytes,
+                append_buffer_bytes=self.append_buffer_bytes,
+            ),
+            *quorum_problems(self.replicas, self.write_quorum, self.sequencers),
+            *address_problems(self.host, self.token, self.insecure),
+        ]
 
 
 ConfigType = TypeVar("ConfigType", bound=Config)

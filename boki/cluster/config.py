@@ -7,8 +7,27 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from boki.config import Config, Durability, Host, LogFormat, Port, Token, is_loopback
-from boki.log.limits import KIB, MIB, Limits
+from boki.config import (
+    AppendBuffer,
+    AuxCacheSize,
+    BatchSize,
+    CacheSize,
+    Config,
+    DiskReserve,
+    Drain,
+    DurabilityField,
+    Host,
+    IndexMemory,
+    Insecure,
+    KeepCalls,
+    LogFormatField,
+    Port,
+    Token,
+    address_problems,
+    budget_problems,
+    quorum_problems,
+)
+from boki.log.limits import MIB, Limits
 
 
 class UpConfig(Config, frozen=True, kw_only=True):
@@ -23,7 +42,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     host: Host = "127.0.0.1"
     port: Port = 8080
     token: Token = ""
-    insecure: Annotated[bool, Meta(description="Listen on any address without a token.")] = False
+    insecure: Insecure = False
     engines: Annotated[int, Meta(ge=1, le=64, description="Engines: they run functions and serve the log.")] = 2
     storage: Annotated[int, Meta(ge=1, le=64, description="Storage nodes, each with its own directory.")] = 3
     sequencers: Annotated[int, Meta(ge=1, le=15, description="Sequencers, an odd number.")] = 3
@@ -40,27 +59,16 @@ class UpConfig(Config, frozen=True, kw_only=True):
         int, Meta(ge=1, le=255, description="Physical logs at the first start; later: `boki reconfigure`.")
     ] = 1
     index_replicas: Annotated[int, Meta(ge=0, le=64, description="Engines that hold the index; 0: all.")] = 0
-    durability: Annotated[
-        Durability,
-        Meta(
-            description="fsync: an append is on disks when it returns. memory: a power cut loses appends that returned."
-        ),
-    ] = "fsync"
-    index_memory_bytes: Annotated[int, Meta(ge=MIB, description="An engine's budget for the index.")] = 256 * MIB
-    cache_bytes: Annotated[int, Meta(ge=MIB, description="An engine's budget for the record cache.")] = 256 * MIB
-    aux_cache_bytes: Annotated[int, Meta(ge=64 * KIB, description="An engine's budget for auxiliary data.")] = 32 * MIB
-    append_buffer_bytes: Annotated[
-        int, Meta(ge=MIB, description="Appends that wait at an engine for their order; beyond it they are refused.")
-    ] = 64 * MIB
-    batch_bytes: Annotated[int, Meta(ge=4 * KIB, description="Appends travel in batches of about this size.")] = MIB
-    disk_reserve_bytes: Annotated[
-        int, Meta(ge=0, description="Appends are refused when a storage node's disk has less room than this.")
-    ] = 64 * MIB
-    keep_calls_s: Annotated[
-        float, Meta(gt=0, description="How long results of asynchronous calls and idempotency keys are kept.")
-    ] = 86_400.0
-    drain_s: Annotated[float, Meta(ge=0, description="How long a stop waits for calls that still run.")] = 10.0
-    log_format: Annotated[LogFormat, Meta(description="console: for people. json: one object a line.")] = "console"
+    durability: DurabilityField = "fsync"
+    index_memory_bytes: IndexMemory = 256 * MIB
+    cache_bytes: CacheSize = 256 * MIB
+    aux_cache_bytes: AuxCacheSize = 32 * MIB
+    append_buffer_bytes: AppendBuffer = 64 * MIB
+    batch_bytes: BatchSize = MIB
+    disk_reserve_bytes: DiskReserve = 64 * MIB
+    keep_calls_s: KeepCalls = 86_400.0
+    drain_s: Drain = 10.0
+    log_format: LogFormatField = "console"
     limits: Limits = Limits()
 
     def problems(self) -> list[str]:
@@ -68,14 +76,16 @@ class UpConfig(Config, frozen=True, kw_only=True):
         found = []
         if self.replicas > self.storage:
             found.append(f"replicas is {self.replicas}, but there are only {self.storage} storage nodes")
-        if self.write_quorum > self.replicas:
-            found.append(f"write_quorum is {self.write_quorum}, but there are only {self.replicas} replicas")
-        if self.sequencers % 2 == 0:
-            found.append(f"sequencers is {self.sequencers}: an even number tolerates no more losses than one less")
+        found += quorum_problems(self.replicas, self.write_quorum, self.sequencers)
         if self.index_replicas > self.engines:
             found.append(f"index_replicas is {self.index_replicas}, but there are only {self.engines} engines")
-        if not self.token and not self.insecure and not is_loopback(self.host):
-            found.append(f"host {self.host} is open to others: set a token, or say insecure if you mean it")
+        found += budget_problems(
+            self.limits,
+            keep_calls_s=self.keep_calls_s,
+            cache_bytes=self.cache_bytes,
+            append_buffer_bytes=self.append_buffer_bytes,
+        )
+        found += address_problems(self.host, self.token, self.insecure)
         return found
 
     @property
