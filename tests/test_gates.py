@@ -3,6 +3,7 @@
 What runs here is what runs in CI; there is no second list of checks anywhere.
 """
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -90,3 +91,10 @@ def test_an_import_upwards_is_found(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "boki.storage.core -> boki.host" in done.stdout, done.stdout + done.stderr
     assert "boki.gateway.core -> boki.engine.core" in done.stdout
+
+
+@pytest.mark.xdist_group("gates")
+def test_tests_of_one_group_share_one_worker(request: pytest.FixtureRequest) -> None:
+    """Else each worker would start the group's cluster again, and nothing would say why: pytest-xdist's issue 1386."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@gates"), f"pytest {pytest.__version__} ignores groups: see pyproject.toml"
