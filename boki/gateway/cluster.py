@@ -64,6 +64,8 @@ _GRACE_S: Final = 1.0
 """An engine answers at the deadline; the gateway gives its answer this much longer to arrive."""
 _ASK_AFTER_US: Final = 1_000_000
 """Requests that wait for so long are asked about: the request, or its answer, may be lost."""
+_HOLD_S: Final = 5.0
+"""How long a request may wait for an engine that takes it while each refuses it without beginning it."""
 _STATUS_S: Final = 1.0
 _MAX_IN_FLIGHT: Final = 8192
 """Log operations and logged calls that may wait for one engine."""
@@ -221,18 +223,22 @@ class ClusterBackend:
         if it is up; else the one that the book's operations go to.
 
         An engine that refuses it because it is unavailable leaves it to the next one; so does, if it `is_repeatable`,
-        one that is lost. Raises the last refusal, `ConnectionLost`, `DeadlineExceeded`, `Overloaded` or `Unavailable`;
-        any refusal whose outcome is unknown because an engine that was lost may have carried it out.
+        one that is lost. While every one refuses it, they are asked again for some seconds. Raises the last refusal,
+        `ConnectionLost`, `DeadlineExceeded`, `Overloaded` or `Unavailable`; any refusal whose outcome is unknown
+        because an engine that was lost may have carried it out.
         """
         changes = _changes(make(0, 1))
-        until = self._loop.time() + timeout_s
+        asked_at = self._loop.time()
+        until = asked_at + timeout_s
         tried: set[NodeId] = set()
         trouble: BokiError = Unavailable("no engine is up", retry_after_s=RETRY_AFTER_S)
         while True:
             node = first if first in self.roster.up and first not in tried else self.roster.for_book(book, tried)
             left_s = until - self._loop.time()
             if node is None:
-                if not isinstance(trouble, ConnectionLost) or left_s <= 0:
+                if not isinstance(trouble, ConnectionLost):
+                    left_s = min(left_s, asked_at + _HOLD_S - self._loop.time())
+                if left_s <= 0:
                     raise trouble
                 tried.clear()
                 await self._until_changed(min(left_s, _TICK_S))

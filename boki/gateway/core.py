@@ -3,11 +3,12 @@
 Everything that is in flight counts against a budget, in numbers and in bytes; what does not fit is refused at once,
 with a time after which to come again, because a queue in front of a full system only adds to every caller's wait. A
 call goes to the least busy engine that has its function; one without the index counts as twice as busy, because each
-log operation there is one more way over the network. The engine enforces the call's deadline; the gateway looks at it
-too, a grace later, for the case that the engine's answer is lost.
+log operation there is one more way over the network. While no engine takes calls, because one is about to stop and the
+other has yet to start, calls that nobody has begun are held, for a few seconds at most. The engine enforces the call's
+deadline; the gateway looks at it too, a grace later, for the case that the engine's answer is lost.
 
 Every call that is started ends exactly once: by `finish`, by an `Answer` of `lose_engine` (its engine is gone), or by
-an `Answer` of `tick` (overdue). What comes later finds it gone.
+an `Answer` of `tick` (overdue, or held for too long). What comes later finds it gone.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Budget:
     """What subscriptions may hold of these, together, so that readers who stall leave room for calls."""
     grace_us: int = 1_000_000
     """How long after a call's deadline its engine's answer is still waited for."""
+    hold_us: int = 5_000_000
+    """How long a call may wait for an engine that takes calls while none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,10 @@ class _Started:
     engine: _Engine | None = None
     refused_by: set[NodeId] = field(default_factory=set)
     """Engines that had it and did not begin it."""
+    refusal: Failure | None = None
+    """What the last of them said."""
+    held_since_us: int = 0
+    """Since when no engine has taken it; 0: one has."""
 
 
 class GatewayCore:
@@ -94,6 +101,7 @@ class GatewayCore:
         self.bytes_in_flight = 0
         self._engines: dict[NodeId, _Engine] = {}
         self._calls: dict[str, _Started] = {}
+        self._held: dict[str, None] = {}  # tokens, the oldest first
         self._start_count = 0
 
     @property
@@ -110,21 +118,27 @@ class GatewayCore:
         """The live engines, and how many calls each has."""
         return {node: engine.call_count for node, engine in self._engines.items()}
 
-    def note_engine(self, node: NodeId, standing: Standing) -> None:
-        """The engine is up, and this is how it stands now."""
+    def note_engine(self, node: NodeId, standing: Standing) -> list[str]:
+        """The engine is up, and this is how it stands now; which held calls are to be dispatched again."""
         engine = self._engines.get(node)
         if engine is None:
             self._engines[node] = _Engine(node, standing)
         else:
             engine.standing = standing
+        if not standing.takes_calls or not self._held:
+            return []
+        for token in self._held:
+            self._calls[token].refused_by.clear()
+        return list(self._held)
 
     def lose_engine(self, node: NodeId) -> list[Answer]:
         """The engine is gone: the calls it had may have run in part, and nobody will answer them."""
         lost = self._engines.pop(node, None)
         if lost is None:
             return []
+        failure = Failure.of(CallLost(f"engine {node} was lost while it had the call", engine=node))
         return [
-            self._give_up(token, CallLost(f"engine {node} was lost while it had the call", engine=node))
+            self._give_up(token, failure)
             for token in [token for token, call in self._calls.items() if call.engine is lost]
         ]
 
@@ -141,23 +155,28 @@ class GatewayCore:
                 limit=self.budget.calls,
             )
         self._refuse_if_draining()
-        if not self._engines:
-            raise Unavailable("no engine is up", retry_after_s=RETRY_AFTER_S)
         self._take_bytes(size_bytes)
         self._calls[token] = _Started(size_bytes, deadline_us)
 
-    def dispatch(self, token: str, function: str) -> NodeId:
-        """The engine that gets the call.
+    def dispatch(self, token: str, function: str, now_us: int, refusal: Failure | None = None) -> NodeId | None:
+        """The engine that gets the call. None: no engine takes calls now, and the call is held until `note_engine`
+        names it, or `tick` gives it up.
 
-        Asked again, after that engine has refused the call without beginning it: another one. `Unavailable` if there
-        is none (any more), `Overloaded` if all have as many calls as they take; the call is still to be finished.
+        Asked again, after that engine has refused the call without beginning it: another one. `Overloaded` if all have
+        as many calls as they take; the call is still to be finished.
         """
         call = self._calls[token]
+        call.refusal = refusal or call.refusal
         if call.engine is not None:
             call.engine.call_count -= 1
             call.refused_by.add(call.engine.node)
             call.engine = None
         engine = self._choose(function, call.refused_by)
+        if engine is None:
+            call.held_since_us = call.held_since_us or now_us
+            self._held[token] = None
+            return None
+        self._held.pop(token, None)
         self._start_count += 1
         engine.last_start = self._start_count
         engine.call_count += 1
@@ -168,10 +187,10 @@ class GatewayCore:
         """How much time the call has left, at least a microsecond."""
         return max(self._calls[token].deadline_us - now_us, 1)
 
-    def _choose(self, function: str, excluded: Container[NodeId]) -> _Engine:
+    def _choose(self, function: str, excluded: Container[NodeId]) -> _Engine | None:
         engines = [e for e in self._engines.values() if e.standing.takes_calls and e.node not in excluded]
         if not engines:
-            raise Unavailable("no engine is up that takes calls", retry_after_s=RETRY_AFTER_S)
+            return None
         # just after a deployment some may not have it yet; if none has it, any may say so
         engines = [e for e in engines if _has(e, function)] or engines
         free = [engine for engine in engines if engine.load < engine.standing.capacity]
@@ -188,6 +207,7 @@ class GatewayCore:
         call = self._calls.pop(token, None)
         if call is None:
             return False
+        self._held.pop(token, None)
         if call.engine is not None:
             call.engine.call_count -= 1
         self.bytes_in_flight -= call.size_bytes
@@ -245,12 +265,19 @@ class GatewayCore:
         self.bytes_in_flight -= size_bytes
 
     def tick(self, now_us: int) -> list[Answer]:
-        """Give up the calls whose engine should have answered by now."""
+        """Give up the calls whose engine should have answered by now, and those that were held for too long."""
         limit = now_us - self.budget.grace_us
+        overdue = [token for token, call in self._calls.items() if call.deadline_us < limit and token not in self._held]
+        held = [token for token in self._held if self._is_held_too_long(self._calls[token], now_us)]
+        late = Failure.of(DeadlineExceeded("the call's deadline passed, and its engine has not answered"))
+        nobody = Failure.of(Unavailable("no engine is up that takes calls", retry_after_s=RETRY_AFTER_S))
         return [
-            self._give_up(token, DeadlineExceeded("the call's deadline passed, and its engine has not answered"))
-            for token in [token for token, call in self._calls.items() if call.deadline_us < limit]
+            *(self._give_up(token, late) for token in overdue),
+            *(self._give_up(token, self._calls[token].refusal or nobody) for token in held),
         ]
+
+    def _is_held_too_long(self, call: _Started, now_us: int) -> bool:
+        return now_us - call.held_since_us >= self.budget.hold_us or now_us >= call.deadline_us
 
     def _refuse_if_draining(self) -> None:
         if self.is_draining:
@@ -266,9 +293,9 @@ class GatewayCore:
             )
         self.bytes_in_flight += size_bytes
 
-    def _give_up(self, token: str, error: CallLost | DeadlineExceeded) -> Answer:
+    def _give_up(self, token: str, failure: Failure) -> Answer:
         self.finish(token)
-        return Answer(token, Outcome(None, Failure.of(error)))
+        return Answer(token, Outcome(None, failure))
 
 
 def _has(engine: _Engine, function: str) -> bool:

@@ -109,7 +109,7 @@ class Gateway:
 
     def engine_changed(self, engine: NodeId, standing: Standing) -> None:
         """See `boki.gateway.backend.EngineWatcher`."""
-        self.core.note_engine(engine, standing)
+        self._calls.dispatch_again(self.core.note_engine(engine, standing))
 
     def engine_lost(self, engine: NodeId) -> None:
         """See `boki.gateway.backend.EngineWatcher`."""

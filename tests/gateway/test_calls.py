@@ -224,7 +224,7 @@ def test_errors_have_the_status_codes_that_people_expect(error: BokiError, statu
     """Whether the call was refused or ended so, body and status are the same; some say when to come again."""
 
     async def scenario() -> None:
-        async with serving() as (gateway, backend, http):
+        async with serving(budget=Budget(hold_us=0)) as (gateway, backend, http):
             backend.refusal = error
             async with http.post("/function/echo") as response:
                 body = await refused(response, status, error.code)

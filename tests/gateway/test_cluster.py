@@ -136,13 +136,21 @@ def test_a_read_whose_answer_is_lost_is_asked_again() -> None:
     in_cluster(scenario)
 
 
-def test_without_an_engine_requests_are_refused_at_once() -> None:
-    """As not applied."""
+def test_without_an_engine_requests_wait_for_one_and_are_refused_after_some_seconds() -> None:
+    """As not applied; while one engine ends and the next one starts, their callers notice nothing but the time."""
 
     async def scenario(cluster: Cluster) -> None:
+        first, _ = home(cluster)
         cluster.register()
+        began_us = now_us()
         with pytest.raises(Unavailable, match="no engine is up"):
             await cluster.backend.request(Read("book"), {}, 30.0)
+        assert began_us + 5_000_000 <= now_us() <= began_us + 5_500_000
+        asked = asyncio.create_task(cluster.backend.request(append(b"1"), {}, 30.0))
+        await time_passes(2.0)
+        assert not asked.done()
+        cluster.register(first.node)
+        assert isinstance(await asyncio.wait_for(asked, 5.0), Appended)
 
     in_cluster(scenario)
 

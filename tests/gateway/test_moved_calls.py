@@ -6,17 +6,17 @@ import asyncio
 
 from boki.calls import Outcome, Payload
 from boki.errors import Unavailable
-from boki.gateway.core import Standing
+from boki.gateway.core import Budget, Standing
 from boki.log.ids import NodeId
 from boki.log.operations import Failure
 from tests.gateway.fake_backend import run, serving
 
 
 def test_what_one_engine_cannot_run_at_all_another_may() -> None:
-    """A call that was refused unbegun, because its engine stops, moves on; each engine is asked once."""
+    """A call that was refused unbegun, because its engine stops, moves on; when each has refused, it waits."""
 
     async def scenario() -> None:
-        async with serving() as (gateway, backend, http):
+        async with serving(budget=Budget(hold_us=0)) as (gateway, backend, http):
             other = NodeId("engine-2")
 
             async def post() -> tuple[int, object]:
@@ -37,5 +37,26 @@ def test_what_one_engine_cannot_run_at_all_another_may() -> None:
                 assert (await task)[0] == status
                 assert gateway.core.is_idle
                 assert gateway.core.engines() == {backend.engines[0]: 0, other: 0}
+
+    run(scenario())
+
+
+def test_a_call_that_nobody_takes_now_is_run_by_the_first_engine_that_does() -> None:
+    """Between the end of one engine and the start of the next, callers notice nothing but the time."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, http):
+            task = asyncio.create_task(http.post("/function/hang"))
+            await backend.until(lambda: bool(backend.hanging))
+            _, first = backend.hanging.popitem()
+            first(Outcome(None, Failure.of(Unavailable("the engine is stopping"))))
+            gateway.engine_lost(backend.engines[0])
+            assert backend.engines_asked == [backend.engines[0]]
+            gateway.engine_changed(NodeId("engine-2"), Standing())
+            assert backend.engines_asked == [backend.engines[0], "engine-2"]
+            backend.hanging.popitem()[1](Outcome(Payload("json", b"1"), None))
+            async with await task as response:
+                assert (response.status, await response.json()) == (200, 1)
+            assert gateway.core.is_idle
 
     run(scenario())

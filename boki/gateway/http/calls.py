@@ -28,6 +28,7 @@ from boki.gateway.http.connections import body_size, read_body, send
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
+from boki.log.operations import Failure
 from boki.runtime.http_exchange import BOOK, CONTENT_TYPES, ENCODINGS, INVOCATION, MAX_WAIT_S, POSITION, TRACEPARENT
 
 _TICK_S = 0.25
@@ -42,6 +43,7 @@ class FunctionCalls:
         self._config = config
         self._clock = clock
         self._waiting: dict[str, asyncio.Future[Outcome]] = {}
+        self._held: dict[str, Call] = {}  # no engine takes them now
         self._ticker: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -66,6 +68,15 @@ class FunctionCalls:
         for answer in lost:
             self._resolve(answer.token, answer.value)
 
+    def dispatch_again(self, held: Iterable[str]) -> None:
+        """An engine takes calls again: these calls were held until one does."""
+        for token in held:
+            call = self._held.pop(token)
+            try:
+                self._dispatch(self._late(call))
+            except BokiError as error:
+                self._end(call, Outcome(None, Failure.of(error)))
+
     async def invoke(self, request: BaseRequest, name: str) -> Response:
         """`POST /function/{name}`: run it, answer its result."""
         info = self._find(name)
@@ -86,6 +97,7 @@ class FunctionCalls:
             # Nothing to do if the call has ended; if it was refused, or the client left, its place is free now.
             self._core.finish(call.id)
             self._waiting.pop(call.id, None)
+            self._held.pop(call.id, None)
         return await self._answer(request, call, outcome)
 
     async def invoke_later(self, request: BaseRequest, name: str) -> Response:
@@ -173,22 +185,32 @@ class FunctionCalls:
             call.id, call.function, payload, call.book, call.timeout_us, 0, call.positions, call.traceparent, ""
         )
 
-    def _dispatch(self, call: Call) -> None:
-        engine = self._core.dispatch(call.id, call.function)
-        self._backend.start_call(engine, call, partial(self._ended, call))
+    def _dispatch(self, call: Call, refusal: Failure | None = None) -> None:
+        engine = self._core.dispatch(call.id, call.function, self._clock(), refusal)
+        if engine is None:
+            self._held[call.id] = call
+        else:
+            self._backend.start_call(engine, call, partial(self._ended, call))
 
     def _ended(self, call: Call, outcome: Outcome) -> None:
         """An engine has answered. One that cannot run the call at all may leave it to another."""
         failure = outcome.failure
         if failure is not None and failure.code == Unavailable.code and failure.outcome == "not_applied":
-            with suppress(BokiError, KeyError):  # there is no other engine, or nobody waits any more
-                left_us = self._core.left_us(call.id, self._clock())
-                self._dispatch(msgspec.structs.replace(call, timeout_us=left_us))
+            with suppress(BokiError, KeyError):  # no other engine has room, or nobody waits any more
+                self._dispatch(self._late(call), failure)
                 return
+        self._end(call, outcome)
+
+    def _late(self, call: Call) -> Call:
+        """The call, with the time that it has left."""
+        return msgspec.structs.replace(call, timeout_us=self._core.left_us(call.id, self._clock()))
+
+    def _end(self, call: Call, outcome: Outcome) -> None:
         if self._core.finish(call.id):
             self._resolve(call.id, outcome)
 
     def _resolve(self, token: str, outcome: Outcome) -> None:
+        self._held.pop(token, None)
         future = self._waiting.pop(token, None)
         if future is not None and not future.done():
             future.set_result(outcome)
