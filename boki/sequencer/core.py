@@ -29,7 +29,7 @@ from typing import Any, Final
 from boki.effects import Delete, DiskReader, Effect, Load, Loaded, Put, Send, Store
 from boki.follower import COORDINATOR
 from boki.log.ids import LogId, NodeId, Term
-from boki.log.metalog import MetalogEntry, decode_entry
+from boki.log.metalog import Cut, MetalogEntry, decode_entry
 from boki.log.quorum import quorum_reached
 from boki.log.view import View, ViewChain
 from boki.messages import (
@@ -69,6 +69,8 @@ from boki.sequencer.primary import Primary
 
 _PAGE_ENTRIES: Final = 10_000
 _REPEAT_US: Final = 250_000
+_STORAGE_US: Final = 10_000
+"""So far apart storage nodes are told of cuts."""
 _STALL_US: Final = 1_000_000
 """A primary whose entry has waited so long for a majority that it may be cut off from the others."""
 
@@ -172,7 +174,11 @@ class SequencerCore:
         effects: list[Effect] = []
         for log, primary in self._primaries.items():
             store = self._stores[self.chain.current.term, log]
-            if not primary.has_news or not store.may("append") or store.committed < store.length:
+            if not store.may("append"):
+                continue
+            if store.committed > primary.told_storage_until and now_us - primary.told_storage_at >= _STORAGE_US:
+                effects += self._tell_storage(store, primary, now_us)
+            if not primary.has_news or store.committed < store.length:
                 continue
             entries = primary.take_proposal(self.chain.current.write_quorum, now_us)
             if entries:
@@ -285,12 +291,31 @@ class SequencerCore:
             store.committed = committed
             entries = store.recent(before, committed)
             assert entries is not None, "one proposal is in flight, and it is far smaller than what memory holds"
-            news = Metalog(store.term, store.log, before, tuple(entries), committed)
-            # engines first: somebody waits there
-            for reader in sorted(self._subscribers.get(store.log, ()), key=view.storage.__contains__):
-                yield Send(reader, news)
+            yield from self._publish(store, primary, Metalog(store.term, store.log, before, tuple(entries), committed))
         elif message.stored_until < before and sender != self.node:
             yield from self._send_entries(store, sender, message.stored_until)
+
+    def _publish(self, store: MetalogStore, primary: Primary, news: Metalog) -> Iterable[Effect]:
+        """Engines hear of what is committed at once, first those where somebody waits for it. Storage nodes do when it
+        is more than cuts: what they learn from these alone is in no hurry.
+        """
+        readers = self._subscribers.get(store.log, ())
+        storage = self.chain.current.storage
+        waiting = primary.waiting_for(news.entries)
+        others = [reader for reader in readers if reader not in storage and reader not in waiting]
+        for reader in (*(reader for reader in waiting if reader in readers), *others):
+            yield Send(reader, news)
+        if not all(isinstance(entry, Cut) for entry in news.entries):
+            yield from self._tell_storage(store, primary, primary.proposed_at)
+
+    def _tell_storage(self, store: MetalogStore, primary: Primary, now_us: int) -> Iterable[Effect]:
+        """Tell storage nodes what has been committed since they were last told."""
+        first, until = primary.told_storage_until, store.committed
+        primary.told_storage_until, primary.told_storage_at = until, now_us
+        entries = store.recent(first, until)
+        news = Metalog(store.term, store.log, until if entries is None else first, tuple(entries or ()), until)
+        storage = self.chain.current.storage
+        return [Send(reader, news) for reader in self._subscribers.get(store.log, ()) if reader in storage]
 
     def _send_entries(self, store: MetalogStore, backup: NodeId, first: int) -> Iterable[Effect]:
         """Entries that a backup lacks, from memory or, if it was away for long, from the disk."""

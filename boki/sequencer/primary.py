@@ -10,7 +10,7 @@ Rule: what has been asked for is judged when it is appended, because what stands
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +28,7 @@ NEARLY_FULL: Final = MAX_POSITION - (1 << 31)
 class _Shard:
     """An open shard as the primary counts it."""
 
+    engine: NodeId
     replicas: tuple[NodeId, ...]
     stored: dict[NodeId, tuple[int, int]] = field(default_factory=dict)
     """Per replica, (incarnation, stored until)."""
@@ -45,6 +46,10 @@ class Primary:
         self.acknowledged: dict[NodeId, int] = {}
         """Per sequencer, how many entries it holds durably."""
         self.proposed_at = 0
+        self.told_storage_until = 0
+        """How many entries storage nodes have been told of,"""
+        self.told_storage_at = 0
+        """and when."""
         self._shards: dict[ShardId, _Shard] = {}
         self._closed: set[ShardId] = set()
         self._fenced: set[int] = set()
@@ -80,6 +85,11 @@ class Primary:
         if len(self._requested) < _MAX_REQUESTED and self._is_news(entry):
             self._requested[entry] = None
 
+    def waiting_for(self, entries: Iterable[MetalogEntry]) -> list[NodeId]:
+        """The engines whose appends the entries order."""
+        numbers = [number for entry in entries if isinstance(entry, Cut) for number, _ in entry.until]
+        return sorted({self._shards[number].engine for number in numbers if number in self._shards})
+
     def take_proposal(self, quorum: int, now_us: int) -> Sequence[MetalogEntry]:
         """What to append now: what was asked for, then a cut if any shard has moved. Empty if there is nothing."""
         entries: list[MetalogEntry] = []
@@ -108,8 +118,8 @@ class Primary:
 
     def _take(self, entry: MetalogEntry) -> None:
         match entry:
-            case OpenShard(shard, _, replicas):
-                self._shards[shard] = _Shard(replicas)
+            case OpenShard(shard, engine, replicas):
+                self._shards[shard] = _Shard(engine, replicas)
             case CloseShard(shard, is_lost):
                 incarnation = shard_incarnation(shard)
                 if is_lost:

@@ -2,7 +2,8 @@
 
 **Reports.** A batch is written, and the report of how far its shard is stored, contiguously, rides on that write: it
 leaves after the sync. Reports are absolute numbers under this node's incarnation, so losing or repeating one does no
-harm, and a disk that was wiped (a new incarnation) counts for nothing it once said.
+harm, and a disk that was wiped (a new incarnation) counts for nothing it once said. They go to the primary; the shard's
+engine hears of it when a report is repeated because no cut has covered it, when the disk is full, and of a new disk.
 
 **Following the metalog.** From the cuts the node learns what is ordered: what it is to hold and lacks it fetches from
 other replicas (`boki.storage.repair`). When a shard is closed, by an entry or by the end of its term, what was never
@@ -99,7 +100,8 @@ class StorageCore:
         self._takeover = Takeover()
         self._snapshots = Snapshots(lambda: msgspec.msgpack.encode(self._state(self.holdings.shards)))
         self._membership = Membership(number=-1)
-        self._reports: set[ShardKey] = set()
+        self._reports: dict[ShardKey, bool] = {}
+        """Shards to be reported with the next write, and whether their engine is told, too."""
         self._sent_away: dict[ShardKey, None] = {}
         self._unsaved_entries = 0
         self._repeat_at = 0
@@ -201,7 +203,7 @@ class StorageCore:
                 shard = self.holdings.shards[key]
                 is_full = not self.has_room and key[0] == self.follower.term
                 if is_full or shard.stored_until > shard.order.until_lid:
-                    self._reports.add(key)
+                    self._reports[key] = True
             self.saved.forget(now_us)
             self._snapshots.forget(now_us)
         self._remove_some()
@@ -251,7 +253,7 @@ class StorageCore:
         if shard.is_removed or (shard.is_closed and header.until_lid > shard.order.until_lid):
             return ()
         shard.engine = shard.engine or engine
-        self._reports.add(key)
+        self._reports[key] = self._reports.get(key, not self.has_room)
         if self._may_store:
             self.holdings.put(key, header.first_lid, header.until_lid, batch)
         return ()
@@ -259,7 +261,8 @@ class StorageCore:
     def _flush(self, also: Sequence[Put | Delete] = (), then: Sequence[Effect] = ()) -> list[Effect]:
         """Write what has gathered, and `also`; tell of it when it is durable."""
         flushed = self.holdings.flush(also)
-        told = [*(effect for key in sorted(self._reports) for effect in self._report(key)), *then]
+        told = [effect for key, is_wide in sorted(self._reports.items()) for effect in self._report(key, is_wide)]
+        told += then
         self._reports.clear()
         if flushed is None:
             return [Store((), then=told)] if told else []
@@ -278,19 +281,19 @@ class StorageCore:
                 yield effect
         yield from self.sweep.go_on(is_busy=is_busy)
 
-    def _report(self, key: ShardKey) -> Iterable[Effect]:
+    def _report(self, key: ShardKey, is_wide: bool) -> Iterable[Effect]:
         term, log, number = key
         shard = self.holdings.shards[key]
         if shard.is_closed or term not in self.follower.chain:
             return
         progress = ShardProgress(term, log, number, self.incarnation, shard.stored_until, self.has_room)
         yield Send(self.follower.chain[term].primaries[log], progress)
-        if shard.engine is not None:
+        if shard.engine is not None and is_wide:
             yield Send(shard.engine, progress)
 
     def _change_room(self, room: DiskRoom) -> Iterable[Effect]:
         self.has_room, self._may_store = room.has_room, room.may_store
-        self._reports |= {key for key in self._open if key[0] == self.follower.term}
+        self._reports |= {key: True for key in self._open if key[0] == self.follower.term}
         word = "has room again" if room.has_room else "is nearly full: appends are refused, reads and trims go on"
         return (Trace(logging.WARNING, f"the disk {word}"),)
 
@@ -336,7 +339,7 @@ class StorageCore:
                 self._open.add(key)
                 if self.node in replicas and term == self._newest_term:
                     # even if it has nothing: what a disk that is gone once said must not count any longer
-                    self._reports.add(key)
+                    self._reports[key] = True
             case CloseShard(number, is_lost):
                 if is_lost:
                     incarnation = shard_incarnation(number)
