@@ -5,6 +5,9 @@ among them is not in that cut any more; so nothing of a shard is ordered after i
 is not opened again, however late its `OpenShard` comes. A **fence** (`CloseShard.is_lost`) closes all shards of an
 engine's incarnation, those that it has not opened yet, too, until the end of the term.
 
+**A trim happens once.** It reaches up to the log's end at its place, so a repetition that came late would free what was
+appended since. An engine numbers its trims upwards: those that are remembered no longer are told by their number.
+
 Rule: what has been asked for is judged when it is appended, because what stands before it may have closed its shard.
 """
 
@@ -55,6 +58,8 @@ class Primary:
         self._fenced: set[int] = set()
         self._requested: dict[MetalogEntry, None] = {}
         self._trims: dict[tuple[NodeId, int], None] = {}
+        self._forgotten_trims: dict[NodeId, int] = {}
+        """Per engine, the highest number of a trim that is remembered no longer: what is not above it comes too late."""
         self._last_time_us = start_time_us
 
     @property
@@ -113,7 +118,8 @@ class Primary:
                     return shard_incarnation(shard) not in self._fenced
                 return shard in self._shards
             case Trim():
-                return (entry.engine, entry.request) not in self._trims
+                is_late = entry.request <= self._forgotten_trims.get(entry.engine, -1)
+                return not is_late and (entry.engine, entry.request) not in self._trims
         return False  # nobody but the primary makes cuts
 
     def _take(self, entry: MetalogEntry) -> None:
@@ -132,7 +138,9 @@ class Primary:
             case Trim():
                 self._trims[entry.engine, entry.request] = None
                 if len(self._trims) > _REMEMBERED_TRIMS:
-                    del self._trims[next(iter(self._trims))]
+                    engine, number = next(iter(self._trims))
+                    del self._trims[engine, number]
+                    self._forgotten_trims[engine] = max(self._forgotten_trims.get(engine, -1), number)
 
     def _cut(self, quorum: int, now_us: int) -> Cut | None:
         self.moved = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from boki.log.ids import NodeId
-from boki.log.metalog import Cut, OpenShard, Trim
+from boki.log.metalog import Cut, MetalogEntry, OpenShard, Trim
 from boki.messages import (
     AppendEntry,
     AskTail,
@@ -23,6 +25,7 @@ from boki.messages import (
 )
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import NEXT, Phase
+from boki.sequencer.primary import Primary
 from tests.members import ENGINE, SHARD, view
 from tests.world import World
 
@@ -138,6 +141,22 @@ def test_requests_are_appended_once_however_often_they_come() -> None:
         world.tell(PRIMARY, RequestEntry(1, 0, OpenShard(SHARD, ENGINE, REPLICAS)), "engine-1")
         world.run()
     assert published(world)[1:] == [trim]
+
+
+def test_a_trim_that_is_remembered_no_longer_is_not_made_again() -> None:
+    """Made late, it would free what was appended since; a newer one of that engine is made, and so is any of another's."""
+    primary = Primary(0)
+
+    def take(engine: NodeId, number: int) -> Sequence[MetalogEntry]:
+        primary.request(Trim("book", None, 1 << 62, False, engine, number))
+        return primary.take_proposal(1, 0)
+
+    for number in range(10, 10_012):
+        assert take(ENGINE, number)
+    for number in (9, 10, 11, 10_011):
+        assert not take(ENGINE, number)
+    assert take(ENGINE, 10_012)
+    assert take(NodeId("engine-2"), 11)
 
 
 def test_nobody_can_request_a_cut() -> None:
