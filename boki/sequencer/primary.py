@@ -59,7 +59,7 @@ class Primary:
         self._requested: dict[MetalogEntry, None] = {}
         self._trims: dict[tuple[NodeId, int], None] = {}
         self._forgotten_trims: dict[NodeId, int] = {}
-        """Per engine, the highest number of a trim that is remembered no longer: what is not above it comes too late."""
+        """Per engine, the highest number of a trim that is remembered no longer: only what is above it is new."""
         self._last_time_us = start_time_us
 
     @property

@@ -131,6 +131,31 @@ def test_one_entry_is_in_flight_and_the_next_cut_takes_all_that_gathered() -> No
     assert cuts == [((SHARD, 1),), ((SHARD, 4),)]
 
 
+def test_storage_nodes_hear_of_cuts_later_and_of_all_else_at_once() -> None:
+    """Nobody waits for what they learn from cuts; they are told of several at once, and nothing is left out."""
+    world = cluster()
+    storage = NodeId("storage-1")
+    world.tell(PRIMARY, FetchMetalog(1, 0, 0), storage)
+    world.run()
+
+    def told(node: NodeId) -> list[tuple[int, int]]:
+        news = [each for _, to, each in world.sent if to == node and isinstance(each, Metalog) and each.entries]
+        return [(each.first_index, each.first_index + len(each.entries)) for each in news]
+
+    before = told(storage)
+    for until in (1, 2, 3):
+        report(world, 1, until)
+        report(world, 2, until)
+        world.run()
+    assert told(ENGINE)[-3:] == [(1, 2), (2, 3), (3, 4)]
+    assert told(storage) == before
+    world.tick()
+    assert told(storage) == [*before, (1, 4)]
+    world.tell(PRIMARY, RequestEntry(1, 0, Trim("book", None, 5, False, ENGINE, 1)), ENGINE)
+    world.run()
+    assert told(storage)[-1] == (4, 5)
+
+
 def test_requests_are_appended_once_however_often_they_come() -> None:
     """An engine repeats until it sees its entry; the metalog holds it once."""
     world = cluster()
@@ -144,7 +169,7 @@ def test_requests_are_appended_once_however_often_they_come() -> None:
 
 
 def test_a_trim_that_is_remembered_no_longer_is_not_made_again() -> None:
-    """Made late, it would free what was appended since; a newer one of that engine is made, and so is any of another's."""
+    """Made late, it would free what was appended since; newer ones of that engine are made, and any of another's."""
     primary = Primary(0)
 
     def take(engine: NodeId, number: int) -> Sequence[MetalogEntry]:
