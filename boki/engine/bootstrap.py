@@ -118,6 +118,8 @@ class Bootstrap:
         if self._applied and disk.get(STALE_KEY):
             self._own = _Own.STALE
         self._numbers = incarnation << _LIFE_BITS
+        self._asks_from = self._numbers
+        """Late answers to what was asked for before tell of pages that are gone, and not of what there is."""
         self._answers: dict[NodeId, _Found | None] = {}
         self._began_at = 0
         self._asked_at = 0
@@ -277,6 +279,7 @@ class Bootstrap:
         if self._load is not None and self._load.has_begun:
             self._own, self._applied = _Own.NOTHING, {}
         self._load = None
+        self._asks_from = self._numbers + 1
         self._began_at = now_us
         self._asked_at = 0
         return []
@@ -284,6 +287,8 @@ class Bootstrap:
     def _on_fetched(self, sender: NodeId, message: CheckpointFetched, now_us: int) -> list[Effect]:
         load = self._load
         if load is None:
+            if message.request < self._asks_from:
+                return []
             is_there = message.lineage > 0
             found = _Found(sender, message.lineage, message.number, message.positions) if is_there else None
             self._answers[sender] = found

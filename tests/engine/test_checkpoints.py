@@ -6,10 +6,13 @@ from random import Random
 
 import pytest
 
-from boki.engine.bootstrap import LOADING_KEY
+from boki.effects import Send
+from boki.engine.bootstrap import LOADING_KEY, Bootstrap
 from boki.engine.core import STALE, EngineCore
 from boki.engine.mirror import INDEX_KEYS
+from boki.follower import COORDINATOR
 from boki.log.ids import MAX_SEQNUM, NodeId
+from boki.log.membership import Member, Membership, Role
 from boki.log.operations import TrimBook
 from boki.log.record import Expect
 from boki.messages import (
@@ -19,10 +22,13 @@ from boki.messages import (
     EntriesDropped,
     FetchBatches,
     FetchCheckpoint,
+    InstallMembership,
+    InstallView,
     Metalog,
     StoreCheckpoint,
 )
-from tests.engine.cluster import Cluster
+from tests.engine.cluster import CONFIG, Cluster
+from tests.members import view
 from tests.world import MemoryDisk
 
 
@@ -210,6 +216,41 @@ def test_a_load_that_is_interrupted_begins_anew(seed: int) -> None:
         cluster.until_ready("engine-2")
     assert LOADING_KEY not in cluster.disk("engine-2").rows
     assert cluster.read(engine="engine-2") == before
+
+
+def test_late_answers_about_a_checkpoint_that_was_replaced_do_not_say_that_there_is_none() -> None:
+    """Its pages were asked for more than once; whether there is another is asked anew."""
+    nodes = [NodeId(f"storage-{number}") for number in (1, 2, 3)]
+    members = tuple(Member(node=node, role=Role.STORAGE, incarnation=1) for node in nodes)
+    boot = Bootstrap(NodeId("engine-2"), 5, MemoryDisk(), CONFIG)
+    boot.receive(COORDINATOR, InstallView((view(),)), 1)
+    boot.receive(COORDINATOR, InstallMembership(Membership(number=1, members=members)), 1)
+    now_us = 1
+
+    def questions() -> list[FetchCheckpoint]:
+        nonlocal now_us
+        now_us += 600_000
+        return [each.message for each in boot.tick(now_us) if isinstance(each, Send)]
+
+    def answer(node: NodeId, request: int, lineage: int) -> None:
+        told = CheckpointFetched(request, lineage, 1, (), False, {0: 9} if lineage else {})
+        boot.receive(node, told, now_us)
+
+    first = questions()[0].request
+    for node in nodes:
+        answer(node, first, 7)
+    pages = [each.request for each in (*questions(), *questions(), *questions())]
+    assert len(pages) == 3
+    answer(nodes[0], pages[-1], 0)
+    for node in nodes:
+        answer(node, pages[0], 0)
+    again = questions()
+    assert [each.lineage for each in again] == [0, 0, 0]
+    assert boot.engine is None
+    for node in nodes:
+        answer(node, again[0].request, 0)
+    questions()
+    assert boot.engine is not None
 
 
 def test_a_storage_node_that_comes_later_gets_a_whole_index_in_time() -> None:
