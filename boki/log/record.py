@@ -36,10 +36,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Some records in order, and where the next page starts. Never empty before the end."""
+    """Some records in order, and where the next page starts. Never empty before the end.
+
+    `first_seqnum`: trims have taken away what lay below it (0: nothing), so a reader that stood below it has missed it.
+    """
 
     records: list[Record]
     next_start: int
+    first_seqnum: int = 0
 
 
 class Expect(msgspec.Struct, frozen=True, array_like=True):

@@ -212,7 +212,7 @@ def first_record(found: Found) -> Record | None:
 
 def page_of(found: Found) -> Page:
     """The answer as a page."""
-    return Page(records_of(found), found.next_start)
+    return Page(records_of(found), found.next_start, found.first_seqnum)
 
 
 class Cursor:

@@ -71,6 +71,14 @@ class LogBook:
     def __repr__(self) -> str:
         return f"<LogBook {self.name!r}>"
 
+    @property
+    def origin(self) -> object:
+        """Equal for all LogBooks that reach the same log in the same way: under it libraries keep what they share.
+
+        It can be referred to weakly, and lives as long as the way does.
+        """
+        return self._access.appends
+
     async def append(
         self, data: bytes, tags: Tags = (), *, when: When = (), key: str | None = None, timeout_s: float | None = None
     ) -> int:
@@ -126,14 +134,28 @@ class LogBook:
         return log_calls.first_record(await self._find(read))
 
     async def read(
-        self, tag: str | None = None, *, start: int = 0, stop: int | None = None, limit: int = DEFAULT_PAGE_RECORDS
+        self,
+        tag: str | None = None,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        limit: int = DEFAULT_PAGE_RECORDS,
+        wait_s: float = 0,
     ) -> Page:
         """Records with `start <= seqnum < stop`, `limit` of them at most; go on with `start=page.next_start`.
 
-        A page may be shorter than the limit, but is never empty before the end.
+        A page may be shorter than the limit, but is never empty before the end. If there is no record, wait up to
+        `wait_s` for one. A wait ends before the call's deadline.
         """
-        read = log_calls.read_page(self.name, tag, start, stop, limit, self._access.caller.limits)
-        return log_calls.page_of(await self._find(read))
+        caller = self._access.caller
+        read = log_calls.read_page(self.name, tag, start, stop, limit, caller.limits)
+        found = None
+        for poll in log_calls.polls(read, wait_s, caller):
+            found = await self._find(poll)
+            if found.slabs:
+                break
+        assert found is not None, "there is at least one poll"
+        return log_calls.page_of(found)
 
     def subscribe(
         self, tag: str | None = None, *, start: int | Literal["now"] = 0, on_trimmed: OnTrimmed = "raise"

@@ -41,6 +41,27 @@ async def read_prev_finds_the_last_at_or_before(logs: Logs) -> None:
         assert (record and record.seqnum) == seqnum
 
 
+async def a_page_waits_for_its_first_record(logs: Logs) -> None:
+    """`read(wait_s=)` ends with the record, has all that is there, and gives an empty page if none comes."""
+    assert (await logs.logbook.read("t", wait_s=0.01)).records == []
+    reading = asyncio.ensure_future(logs.logbook.read("t", wait_s=20))
+    await asyncio.sleep(0)
+    seqnum = await logs.logbook.append(b"x", tags=["t"])
+    assert [record.seqnum for record in (await reading).records] == [seqnum]
+    await logs.logbook.append(b"y", tags=["t"])
+    assert [record.data for record in (await logs.logbook.read("t", wait_s=20)).records] == [b"x", b"y"]
+
+
+async def a_page_tells_what_was_trimmed(logs: Logs) -> None:
+    """`first_seqnum` is above where a reader stood if it has missed records."""
+    seqnums = await logs.logbook.append_many([(data, ["t"]) for data in (b"a", b"b", b"c")])
+    assert (await logs.logbook.read("t")).first_seqnum <= seqnums[0]
+    await logs.logbook.trim(seqnums[2], tag="t")
+    page = await logs.logbook.read("t", start=seqnums[1])
+    assert page.first_seqnum == seqnums[2]
+    assert [record.data for record in page.records] == [b"c"]
+
+
 async def walking_meets_every_record_of_a_tag(logs: Logs) -> None:
     """Forward by `next_seqnum`, backward by `seqnum - 1`: each record once, other tags and books passed over."""
     for i in range(30):
