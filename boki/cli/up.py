@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 _START_TIMEOUT_S: Final = 90.0
+_REMIND_S: Final = 30.0
 _POLL_S: Final = 0.1
 _STATUS_EVERY_S: Final = 1.0
 _STOP_MARGIN_S: Final = 10.0
@@ -51,6 +52,10 @@ def run(**flags: Any) -> None:
     config = load_flags(UpConfig, flags, flags.pop("config"), shares_with=DevConfig)
     refuse_second(config)
     check_address(config.host, config.port)
+    if config.zookeeper:
+        from boki.cluster.probe import check_zookeeper
+
+        check_zookeeper(config.zookeeper)
     if is_detached:
         _detach(config)
     else:
@@ -126,9 +131,13 @@ async def _watch(screen: UpScreen, about: SupervisorState, config: UpConfig) -> 
     """Tell when the cluster is ready, and keep the screen fresh."""
     from boki.cluster.probe import is_ready, status_of
 
-    started = time.monotonic()
+    started = told_at = time.monotonic()
     while not await is_ready(about.url):
         screen.refresh()
+        if time.monotonic() - told_at > _REMIND_S:
+            told_at = time.monotonic()
+            text = f"not ready after {told_at - started:.0f} s: {config.folder / 'logs'} say what is waited for"
+            screen.event("waiting", text, {})
         await asyncio.sleep(_POLL_S)
     screen.is_ready = True
     facts = {"url": about.url, "zookeeper": about.zookeeper, "data": str(config.data.resolve())}
@@ -209,7 +218,8 @@ def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
     state = read_state(config.folder)
     for row in state.processes if state else ():
         if row.restarts or row.node == "controller-1":  # it says what all wait for
-            errors().print(f"{row.node} was started {row.restarts + 1} times; {row.log}:", markup=False)
+            often = f"was started {row.restarts + 1} times" if row.restarts else "has said last"
+            errors().print(f"{row.node} {often}; {row.log}:", markup=False)
             for line in last_lines(Path(row.log)):
                 errors().print(f"  {line}", style="dim", markup=False)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
+from boki.errors import Unavailable
+
 _MAX_BYTES: Final = 8 << 20
+_CONNECT_S: Final = 3.0
 
 
 async def get(url: str, path: str, *, token: str = "", timeout_s: float = 2.0) -> tuple[int, bytes]:
@@ -49,3 +53,22 @@ async def status_of(url: str, token: str) -> dict[str, Any] | None:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError:
         return None
+
+
+def check_zookeeper(hosts: str) -> None:
+    """`Unavailable` if none of "host:port,..." takes a connection: roles would wait for it, one by one."""
+    failures: list[str] = []
+    for address in hosts.split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        except OSError as error:
+            failures.append(f"{address.strip()} ({error.strerror or error})")
+        else:
+            return
+    raise Unavailable(
+        f"no ZooKeeper takes connections at {', '.join(failures)}: start it, name another with --zookeeper, or leave "
+        "that out and one is started here",
+        retryable=False,
+        zookeeper=hosts,
+    )

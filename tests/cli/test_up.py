@@ -111,3 +111,11 @@ def test_a_cluster_starts_serves_survives_kills_and_stops(project: Project) -> N
     for process in last.processes:
         assert not identity.is_same(process.pid, process.mark)
     assert {process.state for process in project.state().processes} == {"stopped"}
+
+
+def test_a_zookeeper_that_is_not_there_is_told_at_once(project: Project) -> None:
+    """Nothing is started, and the message says what can be done."""
+    said = project.boki("up", "--zookeeper", "127.0.0.1:1,127.0.0.1:2", "--port", "0", exit_code=1)
+    assert "127.0.0.1:1 (Connection refused), 127.0.0.1:2" in " ".join(said.split())
+    assert "--zookeeper" in said
+    assert not project.data.exists()
