@@ -141,8 +141,8 @@ class MetalogFollower:
 
     def next_term(self) -> View | None:
         """Go to the next term if every log of this one is at its end: its view."""
-        if not self._logs or not all(self.is_at_end(log) for log in self._logs):
-            return None
+        if self.term + 1 not in self.chain or not all(self.is_at_end(log) for log in self._logs):
+            return None  # mostly the first: this term goes on
         self._applied = {}
         self._begin(self.term + 1)
         return self.view
@@ -153,10 +153,10 @@ class MetalogFollower:
         for number, log in self._logs.items():
             ended = self.chain.end_of(self.term, number)
             wanted = log.committed if ended is None else ended
-            lacking = log.next_index < wanted and log.next_index not in log.entries
-            silent = ended is None and now_us - log.heard_at > _SILENCE_US
-            patience_us = _FETCH_INTERVAL_US if log.has_heard else _FIRST_INTERVAL_US
-            if not (lacking or silent) or now_us - log.fetched_at < patience_us:
+            is_lacking = log.next_index < wanted and log.next_index not in log.entries
+            if not is_lacking and (ended is not None or now_us - log.heard_at <= _SILENCE_US):
+                continue
+            if now_us - log.fetched_at < (_FETCH_INTERVAL_US if log.has_heard else _FIRST_INTERVAL_US):
                 continue
             whom = self._whom(number, log, is_ended=ended is not None)
             due.append((whom, FetchMetalog(self.term, number, log.next_index)))

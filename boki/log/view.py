@@ -83,6 +83,7 @@ class ViewChain:
 
     def __init__(self, views: tuple[View, ...] = ()) -> None:
         self._views: dict[Term, View] = {}
+        self._current: View | None = None
         for view in views:
             self.add(view)
 
@@ -93,7 +94,7 @@ class ViewChain:
             return False
         if self._views and view.term != self.current.term + 1:
             raise ValueError(f"the view of term {view.term} came after that of term {self.current.term}")
-        self._views[view.term] = view
+        self._views[view.term] = self._current = view
         return True
 
     def __bool__(self) -> bool:
@@ -107,8 +108,9 @@ class ViewChain:
 
     @property
     def current(self) -> View:
-        """The newest view."""
-        return next(reversed(self._views.values()))
+        """The newest view. There must be one."""
+        assert self._current is not None, "nobody asks for the current view before there is one"
+        return self._current
 
     @property
     def first_term(self) -> Term:

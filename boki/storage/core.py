@@ -261,6 +261,8 @@ class StorageCore:
     def _flush(self, also: Sequence[Put | Delete] = (), then: Sequence[Effect] = ()) -> list[Effect]:
         """Write what has gathered, and `also`; tell of it when it is durable."""
         flushed = self.holdings.flush(also)
+        if flushed is None and not self._reports and not then:
+            return []
         told = [effect for key, is_wide in sorted(self._reports.items()) for effect in self._report(key, is_wide)]
         told += then
         self._reports.clear()
