@@ -86,8 +86,14 @@ def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Result]:
     if processes == 1:
         yield from map(run_seed, seeds)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=gc.freeze) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         try:
             yield from pool.map(run_seed, seeds, chunksize=_CHUNK)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _prepare() -> None:
+    """A worker process has imported everything: what is there now is no garbage, and is not to be looked through."""
+    gc.collect()
+    gc.freeze()

@@ -14,6 +14,7 @@ class Network:
 
     def __init__(self, clock: Clockwork, link_us: int, rates: Mapping[str, float]) -> None:
         self._clock = clock
+        self._rng = clock.network_rng
         self._link_us = link_us
         self._loss = rates.get("loss", 0.0)
         self._repeat = rates.get("repeat", 0.0)
@@ -51,24 +52,26 @@ class Network:
     def send(self, source: str, target: str, deliver: Callable[..., None], *arguments: Any) -> None:
         """Bring something to its target, or not."""
         self.sent_count += 1
-        rng = self._clock.network_rng
-        if (source, target) in self._cuts or (self._loss and rng.random() < self._loss):
-            return
-        self._bring(source, target, deliver, arguments)
-        if self._repeat and rng.random() < self._repeat:
-            self._bring(source, target, deliver, arguments)
-
-    def _bring(self, source: str, target: str, deliver: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        rng = self._clock.network_rng
-        delay_us = int(self._link_us * (0.3 - log(1.0 - rng.random())))
-        if self._delay and rng.random() < self._delay:
-            delay_us += int(rng.random() ** 3 * 2_000_000)
         pair = (source, target)
-        arrives_us = self._clock.now_us + delay_us
-        if not (self._reorder and rng.random() < self._reorder):
-            arrives_us = max(arrives_us, self._last_us.get(pair, 0))
-            self._last_us[pair] = arrives_us
-        self._clock.after(arrives_us - self._clock.now_us, self._arrive, pair, deliver, arguments)
+        if pair in self._cuts or (self._loss and self._rng.random() < self._loss):
+            return
+        self._bring(pair, deliver, arguments)
+        if self._repeat and self._rng.random() < self._repeat:
+            self._bring(pair, deliver, arguments)
+
+    def _bring(self, pair: tuple[str, str], deliver: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        random, clock = self._rng.random, self._clock
+        delay_us = int(self._link_us * (0.3 - log(1.0 - random())))
+        if self._delay and random() < self._delay:
+            delay_us += int(random() ** 3 * 2_000_000)
+        if not (self._reorder and random() < self._reorder):
+            arrives_us = clock.now_us + delay_us
+            last_us = self._last_us.get(pair, 0)
+            if arrives_us < last_us:
+                delay_us += last_us - arrives_us
+            else:
+                self._last_us[pair] = arrives_us
+        clock.after(delay_us, self._arrive, pair, deliver, arguments)
 
     def _arrive(self, pair: tuple[str, str], deliver: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if pair not in self._cuts:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Protocol
 
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
-from boki.effects import Answer, Core, DiskRoom, Effect, Load, Put, Send, Store, Trace
+from boki.effects import Answer, Core, DiskRoom, Effect, Load, Put, Send, Store
 from boki.errors import BokiError
 from boki.follower import COORDINATOR
 from boki.log.ids import NodeId
@@ -30,6 +30,8 @@ from boki.storage.core import StorageCore
 
 _TICK_US: Final = 50_000
 _RESTART_US: Final = 300_000
+_GATHERING: Final = 0.3
+"""So many messages that come to an idle node do not find it awake: it takes in at once all that come meanwhile."""
 _INCARNATION_KEY: Final = b"n"
 
 
@@ -187,7 +189,9 @@ class Node:
 
     def now_us(self) -> int:
         """This node's own clock, which never goes back within a run of it."""
-        self._clock_us = max(self._clock_us, self.clock.now_us + self.offset_us)
+        now_us = self.clock.now_us + self.offset_us
+        if now_us > self._clock_us:
+            self._clock_us = now_us
         return self._clock_us
 
     def _tick(self, life: int) -> None:
@@ -233,7 +237,9 @@ class Node:
 
     def _run(self, method: Callable[..., Iterable[Effect]], *arguments: Any) -> None:
         try:
-            self.perform(method(*arguments))
+            effects = method(*arguments)
+            if effects:
+                self.perform(effects)
         except (
             AssertionError,
             BokiError,
@@ -255,17 +261,16 @@ class Node:
         for effect in effects:
             if life != self._life:
                 return
-            match effect:
-                case Send(to, message):
-                    self.send(to, message)
-                case Store():
-                    self.disk.store(effect, self._stored)
-                case Load():
-                    self.deliver(self.name, self.disk.load(effect))
-                case Answer(token, value):
-                    self.answer(token, value)
-                case Trace(_, text):
-                    self.clock.note(f"{self.name} says", text)
+            if isinstance(effect, Send):
+                self.send(effect.to, effect.message)
+            elif isinstance(effect, Store):
+                self.disk.store(effect, self._stored)
+            elif isinstance(effect, Load):
+                self.deliver(self.name, self.disk.load(effect))
+            elif isinstance(effect, Answer):
+                self.answer(effect.token, effect.value)
+            else:
+                self.clock.note(f"{self.name} says", effect.text)
 
     def _stored(self, effects: Iterable[Effect]) -> None:
         self._run(lambda: effects)
@@ -282,9 +287,16 @@ class Node:
                 self.world.network.send(self.name, to, target.arrive, self.name, message, target.incarnation)
 
     def arrive(self, sender: NodeId, message: Any, incarnation: int) -> None:
-        """A message for that incarnation of this node is here."""
-        if incarnation == self.incarnation:
+        """A message for that incarnation of this node is here: mostly it is alone, sometimes it waits for others."""
+        if incarnation != self.incarnation or self.core is None:
+            return
+        if self._is_scheduled or self.is_paused or self.clock.schedule_rng.random() < _GATHERING:
             self.deliver(sender, message)
+            return
+        life = self._life
+        self._take(sender, message)
+        if life == self._life and self.core is not None:
+            self._run(self.core.settle, self.now_us())
 
     def _fetch_views(self, message: FetchView) -> None:
         assert self.session is not None
@@ -359,7 +371,7 @@ class ControllerNode(Node):
         return ControllerCore(
             self.name,
             self.incarnation,
-            ControllerConfig(fence_grace_us=2_000_000, repair_after_us=3_000_000),
+            ControllerConfig(ping_interval_us=200_000, fence_grace_us=2_000_000, repair_after_us=3_000_000),
         )
 
     def _on_leadership(self, is_leader: bool) -> None:
