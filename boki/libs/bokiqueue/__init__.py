@@ -1,0 +1,1 @@
+"""BokiQueue: message queues in a LogBook."""

@@ -1,0 +1,452 @@
+"""One consumer group of one shard: who has which message, and which comes next. Pure, and a part of the fold.
+
+Messages have **positions**: 0, 1, 2, … in the order of their pushes. What a group has not touched yet is everything
+from its `cursor` on, and costs it nothing. A message that the cursor has passed and that is not done is **aside**:
+
+=========  ====================================================================================
+LEASED     a consumer has it until `due_us`
+WAITING    it comes back at `due_us`: delayed when it was pushed, or by a nack
+BACK       it can be taken, before everything that is untouched, in the order of positions
+PARKED     another message of its group key comes first
+DEAD       a dead letter, with the reason; it stays until it is redriven or purged
+=========  ====================================================================================
+
+Time is the time of records. A lease ends only by a record: an ack, a nack, or a **fence** at or after `due_us`. So
+whoever appends under the condition that there was no fence since (see `boki.libs.bokiqueue.outbox`) holds the lease.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from heapq import heappop, heappush, nsmallest
+from typing import Final
+
+import msgspec
+
+LEASED: Final = 0
+WAITING: Final = 1
+BACK: Final = 2
+PARKED: Final = 3
+DEAD: Final = 4
+
+MAX_ASIDE: Final = 100_000
+"""Messages of one group and shard that may be aside. At the limit the cursor stands still until some are done."""
+
+RATE_US: Final = 10_000_000
+
+
+class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message: its position, the record and place in it where it was pushed, and where it stands now if not there."""
+
+    pos: int
+    seqnum: int
+    index: int
+    time_us: int
+    expires_us: int = 0
+    key: str = ""
+    carried_to: int = 0
+    carried_index: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The record that holds its body, and where in it."""
+        return (self.carried_to, self.carried_index) if self.carried_to else (self.seqnum, self.index)
+
+
+class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message that was taken. `token`: the lease's name; `until_us`: when it runs out, 0 if it was taken for good."""
+
+    spot: Spot
+    token: int
+    deliveries: int
+    until_us: int
+
+
+class Aside(msgspec.Struct, array_like=True, gc=False):
+    """A message that the cursor has passed and that is not done."""
+
+    spot: Spot
+    status: int
+    due_us: int = 0
+    token: int = 0
+    deliveries: int = 0
+    reason: str = ""
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """The messages of one push."""
+
+    seqnum: int
+    first: int
+    count: int
+    time_us: int
+    due_us: int
+    expires_us: int
+    keys: list[str]
+
+    def spot(self, index: int) -> Spot:
+        """One of its messages."""
+        key = self.keys[index] if self.keys else ""
+        return Spot(self.first + index, self.seqnum, index, self.time_us, self.expires_us, key)
+
+
+class Backlog:
+    """Pushes that some group has not passed, in order."""
+
+    def __init__(self, next_pos: int = 0) -> None:
+        self._segments: list[Segment] = []
+        self._firsts: list[int] = []
+        self._head = 0
+        """What lies before it in the lists is forgotten, and deleted from time to time."""
+        self.next_pos = next_pos
+
+    def add(
+        self, seqnum: int, count: int, time_us: int, due_us: int = 0, expires_us: int = 0, keys: list[str] | None = None
+    ) -> None:
+        """A push."""
+        self._segments.append(Segment(seqnum, self.next_pos, count, time_us, due_us, expires_us, keys or []))
+        self._firsts.append(self.next_pos)
+        self.next_pos += count
+
+    def put_before(self, older: list[Segment]) -> None:
+        """Pushes that lie right before the first one here."""
+        first = self.first_pos
+        placed = []
+        for segment in reversed(older):
+            first -= segment.count
+            placed.append(msgspec.structs.replace(segment, first=first))
+        self._segments[: self._head] = placed[::-1]
+        self._firsts[: self._head] = [segment.first for segment in reversed(placed)]
+        self._head = 0
+
+    @property
+    def first_pos(self) -> int:
+        """The position of the first message here."""
+        return self._firsts[self._head] if self._head < len(self._firsts) else self.next_pos
+
+    def segments(self) -> list[Segment]:
+        """All of them; a copy."""
+        return self._segments[self._head :]
+
+    def find(self, pos: int) -> Segment | None:
+        """The push that holds the position."""
+        if not self.first_pos <= pos < self.next_pos:
+            return None
+        return self._segments[bisect_right(self._firsts, pos, self._head) - 1]
+
+    def drop_below(self, pos: int) -> None:
+        """Forget pushes of which every message lies below the position."""
+        while self._head < len(self._segments) and pos >= self._firsts[self._head] + self._segments[self._head].count:
+            self._head += 1
+        if self._head > 64 and self._head * 2 > len(self._segments):
+            del self._segments[: self._head]
+            del self._firsts[: self._head]
+            self._head = 0
+
+
+class Rate(msgspec.Struct, array_like=True):
+    """How many a second: counted in windows of ten seconds of the log's time."""
+
+    window: int = 0
+    count: int = 0
+    previous: int = 0
+
+    def add(self, count: int, now_us: int) -> None:
+        """So many more."""
+        window = now_us // RATE_US
+        if window != self.window:
+            self.previous = self.count if window == self.window + 1 else 0
+            self.window, self.count = window, 0
+        self.count += count
+
+    def per_s(self, now_us: int) -> float:
+        """About how many a second."""
+        window = now_us // RATE_US
+        if window > self.window + 1:
+            return 0.0
+        if window == self.window + 1:
+            return self.count * 1e6 / RATE_US
+        share = now_us % RATE_US / RATE_US
+        return (self.previous * (1 - share) + self.count) * 1e6 / RATE_US
+
+
+class Group:
+    """One consumer group."""
+
+    def __init__(self, cursor: int) -> None:
+        self.cursor = cursor
+        self.aside: dict[int, Aside] = {}
+        self.is_dry = False
+        """A take came back short, and nothing has happened since that could have changed that but time."""
+        self.done_count = 0
+        self.expired_count = 0
+        self.rate = Rate()
+        self.last_fence = 0
+        self._back: list[int] = []
+        self._due: list[tuple[int, int]] = []
+        self._holders: dict[str, int] = {}
+        self._parked: dict[str, list[int]] = {}
+
+    @staticmethod
+    def restored(cursor: int, asides: list[Aside]) -> Group:
+        """The group as a checkpoint describes it."""
+        group = Group(cursor)
+        for aside in asides:
+            pos = aside.spot.pos
+            group.aside[pos] = aside
+            key = aside.spot.key
+            if aside.status in (LEASED, WAITING):
+                heappush(group._due, (aside.due_us, pos))
+            elif aside.status == BACK:
+                heappush(group._back, pos)
+            elif aside.status == PARKED:
+                heappush(group._parked.setdefault(key, []), pos)
+            if key and group._holds(aside):
+                group._holders[key] = pos
+        return group
+
+    @staticmethod
+    def _holds(aside: Aside) -> bool:
+        """Whether it keeps the later messages of its key back: it was taken before and is not done."""
+        return aside.status == LEASED or (aside.status in (WAITING, BACK) and aside.deliveries > 0)
+
+    # Taking
+
+    def take(self, backlog: Backlog, now_us: int, count: int, lease_us: int, token: int) -> list[Delivery]:
+        """The next messages, in order."""
+        self._bring_back(now_us)
+        taken: list[Delivery] = []
+        while len(taken) < count:
+            if self._back:
+                self._offer_back(heappop(self._back), now_us, lease_us, token, taken)
+            elif not self._take_untouched(backlog, now_us, count, lease_us, token, taken):
+                break
+        self.is_dry = len(taken) < count
+        return taken
+
+    def _bring_back(self, now_us: int) -> None:
+        """What was delayed and is due."""
+        due = self._due
+        while due and due[0][0] <= now_us:
+            due_us, pos = due[0]
+            aside = self.aside.get(pos)
+            if aside is not None and aside.status == LEASED and aside.due_us == due_us:
+                break  # it stays until a fence
+            heappop(due)
+            if aside is not None and aside.status == WAITING and aside.due_us == due_us:
+                aside.status = BACK
+                heappush(self._back, pos)
+        if due and due[0][0] <= now_us:
+            self._bring_back_behind_leases(now_us)
+
+    def _bring_back_behind_leases(self, now_us: int) -> None:
+        kept = []
+        while self._due and self._due[0][0] <= now_us:
+            due_us, pos = heappop(self._due)
+            aside = self.aside.get(pos)
+            if aside is None or aside.due_us != due_us:
+                continue
+            if aside.status == LEASED:
+                kept.append((due_us, pos))
+            elif aside.status == WAITING:
+                aside.status = BACK
+                heappush(self._back, pos)
+        for entry in kept:
+            heappush(self._due, entry)
+
+    def _offer_back(self, pos: int, now_us: int, lease_us: int, token: int, taken: list[Delivery]) -> None:
+        aside = self.aside.get(pos)
+        if aside is None or aside.status != BACK:
+            return
+        spot = aside.spot
+        if spot.expires_us and spot.expires_us <= now_us:
+            self._finish(pos, is_expired=True)
+            return
+        if spot.key and self._holders.get(spot.key, pos) != pos:
+            aside.status = PARKED
+            heappush(self._parked.setdefault(spot.key, []), pos)
+            return
+        self._hand_out(aside, now_us, lease_us, token, taken)
+
+    def _hand_out(self, aside: Aside, now_us: int, lease_us: int, token: int, taken: list[Delivery]) -> None:
+        spot = aside.spot
+        deliveries = aside.deliveries + 1
+        if not lease_us:
+            taken.append(Delivery(spot, token, deliveries, 0))
+            self.aside[spot.pos] = aside
+            self._finish(spot.pos)
+            self.done_count += 1
+            self.rate.add(1, now_us)
+            return
+        aside.status, aside.due_us, aside.token, aside.deliveries = LEASED, now_us + lease_us, token, deliveries
+        self.aside[spot.pos] = aside
+        heappush(self._due, (aside.due_us, spot.pos))
+        if spot.key:
+            self._holders[spot.key] = spot.pos
+        taken.append(Delivery(spot, token, deliveries, aside.due_us))
+
+    def _take_untouched(
+        self, backlog: Backlog, now_us: int, count: int, lease_us: int, token: int, taken: list[Delivery]
+    ) -> bool:
+        """Go on with the push at the cursor; False if there is none, or no room for what it would put aside."""
+        segment = backlog.find(self.cursor)
+        if segment is None:
+            return False
+        start = self.cursor - segment.first
+        room = MAX_ASIDE - len(self.aside)
+        if segment.expires_us and segment.expires_us <= now_us:
+            self.expired_count += segment.count - start
+            self.cursor = segment.first + segment.count
+            return True
+        if segment.due_us > now_us:
+            stop = min(segment.count, start + room)
+            for index in range(start, stop):
+                spot = segment.spot(index)
+                self.aside[spot.pos] = Aside(spot, WAITING, segment.due_us)
+                heappush(self._due, (segment.due_us, spot.pos))
+            self.cursor = segment.first + stop
+            return stop > start
+        stop = min(segment.count, start + count - len(taken))
+        if not segment.keys and not lease_us:
+            taken += [Delivery(segment.spot(index), token, 1, 0) for index in range(start, stop)]
+            self.done_count += stop - start
+            self.rate.add(stop - start, now_us)
+            self.cursor = segment.first + stop
+            return True
+        stop = min(stop, start + room)
+        for index in range(start, stop):
+            self._offer_untouched(segment.spot(index), now_us, lease_us, token, taken)
+        self.cursor = segment.first + stop
+        return stop > start
+
+    def _offer_untouched(self, spot: Spot, now_us: int, lease_us: int, token: int, taken: list[Delivery]) -> None:
+        if spot.key and (spot.key in self._holders or spot.key in self._parked):
+            self.aside[spot.pos] = Aside(spot, PARKED)
+            heappush(self._parked.setdefault(spot.key, []), spot.pos)
+        else:
+            self._hand_out(Aside(spot, BACK), now_us, lease_us, token, taken)
+
+    # What becomes of what was taken
+
+    def leased(self, pos: int, token: int) -> Aside | None:
+        """The message, if it is leased under that token."""
+        aside = self.aside.get(pos)
+        return aside if aside is not None and aside.status == LEASED and aside.token == token else None
+
+    def ack(self, pos: int, now_us: int) -> None:
+        """It is done."""
+        self._finish(pos)
+        self.is_dry = False
+        self.done_count += 1
+        self.rate.add(1, now_us)
+
+    def nack(self, pos: int, due_us: int, now_us: int, *, is_counted: bool = True) -> None:
+        """It comes back at `due_us`."""
+        aside = self.aside[pos]
+        if not is_counted:
+            aside.deliveries -= 1
+            if aside.deliveries == 0:
+                self._free(aside)
+        aside.token = 0
+        self.is_dry = False
+        if due_us <= now_us:
+            aside.status, aside.due_us = BACK, 0
+            heappush(self._back, pos)
+        else:
+            aside.status, aside.due_us = WAITING, due_us
+            heappush(self._due, (due_us, pos))
+
+    def extend(self, pos: int, until_us: int) -> None:
+        """The lease runs out then."""
+        self.aside[pos].due_us = until_us
+        heappush(self._due, (until_us, pos))
+
+    def bury(self, pos: int, reason: str, now_us: int) -> None:
+        """It becomes a dead letter."""
+        aside = self.aside[pos]
+        self._free(aside)
+        aside.status, aside.due_us, aside.token, aside.reason = DEAD, now_us, 0, reason
+        self.is_dry = False
+
+    def redrive(self, pos: int) -> bool:
+        """A dead letter can be taken again, as if it never had been."""
+        aside = self.aside.get(pos)
+        if aside is None or aside.status != DEAD:
+            return False
+        aside.status, aside.due_us, aside.deliveries, aside.reason = BACK, 0, 0, ""
+        heappush(self._back, pos)
+        self.is_dry = False
+        return True
+
+    def purge(self, pos: int) -> bool:
+        """A dead letter is no more."""
+        aside = self.aside.get(pos)
+        if aside is None or aside.status != DEAD:
+            return False
+        del self.aside[pos]
+        return True
+
+    def put_back(self, spot: Spot) -> None:
+        """A message that was taken for good, and that nobody got, can be taken again."""
+        self.aside[spot.pos] = Aside(spot, BACK)
+        heappush(self._back, spot.pos)
+        self.done_count -= 1
+        self.is_dry = False
+
+    def _finish(self, pos: int, *, is_expired: bool = False) -> None:
+        aside = self.aside.pop(pos)
+        self._free(aside)
+        if is_expired:
+            self.expired_count += 1
+
+    def _free(self, aside: Aside) -> None:
+        """The next message of its key may be taken."""
+        key = aside.spot.key
+        if not key or self._holders.get(key, aside.spot.pos) != aside.spot.pos:
+            return
+        self._holders.pop(key, None)
+        parked = self._parked.get(key)
+        while parked:
+            pos = heappop(parked)
+            waiting = self.aside.get(pos)
+            if waiting is not None and waiting.status == PARKED:
+                waiting.status = BACK
+                heappush(self._back, pos)
+                break
+        if not parked:
+            self._parked.pop(key, None)
+
+    # Looking
+
+    def next_due_us(self) -> int:
+        """When the next delayed message is due, or the next lease runs out; 0: neither."""
+        due = self._due
+        while due:
+            due_us, pos = due[0]
+            aside = self.aside.get(pos)
+            if aside is not None and aside.due_us == due_us and aside.status in (LEASED, WAITING):
+                return due_us
+            heappop(due)
+        return 0
+
+    def overdue(self, now_us: int, limit: int) -> list[tuple[int, int]]:
+        """(position, token) of leases that have run out, not yet fenced."""
+        if not self._due or self.next_due_us() > now_us:
+            return []
+        found: list[tuple[int, int]] = []
+        for due_us, pos in nsmallest(4 * limit, self._due):
+            if due_us > now_us or len(found) == limit:
+                break
+            aside = self.aside.get(pos)
+            if aside is not None and aside.status == LEASED and aside.due_us == due_us:
+                found.append((pos, aside.token))
+        return found
+
+    @property
+    def back_count(self) -> int:
+        """How many can be taken before what is untouched."""
+        return len(self._back)
+
+    def count(self, status: int) -> int:
+        """How many are aside in that status."""
+        return sum(aside.status == status for aside in self.aside.values())

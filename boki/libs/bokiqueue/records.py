@@ -1,0 +1,219 @@
+"""What a queue writes into its LogBook: the records, their tags, and how both are spelled.
+
+A record is one byte of version and a MessagePack array whose first item says which kind it is. Messages stand in it as
+they are; a record of `push_many` holds many. What is newer than this code is refused by name (`VersionTooNew`).
+
+Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
+
+==============  ======================================================================================
+`!q:q:3`        the **stream** of shard 3: every record that its fold reads
+`!q:q`          the **feed**: the streams of all shards, for who follows several (absent if there is one shard)
+`!qc:q:3`       checkpoints of shard 3
+`!qf:q:3`       fences of shard 3: records that take leases away which have run out
+`!qs:q`         the queue's settings; the last record counts
+`!queues`       settings of all queues of the book, for lists
+==============  ======================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from boki import CorruptData, VersionTooNew
+
+VERSION: Final = 1
+"""Of the records and of checkpoints."""
+
+QUEUES_TAG: Final = "!queues"
+
+ACK: Final = 0
+NACK: Final = 1
+EXTEND: Final = 2
+RELEASE: Final = 3
+BURY: Final = 4
+REDRIVE: Final = 5
+PURGE: Final = 6
+
+
+class Settings(msgspec.Struct, frozen=True, array_like=True):
+    """What holds for a queue. All times by the log's clock."""
+
+    shards: int = 1
+    max_deliveries: int = 10
+    """A message that was leased so often without an ack becomes a dead letter; 0: never."""
+    max_length: int = 0
+    """Pushes wait, or are refused, while a shard has so many messages to be taken; 0: no bound."""
+    retain_us: int = 0
+    """So long messages stay readable for new groups after every group has passed them."""
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Messages, in order. `forms` has one byte for all of them or one for each: how bodies were made from values."""
+
+    shard: int
+    forms: bytes
+    bodies: list[bytes]
+    delay_us: int = 0
+    ttl_us: int = 0
+    keys: list[str] = []
+    """Group keys, one for each message, "" for none; or empty."""
+
+
+class Take(msgspec.Struct, frozen=True, array_like=True):
+    """Give the group's next `count` messages: for good if `lease_us` is 0. `op` names the request (see `state`)."""
+
+    group: str
+    count: int
+    lease_us: int = 0
+    op: str = ""
+
+
+class Settle(msgspec.Struct, frozen=True, array_like=True):
+    """What has become of messages: (position, token) each. `span_us`: a nack's delay, or the length of a lease."""
+
+    group: str
+    verb: int
+    messages: list[tuple[int, int]]
+    span_us: int = 0
+    reason: str = ""
+
+
+class Act(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """What the consumers of one process want at once. (`taker`, `number`) is counted once, however often it stands."""
+
+    shard: int
+    taker: bytes
+    number: int
+    takes: list[Take] = []
+    settles: list[Settle] = []
+    fences: list[tuple[str, int, int]] = []
+    """(group, position, token) of leases that are taken away if they have run out by the time of this record."""
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Acks that were appended together with effects, under the condition that no fence came first."""
+
+    shard: int
+    group: str
+    messages: list[tuple[int, int]]
+
+
+class Setup(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The queue's settings from here on."""
+
+    shard: int
+    settings: Settings
+
+
+class OpenGroup(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """A consumer group that begins with the first kept message that is not before either start."""
+
+    shard: int
+    group: str
+    start_seqnum: int = 0
+    start_time_us: int = 0
+
+
+class DropGroup(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The group is no more, and nothing is kept for it."""
+
+    shard: int
+    group: str
+
+
+class Saved(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """The checkpoint in the `parts` records before this one covers the stream up to `covers`."""
+
+    shard: int
+    covers: int
+    parts: int
+    floor: int
+    """Nothing below this is needed by that state."""
+
+
+class Carry(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Messages that linger, appended anew so that what lies between can be trimmed. They keep their positions."""
+
+    shard: int
+    positions: list[int]
+    forms: bytes
+    bodies: list[bytes]
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """A process consumes for a group until then; 0: it has left. Shards are shared out among those who are there."""
+
+    shard: int
+    group: str
+    taker: bytes
+    until_us: int
+
+
+Kind = Push | Act | Done | Setup | OpenGroup | DropGroup | Saved | Carry | Join
+
+_DECODER: Final[msgspec.msgpack.Decoder[Kind]] = msgspec.msgpack.Decoder(Kind)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_PREFIX: Final = bytes([VERSION])
+
+
+def encode(record: Kind) -> bytes:
+    """The record as the data of a log record."""
+    return _PREFIX + _ENCODER.encode(record)
+
+
+def decode(data: bytes) -> Kind:
+    """The record; `VersionTooNew`, or `CorruptData` if it is none."""
+    if data[:1] != _PREFIX:
+        if data and data[0] > VERSION:
+            raise VersionTooNew(
+                f"a queue record has format {data[0]}, and this Boki reads formats up to {VERSION}: update it"
+            )
+        raise CorruptData("a record under a queue's tag is not a queue record: only the queue library writes there")
+    try:
+        return _DECODER.decode(memoryview(data)[1:])
+    except msgspec.DecodeError as error:
+        raise CorruptData(f"a queue record cannot be read: {error}") from None
+
+
+def form_of(forms: bytes, index: int) -> int:
+    """The form of the message at `index` of a record."""
+    return forms[0] if len(forms) == 1 else forms[index]
+
+
+def stream_tag(queue: str, shard: int) -> str:
+    """The tag of a shard's stream."""
+    return f"!q:{queue}:{shard}"
+
+
+def feed_tag(queue: str) -> str:
+    """The tag of all shards' streams."""
+    return f"!q:{queue}"
+
+
+def record_tags(queue: str, shard: int, shards: int) -> tuple[str, ...]:
+    """The tags of a stream's record."""
+    stream = f"!q:{queue}:{shard}"
+    return (stream,) if shards == 1 else (stream, f"!q:{queue}")
+
+
+def checkpoint_tag(queue: str, shard: int) -> str:
+    """The tag of a shard's checkpoints."""
+    return f"!qc:{queue}:{shard}"
+
+
+def fence_tag(queue: str, shard: int) -> str:
+    """The tag of a shard's fences."""
+    return f"!qf:{queue}:{shard}"
+
+
+def settings_tag(queue: str) -> str:
+    """The tag of a queue's settings."""
+    return f"!qs:{queue}"
+
+
+def joined(forms: Sequence[int]) -> bytes:
+    """Forms as a record keeps them: one byte if all are the same."""
+    return bytes(forms[:1]) if len(set(forms)) == 1 else bytes(forms)

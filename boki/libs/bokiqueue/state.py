@@ -1,0 +1,443 @@
+"""One shard of a queue as a pure fold over the records of its stream: who gets which message is decided here alone.
+
+Every process that follows the stream comes to the same state, because nothing enters but records in their order, and
+their times. A take is a request: the fold gives it what comes next at its place in the order, so takes of any number of
+processes never contend for anything, and no condition is needed.
+
+**Once.** A process numbers its acts, and the fold counts each (taker, number) once: an append whose outcome is unknown
+is simply made again. What the last act of a taker was given is remembered until its next act, or for `TAKER_US`. A take
+with an `op` of its own is remembered for `OP_US`: whoever repeats it, also from another process, is given the same
+messages, and they are not trimmed until then.
+
+**Checkpoints.** A `Snapshot` holds what lies aside, and where the first untouched push is (`resume`), not the untouched
+messages themselves: who starts from it reads the stream from `resume` on, and takes from the records that it covers
+only their pushes. So its size is that of what is aside, however long the queue is.
+
+**The floor.** Records below `floor` are needed by nobody: every group has passed them, what lingers was carried, and
+the time for which consumed messages are retained is over. It moves by `Saved` records only, in the order of the stream,
+so that all folds agree on what a new group may begin with; the trim comes after.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from boki.libs.bokiqueue.groups import DEAD, Aside, Backlog, Delivery, Group, Rate, Segment, Spot
+from boki.libs.bokiqueue.records import (
+    ACK,
+    BURY,
+    EXTEND,
+    NACK,
+    PURGE,
+    REDRIVE,
+    RELEASE,
+    Act,
+    Carry,
+    Done,
+    DropGroup,
+    Join,
+    Kind,
+    OpenGroup,
+    Push,
+    Saved,
+    Settings,
+    Settle,
+    Setup,
+    Take,
+)
+
+TAKER_US: Final = 15 * 60 * 1_000_000
+"""A process that has acted for so long is forgotten, with what its last act was given."""
+OP_US: Final = 3_600 * 1_000_000
+"""So long a take with an op of its own can be repeated."""
+MAX_OPS: Final = 10_000
+"""Remembered at most; the oldest go first."""
+MAX_MARKS: Final = 1_000
+"""Points in the retained past that are told apart."""
+DEFAULT_GROUP: Final = ""
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True):
+    """What came of an act: for each take its messages (None: there is no such group), for each settled message whether
+    it was in the state that the verb asks for, and so has changed.
+    """
+
+    number: int
+    time_us: int
+    takes: list[list[Delivery] | None]
+    settles: list[list[bool]]
+
+
+class OpDone(msgspec.Struct, frozen=True, array_like=True):
+    """What a take with an op was given."""
+
+    time_us: int
+    deliveries: list[Delivery]
+
+
+class GroupSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A group as a checkpoint keeps it."""
+
+    cursor: int
+    aside: list[Aside]
+    is_dry: bool
+    done_count: int
+    expired_count: int
+    rate: Rate
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A process that consumes for a group, until then."""
+
+    group: str
+    taker: bytes
+    until_us: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The state after the record `at`. `resume`: where the untouched pushes begin."""
+
+    at: int
+    time_us: int
+    resume: int
+    resume_pos: int
+    floor: int
+    settings: Settings
+    groups: dict[str, GroupSnapshot]
+    takers: dict[bytes, Given]
+    ops: dict[str, OpDone]
+    marks: list[tuple[int, int]]
+    last_fence: int
+    push_rate: Rate
+    members: list[Member]
+
+
+class ShardState:
+    """The fold. `apply` records in order; everything else looks."""
+
+    def __init__(self, shard: int = 0) -> None:
+        self.shard = shard
+        self.at = 0
+        """The last record that was applied."""
+        self.time_us = 0
+        self.floor = 0
+        self.settings = Settings()
+        self.backlog = Backlog()
+        self.groups: dict[str, Group] = {}
+        self.takers: dict[bytes, Given] = {}
+        self.ops: dict[str, OpDone] = {}
+        self.marks: list[tuple[int, int]] = []
+        """(time, seqnum) of checkpoints, for what is retained."""
+        self.last_fence = 0
+        self.push_rate = Rate()
+        self.members: dict[tuple[str, bytes], Member] = {}
+
+    # The fold
+
+    def apply(self, seqnum: int, time_us: int, record: Kind) -> Given | None:
+        """Go on to the next record of the stream. What came of it, if it is an act that counts."""
+        if seqnum <= self.at:
+            if isinstance(record, Push):
+                self._push(seqnum, time_us, record)  # covered by the checkpoint that this state began with
+            return None
+        self.at = seqnum
+        self.time_us = max(self.time_us, time_us)
+        match record:
+            case Push():
+                self._push(seqnum, time_us, record)
+                self.push_rate.add(len(record.bodies), time_us)
+                for group in self.groups.values():
+                    group.is_dry = False
+            case Act():
+                return self._act(seqnum, time_us, record)
+            case Done():
+                self._done(record, time_us)
+            case Setup():
+                self.settings = record.settings
+            case OpenGroup():
+                self._open(record)
+            case DropGroup():
+                self.groups.pop(record.group, None)
+                self._forget_passed()
+            case Saved():
+                self._saved(seqnum, time_us, record)
+            case Carry():
+                self._carry(seqnum, record)
+            case Join():
+                self._join(record)
+        return None
+
+    def _push(self, seqnum: int, time_us: int, push: Push) -> None:
+        due_us = time_us + push.delay_us if push.delay_us else 0
+        expires_us = time_us + push.ttl_us if push.ttl_us else 0
+        self.backlog.add(seqnum, len(push.bodies), time_us, due_us, expires_us, push.keys)
+
+    def _act(self, seqnum: int, time_us: int, act: Act) -> Given | None:
+        last = self.takers.pop(act.taker, None)
+        if last is not None and act.number <= last.number:
+            self.takers[act.taker] = last
+            return None
+        if act.fences:
+            self._fence(seqnum, time_us, act.fences)
+        settles = [self._settle(settle, time_us, last) for settle in act.settles]
+        takes = [self._take(seqnum, time_us, take) for take in act.takes]
+        given = Given(act.number, time_us, takes, settles)
+        self.takers[act.taker] = given  # at the end: the dictionary is in the order of last acts
+        self._forget_passed()
+        self._forget_old(time_us)
+        return given
+
+    def _take(self, seqnum: int, time_us: int, take: Take) -> list[Delivery] | None:
+        group = self.groups.get(take.group)
+        if group is None:
+            if take.group != DEFAULT_GROUP:
+                return None
+            group = self.groups[DEFAULT_GROUP] = Group(self.backlog.first_pos)
+        op = f"{take.group}\n{take.op}"
+        if take.op:
+            earlier = self.ops.get(op)
+            if earlier is not None and earlier.time_us > time_us - OP_US:
+                return earlier.deliveries
+        deliveries = group.take(self.backlog, time_us, take.count, take.lease_us, seqnum)
+        if take.op and deliveries:
+            self.ops.pop(op, None)
+            self.ops[op] = OpDone(time_us, deliveries)
+        return deliveries
+
+    def _settle(self, settle: Settle, time_us: int, last: Given | None) -> list[bool]:
+        group = self.groups.get(settle.group)
+        if group is None:
+            return [False] * len(settle.messages)
+        if settle.verb in (REDRIVE, PURGE):
+            change = group.redrive if settle.verb == REDRIVE else group.purge
+            return [change(pos) for pos, _ in settle.messages]
+        return [self._settle_one(group, settle, pos, token, time_us, last) for pos, token in settle.messages]
+
+    def _settle_one(self, group: Group, settle: Settle, pos: int, token: int, time_us: int, last: Given | None) -> bool:
+        aside = group.leased(pos, token)
+        if aside is None or aside.due_us <= time_us:
+            return settle.verb == RELEASE and aside is None and _put_back(group, pos, token, last)
+        verb = settle.verb
+        if verb == ACK:
+            group.ack(pos, time_us)
+        elif verb == NACK:
+            self._nack(group, pos, aside, time_us + settle.span_us, time_us, settle.reason)
+        elif verb == EXTEND:
+            group.extend(pos, time_us + settle.span_us)
+        elif verb == RELEASE:
+            group.nack(pos, 0, time_us, is_counted=False)
+        elif verb == BURY:
+            group.bury(pos, settle.reason, time_us)
+        return True
+
+    def _nack(self, group: Group, pos: int, aside: Aside, due_us: int, time_us: int, reason: str) -> None:
+        most = self.settings.max_deliveries
+        if most and aside.deliveries >= most:
+            group.bury(pos, f"delivered {aside.deliveries} times; the last time: {reason or 'no reason'}", time_us)
+        else:
+            aside.reason = reason
+            group.nack(pos, due_us, time_us)
+
+    def _fence(self, seqnum: int, time_us: int, fences: list[tuple[str, int, int]]) -> None:
+        self.last_fence = seqnum
+        for name, pos, token in fences:
+            group = self.groups.get(name)
+            aside = group.leased(pos, token) if group is not None else None
+            if group is not None and aside is not None and aside.due_us <= time_us:
+                self._nack(group, pos, aside, 0, time_us, "its lease ran out")
+
+    def _done(self, done: Done, time_us: int) -> None:
+        group = self.groups.get(done.group)
+        if group is not None:
+            for pos, token in done.messages:
+                if group.leased(pos, token) is not None:
+                    group.ack(pos, time_us)
+            self._forget_passed()
+
+    def _open(self, record: OpenGroup) -> None:
+        if record.group in self.groups:
+            return
+        cursor = self.backlog.next_pos
+        for segment in self.backlog.segments():
+            if segment.seqnum >= record.start_seqnum and segment.time_us >= record.start_time_us:
+                cursor = segment.first
+                break
+        self.groups[record.group] = Group(cursor)
+
+    def _carry(self, seqnum: int, carry: Carry) -> None:
+        moved = {pos: (seqnum, index) for index, pos in enumerate(carry.positions)}
+        for group in self.groups.values():
+            for pos, place in moved.items():
+                aside = group.aside.get(pos)
+                if aside is not None:
+                    aside.spot = _carried(aside.spot, place)
+        for op, done in list(self.ops.items()):
+            self.ops[op] = OpDone(done.time_us, [_moved(one, moved) for one in done.deliveries])
+
+    def _saved(self, seqnum: int, time_us: int, saved: Saved) -> None:
+        self.marks.append((time_us, seqnum))
+        self.floor = max(self.floor, min(saved.floor, self.needed_floor(time_us)))
+        while len(self.marks) > 1 and self.marks[1][1] <= self.floor:
+            del self.marks[0]
+        if len(self.marks) > MAX_MARKS:
+            del self.marks[1::2]
+
+    def _join(self, join: Join) -> None:
+        key = (join.group, join.taker)
+        if join.until_us <= self.time_us:
+            self.members.pop(key, None)
+        else:
+            self.members[key] = Member(join.group, join.taker, join.until_us)
+
+    def _forget_passed(self) -> None:
+        if self.groups:
+            self.backlog.drop_below(min(group.cursor for group in self.groups.values()))
+
+    def _forget_old(self, time_us: int) -> None:
+        while self.takers:
+            taker, given = next(iter(self.takers.items()))
+            if given.time_us > time_us - TAKER_US:
+                break
+            del self.takers[taker]
+        while self.ops:
+            op, done = next(iter(self.ops.items()))
+            if done.time_us > time_us - OP_US and len(self.ops) <= MAX_OPS:
+                break
+            del self.ops[op]
+
+    # History: a group that begins before what is kept here
+
+    def history_for(self, record: Kind) -> tuple[int, int] | None:
+        """The part of the stream whose pushes must be given to `put_before` before this record is applied."""
+        if not isinstance(record, OpenGroup) or record.group in self.groups:
+            return None
+        first = self.backlog.find(self.backlog.first_pos)
+        stop = first.seqnum if first is not None else self.at + 1
+        start = max(self.floor, record.start_seqnum)
+        return (start, stop) if start < stop else None
+
+    def put_before(self, pushes: list[tuple[int, int, Push]]) -> None:
+        """Pushes (seqnum, time, record) of that part."""
+        older = []
+        for seqnum, time_us, push in pushes:
+            due_us = time_us + push.delay_us if push.delay_us else 0
+            expires_us = time_us + push.ttl_us if push.ttl_us else 0
+            older.append(Segment(seqnum, 0, len(push.bodies), time_us, due_us, expires_us, push.keys))
+        self.backlog.put_before(older)
+
+    # Checkpoints
+
+    def _resume(self) -> tuple[int, int]:
+        """Where the pushes begin that some group has not passed, and the position of the first message there."""
+        backlog = self.backlog
+        pos = min((group.cursor for group in self.groups.values()), default=backlog.first_pos)
+        segment = backlog.find(pos)
+        return (self.at + 1, backlog.next_pos) if segment is None else (segment.seqnum, segment.first)
+
+    def lingering(self) -> dict[int, Spot]:
+        """Messages that are aside or remembered, by position: their bodies are still needed."""
+        spots = {pos: aside.spot for group in self.groups.values() for pos, aside in group.aside.items()}
+        for done in self.ops.values():
+            spots.update((one.spot.pos, one.spot) for one in done.deliveries)
+        return spots
+
+    def needed_floor(self, time_us: int) -> int:
+        """The first record that is still needed."""
+        floor = self._resume()[0]
+        for spot in self.lingering().values():
+            floor = min(floor, spot.place[0])
+        for given in self.takers.values():
+            for deliveries in given.takes:
+                for one in deliveries or ():
+                    floor = min(floor, one.spot.place[0])
+        if self.settings.retain_us:
+            kept = [seqnum for mark_us, seqnum in self.marks if mark_us <= time_us - self.settings.retain_us]
+            floor = min(floor, kept[-1] if kept else self.floor)
+        return floor
+
+    def snapshot(self) -> Snapshot:
+        """The state as a checkpoint. It shares parts with the state: encode it before the next record."""
+        resume, resume_pos = self._resume()
+        groups = {
+            name: GroupSnapshot(
+                group.cursor,
+                list(group.aside.values()),
+                group.is_dry,
+                group.done_count,
+                group.expired_count,
+                group.rate,
+            )
+            for name, group in self.groups.items()
+        }
+        return Snapshot(
+            self.at,
+            self.time_us,
+            resume,
+            resume_pos,
+            self.floor,
+            self.settings,
+            groups,
+            self.takers,
+            self.ops,
+            self.marks,
+            self.last_fence,
+            self.push_rate,
+            list(self.members.values()),
+        )
+
+    @staticmethod
+    def restored(shard: int, snapshot: Snapshot) -> ShardState:
+        """The state, to which the stream from `resume` on is applied."""
+        state = ShardState(shard)
+        state.at, state.time_us, state.floor = snapshot.at, snapshot.time_us, snapshot.floor
+        state.settings = snapshot.settings
+        state.backlog = Backlog(snapshot.resume_pos)
+        for name, saved in snapshot.groups.items():
+            group = state.groups[name] = Group.restored(saved.cursor, saved.aside)
+            group.is_dry, group.rate = saved.is_dry, saved.rate
+            group.done_count, group.expired_count = saved.done_count, saved.expired_count
+        state.takers, state.ops, state.marks = snapshot.takers, snapshot.ops, snapshot.marks
+        state.last_fence, state.push_rate = snapshot.last_fence, snapshot.push_rate
+        state.members = {(member.group, member.taker): member for member in snapshot.members}
+        return state
+
+    # Looking
+
+    def depth(self, name: str) -> int:
+        """Messages that the group has not done, without dead letters; of a group that is not there, all."""
+        group = self.groups.get(name)
+        if group is None:
+            return self.backlog.next_pos - self.backlog.first_pos
+        return self.backlog.next_pos - group.cursor + len(group.aside) - group.count(DEAD)
+
+    def length(self) -> int:
+        """Messages that some group has not done: what the maximal length bounds."""
+        return max((self.depth(name) for name in self.groups), default=self.depth(DEFAULT_GROUP))
+
+    def ready_count(self, name: str) -> int:
+        """About how many messages a take would find, at most; 0 if it would find none as things stand."""
+        group = self.groups.get(name)
+        if group is None:
+            return self.depth(name)
+        return 0 if group.is_dry else self.backlog.next_pos - group.cursor + group.back_count
+
+
+def _put_back(group: Group, pos: int, token: int, last: Given | None) -> bool:
+    """What the taker's last act took for good, and nobody was given, can be taken again."""
+    for deliveries in last.takes if last is not None else ():
+        for one in deliveries or ():
+            if one.spot.pos == pos and one.token == token and not one.until_us and pos not in group.aside:
+                group.put_back(one.spot)
+                return True
+    return False
+
+
+def _carried(spot: Spot, place: tuple[int, int]) -> Spot:
+    return msgspec.structs.replace(spot, carried_to=place[0], carried_index=place[1])
+
+
+def _moved(delivery: Delivery, moved: dict[int, tuple[int, int]]) -> Delivery:
+    place = moved.get(delivery.spot.pos)
+    return delivery if place is None else msgspec.structs.replace(delivery, spot=_carried(delivery.spot, place))
