@@ -124,6 +124,16 @@ def _assemble(
     return b"".join((_HEADER.pack(MAGIC, VERSION, checksum, *sizes), columns, payload))
 
 
+class RawColumns(NamedTuple):
+    """The columns of a chunk as they lie in its buffer, for whoever reads them all at once (`boki.spark`)."""
+
+    entries: memoryview
+    """Per record 16 bytes: payload end (u32), tag end (u32), CRC-32 (u32), flags (u8, three spare)."""
+    tags: memoryview
+    """Numbers of the string table (u32), one tag after the other."""
+    payloads: memoryview
+
+
 class Chunk:
     """A chunk inside a buffer, decoded column by column when asked.
 
@@ -159,6 +169,13 @@ class Chunk:
         self._columns = (lengths, string_count, strings, entries, tags, conditions, payload)
         self._strings: list[str] | None = None
         self._occurring: frozenset[int] | None = None
+
+    @property
+    def raw(self) -> RawColumns:
+        """The columns without a copy; only what came from a node that has checked them is sound in every number."""
+        _, _, _, entries, tags, conditions, payloads = self._columns
+        view = memoryview(self.buffer)
+        return RawColumns(view[entries:tags], view[tags:conditions], view[payloads : self.offset + self.size])
 
     @property
     def data(self) -> bytes:
