@@ -1,0 +1,117 @@
+"""The gateway as Spark's planner and tasks use it: whole pages as they are stored, and patience with what passes.
+
+A task that fails is started again from its beginning, which costs more than to wait: while a gateway restarts or the
+log is reconfigured, requests are repeated for a minute. The first request of a plan is not: an address at which nothing
+answers is told at once.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, sleep
+from typing import Final
+
+from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Unavailable
+from boki.log.ids import MAX_SEQNUM
+from boki.log.metalog import Positions
+from boki.log.operations import (
+    Answer,
+    Append,
+    Appended,
+    BookInfo,
+    Books,
+    Found,
+    ListBooks,
+    Operation,
+    Read,
+    TrimBook,
+)
+from boki.runtime.blocking_http_port import BlockingHttpPort
+
+_FIRST_S: Final = 5.0
+"""The first request of a plan: who asked is told within ten seconds that nothing answers."""
+_REQUEST_S: Final = 30.0
+_PATIENCE_S: Final = 60.0
+_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
+_LISTED: Final = 1000
+NEVER_US: Final = 1 << 62
+"""A time that no log comes to."""
+
+
+class Gateway:
+    """Requests of one planner or task, which is one reader in the sense of the log's promises."""
+
+    def __init__(self, url: str, token: str, positions: Positions | None = None) -> None:
+        self._port = BlockingHttpPort(url, token)
+        self.positions: Positions = dict(positions or {})
+        """What has been seen of the logs."""
+        self._has_answered = positions is not None
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._port.close()
+
+    def ask(self, operation: Operation, *, is_repeatable: bool = True) -> Answer:
+        """The answer. What passes by itself is waited for, if repeating the request does no harm."""
+        until = monotonic() + _PATIENCE_S
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                timeout_s = _REQUEST_S if self._has_answered else _FIRST_S
+                answer = self._port.request(operation, self.positions, timeout_s)
+            except BokiError as error:
+                passes = error.retryable or isinstance(error, ConnectionLost | DeadlineExceeded)
+                may_repeat = is_repeatable or error.outcome == "not_applied"
+                is_first = not self._has_answered and isinstance(error, Unavailable | DeadlineExceeded)
+                if is_first or not (passes and may_repeat) or monotonic() + pause_s > until:
+                    raise
+                sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                self._has_answered = True
+                return answer
+
+    def find(self, read: Read) -> Found:
+        """A page."""
+        found = self.ask(read)
+        assert isinstance(found, Found)
+        return found
+
+    def first(self, book: str, tag: str | None, start: int, stop: int = MAX_SEQNUM, start_time_us: int = 0) -> Found:
+        """A page of at most one record: the first one there is. Its `first_seqnum` is the floor of trims."""
+        return self.find(Read(book, tag, start, stop, start_time_us=start_time_us))
+
+    def last_seqnum(self, book: str, tag: str | None, stop: int) -> int:
+        """The last record below `stop`; 0 if there is none."""
+        found = self.find(Read(book, tag, 0, stop, backward=True))
+        return found.next_start if found.slabs else 0
+
+    def tail(self, book: str) -> int:
+        """Everything that was acknowledged in the log of that book before this call lies below this seqnum."""
+        return self.find(Read(book, fresh=True, start_time_us=NEVER_US)).next_start
+
+    def books(self, prefix: str) -> list[BookInfo]:
+        """All books that have records and whose name starts so, by name."""
+        found: list[BookInfo] = []
+        while True:
+            page = self.ask(ListBooks(prefix, found[-1].name if found else "", _LISTED))
+            assert isinstance(page, Books)
+            found += page.books
+            if len(page.books) < _LISTED:
+                return found
+
+    def some_books(self, prefix: str, limit: int) -> list[BookInfo]:
+        """The first of them."""
+        page = self.ask(ListBooks(prefix, "", limit))
+        assert isinstance(page, Books)
+        return list(page.books)
+
+    def append(self, operation: Append) -> Appended:
+        """Append once: an answer that was lost is raised, not asked for again."""
+        answer = self.ask(operation, is_repeatable=False)
+        assert isinstance(answer, Appended)
+        return answer
+
+    def trim_tag(self, book: str, tag: str, before: int) -> None:
+        """Take the tag's records below `before` away; to do it twice changes nothing."""
+        self.ask(TrimBook(book, before, tag))

@@ -1,0 +1,106 @@
+"""How far a reader of LogBooks is, as a value that a checkpoint keeps: a position in every physical log.
+
+A book lives in one physical log per term, and seqnums grow with the term, so two forms are enough:
+
+- `logs`: the next seqnum of each physical log of one term. Whatever lies below the one of its book's log is read. This
+  is what an index hands out, and it stays true when terms and logs change: all of an older term is below.
+- `below`: one seqnum for all logs. This is how a reader that takes small steps goes through terms that have ended,
+  whose number of logs it need not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from boki.errors import InvalidArgument
+from boki.log.ids import MAX_POSITION, MAX_SEQNUM, make_seqnum, split_seqnum
+from boki.log.view import place_book
+
+
+class Offset(msgspec.Struct, frozen=True):
+    """Everything below is read; see the module. `logs` empty: `below` counts."""
+
+    logs: tuple[int, ...] = ()
+    below: int = 0
+
+    def bound(self, book: str) -> int:
+        """Records of the book with a lower seqnum are read.
+
+        >>> Offset(below=7).bound("any")
+        7
+        """
+        return self.logs[place_book(book, len(self.logs))] if self.logs else self.below
+
+    def to_json(self) -> dict[str, Any]:
+        """What a checkpoint keeps. Seqnums are strings: JSON's readers may not have 63 bits."""
+        if self.logs:
+            return {"logs": {str(log): str(seqnum) for log, seqnum in enumerate(self.logs)}}
+        return {"below": str(self.below)}
+
+    @staticmethod
+    def from_json(value: Any) -> Offset:
+        """The offset behind `to_json`'s value; `InvalidArgument` if it is none.
+
+        >>> Offset.from_json({"logs": {"0": "12", "1": "13"}})
+        Offset(logs=(12, 13), below=0)
+        """
+        try:
+            match value:
+                case {"logs": dict() as logs, **others} if logs and not others:
+                    numbers = tuple(int(logs[str(log)]) for log in range(len(logs)))
+                    if all(0 <= number <= MAX_SEQNUM for number in numbers):
+                        return Offset(numbers)
+                case {"below": str() as text, **others} if not others and 0 <= int(text) <= MAX_SEQNUM:
+                    return Offset(below=int(text))
+        except (KeyError, ValueError, TypeError):
+            pass
+        raise InvalidArgument(
+            f"the checkpoint holds no offset of a LogBook source, but {value!r:.100}: use the checkpoint of this query",
+            field="offset",
+        )
+
+
+def advance(start: Offset, tail: Offset, first: Mapping[str, int], limit: int) -> Offset:
+    """An offset after `start` with at most `limit` records between, and at least one if there is any.
+
+    `first`: of each book that has a record between `start` and `tail`, the first one. Positions of a log are counted,
+    each of which is one record at most, of whatever book. `start` itself if there is nothing to read.
+    """
+    if not first:
+        return start
+    term = min(split_seqnum(seqnum)[0] for seqnum in first.values())
+    by_log: dict[int, int] = {}
+    for seqnum in first.values():
+        seqnum_term, log, _ = split_seqnum(seqnum)
+        if seqnum_term == term:
+            by_log[log] = min(seqnum, by_log.get(log, seqnum))
+    if _is_of(tail, term):
+        return _step(tail, by_log, limit, ends=tail.logs)
+    if _is_of(start, term):
+        return _step(start, by_log, limit, ends=None)
+    # A term that has ended: nothing can come any more into the logs that are passed over.
+    return Offset(below=_beyond(min(by_log.values()), limit))
+
+
+def _is_of(offset: Offset, term: int) -> bool:
+    return bool(offset.logs) and split_seqnum(offset.logs[0])[0] == term
+
+
+def _step(known: Offset, first: Mapping[int, int], limit: int, ends: tuple[int, ...] | None) -> Offset:
+    """Share the limit out among the logs that have something; one that gets nothing stays where its first record is."""
+    share = max(1, limit // len(first))
+    logs = list(known.logs)
+    for turn, (log, seqnum) in enumerate(sorted(first.items())):
+        logs[log] = _beyond(seqnum, share) if turn < limit else seqnum
+        if ends is not None:
+            logs[log] = min(logs[log], ends[log])
+    return Offset(tuple(logs))
+
+
+def _beyond(seqnum: int, count: int) -> int:
+    """`count` positions further, or the end of the term's log."""
+    term, log, position = split_seqnum(seqnum)
+    return make_seqnum(term, log, min(position + count, MAX_POSITION))

@@ -1,0 +1,87 @@
+"""Which columns a read has, and whether the schema that a user asks for fits them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from boki.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+SCHEMA: Final = "seqnum bigint, book string, time timestamp, tags array<string>, data binary"
+ERROR_COLUMN: Final = "_error"
+"""Why a record's JSON does not fit the schema; in a schema that has it, such records are rows of nulls."""
+_SIMPLE: Final = {"bigint": 0, "int": 0, "smallint": 0, "tinyint": 0, "double": 0, "float": 0, "string": 0}
+_OF_JSON: Final = frozenset({*_SIMPLE, "boolean", "timestamp"})
+_OWN: Final = {
+    "seqnum": "bigint",
+    "book": "string",
+    "time": "timestamp",
+    "tags": "array<string>",
+    "data": "binary",
+    ERROR_COLUMN: "string",
+}
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The columns of a read in order: the record's own, and those of its JSON."""
+
+    names: tuple[str, ...]
+    json_names: tuple[str, ...]
+    arrow: Any
+    """The Arrow schema of all of them."""
+    json_schema: Any
+    """The Arrow schema of those of the JSON."""
+    has_error: bool
+
+
+def layout(schema: StructType, *, is_json: bool) -> Layout:
+    """The layout that fits the schema. `InvalidArgument` says which column does not, and what would."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    json_names: list[str] = []
+    for field in schema.fields:
+        kind = field.dataType.simpleString()
+        own = _OWN.get(field.name) if field.name != ERROR_COLUMN or is_json else None
+        if own is not None:
+            if kind != own:
+                raise InvalidArgument(f"the column {field.name} is of type {own}, not {kind}", field=field.name)
+        elif not is_json:
+            raise InvalidArgument(
+                f"a LogBook has no column {field.name}: there are {SCHEMA}. With the option json=true, other columns "
+                "are the members of each record's JSON",
+                field=field.name,
+            )
+        else:
+            _check_json_type(field.name, field.dataType)
+            json_names.append(field.name)
+    if is_json and not json_names:
+        raise InvalidArgument("with json=true, give a schema that names members of the JSON: .schema('a int, …')")
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    return Layout(
+        tuple(schema.fieldNames()),
+        tuple(json_names),
+        arrow,
+        pa.schema([arrow.field(name) for name in json_names]),
+        ERROR_COLUMN in schema.fieldNames(),
+    )
+
+
+def _check_json_type(name: str, kind: DataType) -> None:
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, ArrayType):
+        _check_json_type(f"{name}[]", kind.elementType)
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            _check_json_type(f"{name}.{field.name}", field.dataType)
+    elif kind.simpleString() not in _OF_JSON:
+        raise InvalidArgument(
+            f"the column {name} cannot be of type {kind.simpleString()}: members of JSON are read as "
+            f"{', '.join(sorted(_OF_JSON))}, and arrays and structs of these",
+            field=name,
+        )

