@@ -33,18 +33,10 @@ class NaiveShard:
             self.messages.append(Message(len(self.messages), due_us, expires_us, keys[index] if keys else ""))
 
     def take(self, now_us: int, count: int, lease_us: int, token: int) -> list[int]:
-        taken = []
-        for message in self.messages:
-            if len(taken) == count:
-                break
-            if message.status != "ready" or message.due_us > now_us:
-                continue
+        taken: list[int] = []
+        while len(taken) < count and (message := self._next(now_us)) is not None:
             if message.expires_us and message.expires_us <= now_us:
                 message.status = "expired"
-                continue
-            if message.key and any(
-                other.keeps_its_key and other.key == message.key and other is not message for other in self.messages
-            ):
                 continue
             message.deliveries += 1
             message.token = token
@@ -52,6 +44,19 @@ class NaiveShard:
             message.due_us = now_us + lease_us
             taken.append(message.pos)
         return taken
+
+    def _next(self, now_us: int) -> Message | None:
+        """The first that is ready, and that no other message of its key keeps back, unless it is too old anyway."""
+        for message in self.messages:
+            is_late = message.expires_us and message.expires_us <= now_us
+            if message.status == "ready" and message.due_us <= now_us and (is_late or not self._is_kept_back(message)):
+                return message
+        return None
+
+    def _is_kept_back(self, message: Message) -> bool:
+        return bool(message.key) and any(
+            other.keeps_its_key and other.key == message.key and other is not message for other in self.messages
+        )
 
     def held(self, pos: int, token: int, now_us: int) -> Message | None:
         message = self.messages[pos] if pos < len(self.messages) else None
