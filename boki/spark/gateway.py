@@ -41,11 +41,12 @@ NEVER_US: Final = 1 << 62
 class Gateway:
     """Requests of one planner or task, which is one reader in the sense of the log's promises."""
 
-    def __init__(self, url: str, token: str, positions: Positions | None = None) -> None:
+    def __init__(self, url: str, token: str, positions: Positions | None = None, *, is_known: bool = False) -> None:
+        """`positions`: what a plan has seen. `is_known`: it has answered this query before, so it is waited for."""
         self._port = BlockingHttpPort(url, token)
         self.positions: Positions = dict(positions or {})
         """What has been seen of the logs."""
-        self._has_answered = positions is not None
+        self._has_answered = is_known
 
     def close(self) -> None:
         """Close its connections."""

@@ -22,7 +22,7 @@ _PAGE_RECORDS = 10_000
 
 def read_task(task: Task, options: ReadOptions, layout: Layout) -> Iterator[Any]:
     """Arrow batches of everything that the task is to read."""
-    gateway = Gateway(options.gateway, options.token, task.positions)
+    gateway = Gateway(options.gateway, options.token, task.positions, is_known=True)
     try:
         for segment in task.segments:
             for found in _pages(gateway, segment, options):

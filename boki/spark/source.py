@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -89,12 +90,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
         """Where a query that takes what is available now ends."""
         self._initial: Offset | None = None
+        self._is_known = False
+        """Whether the gateway has answered before."""
         layout(schema, is_json=options.is_json)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts. Asked for twice, and the same both times."""
         if self._initial is None:
-            with _planner(self._options) as planner:
+            with self._planner() as planner:
                 tail = planner.tail()
                 planner.check_books()
             self._initial = tail if self._options.starts_now else Offset()
@@ -108,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next micro-batch ends; `start` if there is nothing for it."""
         begin = Offset.from_json(start)
-        with _planner(self._options) as planner:
+        with self._planner() as planner:
             tail = self._target or planner.tail()
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             end = planner.step(begin, tail, most)
@@ -116,12 +119,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From here on there is nothing new."""
-        with _planner(self._options) as planner:
+        with self._planner() as planner:
             self._target = planner.tail()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch: the same records whenever it is planned."""
-        with _planner(self._options) as planner:
+        with self._planner() as planner:
             planner.tail()  # an index that answers from here on has come as far as `end`
             tasks = planner.tasks(Offset.from_json(start), Offset.from_json(end))
         return [_Partition(task) for task in tasks]
@@ -130,19 +133,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Arrow batches of one task. Runs on an executor."""
         return _read(partition, self._options, self._schema)
 
-
-class _planner:  # noqa: N801 - used as a statement
-    """A planner with a gateway of its own, closed behind it: plans are made seconds apart, in a process of Spark's."""
-
-    def __init__(self, options: ReadOptions) -> None:
-        self._gateway = Gateway(options.gateway, options.token)
-        self._planner = Planner(options, self._gateway)
-
-    def __enter__(self) -> Planner:
-        return self._planner
-
-    def __exit__(self, *_: object) -> None:
-        self._gateway.close()
+    @contextmanager
+    def _planner(self) -> Iterator[Planner]:
+        """A planner whose connections are closed behind it: plans may be far apart."""
+        gateway = Gateway(self._options.gateway, self._options.token, is_known=self._is_known)
+        try:
+            yield Planner(self._options, gateway)
+            self._is_known = True
+        finally:
+            gateway.close()
 
 
 def _read(partition: InputPartition, options: ReadOptions, schema: StructType) -> Iterator[Any]:
