@@ -96,10 +96,10 @@ class SimulatedDisk:
 
     # bad days
 
-    def crash(self) -> int:
+    def crash(self, *, keeps_some: bool = True) -> int:
         """The node has died. → how many of the stores that were being synced are lost"""
         self._life += 1
-        keep = self._clock.disk_rng.randint(0, len(self._group)) if self._group else 0
+        keep = self._clock.disk_rng.randint(0, len(self._group)) if self._group and keeps_some else 0
         lost = self._group[keep:]
         for _, _, undo in reversed(lost):
             for key, value in reversed(undo):

@@ -10,38 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Final, Protocol
+from typing import Final
 
 from boki.effects import DiskRoom
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.view import View
 from boki.messages import Seal
-from boki.sim.clockwork import Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
-from boki.sim.coordinator import Coordinator
-from boki.sim.network import Network
 from boki.sim.nodes import Node, StorageNode
-from boki.sim.options import Options, seconds_between
-from boki.sim.sightings import Sightings
+from boki.sim.options import seconds_between
+from boki.sim.schemes import Cluster, LoneCopy, Swap, is_whole_without
 
 MAX_PAUSE_US: Final = 2_500_000
 MAX_OFFSET_US: Final = 1_000_000
 _RATES_ELSEWHERE: Final = {"loss", "repeat", "reorder", "delay", "doubt", "stale", "seal_crash"}
-
-
-class Cluster(Protocol):
-    """What faults can reach."""
-
-    clock: Clockwork
-    network: Network
-    coordinator: Coordinator
-    options: Options
-    sightings: Sightings
-    nodes: dict[NodeId, Node]
-
-    def of(self, role: Role) -> list[Node]:
-        """The nodes of a role."""
 
 
 class Faults:
@@ -53,11 +36,12 @@ class Faults:
         self._options = cluster.options
         self._rng: Random = cluster.clock.fault_rng
         self._is_over = False
-        self._is_swapping = False
         self.victims = self._draw_victims()
+        self._swapping = Swap(cluster, self._later, self.victims)
+        self._keeping = LoneCopy(cluster, self._later, self.victims)
         if "seal_crash" in self._options.faults:
             self._seal_rng = Random(f"{self._options.seed}:fault:seal_crash")
-            cluster.sightings.on_seal = self._on_seal
+            cluster.sightings.on_seal.append(self._on_seal)
             cluster.sightings.on_proposal = self._on_proposal
         for fault, rate in sorted(self._options.faults.items()):
             if fault not in _RATES_ELSEWHERE:
@@ -108,7 +92,11 @@ class Faults:
         return int(low_us * (high_us / low_us) ** self._rng.random())
 
     def _later(self, delay_us: int, action: Callable[..., None], *arguments: object) -> None:
-        self._clock.after(delay_us, action, *arguments)
+        self._clock.after(delay_us, self._unless_over, action, arguments)
+
+    def _unless_over(self, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if not self._is_over:  # else it has been healed already, and nothing bad is to happen any more
+            action(*arguments)
 
     # nodes
 
@@ -131,7 +119,7 @@ class Faults:
         down_us = self._some_us(10_000, 300_000)
         self._later(int(slow_us * self._rng.random()), self._crash_and_start, node, down_us)
 
-    def _on_seal(self, node: Node) -> None:
+    def _on_seal(self, node: Node, _sender: NodeId) -> None:
         """A sequencer dies just before or after its seal is durable."""
         rng = self._seal_rng
         if not self._is_over and rng.random() < self._options.faults["seal_crash"] / 4:
@@ -139,11 +127,13 @@ class Faults:
                 rng.randint(0, 4 * self._options.sync_us), self._crash_and_start, node, rng.randint(1_000, 30_000)
             )
 
-    def _on_proposal(self, view: View) -> None:
-        """Backups of the term that is over die, and are back before the next one is there."""
+    def _on_proposal(self, controller: Node, view: View) -> None:
+        """Backups of the term that is over die, and are back before the next one is there; or the controller does."""
         rng = self._seal_rng
         if self._is_over or view.term == 1:
             return
+        if rng.random() < self._options.faults["seal_crash"] / 4:
+            self._later(rng.randint(0, 10_000), self._crash_and_start, controller, rng.randint(10_000, 500_000))
         last = self._cluster.coordinator.views[-1]
         for name in last.sequencers:
             if name not in last.primaries and rng.random() < self._options.faults["seal_crash"]:
@@ -193,7 +183,9 @@ class Faults:
         if self.victims:
             node = self._rng.choice(self.victims)
             shares_budget = "swap" in self._options.faults and node.role is Role.STORAGE
-            if shares_budget and (self._is_swapping or not _is_whole_without([node], self._cluster.of(Role.STORAGE))):
+            if shares_budget and (
+                self._swapping.is_going or not is_whole_without([node], self._cluster.of(Role.STORAGE))
+            ):
                 return
             node.crash()
             node.disk.wipe()
@@ -202,62 +194,10 @@ class Faults:
             self._later(self._some_us(10_000, 3_000_000), node.start)
 
     def _swap(self) -> None:
-        """Two storage nodes lose their disks one after the other, and what is stored meanwhile reaches only them.
+        self._swapping.strike(self._rng)
 
-        At no time is more lost than a record must survive: what was acknowledged before is whole elsewhere (else
-        nothing is done), and what is acknowledged meanwhile had only one loss to survive.
-        """
-        storage = self._cluster.of(Role.STORAGE)
-        if self._options.write_quorum < 2 or len(storage) < 3 or self._is_swapping or "rot" in self._options.faults:
-            return
-        pair = self._rng.sample(storage, 2)
-        if not _is_whole_without(pair, storage):
-            return
-        self._is_swapping = True
-        self._clock.note(f"{pair[0].name} and {pair[1].name} are to lose their disks")
-        self._clock.sometimes("two disks were wiped one after the other")
-        engines = [str(node.name) for node in self._cluster.of(Role.ENGINE)]
-        first, second = pair
-        network = self._cluster.network
-        cuts = {str(node.name): network.cut(engines, [str(node.name)]) for node in storage if node is not first}
-        wiped_us = self._rng.randint(200_000, 350_000)
-        self._later(wiped_us, self._wipe_node, first)
-        self._later(wiped_us, lambda: cuts.update({str(first.name): network.cut(engines, [str(first.name)])}))
-        self._later(450_000, self._swap_on, first, second, cuts, 20)
-
-    def _swap_on(self, first: Node, second: Node, cuts: dict[str, list[tuple[str, str]]], patience: int) -> None:
-        """The second one, as soon as nobody counts on what the first one has lost: that is one loss at a time."""
-        if self._is_over:
-            return
-        if not self._counts_for_nothing(first):
-            if patience > 0:
-                self._later(100_000, self._swap_on, first, second, cuts, patience - 1)
-                return
-        else:
-            self._cluster.network.mend(cuts.pop(str(second.name)))
-            self._later(self._clock.fault_rng.randint(200_000, 500_000), self._wipe_node, second)
-        self._later(500_000, self._mend_all, cuts)
-        self._later(1_000_000, self._end_swap)
-
-    def _mend_all(self, cuts: dict[str, list[tuple[str, str]]]) -> None:
-        for pairs in cuts.values():
-            self._cluster.network.mend(pairs)
-
-    def _end_swap(self) -> None:
-        self._is_swapping = False
-
-    def _counts_for_nothing(self, node: Node) -> bool:
-        """Whether every primary knows that this node's disk is another one than it was."""
-        if node.core is None:
-            return False
-        for sequencer in self._cluster.of(Role.SEQUENCER):
-            primaries = getattr(sequencer.core, "_primaries", {})
-            for primary in primaries.values():
-                for shard in primary._shards.values():  # noqa: SLF001 - a budget, not a check
-                    known, stored = shard.stored.get(node.name, (node.incarnation, 0))
-                    if stored and known < node.incarnation:
-                        return False
-        return True
+    def _lone_copy(self) -> None:
+        self._keeping.strike(self._rng)
 
     def _wipe_node(self, node: Node, down_us: int = 20_000) -> None:
         if not self._is_over:
@@ -369,19 +309,3 @@ class Faults:
             draining = tuple(self._rng.sample(names, self._rng.randint(0, spare)))
             self._clock.note(f"to be drained: {' '.join(draining)}")
             self._cluster.coordinator.change_plan(draining=draining)
-
-
-def _is_whole_without(lost: list[Node], storage: list[Node]) -> bool:
-    """Whether every record that any storage node has is on one that is not to be lost. All must be up to tell."""
-    cores = [(node, node.storage) for node in storage if isinstance(node, StorageNode) and node.core is not None]
-    if len(cores) < len(storage):
-        return False
-    wanted: dict[tuple[int, int, int], int] = {}
-    spared: dict[tuple[int, int, int], int] = {}
-    for node, core in cores:
-        for key, shard in core.holdings.shards.items():
-            until = 0 if shard.is_removed else shard.stored_until
-            wanted[key] = max(wanted.get(key, 0), until, shard.order.until_lid)
-            if node not in lost:  # and there it must be synced, or a crash could take it
-                spared[key] = max(spared.get(key, 0), min(until, shard.written_until))
-    return all(spared.get(key, 0) >= until for key, until in wanted.items())

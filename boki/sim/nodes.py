@@ -133,11 +133,12 @@ class Node:
         """As whom others see this node."""
         return Member(node=self.name, role=self.role, incarnation=self.incarnation)
 
-    def crash(self) -> None:
-        """Gone without a word; what the disk had not synced may be gone, too."""
+    def crash(self, *, keeps_some: bool = True) -> None:
+        """Gone without a word; what the disk had not synced may be gone, too, or is."""
         if not self.is_up:
             return
-        lost = self.disk.crash()
+        self.world.sightings.dies(self)
+        lost = self.disk.crash(keeps_some=keeps_some)
         self.clock.note(f"{self.name} crashes, {lost} stores are lost")
         if lost:
             self.clock.sometimes("a crash lost what was not synced")
@@ -399,7 +400,7 @@ class ControllerNode(Node):
 
         if isinstance(value, View):
             self.clock.note(f"{self.name} wants term {value.term}", value)
-            self.world.sightings.on_proposal(value)
+            self.world.sightings.on_proposal(self, value)
             coordinator.ask(self.session, lambda: coordinator.install(value), done)
         else:
             assert isinstance(value, Placement)

@@ -16,7 +16,7 @@ import msgspec
 NETWORK: Final = ("loss", "repeat", "reorder", "delay", "partition", "one_way", "hide")
 NODES: Final = ("crash", "crash_primary", "stop", "save", "pause", "power_cut", "wipe", "swap", "clock", "seal_crash")
 DISKS: Final = ("stall", "fsync_error", "rot", "full")
-COORDINATION: Final = ("session", "doubt", "stale", "false_seal")
+COORDINATION: Final = ("session", "doubt", "stale", "false_seal", "lone_copy")
 CHANGES: Final = ("logs", "sequencers", "drain")
 FAULTS: Final = NETWORK + NODES + DISKS + COORDINATION + CHANGES
 
@@ -34,6 +34,8 @@ _EVENT_RATE: Final = (0.1, 1.5)
 _RARE: Final = {
     "power_cut": (0.15, 0.8),
     "wipe": (0.1, 0.6),
+    "swap": (0.3, 1.5),
+    "lone_copy": (0.3, 1.5),
     "drain": (0.05, 0.3),
     "clock": (0.1, 1.0),
     "hide": (0.3, 1.5),
@@ -91,7 +93,7 @@ def draw_options(seed: int) -> Options:
         clients=rng.randint(4, 8),
         books=rng.randint(1, 4),
         tags=rng.randint(1, 4),
-        pause_us=int(_log_uniform(rng, 10_000, 80_000)),
+        pause_us=int(_log_uniform(rng, 8_000, 50_000)),
         deadline_us=int(_log_uniform(rng, 800_000, 5_000_000)),
         mix={name: rng.choice((0, 1, 1, 2, 4)) for name in ("append", "keyed", "conditional", "many")}
         | {name: rng.choice((0, 1, 1, 2)) for name in ("read", "tail", "get", "sync", "child", "poll")}

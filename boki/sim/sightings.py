@@ -8,9 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from boki.log.ids import NodeId
+from boki.controller.core import ControllerCore
+from boki.controller.term_change import Step
+from boki.log.ids import NodeId, shard_incarnation
+from boki.log.metalog import CloseShard
 from boki.log.view import View
-from boki.messages import AppendEntry, BatchesFetched, EntriesDropped, Holding, InstallView, Seal, StoreBatch
+from boki.messages import (
+    AppendEntry,
+    BatchesFetched,
+    EntriesDropped,
+    Holding,
+    InstallView,
+    RequestEntry,
+    Seal,
+    StoreBatch,
+)
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import seal_key
 from boki.sim.clockwork import Clockwork
@@ -29,6 +41,11 @@ SITUATIONS: Final = (
     "a crash lost what was not synced",
     "a term changed",
     "a session expired",
+    "a storage node was repaired from a peer",
+    "a shard was closed with batches in flight",
+    "a controller died between two steps",
+    "disks were wiped one after the other",
+    "the one backup with an entry of the term before lost its disk",
 )
 """What every large enough batch must have met."""
 
@@ -38,9 +55,9 @@ class Sightings:
 
     def __init__(self, clock: Clockwork) -> None:
         self._clock = clock
-        self.on_seal: Callable[[Node], None] = lambda _node: None
-        """Called for each sequencer that is about to be sealed."""
-        self.on_proposal: Callable[[View], None] = lambda _view: None
+        self.on_seal: list[Callable[[Node, NodeId], None]] = []
+        """Called for each sequencer that is about to be sealed, with who does it."""
+        self.on_proposal: Callable[[Node, View], None] = lambda _node, _view: None
         """Called for each view that a controller wants to install: all before it is sealed and completed."""
         self._looks: dict[type, Callable[[Node, NodeId, Any], None]] = {
             Seal: self._on_seal,
@@ -49,6 +66,7 @@ class Sightings:
             BatchesFetched: self._on_fetched,
             InstallView: self._on_view,
             EntriesDropped: self._on_dropped,
+            RequestEntry: self._on_request,
         }
 
     def before(self, node: Node, sender: NodeId, message: Any) -> None:
@@ -57,11 +75,31 @@ class Sightings:
         if look is not None:
             look(node, sender, message)
 
-    def _on_seal(self, node: Node, _sender: NodeId, message: Seal) -> None:
+    def dies(self, node: Node) -> None:
+        """The node is about to lose all that it has in memory."""
+        change = node.core._change if isinstance(node.core, ControllerCore) else None  # noqa: SLF001 - a look from outside
+        if change is not None and change.step in (Step.COMPLETING, Step.INSTALLING):
+            self._clock.sometimes("a controller died between two steps")
+
+    def _on_request(self, node: Node, _sender: NodeId, message: RequestEntry) -> None:
+        """A shard shall be closed of which replicas have more than is ordered."""
+        primary = node.core._primaries.get(message.log) if isinstance(node.core, SequencerCore) else None  # noqa: SLF001
+        entry = message.entry
+        if primary is None or not isinstance(entry, CloseShard):
+            return
+        for number, shard in primary._shards.items():  # noqa: SLF001
+            is_meant = number == entry.shard
+            if entry.is_lost:
+                is_meant = shard_incarnation(number) == shard_incarnation(entry.shard)
+            if is_meant and max((until for _, until in shard.stored.values()), default=0) > shard.cut_until:
+                self._clock.sometimes("a shard was closed with batches in flight")
+
+    def _on_seal(self, node: Node, sender: NodeId, message: Seal) -> None:
         core = node.core
         if isinstance(core, SequencerCore) and core.chain and message.term == core.chain.current.term:
             self._clock.sometimes("a term was sealed")
-            self.on_seal(node)
+            for hear in self.on_seal:
+                hear(node, sender)
 
     def _on_append_entry(self, node: Node, _sender: NodeId, message: AppendEntry) -> None:
         core = node.core

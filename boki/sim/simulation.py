@@ -192,9 +192,13 @@ class Simulation:
         answers: list[tuple[Any, dict[int, int]]] = []
         if not self._wait(lambda: self._has_come(reader)):
             return None, {}
+        life = reader.incarnation
         reader.submit(operation, positions, 20_000_000, lambda *answer: answers.append(answer))
-        self.clock.run_until(self.clock.now_us + _PATIENCE_US, lambda: bool(answers))
-        return answers[0] if answers else (None, {})
+        ends_us = self.clock.now_us + _PATIENCE_US
+        if self.clock.run_until(ends_us, lambda: bool(answers) or reader.incarnation != life):
+            # an engine that was told to stop before everything was healed begins anew: it is asked again
+            return answers[0] if answers else self._ask(reader, operation, positions)
+        return None, {}
 
     def _read_book(self, reader: EngineNode, book: str) -> list[Seen] | str:
         """All records of a book; a text if they cannot be read."""

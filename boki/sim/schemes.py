@@ -1,0 +1,286 @@
+"""Schemes: faults in several acts, each as soon as what it waits for has happened.
+
+A rule that matters in one order of events only is hardly ever tried by faults that come when they come. Here that order
+is brought about. Still no more is lost than the system promises to survive, so whatever is missing in the end is a
+broken promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final, Protocol
+
+from boki.log.ids import LogId, NodeId
+from boki.log.membership import Role
+from boki.sequencer.core import SequencerCore
+from boki.sequencer.metalog_store import MetalogStore
+from boki.sim.clockwork import Clockwork
+from boki.sim.coordinator import Coordinator
+from boki.sim.engines import EngineNode
+from boki.sim.network import Network
+from boki.sim.nodes import Node, StorageNode
+from boki.sim.options import Options
+from boki.sim.sightings import Sightings
+
+_LOOK_US: Final = 2_000
+
+
+class Cluster(Protocol):
+    """What faults can reach."""
+
+    clock: Clockwork
+    network: Network
+    coordinator: Coordinator
+    options: Options
+    sightings: Sightings
+    nodes: dict[NodeId, Node]
+
+    def of(self, role: Role) -> list[Node]:
+        """The nodes of a role."""
+
+
+class Counted(Protocol):
+    """An open shard as a primary counts it: per replica (incarnation, stored until), and how far it is ordered."""
+
+    replicas: tuple[NodeId, ...]
+    stored: dict[NodeId, tuple[int, int]]
+    cut_until: int
+
+
+Later = Callable[..., None]
+"""`later(delay_us, action, *arguments)`: unless all has been healed by then."""
+
+
+class Scheme:
+    """What schemes have in common: one at a time, and links that are cut until its end."""
+
+    def __init__(self, cluster: Cluster, later: Later) -> None:
+        self.is_going = False
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._later = later
+        self._cuts: dict[str, list[tuple[str, str]]] = {}
+
+    def _wait(
+        self,
+        is_so: Callable[[], bool],
+        then: Callable[[], None],
+        patience_us: int,
+        look_us: int = _LOOK_US,
+    ) -> None:
+        """Go on as soon as something is so; give the scheme up if that takes too long."""
+        if is_so():
+            then()
+        elif patience_us <= 0:
+            self._end()
+        else:
+            self._later(look_us, self._wait, is_so, then, patience_us - look_us, look_us)
+
+    def _cut(self, name: str, sources: Sequence[str], targets: Sequence[str]) -> None:
+        self._cuts.setdefault(name, []).extend(self._cluster.network.cut(sources, targets))
+
+    def _mend(self, name: str) -> None:
+        self._cluster.network.mend(self._cuts.pop(name, ()))
+
+    def _end(self) -> None:
+        for name in list(self._cuts):
+            self._mend(name)
+        self.is_going = False
+
+    def _lose_disk(self, node: Node, down_us: int = 20_000) -> None:
+        node.crash()
+        node.disk.wipe()
+        self._clock.note(f"{node.name} has lost its disk")
+        self._later(down_us, node.start)
+
+
+class Swap(Scheme):
+    """Storage nodes lose their disks one after the other, and what is stored meanwhile reaches only them.
+
+    One of them says that it has a batch and loses it; then the victims get it, one less than a write quorum, and lose
+    it, too. A primary that counted them all would order it. At no time is more lost than a record must survive: what
+    was acknowledged before is whole elsewhere (else nothing is done), and what is acknowledged meanwhile had only the
+    victims to survive.
+    """
+
+    def __init__(self, cluster: Cluster, later: Later, victims: Sequence[Node]) -> None:
+        super().__init__(cluster, later)
+        self._victims = [node for node in victims if node.role is Role.STORAGE]
+
+    def strike(self, rng: Random) -> None:
+        """Begin, if that is possible and fair."""
+        names = {str(node.name) for node in self._victims}
+        beside = {name for shard in self._shards() if names <= set(shard.replicas) for name in shard.replicas} - names
+        if self.is_going or not names or not beside:
+            return
+        self.is_going = True
+        self._first = self._cluster.nodes[rng.choice(sorted(beside))]
+        lost = [self._first, *self._victims]
+        self._wait(lambda: self._is_whole_without(lost), self._keep_to_first, 500_000, 10_000)
+
+    def _shards(self) -> list[Counted]:
+        """Open shards as their primaries count them."""
+        return [
+            shard
+            for sequencer in self._cluster.of(Role.SEQUENCER)
+            for primary in getattr(sequencer.core, "_primaries", {}).values()
+            for shard in primary._shards.values()  # noqa: SLF001 - when to strike and what is fair, not a check
+        ]
+
+    def _is_whole_without(self, lost: list[Node]) -> bool:
+        return is_whole_without(lost, self._cluster.of(Role.STORAGE))
+
+    def _keep_to_first(self) -> None:
+        self._clock.note(f"{self._first.name} and then the victims are to lose their disks")
+        self._engines = [str(node.name) for node in self._cluster.of(Role.ENGINE)]
+        for node in self._cluster.of(Role.STORAGE):
+            if node is not self._first:
+                self._cut(str(node.name), self._engines, [str(node.name)])
+        # what was on its way to all is ordered by then
+        self._later(50_000, self._wait, self._has_told, self._lose_first, 600_000)
+
+    def _has_told(self) -> bool:
+        """Whether a primary counts on the first one for what is not ordered yet."""
+        name = self._first.name
+        return any(name in shard.stored and shard.stored[name][1] > shard.cut_until for shard in self._shards())
+
+    def _lose_first(self) -> None:
+        self._cut(str(self._first.name), self._engines, [str(self._first.name)])
+        self._lose_disk(self._first)
+        self._wait(self._is_one_loss, self._open_victims, 1_500_000, 5_000)
+
+    def _is_one_loss(self) -> bool:
+        """Whether nobody counts on what the first one has lost, and the victims have nothing that others lack."""
+        first = self._first
+        lives = [shard.stored[first.name][0] for shard in self._shards() if first.name in shard.stored]
+        is_known = first.core is not None and all(life >= first.incarnation for life in lives)
+        return is_known and self._is_whole_without(self._victims)
+
+    def _open_victims(self) -> None:
+        for node in self._victims:
+            self._mend(str(node.name))
+        self._wait(self._have_victims_alone, self._lose_victims, 1_000_000)
+
+    def _have_victims_alone(self) -> bool:
+        are_up = all(node.core is not None for node in self._cluster.of(Role.STORAGE))
+        return are_up and not self._is_whole_without(self._victims)
+
+    def _lose_victims(self) -> None:
+        self._clock.sometimes("disks were wiped one after the other")
+        ordered_us = 30_000 + 8 * (self._cluster.options.sync_us + self._cluster.options.link_us)
+        for node in self._victims:
+            self._later(ordered_us, self._lose_disk, node)
+        self._later(ordered_us + 200_000, self._end)
+
+
+class LoneCopy(Scheme):
+    """An entry is durable on one backup only when its term ends, and that backup loses its disk in the next one.
+
+    By then a majority must have it: it is in the term's end that the next view names, and engines have gone by it. The
+    backup is one of the sequencers whose disks may be lost.
+    """
+
+    def __init__(self, cluster: Cluster, later: Later, victims: Sequence[Node]) -> None:
+        super().__init__(cluster, later)
+        self._victims = [node for node in victims if node.role is Role.SEQUENCER]
+        cluster.sightings.on_seal.append(self._on_seal)
+        self._awaits_seal = False
+
+    def strike(self, rng: Random) -> None:
+        """Begin, if that is possible and fair."""
+        views = self._cluster.coordinator.views
+        if self.is_going or not views or len(views[-1].sequencers) != 3:
+            return
+        view = views[-1]
+        holders = [node for node in self._victims if node.name in view.sequencers]
+        if not holders:
+            return
+        self._holder = rng.choice(holders)
+        logs = [log for log, primary in enumerate(view.primaries) if primary != self._holder.name]
+        if logs:
+            self.is_going = True
+            self._view, self._log = view, rng.choice(logs)
+            self._primary = self._cluster.nodes[view.primaries[self._log]]
+            names = [name for name in view.sequencers if name not in (self._holder.name, self._primary.name)]
+            self._other = self._cluster.nodes[names[0]]
+            self._wait(self._is_well, self._keep_to_holder, 300_000, 20_000)
+
+    def _is_well(self) -> bool:
+        nodes = (self._holder, self._other, self._primary)
+        return self._cluster.coordinator.views[-1] is self._view and all(
+            store is not None and node.incarnation == self._view.incarnations[node.name] and store.may("append")
+            for node in nodes
+            for store in [self._store(node)]
+        )
+
+    def _store(self, node: Node) -> MetalogStore | None:
+        core = node.core
+        if not isinstance(core, SequencerCore) or self._view.term not in core.chain:
+            return None
+        return core._stores.get((self._view.term, LogId(self._log)))  # noqa: SLF001 - when to strike, not a check
+
+    def _keep_to_holder(self) -> None:
+        self._clock.note(f"of {self._primary.name}'s entries one is to be on {self._holder.name} alone")
+        self._cut("primary", [self._primary.name], [self._other.name])
+        self._primary.disk.stalled_until_us = self._clock.now_us + 500_000
+        self._wait(self._is_alone, self._kill_primary, 450_000, 1_000)
+
+    def _is_alone(self) -> bool:
+        holder, other, primary = (self._store(node) for node in (self._holder, self._other, self._primary))
+        if holder is None or other is None or primary is None:
+            return False
+        return bool(holder.durable_until > max(other.length, primary.durable_until))
+
+    def _kill_primary(self) -> None:
+        self._awaits_seal = True
+        self._primary.crash(keeps_some=False)
+        self._wait(self._has_next_view, self._await_engines, 3_000_000)
+
+    def _on_seal(self, node: Node, sender: NodeId) -> None:
+        """The other backup is sealed: now it hears of nobody for a while, so that its completion is late."""
+        if not self._awaits_seal or node is not self._other:
+            return
+        if sender in self._cluster.nodes and self._cluster.nodes[sender].role is Role.CONTROLLER:
+            self._awaits_seal = False
+            controllers = [str(each.name) for each in self._cluster.of(Role.CONTROLLER)]
+            self._cut("late", [*controllers, self._holder.name], [self._other.name])
+            self._later(900_000, self._mend, "late")
+
+    def _has_next_view(self) -> bool:
+        return len(self._cluster.coordinator.views) > self._view.term
+
+    def _await_engines(self) -> None:
+        self._wait(self._has_gone_by, self._lose_holder, 800_000)
+
+    def _has_gone_by(self) -> bool:
+        """Whether an engine has applied the term to its end."""
+        nodes = [node for node in self._cluster.of(Role.ENGINE) if isinstance(node, EngineNode)]
+        engines = [node.engine for node in nodes if node.core is not None]
+        return any(engine is not None and engine.follower.term > self._view.term for engine in engines)
+
+    def _lose_holder(self) -> None:
+        self._clock.sometimes("the one backup with an entry of the term before lost its disk")
+        self._later(20_000, self._lose_disk, self._holder)
+        self._later(100_000, self._end)
+
+    def _end(self) -> None:
+        self._awaits_seal = False
+        self._primary.start()
+        super()._end()
+
+
+def is_whole_without(lost: list[Node], storage: list[Node]) -> bool:
+    """Whether every record that any storage node has is on one that is not to be lost. All must be up to tell."""
+    cores = [(node, node.storage) for node in storage if isinstance(node, StorageNode) and node.core is not None]
+    if len(cores) < len(storage):
+        return False
+    wanted: dict[tuple[int, int, int], int] = {}
+    spared: dict[tuple[int, int, int], int] = {}
+    for node, core in cores:
+        for key, shard in core.holdings.shards.items():
+            until = 0 if shard.is_removed else shard.stored_until
+            wanted[key] = max(wanted.get(key, 0), until, shard.order.until_lid)
+            if node not in lost:  # and there it must be synced, or a crash could take it
+                spared[key] = max(spared.get(key, 0), min(until, shard.written_until))
+    return all(spared.get(key, 0) >= until for key, until in wanted.items())
