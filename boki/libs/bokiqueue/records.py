@@ -11,7 +11,7 @@ Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 `!qc:q:3`       checkpoints of shard 3
 `!qf:q:3`       fences of shard 3: records that take leases away which have run out
 `!qs:q`         the queue's settings; the last record counts
-`!queues`       settings of all queues of the book, for lists
+`!queues`       settings of all queues of the book, for lists, with `!queues:q` to name them
 ==============  ======================================================================================
 """
 
@@ -28,6 +28,8 @@ VERSION: Final = 1
 """Of the records and of checkpoints."""
 
 QUEUES_TAG: Final = "!queues"
+NOW: Final = (1 << 63) - 1
+"""As the start of a group: after all that is there."""
 
 ACK: Final = 0
 NACK: Final = 1
@@ -125,13 +127,20 @@ class DropGroup(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The checkpoint in the `parts` records before this one covers the stream up to `covers`."""
+    """The checkpoint in the records of the checkpoint tag from `first` on covers the stream up to `covers`."""
 
     shard: int
     covers: int
-    parts: int
+    first: int
     floor: int
     """Nothing below this is needed by that state."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """A piece of a checkpoint; it stands under the checkpoint tag alone."""
+
+    shard: int
+    data: bytes
 
 
 class Carry(msgspec.Struct, frozen=True, array_like=True, tag=8):
@@ -152,7 +161,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=9):
     until_us: int
 
 
-Kind = Push | Act | Done | Setup | OpenGroup | DropGroup | Saved | Carry | Join
+Kind = Push | Act | Done | Setup | OpenGroup | DropGroup | Saved | Part | Carry | Join
 
 _DECODER: Final[msgspec.msgpack.Decoder[Kind]] = msgspec.msgpack.Decoder(Kind)
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from boki.libs.bokiqueue.groups import DEAD, Aside, Backlog, Delivery, Group, Rate, Segment, Spot
+from boki.libs.bokiqueue.groups import BACK, DEAD, Aside, Backlog, Delivery, Group, Rate, Segment, Spot
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -415,6 +415,26 @@ class ShardState:
     def length(self) -> int:
         """Messages that some group has not done: what the maximal length bounds."""
         return max((self.depth(name) for name in self.groups), default=self.depth(DEFAULT_GROUP))
+
+    def oldest_us(self, name: str) -> int:
+        """When the oldest message was pushed that the group has not done, but for dead letters; 0 if there is none."""
+        group = self.groups[name]
+        oldest = [aside.spot.time_us for aside in group.aside.values() if aside.status != DEAD]
+        segment = self.backlog.find(group.cursor)
+        return min([*oldest, segment.time_us] if segment is not None else oldest, default=0)
+
+    def peek(self, name: str, count: int) -> list[Spot]:
+        """What the group would be given next, about: first what came back, then what is untouched."""
+        group = self.groups.get(name)
+        spots = (
+            [] if group is None else [aside.spot for _, aside in sorted(group.aside.items()) if aside.status == BACK]
+        )
+        pos = self.backlog.first_pos if group is None else group.cursor
+        while len(spots) < count and (segment := self.backlog.find(pos)) is not None:
+            start = pos - segment.first
+            spots += [segment.spot(index) for index in range(start, min(segment.count, start + count - len(spots)))]
+            pos = segment.first + segment.count
+        return spots[:count]
 
     def ready_count(self, name: str) -> int:
         """About how many messages a take would find, at most; 0 if it would find none as things stand."""

@@ -1,0 +1,366 @@
+"""A queue as an operator sees it: settings, groups, figures, dead letters, replay. The base of `Queue`."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound, WrongType
+from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.following import Following, following
+from boki.libs.bokiqueue.groups import DEAD, LEASED, WAITING, Delivery, Spot
+from boki.libs.bokiqueue.messages import Message
+from boki.libs.bokiqueue.records import PURGE, REDRIVE, DropGroup, OpenGroup, Settings, Settle, Setup
+from boki.libs.bokiqueue.refusals import (
+    MAX_SHARDS,
+    check_count,
+    check_group,
+    check_queue,
+    check_span,
+    no_such_group,
+    no_such_queue,
+)
+from boki.libs.bokiqueue.state import ShardState
+
+T = TypeVar("T")
+
+SETTINGS_S: Final = 1.0
+"""For so long a handle trusts the settings that it has read."""
+MAX_MESSAGES: Final = 1_000_000_000
+
+
+class GroupStats(msgspec.Struct, frozen=True):
+    """A consumer group in figures. `depth` is what it has still to do, `in_flight` what is leased of that, and
+    `delayed` what is not due yet; `oldest_age_s` is that of the oldest message that it has not done, and
+    `done_per_s` how many it has done lately. All by the log's time.
+    """
+
+    name: str
+    depth: int
+    in_flight: int
+    delayed: int
+    dead: int
+    oldest_age_s: float
+    done: int
+    expired: int
+    done_per_s: float
+
+
+class QueueStats(msgspec.Struct, frozen=True):
+    """A queue in figures; `depth` is the largest of its groups'."""
+
+    name: str
+    shards: int
+    pushed: int
+    depth: int
+    pushed_per_s: float
+    groups: list[GroupStats]
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that failed too often, or that a consumer gave up. `id` is the message's, `handle` names it here."""
+
+    handle: str
+    id: str
+    reason: str
+    deliveries: int
+    pushed_us: int
+    died_us: int
+    form: int
+    data: bytes
+
+
+class Administration(Generic[T]):
+    """See `Queue`."""
+
+    def __init__(self, logbook: LogBook, name: str, *, group: str = "", type: type[T] | None = None) -> None:  # noqa: A002
+        """Nothing is read or written yet."""
+        self.logbook = logbook
+        self.name = check_queue(name)
+        self.group = check_group(group)
+        self.kind = type
+        self._settings: Settings | None = None
+        self._settings_read_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r} of {self.logbook.name!r}>"
+
+    # Settings
+
+    async def read_settings(self) -> Settings | None:
+        """The queue's settings; None if there is no such queue."""
+        if self._settings is None or monotonic() - self._settings_read_at > SETTINGS_S:
+            record = await self.logbook.check_tail(records.settings_tag(self.name))
+            if record is None:
+                record = await self.logbook.check_tail(records.settings_tag(self.name), fresh=True)
+            if record is not None:
+                kind = records.decode(record.data)
+                assert isinstance(kind, Setup), "the tag's records are of that kind"
+                self._settings = kind.settings
+                self._settings_read_at = monotonic()
+        return self._settings
+
+    async def create(
+        self, *, shards: int = 1, max_deliveries: int = 10, max_length: int = 0, retain_s: float = 0
+    ) -> Settings:
+        """Have a queue of that name, with these settings if there was none; the settings that it has.
+
+        `shards`: how many parts it has, each in order, for ever. `max_deliveries`: a message that was leased so often
+        without an ack becomes a dead letter (0: never). `max_length`: pushes wait, or are refused, while so many
+        messages are to be taken (0: no bound; what several producers push at once may go a little beyond it).
+        `retain_s`: how long messages that all groups have done can still be replayed.
+        """
+        settings = _settings(shards, max_deliveries, max_length, retain_s)
+        return await self._set_up(settings, 0)
+
+    async def configure(
+        self, *, max_deliveries: int | None = None, max_length: int | None = None, retain_s: float | None = None
+    ) -> Settings:
+        """Change what is given; see `create`. Processes that only push notice it within a second."""
+        while True:
+            tag = records.settings_tag(self.name)
+            record = await self.logbook.check_tail(tag, fresh=True)
+            if record is None:
+                raise no_such_queue(self.name, self.logbook.name)
+            setup = records.decode(record.data)
+            assert isinstance(setup, Setup)
+            old = setup.settings
+            settings = _settings(
+                old.shards,
+                old.max_deliveries if max_deliveries is None else max_deliveries,
+                old.max_length if max_length is None else max_length,
+                old.retain_us / 1e6 if retain_s is None else retain_s,
+            )
+            try:
+                return await self._append_settings(settings, record.seqnum)
+            except ConditionFailed:
+                continue
+
+    async def _set_up(self, settings: Settings, last_seqnum: int) -> Settings:
+        known = await self.read_settings()
+        if known is None:
+            try:
+                return await self._append_settings(settings, last_seqnum)
+            except ConditionFailed:
+                await self.logbook.sync()
+                known = await self.read_settings()
+                assert known is not None, "somebody else has just created it"
+        if known.shards != settings.shards:
+            if settings.shards == 1:
+                return known
+            raise InvalidArgument(
+                f"queue {self.name!r} has {known.shards} shards, for ever: make another queue", field="shards"
+            )
+        return known
+
+    async def _append_settings(self, settings: Settings, last_seqnum: int) -> Settings:
+        tag = records.settings_tag(self.name)
+        group: list[tuple[bytes, tuple[str, ...]]] = [
+            (records.encode(Setup(shard, settings)), records.record_tags(self.name, shard, settings.shards))
+            for shard in range(settings.shards)
+        ]
+        group.append(
+            (records.encode(Setup(0, settings)), (tag, f"{records.QUEUES_TAG}:{self.name}", records.QUEUES_TAG))
+        )
+        await self.logbook.append_many(group, when=Expect(tag, last_seqnum))
+        self._settings, self._settings_read_at = settings, monotonic()
+        return settings
+
+    def _known_settings(self) -> Settings:
+        if self._settings is None:
+            raise InvalidArgument(f"queue {self.name!r} was not opened yet: await queue.create() first", field="queue")
+        return self._settings
+
+    def _shared(self, settings: Settings) -> Following:
+        return following(self.logbook, self.name, settings.shards)
+
+    async def _caught_up(self) -> Following:
+        """The fold, after everything that is acknowledged by now."""
+        settings = await self.read_settings()
+        if settings is None:
+            raise no_such_queue(self.name, self.logbook.name)
+        shared = self._shared(settings)
+        await self.logbook.sync()
+        await shared.catch_up(self.logbook)
+        return shared
+
+    async def _append_to_all(self, shared: Following, make: Any) -> None:
+        group = [
+            (records.encode(make(shard)), records.record_tags(self.name, shard, shared.shards))
+            for shard in range(shared.shards)
+        ]
+        await self.logbook.append_many(group)
+        await shared.catch_up(self.logbook)
+
+    # Groups
+
+    async def create_group(
+        self, name: str, *, start: int | str = "earliest", start_time_s: float | None = None
+    ) -> None:
+        """Have a group that is given every message from `start` on: a seqnum, "earliest" or "now".
+
+        `start_time_s`: from that time on instead, in seconds since the epoch. What was pushed before is given to it if
+        it is still kept: because another group has not done it, or by `retain_s`. Nothing happens if there is such a
+        group.
+        """
+        check_group(name)
+        if isinstance(start, str) and start not in ("earliest", "now"):
+            raise InvalidArgument(f'start must be a seqnum, "earliest" or "now", not {start!r:.60}', field="start")
+        shared = await self._caught_up()
+        seqnum = {"earliest": 0, "now": records.NOW}[start] if isinstance(start, str) else start
+        if type(seqnum) is not int or seqnum < 0 or seqnum > records.NOW:
+            raise InvalidArgument(f"start must be a seqnum, not {start!r:.60}", field="start")
+        time_us = 0 if start_time_s is None else _time_us(start_time_s)
+        await self._append_to_all(shared, lambda shard: OpenGroup(shard, name, seqnum, time_us))
+
+    async def replay(self, *, start: int | str = "earliest", start_time_s: float | None = None) -> None:
+        """Let this handle's group begin anew, from any point that is kept; what it has leased is forgotten."""
+        await self.drop_group(self.group)
+        await self.create_group(self.group, start=start, start_time_s=start_time_s)
+
+    async def drop_group(self, name: str) -> None:
+        """Have no such group: nothing is kept for it any more. `NoSuchGroup`"""
+        shared = await self._caught_up()
+        if check_group(name) not in shared.lines[0].state.groups:
+            raise no_such_group(self.name, name)
+        await self._append_to_all(shared, lambda shard: DropGroup(shard, name))
+
+    # Looking
+
+    async def stats(self) -> QueueStats:
+        """The queue in figures."""
+        shared = await self._caught_up()
+        states = [line.state for line in shared.lines]
+        now_us = shared.log_time_us()
+        names = sorted({name for state in states for name in state.groups})
+        return QueueStats(
+            self.name,
+            shared.shards,
+            sum(state.backlog.next_pos for state in states),
+            sum(state.length() for state in states),
+            round(sum(state.push_rate.per_s(now_us) for state in states), 3),
+            [_group_stats(name, states, now_us) for name in names],
+        )
+
+    async def peek(self, count: int = 10) -> list[Message[T]]:
+        """The messages that the group would be given next, without taking them."""
+        check_count(count, "count", 1_000)
+        shared = await self._caught_up()
+        found: list[Message[T]] = []
+        for line in shared.lines:
+            spots = line.state.peek(self.group, count - len(found))
+            bodies = await shared.bodies(self.logbook, [Delivery(spot, 0, 0, 0) for spot in spots])
+            for spot, (form, data) in zip(spots, bodies, strict=True):
+                found.append(Message(self.name, line.shard, self.group, Delivery(spot, 0, 0, 0), form, data, self.kind))
+        return found
+
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Dead letters of the group, the oldest message first."""
+        check_count(limit, "limit", 10_000)
+        shared = await self._caught_up()
+        found: list[DeadLetter] = []
+        for line in shared.lines:
+            group = line.state.groups.get(self.group)
+            asides = [] if group is None else [one for _, one in sorted(group.aside.items()) if one.status == DEAD]
+            asides = asides[: limit - len(found)]
+            bodies = await shared.bodies(self.logbook, [Delivery(aside.spot, 0, 0, 0) for aside in asides])
+            for aside, (form, data) in zip(asides, bodies, strict=True):
+                found.append(_dead_letter(line.shard, aside.spot, aside, form, data))
+        return found
+
+    async def redrive(self, *handles: str) -> int:
+        """Let dead letters be taken again, as if they had never been: those named, or all; how many there were."""
+        return await self._change_dead(REDRIVE, handles)
+
+    async def purge(self, *handles: str) -> int:
+        """Drop dead letters for good: those named, or all; how many there were."""
+        return await self._change_dead(PURGE, handles)
+
+    async def _change_dead(self, verb: int, handles: tuple[str, ...]) -> int:
+        shared = await self._caught_up()
+        changed = 0
+        for line in shared.lines:
+            group = line.state.groups.get(self.group)
+            if group is None:
+                continue
+            dead = [pos for pos, aside in sorted(group.aside.items()) if aside.status == DEAD]
+            if handles:
+                wanted = {_position(handle, line.shard) for handle in handles}
+                dead = [pos for pos in dead if pos in wanted]
+            for start in range(0, len(dead), 1_000):
+                settle = Settle(self.group, verb, [(pos, 0) for pos in dead[start : start + 1_000]])
+                changed += sum(await shared.settle(self.logbook, line.shard, settle))
+        if changed < len(set(handles)):
+            raise NotFound(
+                f"{len(set(handles)) - changed} of {len(set(handles))} are no dead letters of queue {self.name!r}",
+                field="handle",
+            )
+        return changed
+
+
+async def queue_names(logbook: LogBook) -> list[str]:
+    """The queues of a book, by name."""
+    names: set[str] = set()
+    start = 0
+    while (page := await logbook.read(records.QUEUES_TAG, start=start)).records:
+        prefix = f"{records.QUEUES_TAG}:"
+        names |= {tag.removeprefix(prefix) for one in page.records for tag in one.tags if tag.startswith(prefix)}
+        start = page.next_start
+    return sorted(names)
+
+
+def _settings(shards: int, max_deliveries: int, max_length: int, retain_s: float) -> Settings:
+    return Settings(
+        check_count(shards, "shards", MAX_SHARDS),
+        check_count(max_deliveries, "max_deliveries", 1_000, least=0),
+        check_count(max_length, "max_length", MAX_MESSAGES, least=0),
+        check_span(retain_s, "retain_s"),
+    )
+
+
+def _time_us(time_s: object) -> int:
+    if isinstance(time_s, bool) or not isinstance(time_s, (int, float)):
+        raise WrongType(
+            f"start_time_s must be seconds since the epoch, not {type(time_s).__name__}", field="start_time_s"
+        )
+    if not 0 <= time_s < 1e11:
+        raise InvalidArgument(f"start_time_s must be seconds since the epoch, not {time_s}", field="start_time_s")
+    return round(time_s * 1e6)
+
+
+def _group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats:
+    groups = [state.groups[name] for state in states if name in state.groups]
+    oldest = [time_us for state in states if (time_us := state.oldest_us(name))]
+    return GroupStats(
+        name,
+        sum(state.depth(name) for state in states),
+        sum(group.count(LEASED) for group in groups),
+        sum(group.count(WAITING) for group in groups),
+        sum(group.count(DEAD) for group in groups),
+        round(max(0, now_us - min(oldest, default=now_us)) / 1e6, 3),
+        sum(group.done_count for group in groups),
+        sum(group.expired_count for group in groups),
+        round(sum(group.rate.per_s(now_us) for group in groups), 3),
+    )
+
+
+def _dead_letter(shard: int, spot: Spot, aside: Any, form: int, data: bytes) -> DeadLetter:
+    return DeadLetter(
+        f"{shard}-{spot.pos}",
+        f"{spot.seqnum}-{spot.index}",
+        aside.reason,
+        aside.deliveries,
+        spot.time_us,
+        aside.due_us,
+        form,
+        data,
+    )
+
+
+def _position(handle: object, shard: int) -> int:
+    own, _, pos = handle.partition("-") if isinstance(handle, str) else ("", "", "")
+    if not (own.isascii() and own.isdigit() and pos.isascii() and pos.isdigit() and len(pos) < 20):
+        raise InvalidArgument(f"a dead letter's handle has the form 0-17, not {handle!r:.60}", field="handle")
+    return int(pos) if int(own) == shard else -1

@@ -1,0 +1,257 @@
+"""What the consumers of one process want of one shard, and which act asks for it next. Pure.
+
+There is one act on its way at a time: what comes meanwhile gathers for the next one, so the busier the consumers are
+the more of them share a record. An act whose outcome is unknown stays outstanding and is appended again under the same
+number: the fold counts it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from boki import BokiError
+from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.records import RELEASE, Act, Settle, Take
+from boki.libs.bokiqueue.refusals import no_such_group
+from boki.libs.bokiqueue.state import Given, ShardState
+
+MAX_FENCES: Final = 500
+MAX_SETTLED: Final = 5_000
+"""Messages that one act settles at most, about."""
+_PROBES: Final = 3
+
+
+class Waiter:
+    """Somebody who waits for the fold, for `patience_s` from `since` on (None: until it is done).
+
+    `wake` is set by whoever sleeps on it.
+    """
+
+    __slots__ = ("error", "is_done", "patience_s", "result", "since", "wake")
+
+    def __init__(self, patience_s: float | None = None, since: tuple[float, float] = (0.0, 0.0)) -> None:
+        self.patience_s = patience_s
+        self.since = since
+        self.is_done = False
+        self.result: Any = None
+        self.error: BokiError | None = None
+        self.wake: Callable[[], None] | None = None
+
+    def finish(self, result: Any, error: BokiError | None = None) -> None:
+        """It has what it waits for."""
+        if not self.is_done:
+            self.is_done, self.result, self.error = True, result, error
+            if self.wake is not None:
+                self.wake()
+
+
+class Want(Waiter):
+    """A pop or a lease. `patience_s` None: it takes what is there and does not wait."""
+
+    __slots__ = ("asked", "count", "group", "lease_us", "lines", "op", "probes")
+
+    def __init__(
+        self, group: str, count: int, lease_us: int, op: str, patience_s: float | None, since: tuple[float, float]
+    ) -> None:
+        super().__init__(patience_s, since)
+        self.group = group
+        self.count = count
+        self.lease_us = lease_us
+        self.op = op
+        self.asked = False
+        """Whether an outstanding act asks for it under its own op."""
+        self.probes: dict[int, int] = {}
+        """How often each shard was asked on its behalf alone."""
+        self.lines: frozenset[int] | None = None
+        """The shards that it may be served from; None: all."""
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """Wants of one kind are asked for together."""
+        return self.group, self.lease_us
+
+
+class Arrival(Waiter):
+    """Until the fold has come to this record, or past it."""
+
+    __slots__ = ("seqnum",)
+
+    def __init__(self, seqnum: int, patience_s: float | None = None, since: tuple[float, float] = (0.0, 0.0)) -> None:
+        super().__init__(patience_s, since)
+        self.seqnum = seqnum
+
+
+class Settlement(Waiter):
+    """An ack, nack, … of messages of one shard."""
+
+    __slots__ = ("settle",)
+
+    def __init__(self, settle: Settle) -> None:
+        super().__init__()
+        self.settle = settle
+
+
+class Outstanding:
+    """An act that the fold has not seen yet."""
+
+    __slots__ = ("act", "is_under_way", "settlements", "tries", "wants")
+
+    def __init__(self, act: Act, settlements: list[Settlement], wants: list[Want | None]) -> None:
+        self.act = act
+        self.settlements = settlements
+        self.wants = wants
+        """For each take, the want whose op it carries; None: it is for whoever comes first."""
+        self.is_under_way = False
+        self.tries = 0
+
+
+class Line:
+    """One shard in this process: its fold, and what is wanted of it."""
+
+    def __init__(self, shard: int, taker: bytes) -> None:
+        self.shard = shard
+        self.state = ShardState(shard)
+        self.resume = 0
+        """The fold began with this record."""
+        self.settlements: list[Settlement] = []
+        self.outstanding: Outstanding | None = None
+        self.saved_records = 0
+        """Records of the stream since the last checkpoint, and their bytes."""
+        self.saved_bytes = 0
+        self.is_saving = False
+        self._taker = taker
+        self._number = 0
+
+    def begin(self, state: ShardState, resume: int) -> None:
+        """Go on from another state of the same stream. What is wanted, and an act on its way, stay."""
+        self.state, self.resume = state, resume
+        self.saved_records = self.saved_bytes = 0
+
+    # Composing
+
+    def compose(self, wants: list[Want], asked: dict[tuple[str, int], int], now_us: int) -> Outstanding | None:
+        """The next act, if anything is to be asked for. `asked`: by kind, how many messages other acts ask for."""
+        if self.outstanding is not None:
+            return None
+        settlements = self._due_settlements()
+        takes, owners = self._takes(wants, asked, now_us)
+        if not settlements and not takes:
+            return None
+        groups = {take.group for take in takes}
+        fences = [
+            (name, pos, token)
+            for name in groups
+            if (group := self.state.groups.get(name)) is not None
+            for pos, token in group.overdue(now_us, MAX_FENCES)
+        ][:MAX_FENCES]
+        self._number += 1
+        settles = [one.settle for one in settlements]
+        act = Act(self.shard, self._taker, self._number, takes, settles, fences)
+        self.outstanding = Outstanding(act, settlements, owners)
+        return self.outstanding
+
+    def _due_settlements(self) -> list[Settlement]:
+        count = size = 0
+        for one in self.settlements:
+            size += len(one.settle.messages)
+            if count and size > MAX_SETTLED:
+                break
+            count += 1
+        due, self.settlements = self.settlements[:count], self.settlements[count:]
+        return due
+
+    def _takes(
+        self, wants: list[Want], asked: dict[tuple[str, int], int], now_us: int
+    ) -> tuple[list[Take], list[Want | None]]:
+        takes: list[Take] = []
+        owners: list[Want | None] = []
+        missing: dict[tuple[str, int], int] = {}
+        probed: set[tuple[str, int]] = set()
+        for want in wants:
+            if want.lines is not None and self.shard not in want.lines:
+                continue
+            is_probing = self.may_probe(want)
+            if want.op:
+                if not want.asked and (is_probing or self._has(want.group, now_us)):
+                    want.asked = True
+                    want.probes[self.shard] = want.probes.get(self.shard, 0) + 1
+                    takes.append(Take(want.group, want.count, want.lease_us, want.op))
+                    owners.append(want)
+                continue
+            missing[want.kind] = missing.get(want.kind, 0) + want.count
+            if is_probing:
+                probed.add(want.kind)
+                want.probes[self.shard] = want.probes.get(self.shard, 0) + 1
+        for kind, count in missing.items():
+            count -= asked.get(kind, 0)
+            ready = self.state.ready_count(kind[0])
+            if count > 0 and (kind in probed or self._has(kind[0], now_us)):
+                count = min(count, max(ready, 1)) if kind not in probed else count
+                asked[kind] = asked.get(kind, 0) + count
+                takes.append(Take(kind[0], count, kind[1]))
+                owners.append(None)
+        return takes, owners
+
+    def _has(self, name: str, now_us: int) -> bool:
+        """Whether a take may find something: as things stand, or because something is due."""
+        if self.state.ready_count(name):
+            return True
+        group = self.state.groups.get(name)
+        return group is not None and 0 < group.next_due_us() <= now_us
+
+    def may_probe(self, want: Want) -> bool:
+        """Whether one that does not wait should ask here: only the log knows what time it is."""
+        if want.patience_s is not None and not (want.op and not want.probes):
+            return False
+        if want.lines is not None and self.shard not in want.lines:
+            return False
+        probes = want.probes.get(self.shard, 0)
+        if want.op and not probes:
+            return True  # it may have been answered long ago
+        if self.state.ready_count(want.group):
+            return probes < _PROBES
+        group = self.state.groups.get(want.group)
+        due_us = group.next_due_us() if group is not None else 0
+        return due_us > 0 and (probes == 0 or (due_us <= self.state.time_us and probes < _PROBES))
+
+    # Outcomes
+
+    def settle(self, given: Given, queue: str) -> list[tuple[Outstanding, int, list[Delivery]]]:
+        """The outstanding act counts: wake who waits for its settlements. Its messages, by the take that asked."""
+        outstanding = self.outstanding
+        if outstanding is None or outstanding.act.number != given.number:
+            return []
+        self.outstanding = None
+        for one, verdicts in zip(outstanding.settlements, given.settles, strict=True):
+            one.finish(verdicts)
+        served = []
+        for index, deliveries in enumerate(given.takes):
+            want = outstanding.wants[index]
+            if want is not None:
+                want.asked = False
+            if deliveries is None:
+                error = no_such_group(queue, outstanding.act.takes[index].group)
+                if want is not None:
+                    want.finish(None, error)
+            else:
+                served.append((outstanding, index, deliveries))
+        return served
+
+    def release(self, group: str, deliveries: Iterable[Delivery]) -> None:
+        """Nobody is there any more to have these: others shall."""
+        messages = [(one.spot.pos, one.token) for one in deliveries]
+        if messages:
+            self.settlements.append(Settlement(Settle(group, RELEASE, messages)))
+
+    def refuse(self, error: BokiError) -> list[Waiter]:
+        """The outstanding act will never be: those who wait for it."""
+        outstanding, self.outstanding = self.outstanding, None
+        if outstanding is None:
+            return []
+        for want in outstanding.wants:
+            if want is not None:
+                want.asked = False
+        for one in outstanding.settlements:
+            one.finish(None, BokiError.from_body(error.body()))
+        return [want for want in outstanding.wants if want is not None]

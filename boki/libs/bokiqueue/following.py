@@ -1,0 +1,465 @@
+"""What all consumers of a queue in one process share: its fold, the reading of its stream, and the acts.
+
+Nothing runs in the background. Of those who wait one **leads**: it reads the stream on, with its own LogBook and so
+within its own call, and the fold wakes whoever has got something; when the leader is done another one goes on. Acts
+are appended beside it by whoever finds something to be asked for. A process in which nobody waits reads nothing.
+
+Waits are measured by this machine's clock, or by what the log itself has waited (in a test its time is virtual).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from secrets import token_bytes
+from time import monotonic
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from boki import BokiError, LogBook, NotFound, Record, Trimmed
+from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.demand import Arrival, Line, Outstanding, Settlement, Waiter, Want
+from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.records import Carry, Kind, Part, Push, Saved
+from boki.libs.bokiqueue.state import Given, ShardState, Snapshot
+from boki.libs.bokiqueue.upkeep import Upkeep
+
+BODY_BUDGET_BYTES: Final = 64 * 1024 * 1024
+"""Bodies of messages that are still to be taken, kept from the reading of the stream; others are read again."""
+SPENT_RECORDS: Final = 2_000
+PAGE_RECORDS: Final = 1_000
+LONG_WAIT_S: Final = 3_600.0
+_TRIES: Final = 5
+_MARGIN_S: Final = 0.0005
+
+_shared: WeakKeyDictionary[Any, dict[tuple[str, str], Following]] = WeakKeyDictionary()
+
+
+def following(logbook: LogBook, queue: str, shards: int) -> Following:
+    """The one that all handles of the queue over this way to the log share."""
+    known = _shared.setdefault(logbook.origin, {})
+    found = known.get((logbook.name, queue))
+    if found is None or found.shards != shards:
+        found = known[logbook.name, queue] = Following(queue, shards)
+    return found
+
+
+class Following:
+    """A queue in this process."""
+
+    def __init__(self, queue: str, shards: int) -> None:
+        self.queue = queue
+        self.shards = shards
+        self.taker = token_bytes(8)
+        self.lines = [Line(shard, self.taker) for shard in range(shards)]
+        self.waiters: dict[Waiter, None] = {}
+        """All who wait, in the order of their coming."""
+        self._pushed = self.taker[0]
+        self.waited_s = 0.0
+        """How long the log has waited for us, in its own time."""
+        self._tag = records.stream_tag(queue, 0) if shards == 1 else records.feed_tag(queue)
+        self._next = 0
+        self.is_loaded = False
+        self._leader: Waiter | None = None
+        self._read: asyncio.Future[Any] | None = None
+        self._read_ends: tuple[float, float] = (0.0, 0.0)
+        self._heard = (0.0, 0.0)
+        self._time_us = 0
+        self._bodies: dict[int, tuple[Push | Carry, int]] = {}
+        self._body_bytes = 0
+        self._spent: deque[int] = deque()
+        """Records of which every message was taken, oldest first: whoever was given them may not have looked yet."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.upkeep = Upkeep(self)
+
+    # Time
+
+    def clocks(self) -> tuple[float, float]:
+        """Now, by this machine and by the log's waits; whichever has gone farther counts."""
+        return monotonic(), self.waited_s
+
+    def _since(self, before: tuple[float, float]) -> float:
+        return max(monotonic() - before[0], self.waited_s - before[1])
+
+    def log_time_us(self) -> int:
+        """About what time the log has; 0 if nothing was heard of it."""
+        return self._time_us + round(self._since(self._heard) * 1e6) if self._time_us else 0
+
+    # Waiting
+
+    async def wait(self, logbook: LogBook, waiter: Waiter) -> Any:
+        """Until the waiter has what it waits for."""
+        self.waiters[waiter] = None
+        try:
+            await self._wait(logbook, waiter)
+        finally:
+            del self.waiters[waiter]
+            if not waiter.is_done:
+                waiter.is_done = True  # it was cancelled, or its call is over: nobody must serve it
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.result
+
+    async def _wait(self, logbook: LogBook, waiter: Waiter) -> None:
+        if self.is_loaded:
+            self.start_acts(logbook)
+            self._finish_late()
+            self._shorten_read(waiter)
+        loop = asyncio.get_running_loop()
+        while not waiter.is_done:
+            if self._leader is None:
+                self._leader = waiter
+                try:
+                    await self._lead(logbook, waiter)
+                finally:
+                    self._leader = None
+                    self._hand_over()
+            else:
+                awake: asyncio.Future[None] = loop.create_future()
+                waiter.wake = lambda awake=awake: None if awake.done() else awake.set_result(None)
+                try:
+                    await awake
+                except asyncio.CancelledError:
+                    if awake.done():
+                        self._hand_over(waiter)  # it may have been woken to lead
+                    raise
+                finally:
+                    waiter.wake = None
+
+    def _hand_over(self, but: Waiter | None = None) -> None:
+        """Let another one lead, if nobody does."""
+        if self._leader is not None:
+            return
+        for waiter in self.waiters:
+            if waiter is not but and not waiter.is_done and waiter.wake is not None:
+                waiter.wake()
+                return
+
+    async def _lead(self, logbook: LogBook, waiter: Waiter) -> None:
+        if not self.is_loaded:
+            await self.load(logbook)
+        while not waiter.is_done:
+            self.start_acts(logbook)
+            self._finish_late()
+            if not waiter.is_done:
+                await self._read_on(logbook, self._patience_s())
+
+    def _finish_late(self) -> None:
+        """Who has waited long enough, or does not wait and has asked everywhere, gets nothing."""
+        for waiter in list(self.waiters):
+            if waiter.is_done:
+                continue
+            if isinstance(waiter, Arrival) and self._next > waiter.seqnum:
+                waiter.finish(None)
+            elif waiter.patience_s is not None:
+                if self._since(waiter.since) >= waiter.patience_s - _MARGIN_S:
+                    waiter.finish([])
+            elif isinstance(waiter, Want) and not self._is_asked_for(waiter):
+                waiter.finish([])
+
+    def _is_asked_for(self, want: Want) -> bool:
+        """Whether an act may still bring something to one that does not wait."""
+        lines = self.lines
+        return any(line.may_probe(want) for line in lines) or any(
+            take.group == want.group and take.lease_us == want.lease_us
+            for line in lines
+            if line.outstanding is not None
+            for take in line.outstanding.act.takes
+        )
+
+    def _patience_s(self) -> float:
+        """How long the leader may wait for a record before something is due here."""
+        patience_s = LONG_WAIT_S
+        groups = set()
+        for waiter in self.waiters:
+            if not waiter.is_done and waiter.patience_s is not None:
+                patience_s = min(patience_s, waiter.patience_s - self._since(waiter.since))
+                if isinstance(waiter, Want):
+                    groups.add(waiter.group)
+        for line in self.lines:
+            if line.outstanding is not None and not line.outstanding.is_under_way:
+                patience_s = min(patience_s, 0.05 * line.outstanding.tries)
+            for name in groups if line.outstanding is None else ():
+                group = line.state.groups.get(name)
+                due_us = group.next_due_us() if group is not None else 0
+                if due_us:
+                    patience_s = min(patience_s, (due_us - self.log_time_us()) / 1e6 + _MARGIN_S)
+        return max(patience_s, 0.001)
+
+    def _shorten_read(self, waiter: Waiter) -> None:
+        """The leader waits for longer than this one can: let it look again."""
+        if self._read is not None and waiter.patience_s is not None:
+            left_s = max(self._read_ends[0] - monotonic(), self._read_ends[1] - self.waited_s)
+            if waiter.patience_s < left_s:
+                self._read.cancel()
+
+    # Reading
+
+    async def load(self, logbook: LogBook) -> None:
+        """Begin from the newest checkpoints, and read on to the end. For the leader."""
+        self.is_loaded = False
+        loaded = await asyncio.gather(*(_newest_state(logbook, self.queue, shard) for shard in range(self.shards)))
+        self._next = min(resume for _, resume in loaded)
+        for line, (state, resume) in zip(self.lines, loaded, strict=True):
+            line.begin(state, resume)
+        self.is_loaded = True
+        while await self._read_on(logbook, 0):
+            pass
+        for line in self.lines:
+            given = line.state.takers.get(self.taker)
+            if given is not None:
+                self._served(line, given)
+
+    async def catch_up(self, logbook: LogBook) -> None:
+        """Until the fold has come to what this LogBook sees now."""
+        newest = await logbook.read_prev(self._tag)
+        seqnum = 0 if newest is None else newest.seqnum
+        if not self.is_loaded or self._next <= seqnum:
+            await self.wait(logbook, Arrival(seqnum))
+
+    async def wait_for_record(self, logbook: LogBook, wait_s: float) -> None:
+        """Until something happens to the queue, or so long."""
+        await self.wait(logbook, Arrival(self._next, wait_s, self.clocks()))
+
+    def bound(self, group: str) -> frozenset[int] | None:  # noqa: ARG002
+        """The shards that this process takes from for the group; None: all."""
+        return None
+
+    def next_shard(self) -> int:
+        """Where the next push goes: in turn, each process from another start."""
+        self._pushed += 1
+        return self._pushed % self.shards
+
+    async def _read_on(self, logbook: LogBook, wait_s: float) -> bool:
+        """One page; False if there was none. It may be cut short by somebody with less patience."""
+        reading = asyncio.ensure_future(logbook.read(self._tag, start=self._next, limit=PAGE_RECORDS, wait_s=wait_s))
+        if wait_s:
+            self._read = reading
+            self._read_ends = (monotonic() + wait_s, self.waited_s + wait_s)
+        try:
+            page = await reading
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                reading.cancel()
+                raise
+            return False
+        finally:
+            self._read = None
+        if 0 < self._next < page.first_seqnum:
+            await self.load(logbook)  # others have trimmed what this process had not read
+            return True
+        if not page.records:
+            self.waited_s += wait_s
+            return False
+        if wait_s:
+            passed_s = (page.records[-1].time - self._time_us) / 1e6 if self._time_us else 0.0
+            self.waited_s += min(wait_s, max(0.0, passed_s))
+        self._heard = self.clocks()
+        for record in page.records:
+            await self._fold(logbook, record)
+        self._next = max(self._next, page.next_start)
+        return True
+
+    async def _fold(self, logbook: LogBook, record: Record) -> None:
+        kind = records.decode(record.data)
+        self._next = record.next_seqnum
+        self._time_us = max(self._time_us, record.time)
+        if kind.shard >= self.shards or record.seqnum < self.lines[kind.shard].resume:
+            return
+        line = self.lines[kind.shard]
+        state = line.state
+        history = state.history_for(kind) if record.seqnum > state.at else None
+        if history is not None:
+            state.put_before(await self._history(logbook, line, *history))
+        given = state.apply(record.seqnum, record.time, kind)
+        line.saved_records += 1
+        line.saved_bytes += len(record.data)
+        if isinstance(kind, Push | Carry):
+            self._keep_body(record.seqnum, kind, max(1, len(state.groups)))
+        elif given is not None:
+            self._take_out(given)
+            assert isinstance(kind, records.Act)
+            if kind.taker == self.taker:
+                self._served(line, given)
+                self.upkeep.consider(logbook, line)
+        elif isinstance(kind, Saved):
+            self.upkeep.saved(logbook, line, record.seqnum, kind)
+
+    async def _history(self, logbook: LogBook, line: Line, start: int, stop: int) -> list[tuple[int, int, Push]]:
+        """The pushes in a part of the stream that was passed before."""
+        tag = records.stream_tag(self.queue, line.shard)
+        pushes = []
+        while start < stop:
+            page = await logbook.read(tag, start=start, stop=stop, limit=PAGE_RECORDS)
+            for record in page.records:
+                kind = records.decode(record.data)
+                if isinstance(kind, Push):
+                    pushes.append((record.seqnum, record.time, kind))
+            if not page.records:
+                break
+            start = page.next_start
+        return pushes
+
+    # Serving
+
+    def _served(self, line: Line, given: Given) -> None:
+        for outstanding, index, deliveries in line.settle(given, self.queue):
+            want = outstanding.wants[index]
+            if want is not None:
+                if deliveries or want.patience_s is None:
+                    if want.is_done:
+                        line.release(want.group, () if want.op else deliveries)
+                    want.finish([(line, one) for one in deliveries])
+                continue
+            self._share_out(line, outstanding, index, deliveries)
+
+    def _share_out(self, line: Line, outstanding: Outstanding, index: int, deliveries: list[Delivery]) -> None:
+        take = outstanding.act.takes[index]
+        at = 0
+        for waiter in self.waiters:
+            if at == len(deliveries):
+                break
+            if (
+                isinstance(waiter, Want)
+                and not waiter.is_done
+                and not waiter.op
+                and waiter.kind == (take.group, take.lease_us)
+                and (waiter.lines is None or line.shard in waiter.lines)
+            ):
+                share = deliveries[at : at + waiter.count]
+                at += len(share)
+                waiter.finish([(line, one) for one in share])
+        line.release(take.group, deliveries[at:])
+
+    def give_back(self, group: str, served: Iterable[tuple[Line, Delivery]]) -> None:
+        """Somebody who was served is gone before it could take its messages."""
+        for line, delivery in served:
+            line.release(group, [delivery])
+
+    # Acts
+
+    def start_acts(self, logbook: LogBook) -> None:
+        """Append what is to be asked for, at every shard that has no act on its way."""
+        wants = [waiter for waiter in self.waiters if isinstance(waiter, Want) and not waiter.is_done]
+        asked: dict[tuple[str, int], int] = {}
+        for line in self.lines:
+            if line.outstanding is not None:
+                for take, owner in zip(line.outstanding.act.takes, line.outstanding.wants, strict=True):
+                    if owner is None:
+                        kind = (take.group, take.lease_us)
+                        asked[kind] = asked.get(kind, 0) + take.count
+        for line in self.lines:
+            if line.outstanding is None and (wants or line.settlements):
+                line.compose(wants, asked, self.log_time_us())
+            if line.outstanding is not None and not line.outstanding.is_under_way:
+                self.spawn(self._append_act(logbook, line, line.outstanding))
+                line.outstanding.is_under_way = True
+
+    async def _append_act(self, logbook: LogBook, line: Line, outstanding: Outstanding) -> None:
+        tags = records.record_tags(self.queue, line.shard, self.shards)
+        if outstanding.act.fences:
+            tags = (*tags, records.fence_tag(self.queue, line.shard))
+        outstanding.tries += 1
+        try:
+            await logbook.append(records.encode(outstanding.act), tags)
+        except BokiError as error:
+            if error.outcome == "unknown" and outstanding.tries < _TRIES:
+                outstanding.is_under_way = False  # whoever waits appends it again, under its number
+            elif line.outstanding is outstanding:
+                for want in (*line.refuse(error), *self._wants_of(outstanding)):
+                    want.finish(None, BokiError.from_body(error.body()))
+            if self._read is not None:
+                self._read.cancel()
+
+    def _wants_of(self, outstanding: Outstanding) -> list[Waiter]:
+        kinds = {(take.group, take.lease_us) for take in outstanding.act.takes}
+        return [waiter for waiter in self.waiters if isinstance(waiter, Want) and waiter.kind in kinds]
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside what is under way."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self, logbook: LogBook, shard: int, settle: records.Settle) -> list[bool]:
+        """Which of the messages it was true for, and so has changed."""
+        if not self.is_loaded:
+            await self.catch_up(logbook)
+        settlement = Settlement(settle)
+        self.lines[shard].settlements.append(settlement)
+        verdicts: list[bool] = await self.wait(logbook, settlement)
+        return verdicts
+
+    # Bodies
+
+    def _keep_body(self, seqnum: int, kind: Push | Carry, groups: int) -> None:
+        size = _size(kind)
+        if self._body_bytes + size <= BODY_BUDGET_BYTES:
+            self._bodies[seqnum] = (kind, len(kind.bodies) * groups)
+            self._body_bytes += size
+
+    def _take_out(self, given: Given) -> None:
+        """Messages were taken by whomever: their bodies are needed once less."""
+        for deliveries in given.takes:
+            for one in deliveries or ():
+                seqnum = one.spot.place[0]
+                found = self._bodies.get(seqnum)
+                if found is not None:
+                    kind, left = found
+                    self._bodies[seqnum] = (kind, left - 1)
+                    if left == 1:
+                        self._spent.append(seqnum)
+        while self._spent and (len(self._spent) > SPENT_RECORDS or self._body_bytes > BODY_BUDGET_BYTES // 2):
+            kind, _ = self._bodies.pop(self._spent.popleft())
+            self._body_bytes -= _size(kind)
+
+    async def bodies(self, logbook: LogBook, deliveries: Iterable[Delivery]) -> list[tuple[int, bytes]]:
+        """(form, body) of each; read from the log where they are not here."""
+        places = [one.spot.place for one in deliveries]
+        lacking = {seqnum for seqnum, _ in places if seqnum not in self._bodies}
+        read = dict(zip(lacking, await asyncio.gather(*(_read(logbook, s) for s in lacking)), strict=True))
+        found = []
+        for seqnum, index in places:
+            kind = read[seqnum] if seqnum in read else self._bodies[seqnum][0]
+            found.append((records.form_of(kind.forms, index), kind.bodies[index]))
+        return found
+
+
+def _size(kind: Push | Carry) -> int:
+    return sum(map(len, kind.bodies)) + 100
+
+
+async def _read(logbook: LogBook, seqnum: int) -> Push | Carry:
+    kind = records.decode((await logbook.get(seqnum)).data)
+    assert isinstance(kind, Push | Carry), "messages stand in such records"
+    return kind
+
+
+async def _newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
+    """The state of the newest checkpoint, and where to read on; an empty one from the beginning if there is none."""
+    tag = records.checkpoint_tag(queue, shard)
+    while True:
+        try:
+            record = await logbook.check_tail(tag)
+            saved: Kind | None = None if record is None else records.decode(record.data)
+            while record is not None and not isinstance(saved, Saved):
+                record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
+                saved = None if record is None else records.decode(record.data)
+            if record is None or not isinstance(saved, Saved):
+                return ShardState(shard), 0
+            parts: list[bytes] = []
+            start = saved.first
+            while start < record.seqnum:
+                page = await logbook.read(tag, start=start, stop=record.seqnum)
+                parts += [part.data for one in page.records if isinstance(part := records.decode(one.data), Part)]
+                if page.first_seqnum > saved.first:
+                    raise Trimmed("a newer checkpoint has taken its place")
+                start = page.next_start if page.records else record.seqnum
+            snapshot = msgspec.msgpack.decode(b"".join(parts), type=Snapshot)
+            return ShardState.restored(shard, snapshot), snapshot.resume
+        except (Trimmed, NotFound):
+            continue

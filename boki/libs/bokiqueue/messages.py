@@ -1,0 +1,122 @@
+"""Messages as users see them, and how values become bodies and values again."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from boki import InvalidArgument, WrongType
+from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.refusals import check_size
+
+T = TypeVar("T")
+
+BYTES: Final = 0
+TEXT: Final = 1
+JSON: Final = 2
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def encode_body(value: object) -> tuple[int, bytes]:
+    """A value as a body, and the form that it has: bytes and text as they are, all else as JSON."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return BYTES, check_size(bytes(value))
+    if isinstance(value, str):
+        return TEXT, check_size(value.encode())
+    try:
+        return JSON, check_size(_ENCODER.encode(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WrongType(
+            f"a message must be bytes, text or what JSON can say, not {type(value).__name__}: {error}", field="body"
+        ) from None
+
+
+class Message(Generic[T]):
+    """A message that was taken. `data` are its bytes, `value` what was pushed.
+
+    `id` names it in the queue, `deliveries` counts how often it was given out in this group, and `time` is the log's
+    time of its push, in microseconds since the epoch. `until` is when its lease runs out, in the same; 0 if it was
+    popped, for good.
+    """
+
+    __slots__ = ("_kind", "data", "delivery", "form", "group", "is_settled", "queue", "shard")
+
+    def __init__(
+        self, queue: str, shard: int, group: str, delivery: Delivery, form: int, data: bytes, kind: type[T] | None
+    ) -> None:
+        self.queue = queue
+        self.shard = shard
+        self.group = group
+        self.delivery = delivery
+        self.form = form
+        self.data = data
+        self.is_settled = not delivery.until_us
+        """Whether there is nothing to be said about it any more."""
+        self._kind = kind
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} of {self.queue!r}, {len(self.data)} bytes>"
+
+    @property
+    def id(self) -> str:
+        """Names the message in its book: the seqnum of its record and its place in it."""
+        return f"{self.delivery.spot.seqnum}-{self.delivery.spot.index}"
+
+    @property
+    def receipt(self) -> str:
+        """Names this delivery: with it somebody else can settle the message."""
+        return f"{self.shard}-{self.delivery.spot.pos}-{self.delivery.token}"
+
+    @property
+    def deliveries(self) -> int:
+        """1 when it is given out for the first time."""
+        return self.delivery.deliveries
+
+    @property
+    def time(self) -> int:
+        """When it was pushed."""
+        return self.delivery.spot.time_us
+
+    @property
+    def until(self) -> int:
+        """When the lease runs out."""
+        return self.delivery.until_us
+
+    @property
+    def group_key(self) -> str:
+        """Its group key; "" if it has none."""
+        return self.delivery.spot.key
+
+    @property
+    def value(self) -> T:
+        """What was pushed: bytes, text, or the JSON value, as the queue's `type` if it has one.
+
+        `InvalidArgument` if the body is not of that type.
+        """
+        value: T = decode_body(self.form, self.data, self._kind)
+        return value
+
+
+def decode_body(form: int, data: bytes, kind: Any) -> Any:
+    """The value of a body."""
+    try:
+        if kind is not None and kind not in (bytes, str):
+            return msgspec.json.decode(data, type=kind)
+        if form == BYTES:
+            return data if kind is not str else data.decode()
+        if form == TEXT:
+            return data.decode() if kind is not bytes else data
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        wanted = "JSON" if kind is None else getattr(kind, "__name__", repr(kind))
+        raise InvalidArgument(f"the message does not hold {wanted}: {error}", field="body") from None
+
+
+def parse_receipt(receipt: object) -> tuple[int, int, int]:
+    """(shard, position, token) of a receipt."""
+    parts = receipt.split("-") if isinstance(receipt, str) else []
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in parts):
+        raise InvalidArgument(f"a receipt has the form 0-17-8796093022208, not {receipt!r:.60}", field="receipt")
+    return int(parts[0]), int(parts[1]), int(parts[2])

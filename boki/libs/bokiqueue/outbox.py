@@ -1,0 +1,66 @@
+"""Effects that commit together with the ack of a message: all of them or none.
+
+::
+
+    async with queue.process(message) as out:
+        out.push(alerts, {"flight": 17})                    # to another queue of the book
+        out.append(b"seen", tags=["audit"])                 # an application's record
+
+When the block ends, the ack, the pushes and the records are appended as one group under one condition: no lease of the
+shard was taken away since the fold last looked. If one was, but not this one, it is tried again; if this one was,
+nothing happens and `LeaseLost` is raised. A key that names the lease makes a repeated append harmless, so from queue to
+queue a message takes effect exactly once. If the block raises, nothing is appended and the message is nacked.
+
+`Outbox.records` and `Outbox.conditions` are the seam for other libraries: whatever a workflow or a transaction would
+append to the same book joins the group there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from boki import Expect, NewRecord, TooLarge, WrongType
+
+if TYPE_CHECKING:
+    from boki.libs.bokiqueue.queue import Queue
+
+MAX_EFFECTS = 1_000
+MAX_EFFECT_BYTES = 3_500_000
+
+
+class Outbox:
+    """What is to happen together with the ack."""
+
+    def __init__(self, book: str) -> None:
+        self.records: list[NewRecord] = []
+        """What is appended, in this order, after the ack."""
+        self.conditions: list[Expect] = []
+        """What must hold besides the lease; `ConditionFailed` if it does not, and nothing happens."""
+        self._book = book
+        self._size_bytes = 0
+
+    def append(self, data: bytes, tags: list[str] | tuple[str, ...] = ()) -> None:
+        """A record of the application, in the same book."""
+        self._add(NewRecord(data, tags))
+
+    def push(self, queue: Queue[Any], body: Any, **options: Any) -> None:
+        """A message for a queue of the same book; options as for `Queue.push`, but for `key`, `wait_s`."""
+        if queue.logbook.name != self._book:
+            raise WrongType(
+                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {self._book!r} commits with "
+                "the ack",
+                field="queue",
+            )
+        for record in queue.push_records([body], **options):
+            self._add(record)
+
+    def _add(self, record: NewRecord) -> None:
+        self._size_bytes += len(record.data) + 100
+        if len(self.records) >= MAX_EFFECTS or self._size_bytes > MAX_EFFECT_BYTES:
+            raise TooLarge(
+                f"what commits with an ack may have at most {MAX_EFFECTS:,} records and {MAX_EFFECT_BYTES:,} bytes in "
+                "all: push a reference to what is larger",
+                field="effects",
+                limit=MAX_EFFECT_BYTES,
+            )
+        self.records.append(record)

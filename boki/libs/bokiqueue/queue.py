@@ -1,0 +1,382 @@
+"""`Queue`: messages in a LogBook, pushed by anybody and taken in order, once for good or under a lease.
+
+::
+
+    orders = Queue(ctx.logbook, "orders")
+    await orders.push({"item": "tea"})
+    message = await orders.pop(wait_s=10)            # for good: at most once
+    message = await orders.lease(lease_s=30)         # at least once: until it is acked
+    await orders.ack(message)
+
+A queue exists from its first push, or from `create`. Handles cost nothing: make one where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+from typing import Any, Final, Generic, TypeVar
+from zlib import crc32
+
+from boki import BokiError, ConditionFailed, Expect, InvalidArgument, NewRecord, WrongType
+from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.administration import Administration
+from boki.libs.bokiqueue.demand import Line, Want
+from boki.libs.bokiqueue.following import Following
+from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.messages import Message, encode_body, parse_receipt
+from boki.libs.bokiqueue.outbox import Outbox
+from boki.libs.bokiqueue.records import ACK, BURY, EXTEND, NACK, RELEASE, Done, Push, Settings, Settle
+from boki.libs.bokiqueue.refusals import (
+    MAX_BATCH,
+    LeaseLost,
+    QueueFull,
+    check_count,
+    check_key,
+    check_span,
+    no_such_group,
+    no_such_queue,
+)
+from boki.libs.bokiqueue.state import DEFAULT_GROUP
+
+T = TypeVar("T")
+
+RECORD_BYTES: Final = 900_000
+"""Messages of a push are put into records of about this size."""
+_COMMIT_TRIES: Final = 20
+
+
+class Queue(Administration[T], Generic[T]):
+    """A queue of the LogBook's book. `group`: on whose behalf it takes; `type`: what JSON bodies are decoded as."""
+
+    # Pushing
+
+    async def push(
+        self,
+        body: Any,
+        *,
+        key: str | None = None,
+        delay_s: float = 0,
+        ttl_s: float = 0,
+        group_key: str = "",
+        wait_s: float = 0,
+    ) -> str:
+        """Push a message, durable when this returns its id.
+
+        `body`: bytes, text, or what JSON can say. `key`: the same key within 24 hours pushes once, and returns the
+        first id. `delay_s`: it can be taken only then; `ttl_s`: it is dropped if nobody has taken it by then (0:
+        never).
+        `group_key`: messages of one key are taken in order and one at a time. `wait_s`: how long to wait for room
+        in a queue with a maximal length, before `QueueFull`.
+        """
+        keys = [group_key] if group_key else []
+        ids = await self.push_many([body], key=key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys, wait_s=wait_s)
+        return ids[0]
+
+    async def push_many(
+        self,
+        bodies: Iterable[Any],
+        *,
+        key: str | None = None,
+        delay_s: float = 0,
+        ttl_s: float = 0,
+        group_keys: Sequence[str] = (),
+        wait_s: float = 0,
+    ) -> list[str]:
+        """Push messages, all or none, as neighbours (of one shard, unless group keys spread them); their ids.
+
+        `key` is for all of them together; `group_keys` has one for each.
+        """
+        bodies = _listed(bodies)
+        settings = await self._settings_to_push()
+        log_key = None if key is None else f"!q:{self.name}:{check_key(key, 'key')}"
+        shard = None if key is None else crc32(key.encode()) % settings.shards
+        new = self._pushes(settings, bodies, delay_s, ttl_s, group_keys, shard)
+        if settings.max_length:
+            await self._wait_for_room(settings, check_span(wait_s, "wait_s") / 1e6)
+        tags = [records.record_tags(self.name, push.shard, settings.shards) for push, _ in new]
+        group = [(records.encode(push), own) for (push, _), own in zip(new, tags, strict=True)]
+        if len(group) == 1:
+            seqnums = [await self.logbook.append(*group[0], key=log_key)]
+        else:
+            seqnums = await self.logbook.append_many(group, key=log_key)
+        ids = [""] * len(bodies)
+        for seqnum, (_, places) in zip(seqnums, new, strict=True):
+            for index, place in enumerate(places):
+                ids[place] = f"{seqnum}-{index}"
+        return ids
+
+    def push_records(
+        self, bodies: Sequence[Any], *, delay_s: float = 0, ttl_s: float = 0, group_key: str = ""
+    ) -> list[NewRecord]:
+        """The records of a push, for whoever appends them together with others. The queue must have been opened."""
+        shards = self._known_settings().shards
+        keys = [group_key] * len(bodies) if group_key else []
+        new = self._pushes(Settings(shards), bodies, delay_s, ttl_s, keys, None)
+        return [NewRecord(records.encode(push), records.record_tags(self.name, push.shard, shards)) for push, _ in new]
+
+    def _pushes(
+        self,
+        settings: Settings,
+        bodies: Sequence[Any],
+        delay_s: float,
+        ttl_s: float,
+        group_keys: Sequence[str],
+        shard: int | None,
+    ) -> list[tuple[Push, list[int]]]:
+        """Records that hold the bodies, and which body stands where in them."""
+        delay_us, ttl_us = check_span(delay_s, "delay_s"), check_span(ttl_s, "ttl_s")
+        if group_keys:
+            if isinstance(group_keys, str) or len(group_keys) != len(bodies):
+                raise InvalidArgument("group_keys must have one key for each message", field="group_keys")
+            for group_key in group_keys:
+                if group_key != "":
+                    check_key(group_key, "group_key")
+        if shard is None:
+            shard = self._shared(settings).next_shard() if settings.shards > 1 else 0
+        by_shard: dict[int, list[int]] = {}
+        for place in range(len(bodies)):
+            own = crc32(group_keys[place].encode()) % settings.shards if group_keys and group_keys[place] else shard
+            by_shard.setdefault(own, []).append(place)
+        encoded = [encode_body(body) for body in bodies]
+        found = []
+        for own, places in by_shard.items():
+            for some in _fitting(places, encoded):
+                forms = records.joined([encoded[place][0] for place in some])
+                keys = [group_keys[place] for place in some] if group_keys else []
+                push = Push(own, forms, [encoded[place][1] for place in some], delay_us, ttl_us, keys)
+                found.append((push, some))
+        return found
+
+    async def _wait_for_room(self, settings: Settings, wait_s: float) -> None:
+        """Back-pressure: until there are fewer messages to be taken than the maximal length."""
+        shared = self._shared(settings)
+        until = (monotonic(), shared.waited_s)
+        while True:
+            await shared.catch_up(self.logbook)
+            length = sum(line.state.length() for line in shared.lines)
+            if length < settings.max_length:
+                return
+            left_s = wait_s - max(monotonic() - until[0], shared.waited_s - until[1])
+            if left_s <= 0:
+                raise QueueFull(
+                    f"queue {self.name!r} has {length:,} messages, and its maximal length is {settings.max_length:,}: "
+                    "push again when some were taken, or wait with wait_s",
+                    queue=self.name,
+                    limit=settings.max_length,
+                )
+            await shared.wait_for_record(self.logbook, left_s)
+
+    # Taking
+
+    async def pop(self, *, wait_s: float = 0, op: str | None = None) -> Message[T] | None:
+        """Take the next message for good, waiting up to `wait_s` for one; None if none came.
+
+        `op` names this pop: whoever repeats it within an hour is given the very same message, also after a crash or
+        from another process. Of a queue with several shards an op always asks the same one.
+        """
+        found = await self._take(1, 0, wait_s, op)
+        return found[0] if found else None
+
+    async def pop_many(self, count: int, *, wait_s: float = 0, op: str | None = None) -> list[Message[T]]:
+        """Take up to `count` messages for good; it waits for the first one only."""
+        return await self._take(check_count(count, "count"), 0, wait_s, op)
+
+    async def lease(self, lease_s: float = 30, *, wait_s: float = 0, op: str | None = None) -> Message[T] | None:
+        """Take the next message for `lease_s`: if it is not acked by then, by the log's time, others are given it."""
+        found = await self._take(1, check_span(lease_s, "lease_s", least_s=0.001), wait_s, op)
+        return found[0] if found else None
+
+    async def lease_many(
+        self, count: int, lease_s: float = 30, *, wait_s: float = 0, op: str | None = None
+    ) -> list[Message[T]]:
+        """Lease up to `count` messages; it waits for the first one only."""
+        lease_us = check_span(lease_s, "lease_s", least_s=0.001)
+        return await self._take(check_count(count, "count"), lease_us, wait_s, op)
+
+    async def _take(self, count: int, lease_us: int, wait_s: float, op: str | None) -> list[Message[T]]:
+        patience_s = check_span(wait_s, "wait_s") / 1e6
+        op = "" if op is None else check_key(op, "op")
+        settings = await self._open()
+        shared = self._shared(settings)
+        if not patience_s:
+            await self.logbook.sync()
+            await shared.catch_up(self.logbook)
+        elif not shared.is_loaded:
+            await shared.catch_up(self.logbook)
+        if self.group != DEFAULT_GROUP and not any(self.group in line.state.groups for line in shared.lines):
+            await shared.catch_up(self.logbook)
+            if self.group not in shared.lines[0].state.groups:
+                raise no_such_group(self.name, self.group)
+        want = Want(self.group, count, lease_us, op, patience_s or None, shared.clocks())
+        if op and settings.shards > 1:
+            want.lines = frozenset([crc32(op.encode()) % settings.shards])
+        else:
+            want.lines = shared.bound(self.group)
+        try:
+            served: list[tuple[Line, Delivery]] = await shared.wait(self.logbook, want)
+        except BaseException:
+            if want.result and not op:
+                shared.give_back(self.group, want.result)
+            raise
+        return await self._messages(shared, served)
+
+    async def _messages(self, shared: Following, served: list[tuple[Line, Delivery]]) -> list[Message[T]]:
+        bodies = await shared.bodies(self.logbook, [delivery for _, delivery in served])
+        return [
+            Message(self.name, line.shard, self.group, delivery, form, data, self.kind)
+            for (line, delivery), (form, data) in zip(served, bodies, strict=True)
+        ]
+
+    # Settling
+
+    async def ack(self, *messages: Message[Any] | str) -> None:
+        """The messages are done. `LeaseLost` if one is not leased any more: then it was not; the others are done."""
+        await self._settle(ACK, messages)
+
+    async def nack(self, *messages: Message[Any] | str, delay_s: float = 0, reason: str = "") -> None:
+        """The messages failed: they come back after `delay_s`, or become dead letters if that was too often."""
+        await self._settle(NACK, messages, check_span(delay_s, "delay_s"), _reason(reason))
+
+    async def bury(self, *messages: Message[Any] | str, reason: str) -> None:
+        """The messages become dead letters at once."""
+        await self._settle(BURY, messages, 0, _reason(reason))
+
+    async def extend(self, *messages: Message[Any] | str, lease_s: float = 30) -> None:
+        """The leases run out `lease_s` from now."""
+        await self._settle(EXTEND, messages, check_span(lease_s, "lease_s", least_s=0.001))
+
+    async def release(self, *messages: Message[Any] | str) -> None:
+        """The messages can be taken again at once, as if they had not been."""
+        await self._settle(RELEASE, messages)
+
+    async def _settle(
+        self, verb: int, messages: Sequence[Message[Any] | str], span_us: int = 0, reason: str = ""
+    ) -> None:
+        settings = await self._open()
+        shared = self._shared(settings)
+        by_shard: dict[int, list[tuple[int, int]]] = {}
+        for message in messages:
+            shard, pos, token = self._handle(message)
+            if shard >= settings.shards:
+                raise InvalidArgument(f"receipt {message!r:.60} is not of queue {self.name!r}", field="receipt")
+            by_shard.setdefault(shard, []).append((pos, token))
+        lost = 0
+        for shard, handles in by_shard.items():
+            settle = Settle(self.group, verb, handles, span_us, reason)
+            lost += (await shared.settle(self.logbook, shard, settle)).count(False)
+        if verb != EXTEND:
+            for message in messages:
+                if isinstance(message, Message):
+                    message.is_settled = True
+        if lost:
+            raise LeaseLost(
+                f"{lost} of {len(messages)} messages of queue {self.name!r} are not leased by this consumer any more: "
+                "nothing was changed for them, and others are given them, or have settled them",
+                queue=self.name,
+            )
+
+    def _handle(self, message: Message[Any] | str) -> tuple[int, int, int]:
+        if isinstance(message, str):
+            return parse_receipt(message)
+        if not isinstance(message, Message):
+            raise WrongType(f"give a Message or its receipt, not {type(message).__name__}", field="message")
+        if message.queue != self.name or message.group != self.group:
+            raise InvalidArgument(
+                f"message {message.id} was taken from queue {message.queue!r} by group {message.group!r}: settle it "
+                "there",
+                field="message",
+            )
+        if not message.delivery.until_us:
+            raise InvalidArgument(
+                f"message {message.id} was popped, for good: only a lease is settled", field="message"
+            )
+        return message.shard, message.delivery.spot.pos, message.delivery.token
+
+    # Effects
+
+    @asynccontextmanager
+    async def process(self, message: Message[Any], *, retry_s: float = 0) -> AsyncIterator[Outbox]:
+        """Ack the message at the end of the block, together with what the block puts into the outbox; see `outbox`.
+
+        If the block raises, the message is nacked with the error as the reason, to come back after `retry_s`, and
+        nothing of the outbox happens.
+        """
+        shard, pos, token = self._handle(message)
+        retry_us = check_span(retry_s, "retry_s")
+        await self._open()
+        out = Outbox(self.logbook.name)
+        try:
+            yield out
+        except BaseException as error:
+            if not message.is_settled:
+                with suppress(BokiError):  # its lease brings it back
+                    await self.nack(message, delay_s=retry_us / 1e6, reason=f"{type(error).__name__}: {error}"[:500])
+            raise
+        await self._commit(message, shard, pos, token, out)
+
+    async def _commit(self, message: Message[Any], shard: int, pos: int, token: int, out: Outbox) -> None:
+        settings = await self._open()
+        shared = self._shared(settings)
+        tags = records.record_tags(self.name, shard, settings.shards)
+        done = NewRecord(records.encode(Done(shard, self.group, [(pos, token)])), tags)
+        line = shared.lines[shard]
+        key = f"!q:{self.name}:{self.group}:{shard}:{pos}:{token}"
+        for _ in range(_COMMIT_TRIES):
+            await shared.catch_up(self.logbook)
+            group = line.state.groups.get(self.group)
+            aside = group.leased(pos, token) if group is not None else None
+            if message.is_settled or aside is None or aside.due_us <= shared.log_time_us():
+                raise LeaseLost(
+                    f"message {message.id} of queue {self.name!r} is not leased by this consumer any more: nothing "
+                    "was done",
+                    queue=self.name,
+                )
+            fence = Expect(records.fence_tag(self.name, shard), line.state.last_fence)
+            try:
+                await self.logbook.append_many([done, *out.records], when=[fence, *out.conditions], key=key)
+            except ConditionFailed as error:
+                if error.tag == fence.tag:
+                    continue  # a lease was taken away, maybe another one: look again
+                raise
+            message.is_settled = True
+            return
+        raise BokiError("leases of this shard run out too quickly to commit: nothing was done", retryable=True)
+
+    # Opening
+
+    async def _open(self) -> Settings:
+        settings = await self.read_settings()
+        if settings is None:
+            raise no_such_queue(self.name, self.logbook.name)
+        return settings
+
+    async def _settings_to_push(self) -> Settings:
+        settings = await self.read_settings()
+        return settings if settings is not None else await self.create()
+
+
+def _listed(bodies: Iterable[Any]) -> list[Any]:
+    if isinstance(bodies, (str, bytes, bytearray, memoryview, dict)) or not isinstance(bodies, Iterable):
+        raise WrongType(f"bodies must be a list, not {type(bodies).__name__}: write push(body) for one", field="bodies")
+    listed = list(bodies)
+    check_count(len(listed), "bodies")
+    return listed
+
+
+def _reason(reason: object) -> str:
+    if not isinstance(reason, str):
+        raise WrongType(f"reason must be a str, not {type(reason).__name__}", field="reason")
+    return reason[:500]
+
+
+def _fitting(places: list[int], encoded: list[tuple[int, bytes]]) -> Iterable[list[int]]:
+    """The places in runs that a record holds."""
+    start = size = 0
+    for at, place in enumerate(places):
+        size += len(encoded[place][1]) + 8
+        if at > start and (size > RECORD_BYTES or at - start == MAX_BATCH):
+            yield places[start:at]
+            start, size = at, len(encoded[place][1]) + 8
+    yield places[start:]

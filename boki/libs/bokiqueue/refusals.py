@@ -1,0 +1,122 @@
+"""What the queue library refuses, and what to do next. All of them are `BokiError`s and certain: nothing changed.
+
+BokiError
+├── NotFound
+│   ├── NoSuchQueue     push to it first, or create it
+│   └── NoSuchGroup     create it first
+├── LeaseLost           the message is not leased by this consumer any more: nothing was settled
+└── Overloaded
+    └── QueueFull       the queue is at its maximal length
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from boki import BokiError, InvalidArgument, NotFound, Overloaded, TooLarge, WrongType
+
+MAX_DELAY_S: Final = 366 * 24 * 3600.0
+"""A message may be delayed by a year, and live or be leased for as long."""
+MAX_MESSAGE_BYTES: Final = 1_000_000
+"""A body; a record holds a little more than that."""
+MAX_BATCH: Final = 10_000
+MAX_SHARDS: Final = 256
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class NoSuchQueue(NotFound):
+    """The book has no queue of that name."""
+
+    code = "no_such_queue"
+
+
+class NoSuchGroup(NotFound):
+    """The queue has no consumer group of that name."""
+
+    code = "no_such_group"
+
+
+class LeaseLost(BokiError):
+    """The lease has run out, or the message was settled before: nothing changed."""
+
+    code = "lease_lost"
+    http_status = 409
+
+
+class QueueFull(Overloaded):
+    """The queue is at its maximal length. Nothing was pushed."""
+
+    code = "queue_full"
+
+
+def no_such_queue(name: str, book: str) -> NoSuchQueue:
+    """The error."""
+    return NoSuchQueue(f"there is no queue {name!r} in book {book!r}: push to it, or create it", queue=name, book=book)
+
+
+def no_such_group(name: str, group: str) -> NoSuchGroup:
+    """The error."""
+    return NoSuchGroup(f"queue {name!r} has no group {group!r}: create it with create_group", queue=name, group=group)
+
+
+def check_queue(name: object) -> str:
+    """`name`, if it may name a queue."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"a queue's name must be 1 to 100 characters of A-Z a-z 0-9 . _ -, not {name!r:.60}", field="queue"
+        )
+    return name
+
+
+def check_group(name: object) -> str:
+    """`name`, if it may name a consumer group; "" is the default group."""
+    if name == "" and isinstance(name, str):
+        return name
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"a group's name must be 1 to 100 characters of A-Z a-z 0-9 . _ -, not {name!r:.60}", field="group"
+        )
+    return name
+
+
+def check_key(key: object, field: str) -> str:
+    """`key`, if it may be a group key, an op or a de-duplication key."""
+    if not isinstance(key, str):
+        raise WrongType(f"{field} must be a str, not {type(key).__name__}: write {field}=str(...)", field=field)
+    if not 0 < len(key) <= 100 or _CONTROL.search(key):
+        raise InvalidArgument(f"{field} must be 1 to 100 characters, no control characters: {key!r:.60}", field=field)
+    return key
+
+
+def check_span(value: object, field: str, *, least_s: float = 0.0) -> int:
+    """A span of time in microseconds, from seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise WrongType(f"{field} must be a number of seconds, not {type(value).__name__}", field=field)
+    if not math.isfinite(value) or not least_s <= value <= MAX_DELAY_S:
+        raise InvalidArgument(
+            f"{field} must be {least_s:g} to {MAX_DELAY_S:,.0f} seconds (a year), not {value}", field=field
+        )
+    return round(value * 1e6)
+
+
+def check_count(value: object, field: str, most: int = MAX_BATCH, *, least: int = 1) -> int:
+    """A whole number."""
+    if type(value) is not int:
+        raise WrongType(f"{field} must be an int, not {type(value).__name__}", field=field)
+    if not least <= value <= most:
+        raise InvalidArgument(f"{field} must be {least:,} to {most:,}, not {value:,}", field=field)
+    return value
+
+
+def check_size(data: bytes) -> bytes:
+    """A body, if a record holds it."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise TooLarge(
+            f"a message may have at most {MAX_MESSAGE_BYTES:,} bytes, not {len(data):,}: push a reference to it",
+            field="body",
+            limit=MAX_MESSAGE_BYTES,
+        )
+    return data

@@ -1,0 +1,156 @@
+"""Keeping a queue small: checkpoints, trims, and carrying what lingers. Done beside the work by those who consume.
+
+A checkpoint is due after so many records of a shard, and written by the process whose act was the last of them. Two
+that do it at once do no harm: both append under a condition on the checkpoint's tag, and one gives up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from boki import BokiError, ConditionFailed, Expect, LogBook
+from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.demand import Line
+from boki.libs.bokiqueue.groups import Delivery, Spot
+from boki.libs.bokiqueue.records import Carry, Part, Saved
+
+if TYPE_CHECKING:
+    from boki.libs.bokiqueue.following import Following
+
+SAVE_RECORDS: Final = 2_000
+SAVE_BYTES: Final = 8 * 1024 * 1024
+"""A checkpoint is due after so much of a stream."""
+FEED_BYTES: Final = 4 * SAVE_BYTES
+PART_BYTES: Final = 500_000
+CARRY_WORTH: Final = 4
+"""Messages that linger are carried when what could be trimmed then has so many times their bytes."""
+
+_log = logging.getLogger("boki.queue")
+
+
+class Upkeep:
+    """The upkeep of one queue by one process."""
+
+    def __init__(self, queue: Following) -> None:
+        self._queue = queue
+        self._mine: set[int] = set()
+        self._passed: dict[int, deque[tuple[int, int]]] = {}
+        """By shard: (record, bytes of the stream before it since this process follows it), at checkpoints."""
+        self._bytes: dict[int, int] = {}
+        self._feed_bytes = 0
+
+    def consider(self, logbook: LogBook, line: Line) -> None:
+        """Write a checkpoint if it is due."""
+        if not line.is_saving and (line.saved_records >= SAVE_RECORDS or line.saved_bytes >= SAVE_BYTES):
+            line.is_saving = True
+            self._queue.spawn(self.save(logbook, line))
+
+    async def save(self, logbook: LogBook, line: Line) -> None:
+        """Append a checkpoint of the shard as it is now. The trim follows when the fold has come to it."""
+        state = line.state
+        floor = state.needed_floor(state.time_us)
+        data = msgspec.msgpack.encode(state.snapshot())  # now: the state goes on at the next await
+        covers = state.at
+        tag = records.checkpoint_tag(self._queue.queue, line.shard)
+        tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
+        try:
+            if self._is_worth_carrying(line, floor):
+                await self._carry(logbook, line)
+            tail = await logbook.check_tail(tag)
+            last = 0 if tail is None else tail.seqnum
+            first = 0
+            for start in range(0, len(data), PART_BYTES):
+                part = records.encode(Part(line.shard, data[start : start + PART_BYTES]))
+                last = await logbook.append(part, [tag], when=Expect(tag, last))
+                first = first or last
+            self._mine.add(first)
+            saved = records.encode(Saved(line.shard, covers, first, floor))
+            await logbook.append(saved, (*tags, tag), when=Expect(tag, last))
+        except ConditionFailed:
+            pass  # another process was quicker
+        except BokiError as error:
+            _log.warning("a checkpoint of queue %s could not be written: %s", self._queue.queue, error)
+        finally:
+            line.is_saving = False
+
+    def saved(self, logbook: LogBook, line: Line, seqnum: int, saved: Saved) -> None:
+        """The fold has come to a checkpoint: trim, if it is one of ours."""
+        passed = self._passed.setdefault(line.shard, deque(maxlen=1_000))
+        self._bytes[line.shard] = self._bytes.get(line.shard, 0) + line.saved_bytes
+        passed.append((seqnum, self._bytes[line.shard]))
+        line.saved_records = line.saved_bytes = 0
+        if saved.first in self._mine:
+            self._mine.discard(saved.first)
+            self._queue.spawn(self._trim(logbook, line, saved))
+
+    async def _trim(self, logbook: LogBook, line: Line, saved: Saved) -> None:
+        queue = self._queue.queue
+        try:
+            await logbook.trim(line.state.floor, tag=records.stream_tag(queue, line.shard))
+            await logbook.trim(saved.first, tag=records.checkpoint_tag(queue, line.shard))
+            if line.state.last_fence:  # the last one stays: an empty tag would say that there never was one
+                await logbook.trim(line.state.last_fence, tag=records.fence_tag(queue, line.shard))
+            if self._queue.shards > 1:
+                await self._trim_feed(logbook, line)
+        except BokiError as error:
+            _log.warning("queue %s could not be trimmed, and will be after the next checkpoint: %s", queue, error)
+
+    async def _trim_feed(self, logbook: LogBook, line: Line) -> None:
+        """The feed can go below what every shard has done without; shards that lie still are brought up first."""
+        self._feed_bytes += SAVE_BYTES
+        lines = [other for other in self._queue.lines if other.state.at]
+        if self._feed_bytes > FEED_BYTES:
+            self._feed_bytes = 0
+            for other in lines:
+                if other.state.floor < line.state.floor and not other.is_saving:
+                    other.is_saving = True
+                    await self.save(logbook, other)
+        await logbook.trim(min(other.state.floor for other in lines), tag=records.feed_tag(self._queue.queue))
+
+    # Messages that linger
+
+    def _is_worth_carrying(self, line: Line, floor: int) -> bool:
+        """Whether the stream between what lingers and what is new is long enough to be worth a copy."""
+        lingering = line.state.lingering()
+        passed = self._passed.get(line.shard)
+        if not lingering or not passed or floor >= passed[-1][0]:
+            return False
+        before = next((bytes_before for seqnum, bytes_before in passed if seqnum >= floor), 0)
+        between = self._bytes.get(line.shard, 0) + line.saved_bytes - before
+        return between >= max(SAVE_BYTES, CARRY_WORTH * 1_000 * len(lingering))
+
+    async def _carry(self, logbook: LogBook, line: Line) -> None:
+        """Append messages anew that stand before the last checkpoint."""
+        newest = self._passed[line.shard][-1][0]
+        spots = [spot for spot in line.state.lingering().values() if spot.place[0] < newest]
+        tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
+        for some in _batches(spots, 100):
+            found = await self._queue.bodies(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
+            for carry in _carries(line.shard, some, found):
+                await logbook.append(records.encode(carry), tags)
+
+
+def _batches(spots: list[Spot], count: int) -> Iterator[list[Spot]]:
+    for start in range(0, len(spots), count):
+        yield spots[start : start + count]
+
+
+def _carries(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> Iterator[Carry]:
+    """Records for these messages, none too large."""
+    start = size = 0
+    for index, (_, body) in enumerate(found):
+        if index > start and size + len(body) > PART_BYTES:
+            yield _carry_of(shard, spots[start:index], found[start:index])
+            start, size = index, 0
+        size += len(body)
+    yield _carry_of(shard, spots[start:], found[start:])
+
+
+def _carry_of(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> Carry:
+    forms = records.joined([form for form, _ in found])
+    return Carry(shard, [spot.pos for spot in spots], forms, [body for _, body in found])
