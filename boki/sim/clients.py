@@ -7,6 +7,7 @@ run on one engine and speak to its core directly; when that engine dies they die
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import log
 from typing import Any, Final
 
@@ -355,7 +356,15 @@ def _result(request: Request, answer: Any) -> Result:
 def read_found(found: Found) -> tuple[Seen, ...]:
     """The records of a page, without the filling of their payloads."""
     return tuple(
-        Seen(record.seqnum, payload_name(record.data.rstrip(b".")), record.tags, record.time)
+        Seen(seqnum, *written, slab.time_us)
         for slab in found.slabs
-        for record in Chunk(slab.chunk).records(memoryview(slab.seqnums).cast("q"), slab.time_us)
+        for seqnum, written in zip(memoryview(slab.seqnums).cast("q"), _written_in(slab.chunk), strict=True)
     )
+
+
+@lru_cache(maxsize=1_000)
+def _written_in(chunk: bytes) -> list[tuple[str, tuple[str, ...]]]:
+    """Payload and tags of a chunk's records: many readers see the same bytes."""
+    decoded = Chunk(chunk)
+    records = decoded.records(range(decoded.count), 0)
+    return [(payload_name(record.data.rstrip(b".")), record.tags) for record in records]

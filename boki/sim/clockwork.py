@@ -17,6 +17,10 @@ START_US: Final = 1_700_000_000_000_000
 """When every run begins, in microseconds since the epoch."""
 
 
+_LINES: Final = 2_000
+"""Noted lines are digested so many at once."""
+
+
 class Clockwork:
     """Virtual time in integer microseconds, and what is to happen when."""
 
@@ -35,6 +39,7 @@ class Clockwork:
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
         self._digest = blake2b(digest_size=16)
+        self._lines: list[str] = []
 
     def after(self, delay_us: int, action: Callable[..., None], *arguments: Any) -> None:
         """Let `action` happen that much later."""
@@ -59,11 +64,18 @@ class Clockwork:
 
     def note(self, text: str, detail: object = "") -> None:
         """Put an event into the trace. `detail` is for whoever reads the story, and not part of the trace."""
-        self._digest.update(f"{self.now_us} {text}\n".encode())
+        self._lines.append(f"{self.now_us} {text}\n")
+        if len(self._lines) > _LINES:
+            self._digest_lines()
         if self.tell is not None:
             self.tell(f"{(self.now_us - START_US) / 1e6:10.6f}  {text} {detail}")
 
     @property
     def trace(self) -> str:
         """A digest of all that was noted: equal for equal runs."""
+        self._digest_lines()
         return self._digest.hexdigest()
+
+    def _digest_lines(self) -> None:
+        self._digest.update("".join(self._lines).encode())
+        self._lines.clear()

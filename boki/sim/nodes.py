@@ -57,6 +57,7 @@ class Node:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.clock = world.clock
+        self._looks = world.sightings.looks
         self.name = NodeId(name)
         self.disk = SimulatedDisk(world.clock, name, world.options.sync_us)
         self.disk.on_failure = self._on_disk_failure
@@ -233,7 +234,9 @@ class Node:
     def _take(self, sender: NodeId, message: Any) -> None:
         assert self.core is not None
         self.clock.note(f"{sender} > {self.name}: {type(message).__name__}", message)
-        self.world.sightings.before(self, sender, message)
+        look = self._looks.get(type(message))
+        if look is not None:
+            look(self, sender, message)
         self._run(self.core.receive, sender, message, self.now_us())
 
     def _run(self, method: Callable[..., Iterable[Effect]], *arguments: Any) -> None:

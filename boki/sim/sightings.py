@@ -59,7 +59,7 @@ class Sightings:
         """Called for each sequencer that is about to be sealed, with who does it."""
         self.on_proposal: Callable[[Node, View], None] = lambda _node, _view: None
         """Called for each view that a controller wants to install: all before it is sealed and completed."""
-        self._looks: dict[type, Callable[[Node, NodeId, Any], None]] = {
+        self.looks: dict[type, Callable[[Node, NodeId, Any], None]] = {
             Seal: self._on_seal,
             AppendEntry: self._on_append_entry,
             StoreBatch: self._on_store,
@@ -68,12 +68,7 @@ class Sightings:
             EntriesDropped: self._on_dropped,
             RequestEntry: self._on_request,
         }
-
-    def before(self, node: Node, sender: NodeId, message: Any) -> None:
-        """The node is about to take in that message."""
-        look = self._looks.get(type(message))
-        if look is not None:
-            look(node, sender, message)
+        """By the type of a message, what looks at it before a node takes it in: `look(node, sender, message)`."""
 
     def dies(self, node: Node) -> None:
         """The node is about to lose all that it has in memory."""
