@@ -100,28 +100,38 @@ def _number(numbers: dict[str, int], name: str) -> int:
 def _assemble(
     strings: list[str], entries: list[bytes], tags: list[int], conditions: list[bytes], payloads: list[bytes]
 ) -> bytes:
-    encoded = [text.encode() for text in strings]
-    columns = b"".join(
-        (
-            pack(f"<{len(encoded)}H", *map(len, encoded)),
-            *encoded,
-            *entries,
-            pack(f"<{len(tags)}I", *tags),
-            *conditions,
-        )
-    )
-    payload = b"".join(payloads)
-    sizes = (
-        _HEADER.size + len(columns) + len(payload),
+    return assemble_chunk(
+        strings,
         len(entries),
+        b"".join(entries),
+        pack(f"<{len(tags)}I", *tags),
+        b"".join(conditions),
+        b"".join(payloads),
+    )
+
+
+def pack_condition(record: int, tag_number: int, last_seqnum: int) -> bytes:
+    """A condition of the group that begins with that record, as it stands in its column."""
+    return _CONDITION.pack(record, tag_number, last_seqnum)
+
+
+def assemble_chunk(
+    strings: list[str], record_count: int, entries: bytes, tags: bytes, conditions: bytes, payloads: bytes
+) -> bytes:
+    """A chunk of columns that have been laid out by somebody else: see `RawColumns` for their forms."""
+    encoded = [text.encode() for text in strings]
+    columns = b"".join((pack(f"<{len(encoded)}H", *map(len, encoded)), *encoded, entries, tags, conditions))
+    sizes = (
+        _HEADER.size + len(columns) + len(payloads),
+        record_count,
         len(encoded),
         sum(map(len, encoded)),
-        len(tags),
-        len(conditions),
+        len(tags) // 4,
+        len(conditions) // _CONDITION.size,
     )
     header = _HEADER.pack(MAGIC, VERSION, 0, *sizes)
     checksum = crc32(columns, crc32(header[_CRC_FROM:]))
-    return b"".join((_HEADER.pack(MAGIC, VERSION, checksum, *sizes), columns, payload))
+    return b"".join((_HEADER.pack(MAGIC, VERSION, checksum, *sizes), columns, payloads))
 
 
 class RawColumns(NamedTuple):
