@@ -20,6 +20,8 @@ from boki.log.record import Record
 
 SINK_TAG_PREFIX: Final = "!spark:"
 """The tags of the records that a sink keeps its place with; no reader of rows wants them."""
+LEDGER: Final = "spark:sinks"
+"""The book in which sinks note their commits: the last one of each query, by its id as a tag."""
 _SMALL: Final = 24
 """Chunks of so many records are gathered before they are turned into columns."""
 _TIME: Final = pa.timestamp("us", tz="UTC")

@@ -13,6 +13,7 @@ from boki.log.ids import MAX_SEQNUM, make_seqnum, split_seqnum
 from boki.log.metalog import split_position
 from boki.log.operations import BookInfo, Found
 from boki.log.view import place_book
+from boki.spark.columns import LEDGER
 from boki.spark.gateway import Gateway
 from boki.spark.offsets import Offset, advance
 from boki.spark.options import OnTrimmed, ReadOptions
@@ -70,7 +71,7 @@ class Planner:
         if books.prefix is None:
             return [(name, None) for name in books.names]
         listed = self._gateway.books(books.prefix)
-        return [(info.name, info) for info in listed if not info.name.startswith("boki:") or books.prefix]
+        return [(info.name, info) for info in listed if info.name != LEDGER or books.prefix == LEDGER]
 
     # steps of a stream
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -22,10 +24,11 @@ from pyspark.sql.types import StructType
 
 from boki.spark.gateway import Gateway
 from boki.spark.offsets import Offset
-from boki.spark.options import ReadOptions, read_options
+from boki.spark.options import ReadOptions, read_options, write_options
 from boki.spark.planning import Planner
 from boki.spark.ranges import Task
 from boki.spark.schemas import SCHEMA, layout
+from boki.spark.sink import BatchWriter, StreamWriter
 
 
 class LogBookSource(DataSource):
@@ -47,6 +50,14 @@ class LogBookSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A streaming read."""
         return StreamReader(read_options(self.options, is_stream=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch write."""
+        return BatchWriter(write_options(self.options, is_stream=False), schema, overwrite, uuid4().hex)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        """A streaming write."""
+        return StreamWriter(write_options(self.options, is_stream=True), schema, overwrite)
 
 
 class _Partition(InputPartition):

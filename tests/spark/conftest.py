@@ -21,7 +21,7 @@ LIGHT = {
     "spark.driver.memory": "700m",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
     "spark.sql.shuffle.partitions": "2",
-    "spark.task.maxFailures": "1",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.pollingDelay": "5ms",
 }
 
@@ -33,7 +33,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["SPARK_LOCAL_DIRS"] = str(folder / "local")
     # tasks that are killed are started again: "local[2, 20]" allows four tries of each
     config = LIGHT | {"spark.sql.warehouse.dir": str(folder / "warehouse")}
-    del config["spark.task.maxFailures"]
     session = boki.spark.session("tests", master="local[2,4]", config=config)
     session.sparkContext.setLogLevel("OFF")
     yield session

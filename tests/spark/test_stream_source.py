@@ -102,7 +102,7 @@ def test_a_running_stream_takes_what_comes(
 
 
 def test_terms_and_new_logs_in_mid_stream(spark: SparkSession, tmp_path: Path) -> None:
-    """The log starts again with other numbers of physical logs, under a stream that goes on and one that is restarted."""
+    """The log comes back with other numbers of physical logs, under a stream that goes on and one that starts again."""
     functions = tmp_path / "functions"
     functions.mkdir()
     port = 0

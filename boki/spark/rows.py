@@ -1,0 +1,208 @@
+"""Rows as chunks: what Spark hands over as Arrow batches becomes chunks of the log, column by column.
+
+Each chunk has a digest of its rows, by which it is seen whether they are the same when a task runs again. Where chunks
+begin and end is up to whoever writes them: a task that runs again cuts where the one before it has cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from boki.errors import InvalidArgument, TooLarge
+from boki.log.checks import check_book, check_writable
+from boki.log.chunk import JOINED, assemble_chunk, pack_condition
+from boki.log.ids import check_tag
+from boki.log.limits import DEFAULT_LIMITS
+from boki.spark.columns import SINK_TAG_PREFIX
+
+CHUNK_ROWS: Final = 8192
+CHUNK_BYTES: Final = 1 << 20
+"""A chunk ends with the row that crosses this; with the largest record it is still within a request's limit."""
+_MOST_BOOKS: Final = 256
+"""Books that one task writes at once: of each it holds back rows for a chunk."""
+_encode_json: Final = msgspec.json.Encoder(decimal_format="number").encode
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """The rows of one chunk: their data (Arrow binary) and, flat, their tags."""
+
+    data: Any
+    tag_names: tuple[str, ...]
+    """The tags that occur."""
+    tag_numbers: Any
+    """Numbers of `tag_names`, row by row."""
+    tag_ends: Any
+    """Where in `tag_numbers` each row's tags end."""
+
+    @property
+    def digest(self) -> str:
+        """The same for the same rows; for others another one, for all purposes."""
+        seen = blake2b(digest_size=16)
+        for column in (self.tag_numbers, self.tag_ends, _lengths(self.data)):
+            seen.update(len(column).to_bytes(8, "little"))
+            seen.update(np.ascontiguousarray(column).tobytes())
+        seen.update("\0".join(self.tag_names).encode())
+        seen.update(_content(self.data))
+        return seen.hexdigest()
+
+    def chunk(self, book: str, first: bytes, first_tag: str, last_seqnum: int) -> bytes:
+        """The rows behind a record with that tag alone, on condition that `last_seqnum` is the tag's last record."""
+        count = len(self.data) + 1
+        payloads = _content(self.data)
+        entries = np.zeros((count, 4), "<u4")
+        entries[0] = (len(first), 1, crc32(first), 0)
+        ends = np.cumsum(_lengths(self.data))
+        entries[1:, 0] = ends + len(first)
+        entries[1:, 1] = self.tag_ends + 1
+        starts = [0, *ends.tolist()]
+        entries[1:, 2] = [crc32(payloads[start:end]) for start, end in pairwise(starts)]
+        entries[1:, 3] = JOINED
+        tags = np.concatenate((np.ones(1, "<u4"), self.tag_numbers.astype("<u4") + 2)).astype("<u4")
+        condition = pack_condition(0, 1, last_seqnum)
+        strings = [book, first_tag, *self.tag_names]
+        return assemble_chunk(strings, count, entries.tobytes(), tags.tobytes(), condition, b"".join((first, payloads)))
+
+
+def _lengths(data: Any) -> Any:
+    if not len(data):
+        return np.zeros(0, np.int64)
+    offsets = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1]
+    return np.diff(offsets).astype(np.int64)
+
+
+def _content(data: Any) -> memoryview:
+    offsets = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1]
+    content = data.buffers()[2]
+    return memoryview(content)[int(offsets[0]) : int(offsets[-1])] if content is not None else memoryview(b"")
+
+
+class Held:
+    """Rows of one book that are not written yet."""
+
+    def __init__(self) -> None:
+        self._data = pa.array([], pa.binary())
+        self._tags = pa.array([], pa.list_(pa.string()))
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def add(self, data: Any, tags: Any) -> None:
+        """Take rows in, behind those that are here."""
+        self._data = pa.concat_arrays([self._data, data])
+        self._tags = pa.concat_arrays([self._tags, tags])
+
+    def cut(self, count: int | None = None, *, is_last: bool = False) -> Rows | None:
+        """The next chunk: of `count` rows, else a full one, or (if no rows come any more) the rest. None: not yet."""
+        if count is None:
+            ends = np.cumsum(_lengths(self._data))
+            count = min(CHUNK_ROWS, int(np.searchsorted(ends, CHUNK_BYTES)) + 1)
+            if is_last:
+                count = min(count, len(self))
+        if not 0 < count <= len(self):
+            return None
+        rows = _rows(self._data[:count], self._tags[:count])
+        self._data, self._tags = self._data[count:], self._tags[count:]
+        return rows
+
+
+class Sorter:
+    """Rows of one partition, as they come, sorted by their books."""
+
+    def __init__(self, book: str | None, *, is_json: bool) -> None:
+        self._book = book
+        self._is_json = is_json
+        self.held: dict[str, Held] = {}
+
+    def add(self, batch: Any) -> list[str]:
+        """Take in a batch; the books that have got rows."""
+        if not batch.num_rows:
+            return []
+        data = _data_of(batch, is_json=self._is_json)
+        tags = _tags_of(batch)
+        books: list[str] = []
+        for book, rows in self._by_book(batch):
+            books.append(book)
+            held = self.held.setdefault(book, Held())
+            held.add(*((data, tags) if rows is None else (data.filter(rows), tags.filter(rows))))
+            if len(self.held) > _MOST_BOOKS:
+                raise TooLarge(
+                    f"one task may write to {_MOST_BOOKS} books at most: repartition by the column book, into as many "
+                    "partitions as it takes",
+                    field="book",
+                    limit=_MOST_BOOKS,
+                )
+        return books
+
+    def _by_book(self, batch: Any) -> Iterator[tuple[str, Any]]:
+        if self._book is not None:
+            yield self._book, None
+            return
+        column = batch.column("book")
+        if column.null_count:
+            raise InvalidArgument("a row has no book: the column book is null", field="book")
+        for name in column.unique().to_pylist():
+            check_writable(check_book(name))
+            yield name, pc.equal(column, name)
+
+
+def _data_of(batch: Any, *, is_json: bool) -> Any:
+    if is_json:
+        members = [name for name in batch.schema.names if name not in {"book", "tags"}]
+        return pa.array([_encode_json(row) for row in batch.select(members).to_pylist()], pa.binary())
+    data = batch.column("data")
+    if data.null_count:
+        raise InvalidArgument("a row has no data: the column data is null", field="data")
+    data = data.cast(pa.binary())
+    largest = int(_lengths(data).max(initial=0))
+    if largest > DEFAULT_LIMITS.record_bytes:
+        raise TooLarge(
+            f"a row has {largest:,} bytes of data, and a record may have {DEFAULT_LIMITS.record_bytes:,}: split it",
+            field="data",
+            limit=DEFAULT_LIMITS.record_bytes,
+        )
+    return data
+
+
+def _tags_of(batch: Any) -> Any:
+    kind = pa.list_(pa.string())
+    if "tags" not in batch.schema.names:
+        return pa.array([[]], kind).take(pa.array(np.zeros(batch.num_rows, np.int32)))
+    tags = batch.column("tags").cast(kind)
+    if tags.null_count:
+        tags = pc.coalesce(tags, pa.scalar([], kind))
+    return tags
+
+
+def _rows(data: Any, tags: Any) -> Rows:
+    values = tags.flatten()
+    if values.null_count:
+        raise InvalidArgument("a tag is null", field="tags")
+    encoded = values.dictionary_encode()
+    names = tuple(encoded.dictionary.to_pylist())
+    for name in names:
+        check_tag(name, DEFAULT_LIMITS.tag_bytes)
+        if name.startswith(SINK_TAG_PREFIX):
+            raise InvalidArgument(
+                f"tags that start with {SINK_TAG_PREFIX} are the sink's own, not {name!r}", field="tags"
+            )
+    counts = pc.list_value_length(tags).to_numpy(zero_copy_only=False).astype(np.int64)
+    if len(counts) and counts.max() > DEFAULT_LIMITS.tags_per_record:
+        raise TooLarge(
+            f"a row has {counts.max()} tags, and a record may have {DEFAULT_LIMITS.tags_per_record}",
+            field="tags",
+            limit=DEFAULT_LIMITS.tags_per_record,
+        )
+    numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    places = np.repeat(np.arange(len(counts)), counts) * (len(names) + 1) + numbers
+    if len(np.unique(places)) != len(places):
+        raise InvalidArgument("a row carries a tag twice, and a record each tag once", field="tags")
+    return Rows(data, names, numbers, np.cumsum(counts))

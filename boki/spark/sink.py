@@ -1,0 +1,159 @@
+"""The sinks: a DataFrame, or the micro-batches of a stream, appended to LogBooks exactly once (`boki.spark.lane`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from boki.errors import InvalidArgument
+from boki.log.checks import check_writable
+from boki.spark.gateway import Gateway
+from boki.spark.lane import Lane, LaneNote, commit
+from boki.spark.options import WriteOptions
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+class Written(WriterCommitMessage):
+    """What one task has written. `write`: the id under which it did."""
+
+    def __init__(self, write: str, lanes: Sequence[LaneNote]) -> None:
+        self.write = write
+        self.lanes = tuple(lanes)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame once. Under a `writeId` of the user's, a job that runs again adds what is missing."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool, fresh_id: str) -> None:
+        check_rows(schema, options, overwrite=overwrite)
+        self._options = options
+        self._write = options.write_id or fresh_id
+        greet(options)
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """Append the rows of one task. Runs on an executor."""
+        return Written(self._write, write_rows(iterator, self._options, self._write, 0, _partition()))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done."""
+        lanes = [lane for message in messages if isinstance(message, Written) for lane in message.lanes]
+        with _open(self._options) as gateway:
+            commit(gateway, self._write, 0, lanes, is_noted=self._options.write_id is not None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """The job has failed. What was appended stays; under a `writeId` the next run goes on from there."""
+        if self._options.write_id is None:
+            self.commit([message for message in messages if message is not None])
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query, each once."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        check_rows(schema, options, overwrite=overwrite)
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """Append the rows of one task. Runs on an executor."""
+        context = TaskContext.get()
+        write = context.getLocalProperty(_QUERY_ID) if context is not None else None
+        batch = context.getLocalProperty(_BATCH_ID) if context is not None else None
+        if not write or batch is None:
+            raise InvalidArgument("Spark does not say which query and batch this is: write from a streaming query")
+        return Written(write, write_rows(iterator, self._options, write, int(batch), _partition()))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """All tasks of the batch are done."""
+        written = [message for message in messages if isinstance(message, Written)]
+        if written:
+            lanes = [lane for message in written for lane in message.lanes]
+            with _open(self._options) as gateway:
+                commit(gateway, written[0].write, batchId, lanes, is_noted=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """The batch has failed. Whoever runs it again goes on from what is there."""
+
+
+class _open:  # noqa: N801 - used as a statement
+    """A gateway for as long as the block."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._gateway = Gateway(options.gateway, options.token, is_known=True)
+
+    def __enter__(self) -> Gateway:
+        return self._gateway
+
+    def __exit__(self, *_: object) -> None:
+        self._gateway.close()
+
+
+def write_rows(batches: Iterable[Any], options: WriteOptions, write: str, batch: int, partition: int) -> list[LaneNote]:
+    """Append the rows of a partition; what each book got."""
+    from boki.spark.rows import Sorter
+
+    with _open(options) as gateway:
+        lanes: dict[str, Lane] = {}
+        sorter = Sorter(options.book, is_json=options.is_json)
+
+        def drain(book: str, *, is_last: bool) -> None:
+            if book not in lanes:
+                lanes[book] = Lane(gateway, write, batch, partition, book)
+            lane, held = lanes[book], sorter.held[book]
+            while (rows := held.cut(lane.next_rows, is_last=is_last)) is not None:
+                lane.write(rows)
+
+        for arrow in batches:
+            for book in sorter.add(arrow):
+                drain(book, is_last=False)
+        for book in sorter.held:
+            drain(book, is_last=True)
+        return [lane.end() for lane in lanes.values()]
+
+
+def greet(options: WriteOptions) -> None:
+    """Find out in the driver, and soon, whether anything answers there."""
+    gateway = Gateway(options.gateway, options.token)
+    try:
+        gateway.some_books("", 1)
+    finally:
+        gateway.close()
+
+
+def check_rows(schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
+    """`InvalidArgument` says which column is missing or of another type."""
+    if overwrite:
+        raise InvalidArgument('a LogBook is only appended to: say mode("append")', field="mode")
+    if options.book is not None:
+        check_writable(options.book)
+    kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if options.book is None and kinds.get("book") != "string":
+        raise InvalidArgument(
+            "name the book: by the option book, or for each row by a column book string", field="book"
+        )
+    if kinds.get("tags", "array<string>") != "array<string>":
+        raise InvalidArgument(f"the column tags must be array<string>, not {kinds['tags']}", field="tags")
+    if options.is_json:
+        return
+    if kinds.get("data") not in {"binary", "string"}:
+        raise InvalidArgument(
+            "the rows need a column data, binary or string: select one, or say json=true to write each row as JSON",
+            field="data",
+        )
+    if unknown := sorted(set(kinds) - {"data", "tags", "book"}):
+        raise InvalidArgument(
+            f"a record has no {', '.join(unknown)}: the columns are data, tags and book; select them, or say json=true "
+            "to write each row as JSON",
+            field=unknown[0],
+        )
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    assert context is not None, "runs in a task"
+    return context.partitionId()

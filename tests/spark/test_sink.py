@@ -1,0 +1,173 @@
+"""Writes: every row once, whatever is killed, repeated or started again, and nothing is left behind but the rows."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from boki.child import Child
+from boki.client import BlockingClient
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def save(frame: DataFrame, system: Child, **options: str) -> None:
+    frame.write.format("logbook").mode("append").options(**{"gateway": system.url} | options).save()
+
+
+def records(client: BlockingClient, book: str, tag: str | None = None) -> list[tuple[bytes, tuple[str, ...]]]:
+    found: list[tuple[bytes, tuple[str, ...]]] = []
+    at = 0
+    while (page := client.logbook(book).read(tag, start=at)).records:
+        found += [(record.data, record.tags) for record in page.records]
+        at = page.next_start
+    return found
+
+
+def numbers(spark: SparkSession, count: int, partitions: int) -> DataFrame:
+    """Rows with data, and tags on every second of them."""
+    frame = spark.range(0, count, 1, partitions)
+    return frame.selectExpr(
+        "cast(id as string) as data", "if(id % 2 = 0, array('even', concat('n:', id % 3)), array()) as tags"
+    )
+
+
+def expected(count: int) -> Counter[tuple[bytes, tuple[str, ...]]]:
+    return Counter((b"%d" % n, ("even", f"n:{n % 3}") if n % 2 == 0 else ()) for n in range(count))
+
+
+def test_a_dataframe_becomes_records(spark: SparkSession, system: Child, client: BlockingClient) -> None:
+    """Every row is one record with its data and tags, in order within its partition; of the sink nothing is left."""
+    save(numbers(spark, 20_000, 2), system, book="written")
+    found = records(client, "written")
+    assert Counter(found) == expected(20_000)
+    first = [int(data) for data, _ in found if int(data) < 10_000]
+    assert first == sorted(first)
+    read = spark.read.format("logbook").options(gateway=system.url, book="written").load()
+    assert read.count() == 20_000
+
+
+def test_rows_name_their_book_and_may_be_json(spark: SparkSession, system: Child, client: BlockingClient) -> None:
+    """With a column book each row goes to its own; as JSON a row is an object of its other columns."""
+    frame = spark.range(10).selectExpr("concat('routed-', id % 2) as book", "id as n", "array('t') as tags", "'x' as s")
+    save(frame, system, json="true")
+    for number in range(2):
+        found = records(client, f"routed-{number}", "t")
+        assert sorted(msgspec.json.decode(data)["n"] for data, _ in found) == list(range(number, 10, 2))
+        assert msgspec.json.decode(found[0][0]).keys() == {"n", "s"}
+
+
+def dying(url: str, book: str, attempts: int, rows: int) -> Any:
+    """A stage in front of the sink that kills its own worker, in the first attempts, after so many rows, when some are
+    in the book.
+    """
+
+    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        left = rows if context.attemptNumber() < attempts else 1 << 60
+        for batch in batches:
+            left -= batch.num_rows
+            yield batch
+            if left <= 0:
+                with BlockingClient(url) as client:
+                    client.logbook(book).read_next(min_seqnum=1, wait_s=20)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return pass_on
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_tasks_that_are_killed_write_each_row_once(
+    spark: SparkSession, system: Child, client: BlockingClient, seed: int
+) -> None:
+    """Workers die at drawn moments, up to three times each: what an attempt has appended, the next one goes on from."""
+    draw = random.Random(seed)
+    book = f"killed-{seed}"
+    frame = numbers(spark, 60_000, 2)
+    deaths = dying(system.url, book, draw.randint(1, 3), draw.randint(10_000, 29_000))
+    save(frame.mapInArrow(deaths, frame.schema), system, book=book)
+    assert Counter(records(client, book)) == expected(60_000)
+
+
+def test_a_job_that_runs_again_adds_what_is_missing(spark: SparkSession, system: Child, client: BlockingClient) -> None:
+    """Under one writeId a failed job is finished by the next, a finished one not repeated, other rows refused."""
+    frame = numbers(spark, 40_000, 2)
+    options = {"book": "again", "writeId": "nightly"}
+    with pytest.raises(Exception, match=r"exited|crashed|Connection|Job aborted"):
+        save(frame.mapInArrow(dying(system.url, "again", 99, 15_000), frame.schema), system, **options)
+    started = len(records(client, "again"))
+    assert 0 < started < 40_000
+    with pytest.raises(Exception, match="of batch 0 has other rows than when it was written to book 'again'"):
+        save(frame.selectExpr("concat('x', data) as data", "tags"), system, **options)
+    for _ in range(2):
+        save(frame, system, **options)
+        assert Counter(records(client, "again")) == expected(40_000)
+    with pytest.raises(Exception, match="has other rows than when it was written to book 'again'"):
+        save(frame.limit(100), system, **options)
+    assert len(records(client, "again")) == 40_000
+    assert len(records(client, "spark:sinks", "nightly")) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["id"], {"book": "w"}, "the rows need a column data, binary or string"),
+        (["'a' as data", "id"], {"book": "w"}, "a record has no id: the columns are data, tags and book"),
+        (["'a' as data"], {}, "name the book: by the option book, or for each row by a column book"),
+        (["'a' as data", "'t' as tags"], {"book": "w"}, "the column tags must be array<string>, not string"),
+        (["'a' as data", "array('') as tags"], {"book": "w"}, "a tag must not be empty"),
+        (["'a' as data", "array('t', 't') as tags"], {"book": "w"}, "a row carries a tag twice"),
+        (["cast(null as string) as data"], {"book": "w"}, "a row has no data"),
+        (["'a' as data"], {"book": "boki:calls"}, "belongs to the runtime"),
+        (["'a' as data"], {"book": "w", "tag": "t"}, "there is no option tag to write a LogBook: there are gateway"),
+        (["'a' as data"], {"book": "w", "gateway": "http://127.0.0.1:1"}, "nothing answers at http://127.0.0.1:1"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bad_rows_and_options_are_refused(
+    spark: SparkSession, system: Child, columns: list[str], options: dict[str, str], message: str
+) -> None:
+    """The message names the column or the option, and what there is."""
+    with pytest.raises(Exception, match=message):
+        save(spark.range(1).selectExpr(*columns), system, **options)
+
+
+def copying(spark: SparkSession, url: str, checkpoint: Path, source: str, sink: str) -> StreamingQuery:
+    """A query from one book to another, in small steps, which ends when all is copied."""
+    stream = spark.readStream.format("logbook").options(gateway=url, book=source, maxRecordsPerBatch="4000").load()
+    writer = stream.select("data", "tags").writeStream.format("logbook").options(gateway=url, book=sink)
+    return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+
+
+def test_a_stream_that_is_stopped_anywhere_writes_each_row_once(
+    spark: SparkSession, system: Child, client: BlockingClient, tmp_path: Path
+) -> None:
+    """From book to book, stopped at drawn moments and started again from the checkpoint: each record once."""
+    source = client.logbook("from")
+    wanted = [(b"%d" % number, (f"t:{number % 4}",)) for number in range(20_000)]
+    for at in range(0, len(wanted), 5000):
+        source.append_many(wanted[at : at + 5000])
+    draw = random.Random(3)
+    for _ in range(3):
+        query = copying(spark, system.url, tmp_path / "c", "from", "to")
+        query.awaitTermination(draw.uniform(0.2, 3.0))  # stopped in the midst of whatever it does then
+        query.stop()
+    query = copying(spark, system.url, tmp_path / "c", "from", "to")
+    assert query.awaitTermination(120)
+    assert Counter(records(client, "to")) == Counter(wanted)
+    assert len(records(client, "spark:sinks", query.id)) == 1
