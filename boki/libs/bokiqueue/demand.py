@@ -92,6 +92,32 @@ class Settlement(Waiter):
         self.settle = settle
 
 
+class Demand:
+    """What all wants of a process come to, for one round of acts: who waits is counted together, by kind."""
+
+    __slots__ = ("missing", "probed", "special")
+
+    def __init__(self, wants: Iterable[Waiter], lines: Iterable[Line]) -> None:
+        self.missing: dict[tuple[str, int], int] = {}
+        """How many messages are wanted that no act asks for yet."""
+        self.special: list[Want] = []
+        """Those that name an op, or that do not wait."""
+        self.probed: set[tuple[str, int]] = set()
+        for want in wants:
+            if isinstance(want, Want) and not want.is_done:
+                if want.op or want.patience_s is None:
+                    self.special.append(want)
+                if not want.op:
+                    kind = want.group, want.lease_us
+                    self.missing[kind] = self.missing.get(kind, 0) + want.count
+        for line in lines:
+            if line.outstanding is not None:
+                for take in line.outstanding.act.takes:
+                    kind = take.group, take.lease_us
+                    if not take.op and kind in self.missing:
+                        self.missing[kind] -= take.count
+
+
 class Outstanding:
     """An act that the fold has not seen yet."""
 
@@ -130,12 +156,12 @@ class Line:
 
     # Composing
 
-    def compose(self, wants: list[Want], asked: dict[tuple[str, int], int], now_us: int) -> Outstanding | None:
-        """The next act, if anything is to be asked for. `asked`: by kind, how many messages other acts ask for."""
+    def compose(self, demand: Demand, now_us: int) -> Outstanding | None:
+        """The next act, if anything is to be asked for; `demand` becomes less by what it asks for."""
         if self.outstanding is not None:
             return None
-        settlements = self._due_settlements()
-        takes, owners = self._takes(wants, asked, now_us)
+        settlements = self._due_settlements() if self.settlements else []
+        takes, owners = self._takes(demand, now_us)
         if not settlements and not takes:
             return None
         groups = {take.group for take in takes}
@@ -161,44 +187,39 @@ class Line:
         due, self.settlements = self.settlements[:count], self.settlements[count:]
         return due
 
-    def _takes(
-        self, wants: list[Want], asked: dict[tuple[str, int], int], now_us: int
-    ) -> tuple[list[Take], list[Want | None]]:
+    def _takes(self, demand: Demand, now_us: int) -> tuple[list[Take], list[Want | None]]:
         takes: list[Take] = []
         owners: list[Want | None] = []
-        missing: dict[tuple[str, int], int] = {}
-        probed: set[tuple[str, int]] = set()
-        for want in wants:
+        for want in demand.special:
             if want.lines is not None and self.shard not in want.lines:
                 continue
             is_probing = self.may_probe(want)
-            if want.op:
-                if not want.asked and (is_probing or self._has(want.group, now_us)):
-                    want.asked = True
-                    want.probes[self.shard] = want.probes.get(self.shard, 0) + 1
-                    takes.append(Take(want.group, want.count, want.lease_us, want.op))
-                    owners.append(want)
+            if not is_probing and not (want.op and self._has(want.group, now_us)):
                 continue
-            missing[want.kind] = missing.get(want.kind, 0) + want.count
-            if is_probing:
-                probed.add(want.kind)
-                want.probes[self.shard] = want.probes.get(self.shard, 0) + 1
-        for kind, count in missing.items():
-            count -= asked.get(kind, 0)
-            ready = self.state.ready_count(kind[0])
-            if count > 0 and (kind in probed or self._has(kind[0], now_us)):
-                count = min(count, max(ready, 1)) if kind not in probed else count
-                asked[kind] = asked.get(kind, 0) + count
-                takes.append(Take(kind[0], count, kind[1]))
+            if want.op and want.asked:
+                continue
+            want.probes[self.shard] = want.probes.get(self.shard, 0) + 1
+            want.asked = bool(want.op)
+            if want.op or want.kind not in demand.missing:
+                takes.append(Take(want.group, want.count, want.lease_us, want.op))
+                owners.append(want if want.op else None)
+            else:
+                demand.probed.add(want.kind)
+        for kind, count in demand.missing.items():
+            if count > 0 and (kind in demand.probed or self._has(kind[0], now_us)):
+                asked = count if kind in demand.probed else min(count, max(self.state.ready_count(kind[0]), 1))
+                demand.missing[kind] = count - asked
+                takes.append(Take(kind[0], asked, kind[1]))
                 owners.append(None)
+        demand.probed.clear()
         return takes, owners
 
     def _has(self, name: str, now_us: int) -> bool:
         """Whether a take may find something: as things stand, or because something is due."""
-        if self.state.ready_count(name):
-            return True
         group = self.state.groups.get(name)
-        return group is not None and 0 < group.next_due_us() <= now_us
+        if group is None or not group.is_dry:
+            return self.state.ready_count(name) > 0 or (group is not None and 0 < group.next_due_us() <= now_us)
+        return 0 < group.next_due_us() <= now_us
 
     def may_probe(self, want: Want) -> bool:
         """Whether one that does not wait should ask here: only the log knows what time it is."""

@@ -21,7 +21,7 @@ import msgspec
 
 from boki import BokiError, LogBook, NotFound, Record, Trimmed
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.demand import Arrival, Line, Outstanding, Settlement, Waiter, Want
+from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settlement, Waiter, Want
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.records import Carry, Kind, Part, Push, Saved
 from boki.libs.bokiqueue.state import Given, ShardState, Snapshot
@@ -57,6 +57,7 @@ class Following:
         self.lines = [Line(shard, self.taker) for shard in range(shards)]
         self.waiters: dict[Waiter, None] = {}
         """All who wait, in the order of their coming."""
+        self._is_starting = False
         self._pushed = self.taker[0]
         self.waited_s = 0.0
         """How long the log has waited for us, in its own time."""
@@ -105,8 +106,7 @@ class Following:
 
     async def _wait(self, logbook: LogBook, waiter: Waiter) -> None:
         if self.is_loaded:
-            self.start_acts(logbook)
-            self._finish_late()
+            self._start_soon(logbook)
             self._shorten_read(waiter)
         loop = asyncio.get_running_loop()
         while not waiter.is_done:
@@ -142,8 +142,8 @@ class Following:
         if not self.is_loaded:
             await self.load(logbook)
         while not waiter.is_done:
-            self.start_acts(logbook)
-            self._finish_late()
+            await asyncio.sleep(0)  # who was just woken says first what it wants next
+            self._start_now(logbook)
             if not waiter.is_done:
                 await self._read_on(logbook, self._patience_s())
 
@@ -344,20 +344,29 @@ class Following:
 
     def start_acts(self, logbook: LogBook) -> None:
         """Append what is to be asked for, at every shard that has no act on its way."""
-        wants = [waiter for waiter in self.waiters if isinstance(waiter, Want) and not waiter.is_done]
-        asked: dict[tuple[str, int], int] = {}
+        demand: Demand | None = None
+        now_us = self.log_time_us()
         for line in self.lines:
-            if line.outstanding is not None:
-                for take, owner in zip(line.outstanding.act.takes, line.outstanding.wants, strict=True):
-                    if owner is None:
-                        kind = (take.group, take.lease_us)
-                        asked[kind] = asked.get(kind, 0) + take.count
-        for line in self.lines:
-            if line.outstanding is None and (wants or line.settlements):
-                line.compose(wants, asked, self.log_time_us())
+            if line.outstanding is None:
+                if demand is None:
+                    demand = Demand(self.waiters, self.lines)
+                if line.settlements or demand.missing or demand.special:
+                    line.compose(demand, now_us)
             if line.outstanding is not None and not line.outstanding.is_under_way:
-                self.spawn(self._append_act(logbook, line, line.outstanding))
                 line.outstanding.is_under_way = True
+                self.spawn(self._append_act(logbook, line, line.outstanding))
+
+    def _start_soon(self, logbook: LogBook) -> None:
+        """When all that runs in this turn has said what it wants: then one act asks for all of it."""
+        if not self._is_starting:
+            self._is_starting = True
+            asyncio.get_running_loop().call_soon(self._start_now, logbook)
+
+    def _start_now(self, logbook: LogBook) -> None:
+        self._is_starting = False
+        if self.is_loaded:
+            self.start_acts(logbook)
+            self._finish_late()
 
     async def _append_act(self, logbook: LogBook, line: Line, outstanding: Outstanding) -> None:
         tags = records.record_tags(self.queue, line.shard, self.shards)
