@@ -323,6 +323,8 @@ class EngineCore:
             effects += self.reads.on_applied((), now_us)
 
     def _follow_log(self, log: LogId, now_us: int) -> list[Effect]:
+        if self.follower.peek(log) is None:
+            return []
         effects: list[Effect] = []
         books: set[str] = set()
         has_applied = False

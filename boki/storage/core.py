@@ -209,7 +209,7 @@ class StorageCore:
         self._remove_some()
         self.repair.measure(now_us)
         effects = list(self.settle(now_us))
-        effects += self._takeover.ask(self._peers(), self.follower, now_us)
+        effects += self._takeover.ask(self._peers, self.follower, now_us)
         if self._unsaved_entries >= _CHECKPOINT_ENTRIES:
             effects.append(self.checkpoint())
         return effects + self.sweep.tick(now_us, is_busy=self.repair.is_busy(now_us))

@@ -71,13 +71,16 @@ class Takeover:
         """A sequencer has said that what comes next is not kept."""
         self.is_needed = True
 
-    def ask(self, peers: Sequence[NodeId], follower: MetalogFollower, now_us: int) -> Iterable[Send]:
+    def ask(self, find_peers: Callable[[], Sequence[NodeId]], follower: MetalogFollower, now_us: int) -> Iterable[Send]:
         """The question that is due. Nobody may be left to answer for a term that is over: standstill says so."""
         positions = {log: follower.position(log) for log in follower.logs}
         if positions != self._positions or follower.term == follower.chain.current.term:
             self._positions, self._moved_at = positions, now_us
         is_stuck = now_us - self._moved_at > _STANDSTILL_US
-        if peers and (self.is_needed or is_stuck) and now_us - self._asked_at >= _REPEAT_US:
+        if not (self.is_needed or is_stuck) or now_us - self._asked_at < _REPEAT_US:
+            return
+        peers = find_peers()
+        if peers:
             self._asked_at = now_us
             self._asked_count += 1
             yield Send(peers[self._asked_count % len(peers)], FetchState(self._asked_count))
