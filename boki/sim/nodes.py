@@ -17,7 +17,7 @@ from boki.follower import COORDINATOR
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Placement, Role
 from boki.log.view import View
-from boki.messages import FetchView
+from boki.messages import FetchView, Ping, Pong
 from boki.sequencer.core import SequencerCore
 from boki.sim.clockwork import Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
@@ -299,7 +299,7 @@ class Node:
             return
         life = self._life
         self._take(sender, message)
-        if life == self._life and self.core is not None:
+        if not isinstance(message, Ping | Pong) and life == self._life and self.core is not None:
             self._run(self.core.settle, self.now_us())
 
     def _fetch_views(self, message: FetchView) -> None:

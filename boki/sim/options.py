@@ -34,7 +34,7 @@ _EVENT_RATE: Final = (0.1, 1.5)
 _RARE: Final = {
     "power_cut": (0.15, 0.8),
     "wipe": (0.1, 0.6),
-    "swap": (0.3, 1.5),
+    "swap": (0.5, 2.0),
     "lone_copy": (0.3, 1.5),
     "drain": (0.05, 0.3),
     "clock": (0.1, 1.0),
