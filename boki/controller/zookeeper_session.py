@@ -22,6 +22,9 @@ from kazoo.protocol.states import KazooState
 from boki.errors import Unavailable
 
 _log = logging.getLogger("boki.zookeeper")
+# kazoo warns of each attempt to connect again, ten times a second; what has changed is told by the session here.
+_kazoo_log = logging.getLogger("kazoo")
+_kazoo_log.setLevel(logging.ERROR)
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.4, "max_delay": 0.5}
 
 
@@ -75,9 +78,7 @@ class ZooKeeperSession:
         on_state: Callable[[SessionState], None],
     ) -> ZooKeeperSession:
         """Connect; `Unavailable` if no server of `hosts` answers within `timeout_s`. `root` is made if need be."""
-        client = KazooClient(
-            hosts=hosts, timeout=session_s, connection_retry=_RECONNECT, logger=logging.getLogger("kazoo")
-        )
+        client = KazooClient(hosts=hosts, timeout=session_s, connection_retry=_RECONNECT, logger=_kazoo_log)
         session = cls(client, root, on_state)
         client.add_listener(session._hear)
         try:
