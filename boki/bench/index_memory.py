@@ -31,7 +31,7 @@ _NODE = NodeId("n")
 
 def measure(record_count: int, *, unique: bool) -> dict[str, float]:
     """Fill an index in another process: resident bytes and the index's own bytes, for each record."""
-    arguments = [sys.executable, "-m", __name__, str(record_count), "unique" if unique else "shared"]
+    arguments = [sys.executable, "-P", "-m", __name__, str(record_count), "unique" if unique else "shared"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable(f"the process that fills an index failed:\n{done.stderr}")

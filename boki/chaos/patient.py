@@ -88,7 +88,7 @@ class Patient:
             },
         )
         self._supervisor = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "boki.chaos.supervise", msgspec.json.encode(ward).decode()),
+            *(sys.executable, "-P", "-m", "boki.chaos.supervise", msgspec.json.encode(ward).decode()),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -353,7 +353,7 @@ class Patient:
     async def _boki(self, *words: str) -> None:
         where = ("--zookeeper", self._ensemble.hosts)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "boki", *words, *where, stdout=-3, stderr=asyncio.subprocess.PIPE
+            sys.executable, "-P", "-m", "boki", *words, *where, stdout=-3, stderr=asyncio.subprocess.PIPE
         )
         async with asyncio.timeout(_COMMAND_S):
             _, said = await process.communicate()

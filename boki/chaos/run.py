@@ -149,7 +149,7 @@ class Chaos:
             file=str(self.file),
         )
         load = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "boki.chaos.load", msgspec.json.encode(orders).decode()),
+            *(sys.executable, "-P", "-m", "boki.chaos.load", msgspec.json.encode(orders).decode()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
