@@ -34,6 +34,7 @@ from boki.gateway.http.connections import Connections
 from boki.gateway.http.deployments import DeploymentPages
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.metrics import GatewayMetrics
+from boki.gateway.http.queues import Queues
 from boki.gateway.http.routing import Route, Routes
 from boki.gateway.http.subscriptions import Subscriptions
 from boki.gateway.http.system import SystemPages
@@ -72,6 +73,7 @@ class Gateway:
                 *self._calls.routes(),
                 *LogBooks(self._door).routes(),
                 *Subscriptions(self._door).routes(),
+                *Queues(self._door).routes(),
                 *BinaryEndpoint(self._door).routes(),
                 *DeploymentPages(backend, self.core, config).routes(),
                 *SystemPages(backend, self.core, self._metrics, BackendMetrics(registry)).routes(),

@@ -18,6 +18,7 @@ from boki.gateway.http.openapi_parts import (
     SECURITY_SCHEMES,
     errors,
 )
+from boki.gateway.http.openapi_queues import QUEUE_PATHS
 from boki.runtime.http_exchange import CONTENT_TYPES
 
 
@@ -37,7 +38,7 @@ def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
             "summary": "Serverless functions over a replicated, totally ordered shared log",
         },
         "security": [{}, {"token": []}],
-        "paths": paths | FIXED_PATHS,
+        "paths": paths | FIXED_PATHS | QUEUE_PATHS,
         "components": {"schemas": schemas, "securitySchemes": SECURITY_SCHEMES},
     }
 

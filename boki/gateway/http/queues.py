@@ -1,0 +1,342 @@
+"""Queues over HTTP: BokiQueue for any language. Consumers that wait are held until a message comes (long poll).
+
+All requests of this gateway for one queue share its fold. A push under an `Idempotency-Key` happens once within 24
+hours; a pop under one is given the same messages again within an hour, so that a lost answer loses none.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final, Literal
+
+import msgspec
+from aiohttp.web import BaseRequest, Response
+
+from boki.errors import InvalidArgument
+from boki.gateway.http import answers, arguments
+from boki.gateway.http.arguments import json_body, query, query_int, query_seconds
+from boki.gateway.http.connections import body_size, read_body, send
+from boki.gateway.http.log_access import LogDoor
+from boki.gateway.http.routing import Route
+from boki.libs.bokiqueue import Message, Queue, queue_names
+from boki.log.checks import check_book, check_writable
+from boki.runtime.http_exchange import MAX_WAIT_S
+from boki.runtime.logbook import LogAccess
+
+MAX_SPAN_S: Final = 366 * 24 * 3600.0
+_FORMS: Final = ("bytes", "text", "json")
+
+
+class PushMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `push_many`: JSON values, pushed all or none."""
+
+    messages: list[Any]
+    delay_s: float = 0
+    ttl_s: float = 0
+    group_keys: list[str] = []
+    wait_s: float = 0
+
+
+class SettleMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `settle`."""
+
+    verb: Literal["ack", "nack", "extend", "release", "bury"]
+    receipts: list[str]
+    group: str = ""
+    delay_s: float = 0
+    lease_s: float = 30
+    reason: str = ""
+
+
+class Wished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body that creates a queue, or changes it: what is left out stays, or is the default."""
+
+    shards: int = 1
+    max_deliveries: int | None = None
+    max_length: int | None = None
+    retain_s: float | None = None
+
+
+class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body that creates a group, or lets one begin anew: a seqnum in digits, "earliest", or "now"."""
+
+    group: str = ""
+    start: str = "earliest"
+    start_time_s: float | None = None
+
+
+class Dead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `redrive` and `purge`: dead letters by their handles, or all."""
+
+    handles: list[str] = []
+    group: str = ""
+
+
+_PUSH_MANY: Final = msgspec.json.Decoder(PushMany)
+_SETTLE: Final = msgspec.json.Decoder(SettleMany)
+_WISHED: Final = msgspec.json.Decoder(Wished)
+_START: Final = msgspec.json.Decoder(Start)
+_DEAD: Final = msgspec.json.Decoder(Dead)
+_VALUE: Final = msgspec.json.Decoder()
+
+
+class Queues:
+    """The handlers of `/queue`."""
+
+    def __init__(self, door: LogDoor) -> None:
+        self._door = door
+        self._limits = door.config.limits
+
+    def routes(self) -> list[Route]:
+        """What is answered here."""
+        one = "/queue/{book}/{queue}"
+        return [
+            Route("GET", "/queue/{book}", self.names),
+            Route("GET", one, self.stats),
+            Route("PUT", one, self.set_up),
+            Route("POST", one, self.push),
+            Route("POST", f"{one}/push_many", self.push_many),
+            Route("POST", f"{one}/pop", self.pop),
+            Route("POST", f"{one}/settle", self.settle),
+            Route("GET", f"{one}/peek", self.peek),
+            Route("GET", f"{one}/dead", self.dead),
+            Route("POST", f"{one}/redrive", self.redrive),
+            Route("POST", f"{one}/purge", self.purge),
+            Route("POST", f"{one}/groups", self.create_group),
+            Route("DELETE", f"{one}/groups/{{group}}", self.drop_group),
+            Route("POST", f"{one}/replay", self.replay),
+        ]
+
+    def _queue(self, access: LogAccess, book: str, queue: str, group: str = "") -> Queue[Any]:
+        check_writable(check_book(book))
+        return Queue(access.logbook(book), queue, group=group)
+
+    async def names(self, request: BaseRequest, book: str) -> Response:
+        """The queues of a book."""
+        query(request, ())
+        access = self._door.access(request)
+        with self._door.admitted():
+            names = await queue_names(access.logbook(book))
+        return self._answer(access, {"queues": names})
+
+    async def stats(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """The queue in figures."""
+        query(request, ())
+        access = self._door.access(request)
+        with self._door.admitted():
+            stats = await self._queue(access, book, queue).stats()
+        return self._answer(access, msgspec.to_builtins(stats))
+
+    async def set_up(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Create the queue if there is none, then change what the body names."""
+        wished = await self._body(request, _WISHED)
+        access = self._door.access(request)
+        handle = self._queue(access, book, queue)
+        with self._door.admitted():
+            await handle.create(shards=wished.shards)
+            settings = await handle.configure(
+                max_deliveries=wished.max_deliveries, max_length=wished.max_length, retain_s=wished.retain_s
+            )
+        body = {
+            "shards": settings.shards,
+            "max_deliveries": settings.max_deliveries,
+            "max_length": settings.max_length,
+            "retain_s": settings.retain_us / 1e6,
+        }
+        return self._answer(access, body)
+
+    # Messages
+
+    async def push(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Push the body: JSON, text or bytes, as its content type says. A JSON string is text."""
+        values = query(request, {"delay_s", "ttl_s", "group_key", "wait_s"})
+        spans = [query_seconds(values, name, MAX_SPAN_S) for name in ("delay_s", "ttl_s")]
+        wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
+        size = body_size(request, self._limits.request_bytes)
+        with self._door.admitted(size):
+            body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
+            access = self._door.access(request, wait_s)
+            name = await self._queue(access, book, queue).push(
+                _value(request, body),
+                key=arguments.key(request.headers),
+                delay_s=spans[0],
+                ttl_s=spans[1],
+                group_key=values.get("group_key", ""),
+                wait_s=wait_s,
+            )
+        return self._answer(access, {"id": name})
+
+    async def push_many(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Push JSON values, all or none."""
+        query(request, ())
+        size = body_size(request, self._limits.request_bytes)
+        with self._door.admitted(size):
+            body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
+            asked = json_body(body, _PUSH_MANY)
+            access = self._door.access(request, min(max(asked.wait_s, 0), MAX_WAIT_S))
+            ids = await self._queue(access, book, queue).push_many(
+                asked.messages,
+                key=arguments.key(request.headers),
+                delay_s=asked.delay_s,
+                ttl_s=asked.ttl_s,
+                group_keys=asked.group_keys,
+                wait_s=min(asked.wait_s, MAX_WAIT_S),
+            )
+        return self._answer(access, {"ids": ids})
+
+    async def pop(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Take messages, for good or under a lease, waiting for the first."""
+        values = query(request, {"wait_s", "count", "lease_s", "group"})
+        wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
+        lease_s = query_seconds(values, "lease_s", MAX_SPAN_S)
+        count = query_int(values, "count", 1, 1_000)
+        op = arguments.key(request.headers)
+        access = self._door.access(request, wait_s)
+        handle = self._queue(access, book, queue, values.get("group", ""))
+        with self._door.admitted():
+            if "lease_s" in values:
+                found = await handle.lease_many(count, lease_s, wait_s=wait_s, op=op)
+            else:
+                found = await handle.pop_many(count, wait_s=wait_s, op=op)
+        return await self._send(request, access, {"messages": [_message(one) for one in found]})
+
+    async def settle(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Ack, nack, extend, release or bury leased messages by their receipts."""
+        asked = await self._body(request, _SETTLE, self._limits.request_bytes)
+        access = self._door.access(request)
+        handle = self._queue(access, book, queue, asked.group)
+        with self._door.admitted():
+            if asked.verb == "ack":
+                await handle.ack(*asked.receipts)
+            elif asked.verb == "nack":
+                await handle.nack(*asked.receipts, delay_s=asked.delay_s, reason=asked.reason)
+            elif asked.verb == "extend":
+                await handle.extend(*asked.receipts, lease_s=asked.lease_s)
+            elif asked.verb == "release":
+                await handle.release(*asked.receipts)
+            else:
+                await handle.bury(*asked.receipts, reason=asked.reason)
+        return self._answer(access, {})
+
+    async def peek(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """The messages that come next, without taking them."""
+        values = query(request, {"count", "group"})
+        access = self._door.access(request)
+        handle = self._queue(access, book, queue, values.get("group", ""))
+        with self._door.admitted():
+            found = await handle.peek(query_int(values, "count", 10, 1_000))
+        return await self._send(request, access, {"messages": [_message(one) for one in found]})
+
+    # Dead letters and groups
+
+    async def dead(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Dead letters, with their reasons."""
+        values = query(request, {"limit", "group"})
+        access = self._door.access(request)
+        handle = self._queue(access, book, queue, values.get("group", ""))
+        with self._door.admitted():
+            letters = await handle.dead_letters(query_int(values, "limit", 100, 10_000))
+        body = [
+            {
+                "handle": one.handle,
+                "id": one.id,
+                "reason": one.reason,
+                "deliveries": one.deliveries,
+                "pushed_us": one.pushed_us,
+                "died_us": one.died_us,
+                **_data(one.form, one.data),
+            }
+            for one in letters
+        ]
+        return await self._send(request, access, {"dead": body})
+
+    async def redrive(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Let dead letters be taken again."""
+        asked = await self._body(request, _DEAD)
+        access = self._door.access(request)
+        with self._door.admitted():
+            count = await self._queue(access, book, queue, asked.group).redrive(*asked.handles)
+        return self._answer(access, {"count": count})
+
+    async def purge(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Drop dead letters for good."""
+        asked = await self._body(request, _DEAD)
+        access = self._door.access(request)
+        with self._door.admitted():
+            count = await self._queue(access, book, queue, asked.group).purge(*asked.handles)
+        return self._answer(access, {"count": count})
+
+    async def create_group(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Have a consumer group."""
+        asked = await self._body(request, _START)
+        access = self._door.access(request)
+        with self._door.admitted():
+            await self._queue(access, book, queue).create_group(
+                asked.group, start=_start(asked.start), start_time_s=asked.start_time_s
+            )
+        return self._answer(access, {})
+
+    async def drop_group(self, request: BaseRequest, book: str, queue: str, group: str) -> Response:
+        """Have no such consumer group."""
+        query(request, ())
+        access = self._door.access(request)
+        with self._door.admitted():
+            await self._queue(access, book, queue).drop_group(group)
+        return self._answer(access, {})
+
+    async def replay(self, request: BaseRequest, book: str, queue: str) -> Response:
+        """Let a group begin anew."""
+        asked = await self._body(request, _START)
+        access = self._door.access(request)
+        with self._door.admitted():
+            await self._queue(access, book, queue, asked.group).replay(
+                start=_start(asked.start), start_time_s=asked.start_time_s
+            )
+        return self._answer(access, {})
+
+    async def _body(self, request: BaseRequest, decoder: msgspec.json.Decoder[Any], limit: int = 64 * 1024) -> Any:
+        query(request, ())
+        size = body_size(request, limit)
+        with self._door.admitted(size):
+            body = await read_body(request, limit, self._door.config.patience)
+        return json_body(body or b"{}", decoder)
+
+    def _answer(self, access: LogAccess, body: object) -> Response:
+        return answers.json_answer(body, access.caller.positions)
+
+    async def _send(self, request: BaseRequest, access: LogAccess, body: object) -> Response:
+        return await send(request, self._answer(access, body), self._door.config.patience)
+
+
+def _value(request: BaseRequest, body: bytes) -> Any:
+    """The body as what is pushed."""
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    try:
+        if kind == "application/json":
+            return _VALUE.decode(body)
+        return body.decode() if kind.startswith("text/") else body
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"the body is not what its content type says: {error}", field="body") from None
+
+
+def _start(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text
+
+
+def _message(message: Message[Any]) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "receipt": message.receipt if message.until else "",
+        "deliveries": message.deliveries,
+        "time_us": message.time,
+        "until_us": message.until,
+        "group_key": message.group_key,
+        **_data(message.form, message.data),
+    }
+
+
+def _data(form: int, data: bytes) -> dict[str, Any]:
+    """The message as text or JSON if it was pushed so, and as base64 if not."""
+    if _FORMS[form] == "json":
+        return {"json": msgspec.Raw(data)}
+    return {"text": data.decode()} if _FORMS[form] == "text" else {"base64": base64.b64encode(data).decode()}
