@@ -16,10 +16,10 @@ import msgspec
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.config import DevConfig
-from boki.engine.ledger import Owner
+from boki.engine.calls.ledger import Owner
+from boki.engine.calls.logged_calls import LoggedCalls
+from boki.engine.functions.pools import FunctionHost
 from boki.engine.log_service import LogService
-from boki.engine.logged_calls import LoggedCalls
-from boki.engine.pools import FunctionHost
 from boki.errors import InvalidArgument, StoreFailed
 from boki.gateway.backend import Deployments, EngineWatcher
 from boki.gateway.config import GatewayConfig

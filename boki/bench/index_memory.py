@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from boki.bench.rows import Row
-from boki.engine.index import Index
+from boki.engine.index.index import Index
 from boki.errors import Unavailable
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Group, encode_chunk

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from boki.effects import Answer, Effect, Send
-from boki.engine.index import Refusal
+from boki.engine.index.index import Refusal
 from boki.engine.waiter import Waiter
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, DiskFull, Overloaded, Unavailable
 from boki.log.batch import Batch, encode_batch

@@ -18,7 +18,7 @@ from typing import Any, Final
 from boki.effects import Answer, Delete, DiskReader, Effect, Put, Send, Store, Trace
 from boki.engine.checkpoints import STALE_KEY
 from boki.engine.core import EngineConfig, EngineCore
-from boki.engine.index import read_applied
+from boki.engine.index.index import read_applied
 from boki.engine.mirror import INDEX_KEYS
 from boki.engine.replicas import Replicas
 from boki.log.ids import NodeId, Term

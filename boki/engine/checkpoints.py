@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from boki.effects import Answer, Delete, DiskReader, Effect, Put, Send, Store, Trace
-from boki.engine.index import Index
+from boki.engine.index.index import Index
 from boki.engine.mirror import Mirror, Saved
 from boki.engine.replicas import Opened, Replicas
 from boki.engine.requests import Fenced, Requests

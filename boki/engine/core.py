@@ -30,7 +30,7 @@ from boki.engine.checkpoints import SAVED as SAVED
 from boki.engine.checkpoints import STALE as STALE
 from boki.engine.checkpoints import Checkpoints, IndexStored, read_fenced, read_opened
 from boki.engine.gathering import Gathering
-from boki.engine.index import Index
+from boki.engine.index.index import Index
 from boki.engine.mirror import Mirror
 from boki.engine.reads import PendingRead, ReadOperation, Reads
 from boki.engine.replicas import Replicas

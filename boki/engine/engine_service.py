@@ -15,10 +15,10 @@ from typing import Any, Final
 import msgspec
 
 from boki.calls import Call, Outcome
-from boki.engine.deployed import DeployedFunctions
+from boki.engine.calls.logged_calls import LoggedCalls
+from boki.engine.functions.deployed import DeployedFunctions
+from boki.engine.functions.pools import FunctionHost
 from boki.engine.log_service import LogService
-from boki.engine.logged_calls import LoggedCalls
-from boki.engine.pools import FunctionHost
 from boki.engine.server import EnginePort
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
 from boki.host.clock import now_us

@@ -16,7 +16,7 @@ from typing import Final
 
 from boki.effects import Answer, Effect, Send
 from boki.engine.cache import AuxCache, RecordCache
-from boki.engine.index import Index
+from boki.engine.index.index import Index
 from boki.engine.waiter import Waiter
 from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Overloaded, Trimmed, Unavailable
 from boki.log.batch import Batch

@@ -14,7 +14,7 @@ import logging
 
 import msgspec
 
-from boki.engine.index import Index
+from boki.engine.index.index import Index
 from boki.errors import BokiError
 from boki.host.clock import now_us
 from boki.log.ids import SYSTEM_BOOK_PREFIX

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from boki.effects import Answer, Effect
-from boki.engine.index import Index
+from boki.engine.index.index import Index
 from boki.engine.reads import PendingRead
 from boki.engine.waiter import Waiter
 from boki.errors import BokiError

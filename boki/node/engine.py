@@ -17,13 +17,13 @@ from boki.cluster_config import EngineNodeConfig
 from boki.controller.zookeeper import News
 from boki.effects import Core
 from boki.engine.bootstrap import BOOTED, Bootstrap
+from boki.engine.calls.ledger import Owner
+from boki.engine.calls.logged_calls import LoggedCalls
 from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, EngineConfig, EngineCore
-from boki.engine.deployed import DeployedFunctions
 from boki.engine.engine_service import EngineService
-from boki.engine.ledger import Owner
+from boki.engine.functions.deployed import DeployedFunctions
+from boki.engine.functions.pools import FunctionHost
 from boki.engine.log_service import LogService
-from boki.engine.logged_calls import LoggedCalls
-from boki.engine.pools import FunctionHost
 from boki.engine.relay import RelayCore
 from boki.engine.server import EnginePort, answer_waiter
 from boki.errors import NoSuchFunction

@@ -42,7 +42,7 @@ class RemoteLedger:
                 answered.set_result(message)
 
     async def accept(self, call: Call, *, key: str | None, delay_s: float) -> str:
-        """See `boki.engine.logged_calls.LoggedCalls.accept`."""
+        """See `boki.engine.calls.logged_calls.LoggedCalls.accept`."""
         self._numbers += 1
         number = self._numbers
         request = AcceptCall(number, call, key, int(delay_s * 1e6))

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.ledger import BOOK, Entry, Finished, Owner, decode_entry
-from boki.engine.logged_calls import LoggedCalls
+from boki.engine.calls.ledger import BOOK, Entry, Finished, Owner, decode_entry
+from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog

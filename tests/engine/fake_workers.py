@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from boki.calls import MAX_WORKERS, Call, FunctionInfo, Outcome, Payload
 from boki.effects import Answer, Trace
-from boki.engine.dispatch import Dispatch
-from boki.engine.orders import (
+from boki.engine.functions.dispatch import Dispatch
+from boki.engine.functions.orders import (
     Budget,
     DispatchEffect,
     KillWorker,
@@ -22,7 +22,7 @@ from boki.engine.orders import (
     SendChild,
     StartWorker,
 )
-from boki.engine.slots import PoolKey
+from boki.engine.functions.slots import PoolKey
 from boki.log.limits import Limits
 
 SECOND_US = 1_000_000

@@ -17,10 +17,10 @@ import msgspec
 import uvloop
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.modules import Modules
-from boki.engine.orders import Budget, DispatchEffect
-from boki.engine.pools import ConsoleLine, FunctionHost
-from boki.engine.worker_link import Finish, WorkerLink
+from boki.engine.functions.modules import Modules
+from boki.engine.functions.orders import Budget, DispatchEffect
+from boki.engine.functions.pools import ConsoleLine, FunctionHost
+from boki.engine.functions.worker_link import Finish, WorkerLink
 from boki.errors import InvalidArgument
 from boki.log.chunk import Group, encode_chunk
 from boki.log.limits import DEFAULT_LIMITS, Limits

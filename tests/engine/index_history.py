@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from boki.engine import book as book_module
-from boki.engine import history as history_module
-from boki.engine import rows as rows_module
-from boki.engine.book import Book
-from boki.engine.index import Index
-from boki.engine.layout import TAG_FLOORS, TAG_ROWS, read_number, read_tag_key
+from boki.engine.index import book as book_module
+from boki.engine.index import history as history_module
+from boki.engine.index import rows as rows_module
+from boki.engine.index.book import Book
+from boki.engine.index.index import Index
+from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, read_number, read_tag_key
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Group, encode_chunk
 from boki.log.cuts import unpack_column

@@ -1,4 +1,4 @@
-"""The index as one list of records: every answer goes through all of it. What `boki.engine.index` is compared with.
+"""The index as one list of records: every answer goes through all of it. What the engine's index is compared with.
 
 Read this one to see what is meant. A record is *kept* if the conditions of its group held at its place in the order. A
 kept record is in the row of a tag until the floor of that row has passed it, and in the row of its whole book until the
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from boki.engine.index import Refusal
+from boki.engine.index.index import Refusal
 from boki.log.chunk import Group
 from boki.log.cuts import Piece
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag, make_seqnum

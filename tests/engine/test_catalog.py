@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from boki.calls import FunctionInfo, ModuleInfo
-from boki.engine.catalog import Catalog, Install, Withdraw
+from boki.engine.functions.catalog import Catalog, Install, Withdraw
 
 
 def module(name: str, *functions: str, error: str = "") -> ModuleInfo:

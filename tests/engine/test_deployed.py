@@ -13,7 +13,7 @@ import pytest
 from boki.deploy.bundle import File, pack_files
 from boki.deploy.version_book import VersionBook
 from boki.deploy.versions import Deployed
-from boki.engine.deployed import DeployedFunctions
+from boki.engine.functions.deployed import DeployedFunctions
 from boki.errors import CorruptData, InvalidArgument
 from boki.log.limits import DEFAULT_LIMITS
 from boki.remote import ActivateBundle

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from boki.calls import MAX_WORKERS, MEMORY_BYTES
-from boki.engine.orders import Budget
-from boki.engine.slots import NEXT, Phase, Pool, PoolKey
+from boki.engine.functions.orders import Budget
+from boki.engine.functions.slots import NEXT, Phase, Pool, PoolKey
 from boki.log.limits import Limits
 from tests.engine.fake_workers import DONE, failure, info, message, only, ready_shell, run
 

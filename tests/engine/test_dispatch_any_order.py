@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boki.engine.orders import Budget
+from boki.engine.functions.orders import Budget
 from tests.engine.fake_workers import FakeWorker, Inside, Shell, info
 
 FUNCTIONS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boki.engine.orders import Budget
+from boki.engine.functions.orders import Budget
 from boki.log.limits import Limits
 from tests.engine.fake_workers import DONE, info, ready_shell, run
 

@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 
 from boki.effects import Put
-from boki.engine.index import Index
-from boki.engine.layout import BOOK_ROWS, HISTORY_PAGES, SMALL_STATE_KEY, TAG_FLOORS, TAG_ROWS
+from boki.engine.index.index import Index
+from boki.engine.index.layout import BOOK_ROWS, HISTORY_PAGES, SMALL_STATE_KEY, TAG_FLOORS, TAG_ROWS
 from boki.errors import CorruptData, VersionTooNew
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Group, encode_chunk

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.ledger import (
+from boki.engine.calls.ledger import (
     MAX_BACKOFF_US,
     MAX_STARTS,
     NOBODY,
@@ -29,7 +29,7 @@ from boki.engine.ledger import (
     run_again_after,
     state_of,
 )
-from boki.engine.lost_owners import LostOwners
+from boki.engine.calls.lost_owners import LostOwners
 from boki.errors import BokiError, CallLost, CorruptData, FunctionFailed, Overloaded, VersionTooNew
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.ledger import MAX_STARTS, Accepted
+from boki.engine.calls.ledger import MAX_STARTS, Accepted
 from boki.errors import (
     CallLost,
     FunctionFailed,

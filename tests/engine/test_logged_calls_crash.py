@@ -14,8 +14,8 @@ from typing import get_args
 
 import pytest
 
-from boki.engine.ledger import Accepted, Finished
-from boki.engine.logged_calls import LoggedCalls
+from boki.engine.calls.ledger import Accepted, Finished
+from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import BokiError
 from tests.engine.call_world import CallWorld, Fault, a_call, run, time_passes
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.ledger import BOOK, Accepted, Checkpoint, Finished, Started, TakenOver
+from boki.engine.calls.ledger import BOOK, Accepted, Checkpoint, Finished, Started, TakenOver
 from boki.errors import (
     NoSuchInvocation,
     Unavailable,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from boki.engine.orders import Budget
+from boki.engine.functions.orders import Budget
 from tests.engine.host import LIMITS, drive, hosting
 
 KINDS = pytest.mark.parametrize("suffix", ["", "_blocking"], ids=["async", "blocking"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from boki.engine.orders import Budget
+from boki.engine.functions.orders import Budget
 from tests.engine.host import FAST, Host, drive, hosting, write_modules
 
 GOOD = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from boki.calls import Outcome
-from boki.engine.orders import Budget, SendCall
+from boki.engine.functions.orders import Budget, SendCall
 from boki.log.operations import Appended
 from tests.engine.host import Gate, drive, hosting, is_alive, wait_for_end
 

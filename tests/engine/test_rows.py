@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boki.engine.layout import read_number, read_tag_key, row_prefix, tag_floor_key
-from boki.engine.residence import Residence
-from boki.engine.rows import END, RECORD_BYTES, Row, Shelf
+from boki.engine.index.layout import read_number, read_tag_key, row_prefix, tag_floor_key
+from boki.engine.index.residence import Residence
+from boki.engine.index.rows import END, RECORD_BYTES, Row, Shelf
 from boki.log.ids import KEY_TAG_PREFIX
 from tests.engine.index_history import small_parts
 from tests.world import MemoryDisk

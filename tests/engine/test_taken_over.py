@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from boki.calls import Call, Outcome
-from boki.engine.ledger import MAX_STARTS, Accepted, Finished, Owner, Started, TakenOver
-from boki.engine.logged_calls import LoggedCalls
+from boki.engine.calls.ledger import MAX_STARTS, Accepted, Finished, Owner, Started, TakenOver
+from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import BokiError, CallLost, Unavailable
 from boki.log.ids import NodeId
 from boki.log.limits import Limits

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import aiohttp
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
-from boki.engine.ledger import Owner
-from boki.engine.logged_calls import LoggedCalls
+from boki.engine.calls.ledger import Owner
+from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import BokiError, InvalidArgument
 from boki.gateway.backend import EngineWatcher
 from boki.gateway.config import GatewayConfig, Patience

@@ -15,8 +15,8 @@ import msgspec
 
 from boki.controller import term_change
 from boki.effects import Effect, Send, Store
-from boki.engine import index
-from boki.engine.book import BookState
+from boki.engine.index import index
+from boki.engine.index.book import BookState
 from boki.engine.stamps import Stamps
 from boki.engine.tails import Tails
 from boki.follower import MetalogFollower

@@ -9,7 +9,7 @@ import msgspec
 
 from boki.calls import Call, Outcome
 from boki.effects import Answer, Trace
-from boki.engine.slots import PoolKey
+from boki.engine.functions.slots import PoolKey
 from boki.log.limits import MIB
 
 GRACE_US: Final = 500_000

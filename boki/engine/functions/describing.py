@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from boki.calls import ModuleInfo
-from boki.engine.worker_link import WorkerLink
+from boki.engine.functions.worker_link import WorkerLink
 from boki.runtime.frames import ConsoleLine, Described, Frame, Said
 from boki.runtime.loading import shown
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from boki.calls import Call, Outcome
-from boki.engine.orders import RETRY_AFTER_S, Budget
-from boki.engine.slots import LiveCall, Pool
+from boki.engine.functions.orders import RETRY_AFTER_S, Budget
+from boki.engine.functions.slots import LiveCall, Pool
 from boki.errors import (
     BokiError,
     CallLost,

@@ -20,7 +20,7 @@ from boki.calls import ModuleInfo
 from boki.deploy.bundle import File, read_bundle
 from boki.deploy.version_book import VersionBook
 from boki.deploy.versions import Deployed, Versions
-from boki.engine.pools import FunctionHost
+from boki.engine.functions.pools import FunctionHost
 from boki.errors import BokiError, CorruptData, InvalidArgument
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.remote import ActivateBundle, BundleActivated

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from boki.calls import Call, InvocationState, Outcome
-from boki.engine.call_book import CallBook
-from boki.engine.ledger import (
+from boki.engine.calls.call_book import CallBook
+from boki.engine.calls.ledger import (
     MAX_STARTS,
     NOBODY,
     Accepted,
@@ -40,7 +40,7 @@ from boki.engine.ledger import (
     run_again_after,
     state_of,
 )
-from boki.engine.lost_owners import LostOwners
+from boki.engine.calls.lost_owners import LostOwners
 from boki.errors import (
     BokiError,
     DeadlineExceeded,

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from boki.effects import Put
-from boki.engine.layout import (
+from boki.engine.index.layout import (
     HISTORY_PAGES,
     HISTORY_STARTS,
     after_prefix,
@@ -22,7 +22,7 @@ from boki.engine.layout import (
     read_number,
     read_page_key,
 )
-from boki.engine.residence import Residence
+from boki.engine.index.residence import Residence
 from boki.log.cuts import OrderTable, Piece
 from boki.log.ids import POSITION_BITS, LogId, Term, make_seqnum
 from boki.log.metalog import Cut
@@ -155,7 +155,7 @@ class LogHistory:
                 return found
         return self._starts[at] if at < len(self._starts) else None
 
-    # checkpoints and eviction: see `boki.engine.residence.Resident`
+    # checkpoints and eviction: see `boki.engine.index.residence.Resident`
 
     def writes(self) -> Iterable[Put]:
         """The pages that have changed."""

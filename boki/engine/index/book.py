@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from boki.effects import Delete, Put
-from boki.engine.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
-from boki.engine.residence import Residence
-from boki.engine.rows import END, PART_RECORDS, RECORD_BYTES, Part, Row, Shelf
+from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
+from boki.engine.index.residence import Residence
+from boki.engine.index.rows import END, PART_RECORDS, RECORD_BYTES, Part, Row, Shelf
 from boki.log.chunk import Chunk
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag
@@ -353,7 +353,7 @@ class Book(Shelf):
         return at < len(column) and column[at] == seqnum
 
     def page(self, tag: str | None, start: int, stop: int, limit: int, *, backward: bool = False) -> array[int]:
-        """See `boki.engine.index.Index.page`."""
+        """See `boki.engine.index.index.Index.page`."""
         return self.row(tag).page(max(start, self.floor_of(tag)), stop, limit, backward=backward)
 
     # trimming
@@ -437,7 +437,7 @@ class Book(Shelf):
             at = part.until
         return before
 
-    # checkpoints and eviction: see `boki.engine.residence.Resident`
+    # checkpoints and eviction: see `boki.engine.index.residence.Resident`
 
     def writes(self) -> Iterable[Put | Delete]:
         """See `Resident.writes`."""

@@ -15,7 +15,7 @@ A ``Checkpoint`` lets a restart read only the end of the book. It is fuzzy: it l
 it is made, and ``fold_from``: every record below it is reflected in the list. Records above may be reflected too, which
 does no harm, because applying a record twice is like applying it once.
 
-This file knows records and numbers, never a clock or a log. `boki.engine.logged_calls` does the rest.
+This file knows records and numbers, never a clock or a log. `boki.engine.calls.logged_calls` does the rest.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from boki.calls import Outcome
-from boki.engine.ledger import (
+from boki.engine.calls.ledger import (
     ACCEPTED_TAG,
     BOOK,
     CHECKPOINT_TAG,

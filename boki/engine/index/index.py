@@ -27,9 +27,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from boki.effects import Delete, DiskReader, Put
-from boki.engine.book import Book, BookState
-from boki.engine.history import OrderHistory
-from boki.engine.layout import (
+from boki.engine.index.book import Book, BookState
+from boki.engine.index.history import OrderHistory
+from boki.engine.index.layout import (
     BOOKS,
     SMALL_STATE_KEY,
     TAG_FLOORS,
@@ -38,9 +38,9 @@ from boki.engine.layout import (
     read_number,
     read_tag_key,
 )
-from boki.engine.residence import Residence
-from boki.engine.rows import END
-from boki.engine.sweep import Sweep
+from boki.engine.index.residence import Residence
+from boki.engine.index.rows import END
+from boki.engine.index.sweep import Sweep
 from boki.errors import VersionTooNew
 from boki.log.batch import Batch
 from boki.log.chunk import Chunk, Span
@@ -370,7 +370,7 @@ class Index:
         for key, value in self._disk.scan(start, after_prefix(book_key(prefix))):
             yield key[len(BOOKS) :].decode(), value
 
-    # persistence: see `boki.engine.residence`
+    # persistence: see `boki.engine.index.residence`
 
     @property
     def dirty_bytes(self) -> int:

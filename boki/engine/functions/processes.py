@@ -13,8 +13,8 @@ import os
 import socket
 from typing import Final
 
-from boki.engine.worker_link import LinkOwner, Submit, WorkerLink, ending_of
-from boki.engine.zygote_link import Zygote
+from boki.engine.functions.worker_link import LinkOwner, Submit, WorkerLink, ending_of
+from boki.engine.functions.zygote_link import Zygote
 from boki.errors import BokiError
 from boki.log.limits import Limits
 from boki.runtime.frames import Fork

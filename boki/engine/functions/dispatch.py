@@ -22,11 +22,11 @@ from typing import Final
 
 from boki.calls import Call, FunctionInfo, Outcome
 from boki.effects import Answer
-from boki.engine import refusals
-from boki.engine.fleet import NEVER, Fleet
-from boki.engine.orders import GRACE_US, Budget, DispatchEffect, PoolStats, SendCall, SendCancel, SendChild
-from boki.engine.refusals import failed
-from boki.engine.slots import LiveCall, Phase, Pool, PoolKey, State, Worker
+from boki.engine.functions import refusals
+from boki.engine.functions.fleet import NEVER, Fleet
+from boki.engine.functions.orders import GRACE_US, Budget, DispatchEffect, PoolStats, SendCall, SendCancel, SendChild
+from boki.engine.functions.refusals import failed
+from boki.engine.functions.slots import LiveCall, Phase, Pool, PoolKey, State, Worker
 from boki.errors import BokiError
 from boki.log.limits import Limits
 

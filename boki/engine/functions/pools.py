@@ -1,4 +1,4 @@
-"""`FunctionHost`: runs functions in worker processes. The shell of `boki.engine.dispatch`, which decides everything.
+"""`FunctionHost`: runs functions in worker processes. The shell of dispatch beside it, which decides everything.
 
 It carries out what dispatch asks, tells it what workers say and how they end, watches their memory, and keeps the
 catalog of modules in step with the functions folder.
@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.effects import Answer, Trace
-from boki.engine.catalog import Catalog, Change, Install
-from boki.engine.describing import Description
-from boki.engine.dispatch import Dispatch
-from boki.engine.fleet import NEVER
-from boki.engine.modules import Modules
-from boki.engine.orders import (
+from boki.engine.functions.catalog import Catalog, Change, Install
+from boki.engine.functions.describing import Description
+from boki.engine.functions.dispatch import Dispatch
+from boki.engine.functions.fleet import NEVER
+from boki.engine.functions.modules import Modules
+from boki.engine.functions.orders import (
     Budget,
     DispatchEffect,
     KillWorker,
@@ -34,8 +34,8 @@ from boki.engine.orders import (
     SendChild,
     StartWorker,
 )
-from boki.engine.processes import Processes
-from boki.engine.worker_link import Submit, WorkerLink
+from boki.engine.functions.processes import Processes
+from boki.engine.functions.worker_link import Submit, WorkerLink
 from boki.errors import BokiError
 from boki.host.clock import now_us
 from boki.log.limits import Limits

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from boki.effects import DiskReader
-from boki.engine.layout import TAG_FLOORS, TAG_ROWS, after_prefix
+from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, after_prefix
 
 IsDead = Callable[[bytes, bytes], bool]
 

@@ -8,7 +8,7 @@ it waits for a child call it holds none, so that a function that calls itself ca
 - A blocking worker runs one call and is of no use to others while that call waits. The pool has `most` slots, and as
   many extra workers as calls wait in it, up to a cap.
 
-This file counts and picks; `boki.engine.dispatch` decides when.
+This file counts and picks; `boki.engine.functions.dispatch` decides when.
 """
 
 from __future__ import annotations

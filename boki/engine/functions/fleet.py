@@ -1,7 +1,7 @@
 """The worker processes of all pools: started, idle, told to go, killed and counted.
 
-This file moves workers through their life; which calls they run is decided in `boki.engine.dispatch`, which also takes
-from here, after each event, the effects that have gathered and the time at which something is due.
+This file moves workers through their life; which calls they run is decided in `boki.engine.functions.dispatch`, which
+also takes from here, after each event, the effects that have gathered and the time at which something is due.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from boki.effects import Trace
-from boki.engine.orders import (
+from boki.engine.functions.orders import (
     BACKOFF_US,
     LEAVE_US,
     MAX_BACKOFF_US,
@@ -22,7 +22,7 @@ from boki.engine.orders import (
     RetireWorker,
     StartWorker,
 )
-from boki.engine.slots import Event, Phase, Pool, PoolKey, Worker
+from boki.engine.functions.slots import Event, Phase, Pool, PoolKey, Worker
 
 NEVER: Final = 1 << 62
 _WARNING: Final = 30

@@ -25,8 +25,8 @@ from typing import Final
 import msgspec
 
 from boki.effects import Delete, Put
-from boki.engine.layout import number_bytes, read_number, row_prefix, tag_floor_key
-from boki.engine.residence import Residence
+from boki.engine.index.layout import number_bytes, read_number, row_prefix, tag_floor_key
+from boki.engine.index.residence import Residence
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import MAX_SEQNUM
 
@@ -371,7 +371,7 @@ class Row:
         self.newest, self.older, self._flags = None, (), _GONE
         del self.shelf.rows[self.tag]
 
-    # checkpoints and eviction: see `boki.engine.residence.Resident`
+    # checkpoints and eviction: see `boki.engine.index.residence.Resident`
 
     def writes(self) -> Iterable[Put | Delete]:
         """The parts and the floor that have changed."""

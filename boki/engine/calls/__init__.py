@@ -1,0 +1,1 @@
+"""Logged calls: put into the log before they run, so that they survive whoever runs them."""

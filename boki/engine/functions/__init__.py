@@ -1,0 +1,1 @@
+"""Functions: loaded, described, and run in worker processes."""
