@@ -14,10 +14,12 @@ from boki.cli import (
     deploy,
     dev,
     functions,
+    ingest,
     invoke,
     keygen,
     log,
     new,
+    queue,
     reconfigure,
     sim,
     start,
@@ -98,6 +100,7 @@ app.command("demo")(demo.command)
 app.command("new")(new.command)
 app.command("invoke")(invoke.command)
 app.add_typer(log.app, name="log")
+app.add_typer(queue.app, name="queue")
 app.command("status")(status.command)
 app.command("up")(up.command)
 app.command("down")(up.down)
@@ -108,6 +111,7 @@ app.command("keygen")(keygen.command)
 app.command("reconfigure")(reconfigure.command)
 app.command("drain")(reconfigure.drain)
 app.command("undrain")(reconfigure.undrain)
+app.add_typer(ingest.app, name="ingest")
 app.command("bench")(bench.command)
 app.command("chaos")(chaos.command)
 app.command("sim")(sim.command)

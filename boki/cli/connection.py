@@ -20,7 +20,7 @@ from boki.config import Address, Config, load
 from boki.errors import ConfigError
 
 if TYPE_CHECKING:
-    from boki.client import BlockingClient
+    from boki.client import BlockingClient, Client
     from boki.cluster.state import SupervisorState
 
 Url = Annotated[
@@ -49,10 +49,24 @@ def connect(url: str, token: str) -> BlockingClient:
     """
     from boki.client import BlockingClient
 
+    url, token = _meant(url, token)
+    return BlockingClient(url, token=token)
+
+
+def connect_async(url: str, token: str) -> Client:
+    """The same for `async` code."""
+    from boki.client import Client
+
+    url, token = _meant(url, token)
+    return Client(url, token=token)
+
+
+def _meant(url: str, token: str) -> tuple[str, str]:
+    """The address that a command talks to, and its token."""
     if not url:
         address = load(Address, flags={}, environment=os.environ, allow_others=True)
         url, token = running_here(os.environ) or address.url, token or address.token
-    return BlockingClient(url, token=token)
+    return url, token
 
 
 def running_here(environment: Mapping[str, str]) -> str:

@@ -418,9 +418,10 @@ class ShardState:
 
     def oldest_us(self, name: str) -> int:
         """When the oldest message was pushed that the group has not done, but for dead letters; 0 if there is none."""
-        group = self.groups[name]
-        oldest = [aside.spot.time_us for aside in group.aside.values() if aside.status != DEAD]
-        segment = self.backlog.find(group.cursor)
+        group = self.groups.get(name)
+        asides = () if group is None else group.aside.values()
+        oldest = [aside.spot.time_us for aside in asides if aside.status != DEAD]
+        segment = self.backlog.find(self.backlog.first_pos if group is None else group.cursor)
         return min([*oldest, segment.time_us] if segment is not None else oldest, default=0)
 
     def peek(self, name: str, count: int) -> list[Spot]:

@@ -1,0 +1,244 @@
+"""`boki queue`: look into queues, push and pop, and see to dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from boki.cli.connection import AsJson, Token, Url, connect_async
+from boki.cli.terminal import data_text, errors, print_json, print_table, results, time_text
+from boki.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from boki.libs.bokiqueue import Message, Queue
+
+app = typer.Typer(help="Push to, pop from and look into message queues.", no_args_is_help=True, rich_markup_mode=None)
+
+R = TypeVar("R")
+
+Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
+Group = Annotated[str, typer.Option("--group", "-g", help="The consumer group; without it, the default one.")]
+Handles = Annotated[list[str] | None, typer.Argument(help="Dead letters, as `dlq` names them; without any, all.")]
+
+
+def _with_queue(
+    url: str, token: str, book: str, name: str, group: str, work: Callable[[Queue[Any]], Awaitable[R]]
+) -> R:
+    """Do the work with the queue of a running system."""
+
+    async def run() -> R:
+        from boki.libs.bokiqueue import Queue
+
+        async with connect_async(url, token) as client:
+            return await work(Queue(client.logbook(book), name, group=group))
+
+    return asyncio.run(run())
+
+
+@app.command("list")
+def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
+    """List the queues of a book."""
+
+    async def run() -> list[str]:
+        from boki.libs.bokiqueue import queue_names
+
+        async with connect_async(url, token) as client:
+            return await queue_names(client.logbook(book))
+
+    for name in asyncio.run(run()):
+        if as_json:
+            print_json({"book": book, "queue": name})
+        else:
+            results().print(name, markup=False)
+
+
+@app.command()
+def push(
+    book: Book,
+    name: Name,
+    data: Annotated[str, typer.Argument(help="The message; - reads it from stdin.")] = "-",
+    lines: Annotated[bool, typer.Option("--lines", help="Each line becomes a message.")] = False,
+    json: Annotated[bool, typer.Option("--json-value", help="The message, or each line, is a JSON value.")] = False,
+    key: Annotated[str | None, typer.Option(help="The same key within 24 hours pushes once.")] = None,
+    group_key: Annotated[str, typer.Option(help="Messages of one key are taken one at a time, in order.")] = "",
+    delay_s: Annotated[float, typer.Option(min=0, help="It can be taken only so many seconds later.")] = 0,
+    ttl_s: Annotated[float, typer.Option(min=0, help="It is dropped if nobody has taken it by then.")] = 0,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Push a message, and print its id once it is durable."""
+    content = sys.stdin.read() if data == "-" else data
+    texts = content.splitlines() if lines else [content]
+    bodies = [_json_value(text) for text in texts] if json else list(texts)
+
+    async def work(queue: Queue[Any]) -> list[str]:
+        keys = [group_key] * len(bodies) if group_key else ()
+        return await queue.push_many(bodies, key=key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys)
+
+    for message in _with_queue(url, token, book, name, "", work) if bodies else []:
+        if as_json:
+            print_json({"queue": name, "id": message})
+        else:
+            results().print(message)
+
+
+@app.command()
+def pop(
+    book: Book,
+    name: Name,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many at most.")] = 1,
+    wait_s: Annotated[float, typer.Option(min=0, help="Wait so long for the first.")] = 0,
+    op: Annotated[str | None, typer.Option(help="The same op within an hour gives the same messages.")] = None,
+    group: Group = "",
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Take messages for good, and print them. Exit code 1 if there is none."""
+    found = _with_queue(url, token, book, name, group, lambda queue: queue.pop_many(count, wait_s=wait_s, op=op))
+    _show(found, as_json=as_json)
+    if not found:
+        errors().print(f"no message in {name}", style="dim", markup=False)
+        raise typer.Exit(1)
+
+
+@app.command()
+def peek(
+    book: Book,
+    name: Name,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many at most.")] = 10,
+    group: Group = "",
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Print what comes next, without taking it."""
+    _show(_with_queue(url, token, book, name, group, lambda queue: queue.peek(count)), as_json=as_json)
+
+
+@app.command()
+def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
+    """Print the queue in figures: depth, ages, rates, what is in flight, by group."""
+    found = _with_queue(url, token, book, name, "", lambda queue: queue.stats())
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    results().print(
+        f"{name}: {found.pushed:,} pushed, {found.pushed_per_s:,.1f}/s, {found.depth:,} to be done, "
+        f"{found.shards} shard(s)",
+        markup=False,
+    )
+    rows = [
+        (
+            one.name or "(default)",
+            f"{one.depth:,}",
+            f"{one.in_flight:,}",
+            f"{one.delayed:,}",
+            f"{one.dead:,}",
+            f"{one.oldest_age_s:,.1f} s",
+            f"{one.done:,}",
+            f"{one.done_per_s:,.1f}",
+        )
+        for one in found.groups
+    ]
+    print_table(["group~", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>"], rows)
+
+
+@app.command()
+def dlq(
+    book: Book,
+    name: Name,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many at most.")] = 100,
+    group: Group = "",
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """List dead letters, with the reasons."""
+    letters = _with_queue(url, token, book, name, group, lambda queue: queue.dead_letters(limit))
+    if as_json:
+        for one in letters:
+            print_json(
+                {"handle": one.handle, "id": one.id, "reason": one.reason, "deliveries": one.deliveries}
+                | {"data": one.data.decode(errors="replace")}
+            )
+        return
+    rows = [
+        (one.handle, time_text(one.died_us), str(one.deliveries), one.reason, data_text(one.data)) for one in letters
+    ]
+    print_table(["handle~", "since (UTC)", "deliveries>", "reason~", "data~"], rows)
+
+
+@app.command()
+def redrive(
+    book: Book, name: Name, handles: Handles = None, group: Group = "", url: Url = "", token: Token = ""
+) -> None:
+    """Let dead letters be taken again, as if they had never been."""
+    count = _with_queue(url, token, book, name, group, lambda queue: queue.redrive(*(handles or ())))
+    errors().print(f"{count:,} can be taken again")
+
+
+@app.command()
+def purge(
+    book: Book,
+    name: Name,
+    handles: Handles = None,
+    sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    group: Group = "",
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Drop dead letters, for good."""
+    if not sure:
+        if not sys.stdin.isatty():
+            raise InvalidArgument("this drops dead letters for good: say --yes if you mean it")
+        typer.confirm("Drop them, for good?", abort=True, err=True)
+    count = _with_queue(url, token, book, name, group, lambda queue: queue.purge(*(handles or ())))
+    errors().print(f"{count:,} are gone")
+
+
+@app.command()
+def replay(
+    book: Book,
+    name: Name,
+    start: Annotated[str, typer.Option(help="A seqnum, `earliest` or `now`.")] = "earliest",
+    start_time_s: Annotated[float | None, typer.Option(help="From that time on, in seconds since the epoch.")] = None,
+    group: Group = "",
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Let a group begin anew from any point that is kept; a group that is not there yet is created."""
+    at: int | str = int(start) if start.isdecimal() else start
+
+    async def work(queue: Queue[Any]) -> None:
+        from boki.libs.bokiqueue import NoSuchGroup
+
+        try:
+            await queue.replay(start=at, start_time_s=start_time_s)
+        except NoSuchGroup:
+            await queue.create_group(group, start=at, start_time_s=start_time_s)
+
+    _with_queue(url, token, book, name, group, work)
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise InvalidArgument(f"{text[:60]!r} is not JSON: {error}") from None
+
+
+def _show(messages: list[Message[Any]], *, as_json: bool) -> None:
+    if as_json:
+        for one in messages:
+            print_json({"id": one.id, "time_us": one.time, "data": one.data.decode(errors="replace")})
+        return
+    if messages:
+        print_table(["id~", "pushed (UTC)", "data~"], [(m.id, time_text(m.time), data_text(m.data)) for m in messages])

@@ -1,0 +1,88 @@
+"""`boki queue` against a running system."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from boki.child import Child
+from boki.cli.app import app
+from boki.client import Client
+from boki.config import DevConfig
+from boki.libs.bokiqueue import Queue
+
+pytestmark = pytest.mark.xdist_group("one running system for queues")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("queues")
+    (folder / "functions").mkdir()
+    with Child(DevConfig(data=folder / "data", functions=folder / "functions", port=0, reload=False)).start() as child:
+        yield child.url
+
+
+def boki(url: str, *words: str, code: int = 0, stdin: str = "") -> Result:
+    done = CliRunner().invoke(app, [*words, "--url", url], input=stdin)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_what_is_pushed_is_popped(url: str) -> None:
+    """One by one, by lines, as JSON; an empty queue ends with code 1; peeking takes nothing."""
+    boki(url, "queue", "push", "shop", "orders", "tea")
+    boki(url, "queue", "push", "shop", "orders", "--lines", "--json-value", stdin='{"n": 1}\n[2]\n')
+    assert boki(url, "queue", "list", "shop").stdout == "orders\n"
+    peeked = boki(url, "queue", "peek", "shop", "orders", "--json").stdout.splitlines()
+    popped = boki(url, "queue", "pop", "shop", "orders", "-n", "9", "--json").stdout.splitlines()
+    assert [json.loads(line)["data"] for line in peeked] == ["tea", '{"n":1}', "[2]"]
+    assert peeked == popped
+    boki(url, "queue", "pop", "shop", "orders", code=1)
+    (stats,) = boki(url, "queue", "stats", "shop", "orders", "--json").stdout.splitlines()
+    assert (json.loads(stats)["pushed"], json.loads(stats)["depth"]) == (3, 0)
+    assert "3 pushed" in boki(url, "queue", "stats", "shop", "orders").stdout
+
+
+async def bury_all(url: str) -> None:
+    async with Client(url) as client:
+        queue: Queue[str] = Queue(client.logbook("shop"), "bad")
+        for message in await queue.lease_many(9):
+            await queue.bury(message, reason=f"cannot read {message.value}")
+
+
+def test_dead_letters_are_listed_redriven_and_purged(url: str) -> None:
+    """With the reason, by their handles or all; taking them away for good asks first."""
+    for text in ("a", "b", "c"):
+        boki(url, "queue", "push", "shop", "bad", text)
+    asyncio.run(bury_all(url))
+    assert "cannot read b" in boki(url, "queue", "dlq", "shop", "bad").stdout
+    letters = [json.loads(line) for line in boki(url, "queue", "dlq", "shop", "bad", "--json").stdout.splitlines()]
+    assert [(one["data"], one["reason"]) for one in letters] == [(text, f"cannot read {text}") for text in "abc"]
+    boki(url, "queue", "redrive", "shop", "bad", "0-99", code=1)
+    boki(url, "queue", "purge", "shop", "bad", code=2)
+    boki(url, "queue", "redrive", "shop", "bad", letters[1]["handle"])
+    boki(url, "queue", "purge", "shop", "bad", "--yes", letters[0]["handle"])
+    boki(url, "queue", "redrive", "shop", "bad")
+    popped = boki(url, "queue", "pop", "shop", "bad", "-n", "9", "--json").stdout.splitlines()
+    assert [json.loads(line)["data"] for line in popped] == ["b", "c"]
+
+
+def test_a_group_is_replayed(url: str) -> None:
+    """From the earliest message that is kept, or from now on."""
+    boki(url, "queue", "push", "shop", "log", "one")
+    boki(url, "queue", "replay", "shop", "log", "--group", "audit")
+    assert "one" in boki(url, "queue", "pop", "shop", "log", "--group", "audit").stdout
+    boki(url, "queue", "pop", "shop", "log", "--group", "nobody", code=1)
+    boki(url, "queue", "replay", "shop", "log", "--group", "audit", "--start", "now")
+    boki(url, "queue", "pop", "shop", "log", "--group", "audit", code=1)
+    boki(url, "queue", "replay", "shop", "log", "--start", "then", code=2)
+
+
+def test_a_queue_that_is_not_there_is_said_so(url: str) -> None:
+    """And an empty list is printed for a book without queues."""
+    assert "there is no queue" in boki(url, "queue", "pop", "shop", "nothing", code=1).stderr
+    assert boki(url, "queue", "list", "empty").stdout == ""
