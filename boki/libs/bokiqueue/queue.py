@@ -159,7 +159,7 @@ class Queue(Administration[T], Generic[T]):
             if length < settings.max_length:
                 return
             left_s = wait_s - max(monotonic() - until[0], shared.waited_s - until[1])
-            if left_s <= 0:
+            if left_s < 0.001:
                 raise QueueFull(
                     f"queue {self.name!r} has {length:,} messages, and its maximal length is {settings.max_length:,}: "
                     "push again when some were taken, or wait with wait_s",
