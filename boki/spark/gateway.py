@@ -34,6 +34,7 @@ _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 _LISTED: Final = 1000
+_COUNTED: Final = 1000
 NEVER_US: Final = 1 << 62
 """A time that no log comes to."""
 
@@ -106,6 +107,18 @@ class Gateway:
         page = self.ask(ListBooks(prefix, "", limit))
         assert isinstance(page, Books)
         return list(page.books)
+
+    def count(self, book: str, tag: str | None, start: int, stop: int, most: int) -> tuple[int, int]:
+        """How many records there are (at least, if there are more than `most`), and the time of the last one."""
+        count = last_us = 0
+        while start < stop and count < most:
+            found = self.find(Read(book, tag, start, stop, _COUNTED))
+            count += sum(len(slab.seqnums) // 8 for slab in found.slabs)
+            last_us = found.slabs[-1].time_us if found.slabs else last_us
+            if found.is_end:
+                break
+            start = found.next_start
+        return count, last_us
 
     def append(self, operation: Append) -> Appended:
         """Append once: an answer that was lost is raised, not asked for again."""

@@ -29,11 +29,13 @@ exec {java} "$@"
 _REMEDY: Final = "pip install 'boki[spark]'"
 
 
-def session(app_name: str = "boki", *, master: str = "local[*]", config: dict[str, str] | None = None) -> SparkSession:
+def session(
+    app_name: str = "boki", *, master: str | None = "local[*]", config: dict[str, str] | None = None
+) -> SparkSession:
     """A session with everything set: Java, this Python for the workers, the local address, no progress on the console.
 
-    `config` is set beside and wins. A session that runs already is given back, with `config` set in it as far as Spark
-    can. `ConfigError` says what is missing and how to install it.
+    `master` None: where `spark-submit` says. `config` is set beside and wins. A session that runs already is given
+    back, with `config` set in it as far as Spark can. `ConfigError` says what is missing and how to install it.
     """
     if package_folder("pyspark") is None or package_folder("pyarrow") is None:
         raise ConfigError(f"Spark needs the packages pyspark and pyarrow: {_REMEDY}")
@@ -49,10 +51,12 @@ def session(app_name: str = "boki", *, master: str = "local[*]", config: dict[st
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     }
-    if not master.startswith("local"):
+    if master is None or not master.startswith("local"):
         for name in ("spark.driver.bindAddress", "spark.driver.host"):
             del settings[name]  # executors elsewhere must reach the driver
-    builder = SparkSession.builder.appName(app_name).master(master)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
     for name, value in (settings | (config or {})).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
