@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from boki.bench.rows import Row
     from boki.bench.system import Options
 
-NAMES = ("append", "read", "invoke", "cold-start", "restart", "memory", "failover", "scaling", "repair")
+NAMES = ("append", "read", "invoke", "cold-start", "restart", "memory", "spark", "failover", "scaling", "repair")
 
 
 def command(
@@ -26,7 +26,9 @@ def command(
         list[int] | None, typer.Option(min=1, help="Operations (for `invoke`: callers) in flight; may be repeated.")
     ] = None,
     size_bytes: Annotated[int, typer.Option(min=0, help="Size of a record, where it can be chosen.")] = 1024,
-    records: Annotated[int, typer.Option(min=1000, help="Records in the log, for `restart` and `memory`.")] = 1_000_000,
+    records: Annotated[
+        int, typer.Option(min=1000, help="Records in the log, for `restart`, `memory` and `spark`.")
+    ] = 1_000_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up; the median counts.")] = 3,
     duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
     cluster: Annotated[
@@ -86,7 +88,9 @@ def _chosen(names: list[str], is_cluster: bool) -> list[str]:
         raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
     from boki.bench.system import NEED_CLUSTER
 
-    return [name for name in NAMES if is_cluster or name not in NEED_CLUSTER] if "all" in names else names
+    # spark needs packages that all the others do without, and is measured only where it is named
+    others = [name for name in NAMES if name != "spark" and (is_cluster or name not in NEED_CLUSTER)]
+    return others if "all" in names else names
 
 
 def _show(rows: list[Row], options: Options) -> None:
