@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from boki.calls import Consumption
 from boki.errors import (
     BokiError,
     CallLost,
@@ -52,6 +53,7 @@ __all__ = [
     "ConditionFailed",
     "ConfigError",
     "ConnectionLost",
+    "Consumption",
     "Context",
     "CorruptData",
     "DataDirectoryInUse",

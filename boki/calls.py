@@ -52,6 +52,18 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     positions: Positions = {}
 
 
+class Consumption(msgspec.Struct, frozen=True, kw_only=True):
+    """That a function is called with the messages of a queue, as `boki.libs.bokiqueue.consume` describes it."""
+
+    queue: str
+    group: str = ""
+    batch: int = 0
+    """0: one message is the payload; else it is a list of at most so many."""
+    concurrency: int = 1
+    retry_s: float = 1.0
+    """After a failure messages come back this much later, twice as late each time."""
+
+
 class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A registered function, as the engine and the gateway know it without importing its module."""
 
@@ -76,6 +88,8 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     payload_encoding: Encoding = "json"
     result_schema: dict[str, Any] | None = None
     result_encoding: Encoding = "json"
+    consumes: Consumption | None = None
+    """The queue whose messages it is called with; in the LogBook of its calls."""
 
 
 class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):

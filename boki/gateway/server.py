@@ -31,6 +31,7 @@ from boki.gateway.http.binary import BinaryEndpoint
 from boki.gateway.http.books import LogBooks
 from boki.gateway.http.calls import FunctionCalls
 from boki.gateway.http.connections import Connections
+from boki.gateway.http.consumers import Consumers
 from boki.gateway.http.deployments import DeploymentPages
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.metrics import GatewayMetrics
@@ -68,6 +69,7 @@ class Gateway:
         self._metrics = GatewayMetrics(self.core, registry)
         self._calls = FunctionCalls(backend, self.core, config, clock)
         self._door = LogDoor(backend, self.core, config)
+        self._consumers = Consumers(self._door, self._calls, backend)
         self._routes = Routes(
             [
                 *self._calls.routes(),
@@ -96,6 +98,7 @@ class Gateway:
             self._connections, self.config.host, self.config.port, backlog=1024, reuse_address=True
         )
         self._calls.start()
+        self._consumers.start()
 
     @property
     def port(self) -> int:
@@ -120,6 +123,7 @@ class Gateway:
     def drain(self) -> None:
         """Say that it is not ready, refuse what is new, end subscriptions and long polls; calls go on."""
         self.core.drain()
+        self._consumers.stop()
         self._door.close()
 
     async def stop(self, drain_s: float = 10.0) -> None:

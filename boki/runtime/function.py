@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, TypeVar, get_type_hints, overload
 
-from boki.calls import FunctionInfo, Payload
+from boki.calls import Consumption, FunctionInfo, Payload
 from boki.errors import BokiError, CallTooDeep, ConfigError, FunctionFailed, InvalidArgument
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
@@ -41,6 +41,7 @@ class Options:
     min_workers: int = 0
     max_workers: int | None = None
     memory_bytes: int | None = None
+    consumes: Consumption | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -74,6 +75,7 @@ def function(
     min_workers: int = 0,
     max_workers: int | None = None,
     memory_bytes: int | None = None,
+    consumes: Consumption | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -188,6 +190,7 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
         payload_encoding=payload_codec.encoding if payload_codec else "json",
         result_schema=result_codec.schema,
         result_encoding=result_codec.encoding,
+        consumes=options.consumes,
     )
     has_default = len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty
     return Function(info, fn, where, payload_codec, result_codec, has_default)

@@ -100,6 +100,19 @@ class FunctionCalls:
             self._held.pop(call.id, None)
         return await self._answer(request, call, outcome)
 
+    async def run(self, call: Call) -> Outcome:
+        """Run a call of the gateway itself, within its budget; raises the `BokiError` that refuses it."""
+        self._core.start(call.id, len(call.payload.data), self._clock() + call.timeout_us)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        try:
+            self._waiting[call.id] = future
+            self._dispatch(call)
+            return await future
+        finally:
+            self._core.finish(call.id)
+            self._waiting.pop(call.id, None)
+            self._held.pop(call.id, None)
+
     async def invoke_later(self, request: BaseRequest, name: str) -> Response:
         """`POST /asyncFunction/{name}`: answer the invocation's id once the call is in the log."""
         info = self._find(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from boki.libs.bokiqueue.administration import DeadLetter, GroupStats, QueueStats, queue_names
+from boki.libs.bokiqueue.consuming import consume
 from boki.libs.bokiqueue.messages import Message
 from boki.libs.bokiqueue.outbox import Outbox
 from boki.libs.bokiqueue.queue import Queue
@@ -19,5 +20,6 @@ __all__ = [
     "Queue",
     "QueueFull",
     "QueueStats",
+    "consume",
     "queue_names",
 ]
