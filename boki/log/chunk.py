@@ -355,7 +355,34 @@ class Chunk:
         """A chunk of only these records (ascending), for a reader: conditions and keys are left out."""
         if len(indexes) == self.count:
             return self.data
+        is_run = bool(indexes) and indexes[-1] - indexes[0] + 1 == len(indexes)
+        if is_run and not any(flags & (KEYED | FREED) for flags in self._flags()):
+            return self._select_run(indexes[0], indexes[-1] + 1)
         return encode_chunk(self.book, [Group([(self.payload(i), self.tags(i))]) for i in indexes])
+
+    def _select_run(self, start: int, stop: int) -> bytes:
+        """Neighbours, by slices of the columns: pages of bulk readers begin and end inside of chunks."""
+        data_start, tag_start = self._entry(start - 1)[:2] if start else (0, 0)
+        data_stop, tag_stop = self._entry(stop - 1)[:2]
+        _, _, _, entries, tags, _, payload = self._columns
+        numbers = array("I")
+        numbers.frombytes(memoryview(self.buffer)[entries + _ENTRY.size * start : entries + _ENTRY.size * stop])
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        for field, base in ((_PAYLOAD_END, data_start), (_TAG_END, tag_start)):
+            if base:
+                numbers[field::4] = array("I", [end - base for end in numbers[field::4]])
+        numbers[3::4] = array("I", bytes(4 * (stop - start)))  # each a group of its own
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return assemble_chunk(
+            self.strings,
+            stop - start,
+            numbers.tobytes(),
+            self.buffer[tags + 4 * tag_start : tags + 4 * tag_stop],
+            b"",
+            self.buffer[payload + data_start : payload + data_stop],
+        )
 
     def drop_payloads(self, indexes: Iterable[int]) -> bytes:
         """The same chunk with the payloads of these records freed; everything else, and every number, stays."""
