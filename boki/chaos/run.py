@@ -19,6 +19,7 @@ import msgspec
 from boki.chaos.faults import FAULTS, Fault, Schedule, inflict
 from boki.chaos.load import Orders
 from boki.chaos.patient import Patient
+from boki.chaos.queue_watch import KILL, STOP, QueueWatch
 from boki.errors import ConditionFailed, Unavailable
 from boki.histories.checkers import find_violations
 from boki.histories.history import Appending, Call, History, Ordered, Refused
@@ -41,6 +42,8 @@ class Report:
     seed: int
     acknowledged: int = 0
     accepted_calls: int = 0
+    messages: int = 0
+    """Messages of queues that have come out, once each."""
     unknown: int = 0
     """Appends that were not acknowledged and may have happened: to be few, or nothing has been shown."""
     refused: int = 0
@@ -76,6 +79,7 @@ class Report:
             "unknown": self.unknown,
             "refused": self.refused,
             "accepted_calls": self.accepted_calls,
+            "messages": self.messages,
             "faults": dict(sorted(self.faults.items())),
             "faults_unfelt": dict(sorted(self.unfelt.items())),
             "faults_missing": self.missing,
@@ -135,7 +139,7 @@ class Chaos:
         began_s = time.monotonic()
         await self._under_load()
         self.report.duration_s = time.monotonic() - began_s
-        wanted = {fault.name for fault in self._faults}
+        wanted = {KILL, STOP, *(fault.name for fault in self._faults)}
         self.report.missing = sorted(wanted - self.report.faults.keys())
         return self.report
 
@@ -154,10 +158,13 @@ class Chaos:
             stdout=asyncio.subprocess.PIPE,
         )
         listening = asyncio.create_task(self._listen(load))
+        queues = QueueWatch(self._patient.url, self.file.parent, self.report.seed, self._tell)
         try:
+            await queues.start()
             await self._word_of("progress")
-            await self._inflict()
+            await self._inflict(queues)
             await self._settle()
+            await queues.finish()
             await self._order(load, "stop")
             stopped = await self._word_of("stopped")
             self.report.acknowledged = stopped["acknowledged"]
@@ -169,6 +176,10 @@ class Chaos:
             if load.returncode is None:
                 load.kill()
             await load.wait()
+            await queues.close()
+        self.report.messages = queues.done_count
+        self.report.faults += queues.faults
+        self.report.violations += queues.violations
         self.report.accepted_calls = done["accepted_calls"]
         self.report.violations += [done["problem"]] if done["problem"] else []
         self.report.violations += done["witnessed"] + done["unfinished"]
@@ -177,8 +188,17 @@ class Chaos:
         self.report.reconfigurations = self._patient.reconfigurations
         await asyncio.to_thread(self._judge)
 
-    async def _inflict(self) -> None:
+    async def _inflict(self, queues: QueueWatch) -> None:
         """Faults until the time is up, and until every class has been felt, or has come in vain too often."""
+        await queues.hurt_once()
+        hurting = asyncio.create_task(queues.hurt())
+        try:
+            await self._inflict_all()
+        finally:
+            queues.calm()
+            await hurting
+
+    async def _inflict_all(self) -> None:
         schedule = Schedule(self.report.seed, self._faults, self._rest_s)
         until = time.monotonic() + self._duration_s
         while time.monotonic() < until or len(self.report.faults) < len(self._faults):

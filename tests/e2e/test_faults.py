@@ -21,6 +21,7 @@ import pytest
 from boki.chaos import patient as patients
 from boki.chaos.faults import FAULTS, becomes_so, inflict
 from boki.chaos.patient import Patient
+from boki.chaos.queue_watch import KILL, STOP
 from boki.chaos.run import Chaos, Report
 from boki.client import Client
 from boki.errors import BokiError
@@ -123,7 +124,8 @@ def rows(report: Report, ward: Ward) -> list[Row]:
 def test_every_class_of_faults_is_felt_and_breaks_no_promise(report: Report, ward: Ward) -> None:
     """Nothing acknowledged is lost or doubled, nobody reads the past, and all goes on: issue 3, point 10."""
     assert report.is_clean, "\n".join([*report.violations, *report.missing, *ward.said])
-    assert report.faults.keys() == {fault.name for fault in FAULTS}
+    assert report.faults.keys() == {KILL, STOP, *(fault.name for fault in FAULTS)}
+    assert report.messages > 100
     assert report.acknowledged > 100
     assert report.accepted_calls > 0
     assert report.terms > 1
