@@ -251,7 +251,7 @@ class Administration(Generic[T]):
         found: list[Message[T]] = []
         for line in shared.lines:
             spots = line.state.peek(self.group, count - len(found))
-            bodies = await shared.bodies(self.logbook, [Delivery(spot, 0, 0, 0) for spot in spots])
+            bodies = await shared.bodies.fetch(self.logbook, [Delivery(spot, 0, 0, 0) for spot in spots])
             for spot, (form, data) in zip(spots, bodies, strict=True):
                 found.append(Message(self.name, line.shard, self.group, Delivery(spot, 0, 0, 0), form, data, self.kind))
         return found
@@ -265,7 +265,7 @@ class Administration(Generic[T]):
             group = line.state.groups.get(self.group)
             asides = [] if group is None else [one for _, one in sorted(group.aside.items()) if one.status == DEAD]
             asides = asides[: limit - len(found)]
-            bodies = await shared.bodies(self.logbook, [Delivery(aside.spot, 0, 0, 0) for aside in asides])
+            bodies = await shared.bodies.fetch(self.logbook, [Delivery(aside.spot, 0, 0, 0) for aside in asides])
             for aside, (form, data) in zip(asides, bodies, strict=True):
                 found.append(_dead_letter(line.shard, aside.spot, aside, form, data))
         return found

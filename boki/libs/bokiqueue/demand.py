@@ -95,7 +95,7 @@ class Settlement(Waiter):
 class Demand:
     """What all wants of a process come to, for one round of acts: who waits is counted together, by kind."""
 
-    __slots__ = ("missing", "probed", "special")
+    __slots__ = ("bound", "missing", "probed", "special")
 
     def __init__(self, wants: Iterable[Waiter], lines: Iterable[Line]) -> None:
         self.missing: dict[tuple[str, int], int] = {}
@@ -103,12 +103,16 @@ class Demand:
         self.special: list[Want] = []
         """Those that name an op, or that do not wait."""
         self.probed: set[tuple[str, int]] = set()
+        self.bound: dict[tuple[str, int], frozenset[int]] = {}
+        """The shards that are asked for those who wait; of kinds that are not here, all."""
         for want in wants:
             if isinstance(want, Want) and not want.is_done:
                 if want.op or want.patience_s is None:
                     self.special.append(want)
                 if not want.op:
                     kind = want.group, want.lease_us
+                    if want.lines is not None:
+                        self.bound[kind] = want.lines
                     self.missing[kind] = self.missing.get(kind, 0) + want.count
         for line in lines:
             if line.outstanding is not None:
@@ -206,6 +210,9 @@ class Line:
             else:
                 demand.probed.add(want.kind)
         for kind, count in demand.missing.items():
+            bound = demand.bound.get(kind)
+            if bound is not None and self.shard not in bound and kind not in demand.probed:
+                continue
             if count > 0 and (kind in demand.probed or self._has(kind[0], now_us)):
                 asked = count if kind in demand.probed else min(count, max(self.state.ready_count(kind[0]), 1))
                 demand.missing[kind] = count - asked

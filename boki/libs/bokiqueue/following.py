@@ -10,26 +10,23 @@ Waits are measured by this machine's clock, or by what the log itself has waited
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Coroutine, Iterable
 from secrets import token_bytes
 from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-import msgspec
-
-from boki import BokiError, LogBook, NotFound, Record, Trimmed
+from boki import BokiError, LogBook, Record
 from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.bodies import Bodies
+from boki.libs.bokiqueue.checkpoints import newest_state
 from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settlement, Waiter, Want
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.records import Carry, Kind, Part, Push, Saved
-from boki.libs.bokiqueue.state import Given, ShardState, Snapshot
+from boki.libs.bokiqueue.membership import MEMBER_US, RENEW_US, next_change_us, present, share
+from boki.libs.bokiqueue.records import Carry, Join, Push, Saved
+from boki.libs.bokiqueue.state import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
 
-BODY_BUDGET_BYTES: Final = 64 * 1024 * 1024
-"""Bodies of messages that are still to be taken, kept from the reading of the stream; others are read again."""
-SPENT_RECORDS: Final = 2_000
 PAGE_RECORDS: Final = 1_000
 LONG_WAIT_S: Final = 3_600.0
 _TRIES: Final = 5
@@ -58,6 +55,8 @@ class Following:
         self.waiters: dict[Waiter, None] = {}
         """All who wait, in the order of their coming."""
         self._is_starting = False
+        self._saying: set[str] = set()
+        self._look_again_us = 0
         self._pushed = self.taker[0]
         self.waited_s = 0.0
         """How long the log has waited for us, in its own time."""
@@ -69,10 +68,7 @@ class Following:
         self._read_ends: tuple[float, float] = (0.0, 0.0)
         self._heard = (0.0, 0.0)
         self._time_us = 0
-        self._bodies: dict[int, tuple[Push | Carry, int]] = {}
-        self._body_bytes = 0
-        self._spent: deque[int] = deque()
-        """Records of which every message was taken, oldest first: whoever was given them may not have looked yet."""
+        self.bodies = Bodies()
         self._tasks: set[asyncio.Task[None]] = set()
         self.upkeep = Upkeep(self)
 
@@ -174,6 +170,8 @@ class Following:
         """How long the leader may wait for a record before something is due here."""
         patience_s = LONG_WAIT_S
         groups = set()
+        if self._look_again_us:
+            patience_s = max(0.05, (self._look_again_us - self.log_time_us()) / 1e6)
         for waiter in self.waiters:
             if not waiter.is_done and waiter.patience_s is not None:
                 patience_s = min(patience_s, waiter.patience_s - self._since(waiter.since))
@@ -201,7 +199,7 @@ class Following:
     async def load(self, logbook: LogBook) -> None:
         """Begin from the newest checkpoints, and read on to the end. For the leader."""
         self.is_loaded = False
-        loaded = await asyncio.gather(*(_newest_state(logbook, self.queue, shard) for shard in range(self.shards)))
+        loaded = await asyncio.gather(*(newest_state(logbook, self.queue, shard) for shard in range(self.shards)))
         self._next = min(resume for _, resume in loaded)
         for line, (state, resume) in zip(self.lines, loaded, strict=True):
             line.begin(state, resume)
@@ -224,9 +222,35 @@ class Following:
         """Until something happens to the queue, or so long."""
         await self.wait(logbook, Arrival(self._next, wait_s, self.clocks()))
 
-    def bound(self, group: str) -> frozenset[int] | None:  # noqa: ARG002
-        """The shards that this process takes from for the group; None: all."""
-        return None
+    def _bind(self, logbook: LogBook) -> None:
+        """Those who wait take from the shards that are dealt to this process; say that it is there."""
+        waiting = [one for one in self.waiters if isinstance(one, Want) and one.patience_s is not None and not one.op]
+        now_us = self.log_time_us()
+        self._look_again_us = 0
+        for group in {want.group for want in waiting if not want.is_done}:
+            members = present(self.lines[0].state.members, group, now_us)
+            shards = share(members, self.taker, self.shards)
+            for want in waiting:
+                if want.group == group:
+                    want.lines = shards
+            mine = [member for member in members if member.taker == self.taker]
+            if not mine or mine[0].until_us - now_us < RENEW_US:
+                self._say(logbook, group)
+            else:
+                due_us = next_change_us(members, self.taker, now_us)
+                self._look_again_us = min(self._look_again_us or due_us, due_us)
+
+    def _say(self, logbook: LogBook, group: str) -> None:
+        if group not in self._saying:
+            self._saying.add(group)
+            self.spawn(self._append_join(logbook, group))
+
+    async def _append_join(self, logbook: LogBook, group: str) -> None:
+        join = records.Join(0, group, self.taker, MEMBER_US)
+        try:
+            await logbook.append(records.encode(join), records.record_tags(self.queue, 0, self.shards))
+        except BokiError:
+            self._saying.discard(group)  # then without being dealt shards: nothing depends on it
 
     def next_shard(self) -> int:
         """Where the next push goes: in turn, each process from another start."""
@@ -279,12 +303,16 @@ class Following:
         line.saved_records += 1
         line.saved_bytes += len(record.data)
         if isinstance(kind, Push | Carry):
-            self._keep_body(record.seqnum, kind, max(1, len(state.groups)))
+            self.bodies.keep(record.seqnum, kind, max(1, len(state.groups)))
         elif given is not None:
-            self._take_out(given)
+            self.bodies.take_out(given)
             assert isinstance(kind, records.Act)
             if kind.taker == self.taker:
                 self._served(line, given)
+                self.upkeep.consider(logbook, line)
+        elif isinstance(kind, Join):
+            if kind.taker == self.taker:
+                self._saying.discard(kind.group)
                 self.upkeep.consider(logbook, line)
         elif isinstance(kind, Saved):
             self.upkeep.saved(logbook, line, record.seqnum, kind)
@@ -365,6 +393,8 @@ class Following:
     def _start_now(self, logbook: LogBook) -> None:
         self._is_starting = False
         if self.is_loaded:
+            if self.shards > 1:
+                self._bind(logbook)
             self.start_acts(logbook)
             self._finish_late()
 
@@ -402,73 +432,3 @@ class Following:
         self.lines[shard].settlements.append(settlement)
         verdicts: list[bool] = await self.wait(logbook, settlement)
         return verdicts
-
-    # Bodies
-
-    def _keep_body(self, seqnum: int, kind: Push | Carry, groups: int) -> None:
-        size = _size(kind)
-        if self._body_bytes + size <= BODY_BUDGET_BYTES:
-            self._bodies[seqnum] = (kind, len(kind.bodies) * groups)
-            self._body_bytes += size
-
-    def _take_out(self, given: Given) -> None:
-        """Messages were taken by whomever: their bodies are needed once less."""
-        for deliveries in given.takes:
-            for one in deliveries or ():
-                seqnum = one.spot.place[0]
-                found = self._bodies.get(seqnum)
-                if found is not None:
-                    kind, left = found
-                    self._bodies[seqnum] = (kind, left - 1)
-                    if left == 1:
-                        self._spent.append(seqnum)
-        while self._spent and (len(self._spent) > SPENT_RECORDS or self._body_bytes > BODY_BUDGET_BYTES // 2):
-            kind, _ = self._bodies.pop(self._spent.popleft())
-            self._body_bytes -= _size(kind)
-
-    async def bodies(self, logbook: LogBook, deliveries: Iterable[Delivery]) -> list[tuple[int, bytes]]:
-        """(form, body) of each; read from the log where they are not here."""
-        places = [one.spot.place for one in deliveries]
-        lacking = {seqnum for seqnum, _ in places if seqnum not in self._bodies}
-        read = dict(zip(lacking, await asyncio.gather(*(_read(logbook, s) for s in lacking)), strict=True))
-        found = []
-        for seqnum, index in places:
-            kind = read[seqnum] if seqnum in read else self._bodies[seqnum][0]
-            found.append((records.form_of(kind.forms, index), kind.bodies[index]))
-        return found
-
-
-def _size(kind: Push | Carry) -> int:
-    return sum(map(len, kind.bodies)) + 100
-
-
-async def _read(logbook: LogBook, seqnum: int) -> Push | Carry:
-    kind = records.decode((await logbook.get(seqnum)).data)
-    assert isinstance(kind, Push | Carry), "messages stand in such records"
-    return kind
-
-
-async def _newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
-    """The state of the newest checkpoint, and where to read on; an empty one from the beginning if there is none."""
-    tag = records.checkpoint_tag(queue, shard)
-    while True:
-        try:
-            record = await logbook.check_tail(tag)
-            saved: Kind | None = None if record is None else records.decode(record.data)
-            while record is not None and not isinstance(saved, Saved):
-                record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
-                saved = None if record is None else records.decode(record.data)
-            if record is None or not isinstance(saved, Saved):
-                return ShardState(shard), 0
-            parts: list[bytes] = []
-            start = saved.first
-            while start < record.seqnum:
-                page = await logbook.read(tag, start=start, stop=record.seqnum)
-                parts += [part.data for one in page.records if isinstance(part := records.decode(one.data), Part)]
-                if page.first_seqnum > saved.first:
-                    raise Trimmed("a newer checkpoint has taken its place")
-                start = page.next_start if page.records else record.seqnum
-            snapshot = msgspec.msgpack.decode(b"".join(parts), type=Snapshot)
-            return ShardState.restored(shard, snapshot), snapshot.resume
-        except (Trimmed, NotFound):
-            continue

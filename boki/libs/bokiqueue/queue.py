@@ -212,8 +212,6 @@ class Queue(Administration[T], Generic[T]):
         want = Want(self.group, count, lease_us, op, patience_s or None, shared.clocks())
         if op and settings.shards > 1:
             want.lines = frozenset([crc32(op.encode()) % settings.shards])
-        else:
-            want.lines = shared.bound(self.group)
         try:
             served: list[tuple[Line, Delivery]] = await shared.wait(self.logbook, want)
         except BaseException:
@@ -223,7 +221,7 @@ class Queue(Administration[T], Generic[T]):
         return await self._messages(shared, served)
 
     async def _messages(self, shared: Following, served: list[tuple[Line, Delivery]]) -> list[Message[T]]:
-        bodies = await shared.bodies(self.logbook, [delivery for _, delivery in served])
+        bodies = await shared.bodies.fetch(self.logbook, [delivery for _, delivery in served])
         return [
             Message(self.name, line.shard, self.group, delivery, form, data, self.kind)
             for (line, delivery), (form, data) in zip(served, bodies, strict=True)

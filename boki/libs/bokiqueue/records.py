@@ -153,12 +153,12 @@ class Carry(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """A process consumes for a group until then; 0: it has left. Shards are shared out among those who are there."""
+    """A process consumes for a group, for so long; 0: it has left. Shards are dealt out to those who are there."""
 
     shard: int
     group: str
     taker: bytes
-    until_us: int
+    span_us: int
 
 
 Kind = Push | Act | Done | Setup | OpenGroup | DropGroup | Saved | Part | Carry | Join

@@ -285,11 +285,10 @@ class ShardState:
             del self.marks[1::2]
 
     def _join(self, join: Join) -> None:
-        key = (join.group, join.taker)
-        if join.until_us <= self.time_us:
-            self.members.pop(key, None)
-        else:
-            self.members[key] = Member(join.group, join.taker, join.until_us)
+        self.members = {key: member for key, member in self.members.items() if member.until_us > self.time_us}
+        self.members.pop((join.group, join.taker), None)
+        if join.span_us > 0:
+            self.members[join.group, join.taker] = Member(join.group, join.taker, self.time_us + join.span_us)
 
     def _forget_passed(self) -> None:
         if self.groups:

@@ -130,7 +130,7 @@ class Upkeep:
         spots = [spot for spot in line.state.lingering().values() if spot.place[0] < newest]
         tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
         for some in _batches(spots, 100):
-            found = await self._queue.bodies(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
+            found = await self._queue.bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
             for carry in _carries(line.shard, some, found):
                 await logbook.append(records.encode(carry), tags)
 
