@@ -416,6 +416,14 @@ def test_a_tag_whose_records_are_trimmed_counts_as_empty(clients: Clients) -> No
     assert clients.broken(Conditions()) == []
 
 
+def test_a_condition_on_a_record_that_nobody_ever_saw_may_have_held(clients: Clients) -> None:
+    """Its appender died before it was told, and a trim took it before it was read (simulator, seed 339)."""
+    clients.append("one", "z", 30, "t", when=(Condition("t", 25),))
+    assert len(clients.broken(Conditions())) == 1
+    clients.call("one", Trimming(MAX, "t"), Told())
+    assert clients.broken(Conditions()) == []
+
+
 def test_a_key_is_used_once(clients: Clients) -> None:
     """Every call under it returns the same, and one record stands in the order."""
     clients.append("one", "z", 30, key="k")
