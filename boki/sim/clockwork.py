@@ -30,6 +30,7 @@ class Clockwork:
         self.disk_rng = Random(f"{seed}:disk")
         self.schedule_rng = Random(f"{seed}:schedule")
         self.work_rng = Random(f"{seed}:work")
+        self.call_rng = Random(f"{seed}:calls")
         self.fault_rng = Random(f"{seed}:faults")
         self.event_count = 0
         self.seen: Counter[str] = Counter()

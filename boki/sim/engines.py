@@ -11,10 +11,13 @@ from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, Answered, Engi
 from boki.errors import BokiError, Unavailable
 from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS
-from boki.log.membership import Member, Role
+from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
 from boki.log.operations import Failure, Operation
+from boki.messages import InstallMembership
 from boki.remote import LogReply, LogRequest
+from boki.sim.calls import LoggedEngine
+from boki.sim.coordinator import News
 from boki.sim.nodes import Node
 
 
@@ -35,6 +38,8 @@ class EngineNode(Node):
             limits=DEFAULT_LIMITS,
         )
         self.is_ready = False
+        self.logged: LoggedEngine | None = None
+        self._membership: Membership | None = None
         self._asked: set[tuple[NodeId, int]] = set()
         self._bootstrap = Bootstrap(self.name, self.incarnation, self.disk, config)
         return self._bootstrap
@@ -43,6 +48,32 @@ class EngineNode(Node):
     def engine(self) -> EngineCore | None:
         """The core, once it is decided which index it begins from."""
         return self._bootstrap.engine
+
+    def _die(self) -> None:
+        if self.logged is not None:
+            self.logged.die()
+            self.logged = None
+        super()._die()
+
+    def _on_news(self, news: News) -> None:
+        if self.logged is not None and isinstance(news, InstallMembership):
+            self.logged.on_membership(news.membership)
+        self._membership = news.membership if isinstance(news, InstallMembership) else self._membership
+        super()._on_news(news)
+
+    def _begin_calls(self) -> None:
+        """See `boki.node.engine`: once the index is there, and everybody is known."""
+        if self.world.options.calls and self.logged is None:
+            self.logged = LoggedEngine(self)
+            if self._membership is not None:
+                self.logged.on_membership(self._membership)
+
+    def fence(self, incarnation: int, timeout_us: int, done: Callable[[Any, Positions], None]) -> None:
+        """Shut another incarnation of an engine out of the log."""
+        if self.engine is not None:
+            self._run(self.engine.fence, incarnation, self.now_us() + timeout_us, done)
+            if not self._is_scheduled and not self.is_paused:
+                self._schedule()
 
     def member(self) -> Member:
         """See `Node`."""
@@ -104,6 +135,7 @@ class EngineNode(Node):
             self.is_ready = True
             assert self.session is not None
             self.world.coordinator.register(self.session, self.member())
+            self._begin_calls()
         elif token is FENCED:
             self.clock.sometimes("an engine was fenced and stopped")
             self.clock.after(0, self._end, self._life, "it was fenced")

@@ -70,6 +70,8 @@ class Faults:
     def end(self) -> None:
         """Heal everything: what is cut is joined, what is down comes up, what is stopped goes on."""
         self._is_over = True
+        self._swapping.stop()
+        self._keeping.stop()
         self._clock.note("everything is healed")
         self._cluster.network.heal()
         self._cluster.coordinator.doubt = self._cluster.coordinator.stale = 0.0

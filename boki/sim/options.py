@@ -73,6 +73,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sync_us: int = 400
     session_us: int = 4_000_000
     faults: dict[str, float] = {}
+    calls: int = 0
+    """How many ask for logged calls."""
 
 
 def draw_options(seed: int) -> Options:
@@ -107,6 +109,7 @@ def draw_options(seed: int) -> Options:
         sync_us=int(_log_uniform(rng, 100, 10_000)),
         session_us=rng.choice((2_000_000, 4_000_000, 8_000_000)),
         faults=_draw_faults(rng),
+        calls=Random(f"{seed}:options:calls").choice((0, 0, 0, 1, 3)),
     )
 
 

@@ -62,6 +62,10 @@ class Scheme:
         self._later = later
         self._cuts: dict[str, list[tuple[str, str]]] = {}
 
+    def stop(self) -> None:
+        """Everything is healed: nothing more is to be cut."""
+        self.is_going = False
+
     def _wait(
         self,
         is_so: Callable[[], bool],
@@ -239,7 +243,7 @@ class LoneCopy(Scheme):
 
     def _on_seal(self, node: Node, sender: NodeId) -> None:
         """The other backup is sealed: now it hears of nobody for a while, so that its completion is late."""
-        if not self._awaits_seal or node is not self._other:
+        if not (self.is_going and self._awaits_seal and node is self._other):
             return
         if sender in self._cluster.nodes and self._cluster.nodes[sender].role is Role.CONTROLLER:
             self._awaits_seal = False

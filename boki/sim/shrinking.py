@@ -57,7 +57,15 @@ def _smaller(options: Options) -> Iterator[Options]:
     if options.chaos_us > 500_000:
         yield but(chaos_us=options.chaos_us // 2)
         yield but(chaos_us=options.chaos_us * 3 // 4)
-    for name, least in (("clients", 1), ("books", 1), ("tags", 1), ("engines", 1), ("controllers", 1), ("logs", 1)):
+    for name, least in (
+        ("clients", 1),
+        ("books", 1),
+        ("tags", 1),
+        ("engines", 1),
+        ("controllers", 1),
+        ("logs", 1),
+        ("calls", 0),
+    ):
         if getattr(options, name) > least:
             yield but(**{name: least})
             yield but(**{name: getattr(options, name) - 1})

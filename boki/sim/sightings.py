@@ -46,6 +46,7 @@ SITUATIONS: Final = (
     "a controller died between two steps",
     "disks were wiped one after the other",
     "the one backup with an entry of the term before lost its disk",
+    "a call was taken over by another engine",
 )
 """What every large enough batch must have met."""
 

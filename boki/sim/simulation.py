@@ -14,6 +14,7 @@ from boki.histories.history import History, Seen
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Role
 from boki.log.operations import Found, Read, Sync
+from boki.sim.calls import BOOK, CallClients, heard
 from boki.sim.clients import Client, Shared, read_found
 from boki.sim.clockwork import START_US, Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
@@ -83,6 +84,8 @@ class Simulation:
         )
         self.history = History()
         self.raised: list[str] = []
+        self._effects: list[str] = []
+        self.calls = CallClients(self, 0)
         self.shared = Shared(self.history)
         self._build()
 
@@ -114,7 +117,10 @@ class Simulation:
     def run(self) -> Outcome:
         """The whole run, and what the checkers say of it."""
         outcome = Outcome(self.options, history=self.history, seen=self.clock.seen)
-        outcome.violations = self._run()
+        with heard(self):
+            outcome.violations = self._run()
+            if self.options.calls:
+                self.calls.end()
         outcome.violations += [Violation("no core raises", text) for text in self.raised[:_SHOWN]]
         outcome.trace = self.clock.trace
         outcome.events = self.clock.event_count
@@ -129,6 +135,7 @@ class Simulation:
             return [Violation("liveness", "the cluster never started")]
         gateways = [node for node in self.nodes.values() if isinstance(node, GatewayNode)]
         self.clients = [Client(self, self.shared, number, gateways) for number in range(self.options.clients)]
+        self.calls = CallClients(self, self.options.calls)
         faults = Faults(self)
         if self._script is not None:
             self._script(self)
@@ -144,10 +151,11 @@ class Simulation:
             ]
             text = f"a minute after everything was healed clients {late} and engines {stuck} have not got going"
             return [*self._check(), Violation("liveness", text)]
-        self.shared.is_over = True
+        self.shared.is_over = self.calls.is_over = True
+        self._wait(lambda: not self.calls.open_count)
         self._wait(lambda: all(client.open_call is None for client in self.clients))
         problems = self._read_out()
-        return [*self._check(), *problems]
+        return [*self._check(), *self.calls.check(self._effects), *problems]
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
         """Let time pass until something is so; False if it is not within the patience."""
@@ -174,6 +182,7 @@ class Simulation:
 
     def _read_out(self) -> list[Violation]:
         fresh = self.add(EngineNode, "engine-fresh")
+        assert isinstance(fresh, EngineNode)
         if not self._wait(lambda: self._has_come(fresh)):
             return [Violation("liveness", "a fresh engine cannot catch up")]
         readers = [fresh, *(node for node in self.of(Role.ENGINE) if node is not fresh)]
@@ -186,6 +195,11 @@ class Simulation:
                 if isinstance(records, str):
                     return [Violation("liveness", f"{reader.name} cannot read book-{number} in the end: {records}")]
                 self.history.read_out(reader.name, f"book-{number}", self.clock.now_us, records)
+        if self.options.calls:
+            effects = self._read_book(fresh, BOOK)
+            if isinstance(effects, str):
+                return [Violation("liveness", f"{fresh.name} cannot read {BOOK} in the end: {effects}")]
+            self._effects = [record.payload for record in effects]
         return []
 
     def _ask(self, reader: EngineNode, operation: Any, positions: dict[int, int]) -> tuple[Any, dict[int, int]]:

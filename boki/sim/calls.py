@@ -1,0 +1,253 @@
+"""Logged calls: the code that engines run (`boki.engine.calls`), over simulated engines, in virtual time.
+
+Some processes ask for calls under keys, any engine, and again at another one when that is gone. A call's body appends a
+few records, so that it leaves traces of each of its starts. What is promised:
+
+- a key has one call, and a call has one outcome, whoever asks wherever;
+- what was accepted ends, whatever becomes of its engine;
+- once another engine has started a call again, nothing of the earlier start is appended any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from boki.calls import Call, Outcome, Payload
+from boki.engine.calls.ledger import Owner
+from boki.engine.calls.logged_calls import LoggedCalls
+from boki.errors import BokiError
+from boki.histories.facts import Violation
+from boki.log.chunk import Group, encode_chunk
+from boki.log.membership import Membership
+from boki.log.metalog import Positions, merge_positions
+from boki.log.operations import Answer, Append, Done, Failure, Operation
+from boki.sim.loops import SimulatedLoop
+
+if TYPE_CHECKING:
+    from boki.sim.engines import EngineNode
+    from boki.sim.nodes import World
+
+BOOK: Final = "effects"
+_STEPS: Final = 3
+_CALL_US: Final = 5_000_000
+_PATIENCE_US: Final = 3_000_000
+_RUNNING: Final = 64
+_GRACE_S: Final = 0.5
+"""An engine that is registered no more is soon taken for lost: wrongly, sometimes, which must do no harm."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """A call as its caller knows it: under which id it was accepted, and what was told of its end."""
+
+    key: str
+    call: Call
+    ids: set[str] = field(default_factory=set)
+    outcomes: set[bytes] = field(default_factory=set)
+    is_answered: bool = False
+
+
+class _Story(logging.Handler):
+    """What the code says in its log is part of the story; what it says of its own bugs is one."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        self._world.clock.note(f"logged calls: {text}")
+        if record.exc_info is not None and not isinstance(record.exc_info[1], BokiError):
+            self._world.raised.append(f"logged calls: {text}: {record.exc_info[1]!r}")
+
+
+@contextmanager
+def heard(world: World) -> Iterator[None]:
+    """Let the run hear what logged calls log."""
+    logger, story = logging.getLogger("boki.calls"), _Story(world)
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(story)
+    try:
+        yield
+    finally:
+        logger.removeHandler(story)
+        logger.propagate = propagated
+
+
+class LoggedEngine:
+    """The logged calls of one life of an engine."""
+
+    def __init__(self, node: EngineNode) -> None:
+        self.name = node.name
+        self._node = node
+        self._incarnation = node.incarnation
+        self._is_dead = False
+        self.is_open = False
+        self.loop = SimulatedLoop(node.clock, lambda: node.is_paused)  # type: ignore[abstract] # no sockets in there
+        self.calls = LoggedCalls(
+            self,
+            self._run,
+            me=Owner(node.name, node.incarnation),
+            fence=self._fence,
+            clock=node.now_us,
+            grace_s=_GRACE_S,
+            max_running=_RUNNING,
+        )
+        self.loop.create_task(self._start())
+
+    async def _start(self) -> None:
+        while True:
+            with suppress(BokiError):
+                await self.calls.start()
+                self.is_open = True
+                return
+            await asyncio.sleep(0.1)
+
+    def die(self) -> None:
+        """The process is gone, with everything that it was doing."""
+        self._is_dead = True
+        self.is_open = self.calls._is_open = False  # noqa: SLF001 - what is cancelled begins nothing new
+        self.loop.cancel_all()
+
+    def on_membership(self, membership: Membership) -> None:
+        """Who is registered."""
+        self.loop.call_soon(self.calls.on_membership, membership)
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        """See `boki.runtime.port.LogPort`."""
+        timeout_us = int(timeout_s * 1e6)
+        return await self._await(lambda done: self._node.submit(operation, positions, timeout_us, done), positions)
+
+    async def _await(self, begin: Callable[[Callable[..., None]], None], positions: Positions) -> Answer:
+        future: asyncio.Future[tuple[object, Positions]] = self.loop.create_future()
+
+        def done(answer: object, seen: Positions) -> None:
+            if not future.done():
+                future.set_result((answer, seen))
+
+        if not self._is_dead:
+            begin(done)
+        answer, seen = await future
+        merge_positions(positions, seen)
+        if isinstance(answer, Failure):
+            raise answer.error()
+        if isinstance(answer, BokiError):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+    async def _fence(self, incarnation: int) -> None:
+        answer = await self._await(lambda done: self._node.fence(incarnation, 10_000_000, done), {})
+        assert isinstance(answer, Done)
+
+    async def _run(self, call: Call) -> Outcome:
+        """The body: some records, each with who has started it. Its result says, too, so that two ends would show."""
+        clock = self._node.clock
+        clock.note(f"{self._node.name} runs call {call.id}")
+        start = f"{call.id}/{self._incarnation}"
+        for step in range(_STEPS):
+            row = (f"{start}/{step}".encode(), ("effect",))
+            await self.request(Append(BOOK, encode_chunk(BOOK, [Group([row], [], None)])), {}, _CALL_US / 1e6)
+            await asyncio.sleep(clock.schedule_rng.random() * 0.2)
+        return Outcome(Payload("json", f'"{start} at {clock.now_us}"'.encode()), None)
+
+
+class CallClients:
+    """Those who ask for logged calls, one call after the other each."""
+
+    def __init__(self, world: World, count: int) -> None:
+        self._world = world
+        self._clock = world.clock
+        self._rng = world.clock.call_rng
+        self.asked: list[Asked] = []
+        self.is_over = False
+        for _ in range(count):
+            self._think()
+
+    @property
+    def open_count(self) -> int:
+        """Calls whose end has not been told."""
+        return sum(not asked.is_answered for asked in self.asked)
+
+    def _think(self) -> None:
+        self._clock.after(int(self._rng.random() * 400_000), self._begin)
+
+    def _begin(self) -> None:
+        if self.is_over:
+            return
+        number = len(self.asked)
+        call = Call(f"{number + 1:032x}", "body", Payload("json", b"null"), BOOK, _CALL_US)
+        asked = Asked(f"call-{number}", call)
+        self.asked.append(asked)
+        self._ask(asked)
+
+    def _engines(self) -> list[LoggedEngine]:
+        nodes = [node for node in self._world.nodes.values() if node.role.value == "engine" and node.core is not None]
+        found = [getattr(node, "logged", None) for node in nodes]
+        return [each for each in found if each is not None and each.is_open]
+
+    def _ask(self, asked: Asked) -> None:
+        if asked.is_answered:
+            return
+        engines = self._engines()
+        if engines:
+            engine = self._rng.choice(engines)
+            self._clock.note(f"somebody asks {engine.name} for call {asked.key}")
+            engine.loop.create_task(self._call(engine, asked))
+        # whoever was asked may die of it: then nobody answers, and another one is asked, under the same key
+        self._clock.after(_PATIENCE_US if engines else 100_000, self._ask, asked)
+
+    async def _call(self, engine: LoggedEngine, asked: Asked) -> None:
+        try:
+            invocation, outcome = await engine.calls.call_once(asked.call, asked.key)
+        except BokiError as error:
+            self._clock.note(f"call {asked.key} is not told: {error.code}")
+            return
+        asked.ids.add(invocation)
+        asked.outcomes.add(outcome.result.data if outcome.result is not None else repr(outcome.failure).encode())
+        self._clock.note(f"call {asked.key} has ended", outcome)
+        if not asked.is_answered:
+            asked.is_answered = True
+            if self._rng.random() < 0.3:  # asked once more, later, perhaps elsewhere: it must hear the same
+                self._clock.after(int(self._rng.random() * 2_000_000), self._ask_again, asked)
+            self._think()
+
+    def _ask_again(self, asked: Asked) -> None:
+        engines = self._engines()
+        if engines and not self.is_over:
+            engine = self._rng.choice(engines)
+            engine.loop.create_task(self._call(engine, asked))
+
+    def end(self) -> None:
+        """The run is over: what engines still do ends here."""
+        for engine in self._engines():
+            engine.die()
+        self._clock.run_until(self._clock.now_us)
+
+    def check(self, effects: list[str]) -> list[Violation]:
+        """What was told, and what the bodies have left in the log, in its order."""
+        found: list[Violation] = []
+        for asked in self.asked:
+            if len(asked.ids) > 1:
+                found.append(Violation("a key has one call", f"{asked.key} is {sorted(asked.ids)}"))
+            if len(asked.outcomes) > 1:
+                found.append(Violation("a call ends once", f"{asked.key} ended as {sorted(asked.outcomes)}"))
+            if not asked.is_answered:
+                found.append(Violation("accepted calls end", f"{asked.key} has not ended"))
+        starts: dict[str, list[int]] = {}
+        for effect in effects:
+            invocation, incarnation, _ = effect.split("/")
+            lives = starts.setdefault(invocation, [])
+            life = int(incarnation)
+            if life in lives[:-1]:
+                text = f"engine incarnation {life} went on with call {invocation} after incarnation {lives[-1]} began"
+                found.append(Violation("who is fenced appends nothing", text))
+            elif life not in lives:
+                lives.append(life)
+        if any(len(lives) > 1 for lives in starts.values()):
+            self._clock.sometimes("a call was taken over by another engine")
+        return found
