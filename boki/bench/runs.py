@@ -15,6 +15,7 @@ from typing import Any
 from boki.bench import faults, index_memory
 from boki.bench.http_load import generator_name, post_load
 from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
+from boki.bench.queue import queue
 from boki.bench.rows import Round, Row, measured, rate, summary
 from boki.bench.spark import spark
 from boki.bench.system import Options, Target, target
@@ -147,6 +148,7 @@ BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "cold-start": cold_start,
     "restart": restart,
     "memory": memory,
+    "queue": queue,
     "spark": spark,
     **CLUSTER_BENCHMARKS,
 }

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from boki.bench.rows import Row
     from boki.bench.system import Options
 
-NAMES = ("append", "read", "invoke", "cold-start", "restart", "memory", "spark", "failover", "scaling", "repair")
+NAMES = (
+    *("append", "read", "invoke", "cold-start", "restart", "memory", "queue", "spark"),
+    *("failover", "scaling", "repair"),
+)
 
 
 def command(

@@ -40,6 +40,13 @@ def rows(*words: str) -> list[dict[str, object]]:
         (["cold-start"], [("cold-start", 1)]),
         (["restart"], [("restart", 1), ("restart", 1)]),
         (["memory"], [("memory", 1), ("memory", 1)]),
+        (
+            ["queue"],
+            [
+                *[("queue", 64), ("queue", 64), ("queue", 16), ("queue-offered", 64)],
+                *[("queue-wake", 1), ("queue-wake", 1), ("queue-push-many", 4)],
+            ],
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value[0], str) else None,
 )
