@@ -8,6 +8,7 @@ import secrets
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,7 @@ from boki.cluster.config import UpConfig
 from boki.cluster.health import leader_of
 from boki.cluster.state import read_state
 from boki.config import DevConfig
-from boki.errors import BokiError
+from boki.errors import BokiError, InvalidArgument
 
 if TYPE_CHECKING:
     from boki.client import Client
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 
 def command(
+    act: Annotated[
+        str,
+        typer.Argument(metavar="[queue]", help="Show queues instead: departures become alerts.", show_default=False),
+    ] = "",
     seed: Annotated[int | None, typer.Option(help="Repeat the moment of the kill of an earlier run.")] = None,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="On a whole cluster, whose primary sequencer is killed half-way, too.")
@@ -38,7 +43,12 @@ def command(
     """
     from boki.demo.flights import table_path
 
+    if act not in ("", "queue"):
+        raise InvalidArgument(f"there is no demo {act!r}: write `boki demo`, or `boki demo queue`")
     table = table_path()
+    if act == "queue":
+        _show_queues(table, is_cluster=cluster)
+        return
     chosen_seed = secrets.randbelow(1 << 32) if seed is None else seed
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="boki-demo-") as folder:
@@ -61,6 +71,38 @@ def command(
     width = max(len(what) for what, _ in next_steps)
     for what, why in next_steps:
         results().print(f"  {what:<{width}}  {why}", markup=False)
+
+
+def _show_queues(table: Path, *, is_cluster: bool) -> None:
+    from boki.child import Child
+    from boki.client import Client
+    from boki.demo.queue_act import Watched, departures_to_alerts
+
+    async def perform(config: DevConfig | UpConfig, step: Callable[[str, int, int], None]) -> Watched:
+        with Child(config) as child:
+            await asyncio.to_thread(child.start)
+            async with Client(child.url) as client:
+                watched = await departures_to_alerts(client, table, step)
+            await asyncio.to_thread(child.stop)
+        return watched
+
+    with tempfile.TemporaryDirectory(prefix="boki-demo-") as folder, progress() as bar:
+        shown = bar.add_task("starting", total=None)
+        kind = UpConfig if is_cluster else DevConfig
+        config = kind(data=Path(folder) / "data", functions=functions_folder(), port=0)
+        watched = asyncio.run(
+            perform(config, lambda what, done, of: bar.update(shown, description=what, completed=done, total=of))
+        )
+    rows = [(name, f"{watched.alerts[name]:,}", f"{count:,}") for name, count in sorted(watched.late.items())]
+    print_table(["carrier", "alerts>", "late departures>"], rows, title="Late departures that became alerts")
+    results().print(
+        f"{watched.departure_count:,} departures, each seen by three groups; consumers killed with SIGKILL and called "
+        f"again: {watched.killed_count}; alerts twice: {watched.doubled_count}"
+    )
+    if not watched.matches:
+        errors().print("[bold red]The demo failed[/]: alerts and late departures differ.")
+        raise typer.Exit(1)
+    results().print("[bold green]One alert for each late departure.[/]")
 
 
 def functions_folder() -> Path:
