@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from boki.log.chunk import KEYED, Chunk
+from boki.log.chunk import Chunk
+from boki.log.ids import KEY_TAG_PREFIX
 from boki.log.operations import Slab
 from boki.log.record import Record
 
 SINK_TAG_PREFIX: Final = "!spark:"
-"""The tags of the records that a sink keeps its place with; no reader of rows wants them."""
+"""The tags by which sinks find their place again; they stand on some records, and no reader of rows wants them."""
 LEDGER: Final = "spark:sinks"
 """The book in which sinks note their commits: the last one of each query, by its id as a tag."""
 _SMALL: Final = 24
@@ -45,15 +46,13 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 def columns_of(slabs: Sequence[Slab], *, wants_tags: bool = True) -> Columns | None:
-    """The records of a page in order, but for those of sinks; None if there is none."""
+    """The records of a page in order, without the tags of sinks; None if there is none."""
     parts: list[Columns] = []
     for is_small, group in groupby(slabs, key=lambda slab: len(slab.seqnums) <= 8 * _SMALL):
         if is_small:
-            part = _of_records(list(_records(group)), wants_tags)
-            if part.count:
-                parts.append(part)
+            parts.append(_of_records(list(_records(group)), wants_tags))
         else:
-            parts += [part for slab in group if (part := _of_chunk(slab, wants_tags)).count]
+            parts += [_of_chunk(slab, wants_tags) for slab in group]
     if len(parts) < 2:
         return parts[0] if parts else None
     return Columns(
@@ -68,14 +67,15 @@ def columns_of(slabs: Sequence[Slab], *, wants_tags: bool = True) -> Columns | N
 def _records(slabs: Iterator[Slab]) -> Iterator[Record]:
     for slab in slabs:
         chunk = Chunk(slab.chunk)
-        records = chunk.records(np.frombuffer(slab.seqnums, "<i8").tolist(), slab.time_us)
-        if any(text.startswith(SINK_TAG_PREFIX) for text in chunk.strings):
-            records = [record for record in records if not any(map(_is_of_sink, record.tags))]
-        yield from records
+        yield from chunk.records(np.frombuffer(slab.seqnums, "<i8").tolist(), slab.time_us)
 
 
 def _is_of_sink(tag: str) -> bool:
     return tag.startswith(SINK_TAG_PREFIX)
+
+
+def _tag_lists(records: list[Record]) -> Any:
+    return pa.array([[tag for tag in record.tags if not _is_of_sink(tag)] for record in records], _TAGS)
 
 
 def _of_records(records: list[Record], wants_tags: bool) -> Columns:
@@ -83,7 +83,7 @@ def _of_records(records: list[Record], wants_tags: bool) -> Columns:
         len(records),
         pa.array([record.seqnum for record in records], pa.int64()),
         pa.array([record.time for record in records], pa.int64()).cast(_TIME),
-        pa.array([record.tags for record in records], _TAGS) if wants_tags else None,
+        _tag_lists(records) if wants_tags else None,
         pa.array([record.data for record in records], pa.binary()),
     )
 
@@ -93,17 +93,13 @@ def _of_chunk(slab: Slab, wants_tags: bool) -> Columns:
     raw = chunk.raw
     count = chunk.count
     entries = np.frombuffer(raw.entries, "<u4").reshape(count, 4)
-    tags = _tags(chunk, entries) if wants_tags else None
-    columns = Columns(
+    return Columns(
         count,
         pa.array(np.frombuffer(slab.seqnums, "<i8"), pa.int64()),
         pa.array(np.full(count, slab.time_us, np.int64), pa.int64()).cast(_TIME),
-        tags,
+        _tags(chunk, entries) if wants_tags else None,
         _payloads(entries, raw.payloads),
     )
-    if any(map(_is_of_sink, chunk.strings)):
-        return _without_sinks(columns, _sink_records(chunk, entries))
-    return columns
 
 
 def _payloads(entries: Any, payloads: memoryview) -> Any:
@@ -114,36 +110,16 @@ def _payloads(entries: Any, payloads: memoryview) -> Any:
 
 
 def _tags(chunk: Chunk, entries: Any) -> Any:
+    """Lists of tags, but for keys and the tags of sinks."""
     numbers = np.frombuffer(chunk.raw.tags, "<u4").astype(np.int32)
-    ends = entries[:, 1].astype(np.int32)
-    is_keyed = (entries[:, 3] & KEYED).astype(bool)
-    if is_keyed.any():
-        # the first tag of these is their key, which readers never see
-        starts = np.concatenate((np.zeros(1, np.int32), ends[:-1]))
-        numbers = np.delete(numbers, starts[is_keyed])
-        ends = ends - np.cumsum(is_keyed, dtype=np.int32)
-    offsets = np.zeros(len(ends) + 1, np.int32)
-    offsets[1:] = ends
+    offsets = np.zeros(len(entries) + 1, np.int32)
+    offsets[1:] = entries[:, 1]
+    hidden = np.array([text.startswith((KEY_TAG_PREFIX, SINK_TAG_PREFIX)) for text in chunk.strings])
+    if hidden.any():
+        kept = ~hidden[numbers]
+        kept_before = np.zeros(len(numbers) + 1, np.int32)
+        np.cumsum(kept, out=kept_before[1:])
+        offsets = kept_before[offsets]
+        numbers = numbers[kept]
     names = pa.array(chunk.strings, pa.string()).take(pa.array(numbers))
     return pa.ListArray.from_arrays(pa.array(offsets), names, type=_TAGS)
-
-
-def _sink_records(chunk: Chunk, entries: Any) -> Any:
-    """Which records a sink has written for itself: those that carry one of its tags."""
-    marked = np.array([_is_of_sink(text) for text in chunk.strings])
-    carried = marked[np.frombuffer(chunk.raw.tags, "<u4")]
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(carried)))
-    ends = entries[:, 1].astype(np.int64)
-    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-    return before[ends] > before[starts]
-
-
-def _without_sinks(columns: Columns, of_sink: Any) -> Columns:
-    kept = pa.array(~of_sink)
-    return Columns(
-        int((~of_sink).sum()),
-        *(
-            None if getattr(columns, name) is None else getattr(columns, name).filter(kept)
-            for name in ("seqnum", "time", "tags", "data")
-        ),
-    )

@@ -29,6 +29,7 @@ CHUNK_BYTES: Final = 1 << 20
 """A chunk ends with the row that crosses this; with the largest record it is still within a request's limit."""
 _MOST_BOOKS: Final = 256
 """Books that one task writes at once: of each it holds back rows for a chunk."""
+_MOST_TAGS: Final = DEFAULT_LIMITS.tags_per_record - 2
 _encode_json: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -54,22 +55,25 @@ class Rows(msgspec.Struct, frozen=True):
         seen.update(_content(self.data))
         return seen.hexdigest()
 
-    def chunk(self, book: str, first: bytes, first_tag: str, last_seqnum: int) -> bytes:
-        """The rows behind a record with that tag alone, on condition that `last_seqnum` is the tag's last record."""
-        count = len(self.data) + 1
+    def chunk(self, book: str, first_tag: str, last_tag: str, last_seqnum: int) -> bytes:
+        """The rows, with a tag more on the first and on the last of them, on condition that `last_seqnum` is the last
+        record of the latter.
+        """
+        count = len(self.data)
         payloads = _content(self.data)
         entries = np.zeros((count, 4), "<u4")
-        entries[0] = (len(first), 1, crc32(first), 0)
         ends = np.cumsum(_lengths(self.data))
-        entries[1:, 0] = ends + len(first)
-        entries[1:, 1] = self.tag_ends + 1
         starts = [0, *ends.tolist()]
-        entries[1:, 2] = [crc32(payloads[start:end]) for start, end in pairwise(starts)]
+        entries[:, 0] = ends
+        entries[:, 1] = self.tag_ends + 1
+        entries[-1, 1] += 1
+        entries[:, 2] = [crc32(payloads[start:end]) for start, end in pairwise(starts)]
         entries[1:, 3] = JOINED
-        tags = np.concatenate((np.ones(1, "<u4"), self.tag_numbers.astype("<u4") + 2)).astype("<u4")
-        condition = pack_condition(0, 1, last_seqnum)
-        strings = [book, first_tag, *self.tag_names]
-        return assemble_chunk(strings, count, entries.tobytes(), tags.tobytes(), condition, b"".join((first, payloads)))
+        tags = np.concatenate(([2], self.tag_numbers + 3, [1])).astype("<u4")
+        strings = [book, last_tag, first_tag, *self.tag_names]
+        return assemble_chunk(
+            strings, count, entries.tobytes(), tags.tobytes(), pack_condition(0, 1, last_seqnum), bytes(payloads)
+        )
 
 
 def _lengths(data: Any) -> Any:
@@ -109,7 +113,7 @@ class Held:
                 count = min(count, len(self))
         if not 0 < count <= len(self):
             return None
-        rows = _rows(self._data[:count], self._tags[:count])
+        rows = rows_of(self._data[:count], self._tags[:count])
         self._data, self._tags = self._data[count:], self._tags[count:]
         return rows
 
@@ -182,7 +186,8 @@ def _tags_of(batch: Any) -> Any:
     return tags
 
 
-def _rows(data: Any, tags: Any) -> Rows:
+def rows_of(data: Any, tags: Any) -> Rows:
+    """Arrow columns as rows; `InvalidArgument` or `TooLarge` if their tags are not such as records may have."""
     values = tags.flatten()
     if values.null_count:
         raise InvalidArgument("a tag is null", field="tags")
@@ -195,11 +200,11 @@ def _rows(data: Any, tags: Any) -> Rows:
                 f"tags that start with {SINK_TAG_PREFIX} are the sink's own, not {name!r}", field="tags"
             )
     counts = pc.list_value_length(tags).to_numpy(zero_copy_only=False).astype(np.int64)
-    if len(counts) and counts.max() > DEFAULT_LIMITS.tags_per_record:
+    if len(counts) and counts.max() > _MOST_TAGS:
         raise TooLarge(
-            f"a row has {counts.max()} tags, and a record may have {DEFAULT_LIMITS.tags_per_record}",
+            f"a row has {counts.max()} tags, and may have {_MOST_TAGS}: two of a record's are the sink's",
             field="tags",
-            limit=DEFAULT_LIMITS.tags_per_record,
+            limit=_MOST_TAGS,
         )
     numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     places = np.repeat(np.arange(len(counts)), counts) * (len(names) + 1) + numbers

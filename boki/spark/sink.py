@@ -42,14 +42,13 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
-        lanes = [lane for message in messages if isinstance(message, Written) for lane in message.lanes]
-        with _open(self._options) as gateway:
-            commit(gateway, self._write, 0, lanes, is_noted=self._options.write_id is not None)
+        if self._options.write_id is not None:  # nobody asks for another
+            lanes = [lane for message in messages if isinstance(message, Written) for lane in message.lanes]
+            with _open(self._options) as gateway:
+                commit(gateway, self._write, 0, lanes)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The job has failed. What was appended stays; under a `writeId` the next run goes on from there."""
-        if self._options.write_id is None:
-            self.commit([message for message in messages if message is not None])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -74,7 +73,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if written:
             lanes = [lane for message in written for lane in message.lanes]
             with _open(self._options) as gateway:
-                commit(gateway, written[0].write, batchId, lanes, is_noted=True)
+                commit(gateway, written[0].write, batchId, lanes)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """The batch has failed. Whoever runs it again goes on from what is there."""
