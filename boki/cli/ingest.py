@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Write LogBooks into Parquet, batch after batch: each whole, and once, whenever it is killed and run again."""
     pipeline = _pipeline(file, url, token)
-    from boki.spark.session import session
+    from boki.spark.local_session import session
 
     spark = session(pipeline.name, master=master)
     spark.sparkContext.setLogLevel("OFF")

@@ -3,6 +3,6 @@
 Importing this package brings no Spark in; what needs it imports it. See docs/spark.md.
 """
 
-from boki.spark.session import session
+from boki.spark.local_session import session
 
 __all__ = ["session"]

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from boki.spark.ingest import start
+from boki.spark.local_session import session
 from boki.spark.pipeline import Progress, load_pipeline
-from boki.spark.session import session
 
 
 def main(words: list[str]) -> None:

@@ -39,7 +39,8 @@ def session(
     """
     if package_folder("pyspark") is None or package_folder("pyarrow") is None:
         raise ConfigError(f"Spark needs the packages pyspark and pyarrow: {_REMEDY}")
-    prepare_environment()
+    is_local = master is not None and master.startswith("local")
+    prepare_environment(is_local=is_local)
     from pyspark.sql import SparkSession
 
     settings = {
@@ -51,7 +52,7 @@ def session(
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     }
-    if master is None or not master.startswith("local"):
+    if not is_local:
         for name in ("spark.driver.bindAddress", "spark.driver.host"):
             del settings[name]  # executors elsewhere must reach the driver
     builder = SparkSession.builder.appName(app_name)
@@ -62,11 +63,12 @@ def session(
     return builder.getOrCreate()
 
 
-def prepare_environment() -> None:
+def prepare_environment(*, is_local: bool) -> None:
     """Set what a session of this process needs in its environment, where nobody has set it: Java and Python."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     java = find_java()
     if java is None:
         raise ConfigError(f"there is no Java: set JAVA_HOME, put java on PATH, or {_REMEDY}")

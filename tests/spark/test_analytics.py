@@ -1,0 +1,42 @@
+"""Queues as Spark sees them: the ages and rates that follow from a queue's records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from boki.child import Child
+from boki.client import BlockingClient
+from boki.libs.bokiqueue.records import Act, Push, Take, encode, stream_tag
+from boki.spark.analytics import queue_ages, queue_events, queue_rates
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def test_ages_and_rates_are_those_of_the_records(spark: SparkSession, system: Child, client: BlockingClient) -> None:
+    """Each delivery is as old as the log's time between its push and its take; what is not taken has no age."""
+    book = client.logbook("mail")
+    tag = stream_tag("letters", 0)
+    records = [
+        Push(0, b"\0", [b"a", b"b", b"c"]),
+        Act(0, b"me", 1, takes=[Take("", 2, 1_000_000)]),
+        Push(0, b"\0", [b"d"]),
+        Act(0, b"me", 2, takes=[Take("", 1, 1_000_000), Take("unknown", 1)]),
+    ]
+    for record in records:
+        book.append(encode(record), [tag])
+    book.append(b"something else", ["!q:other:0"])
+    push, first, _, second = (record.time for record in book.read(tag).records)
+    frame = spark.read.format("logbook").options(gateway=system.url, book="mail").load()
+    events = queue_events(frame, "letters").cache()
+    ages = sorted(row.age_s for row in events.where("kind = 'delivery'").collect())
+    expected = sorted([(first - push) / 1e6] * 2 + [(second - push) / 1e6])
+    assert ages == pytest.approx(expected)
+    (row,) = queue_ages(events).collect()
+    assert (row.consumers, row.deliveries, row.max_s) == ("", 3, pytest.approx(expected[-1]))
+    rates = queue_rates(events, "1 day").collect()
+    assert (sum(row.pushed for row in rates), sum(row.delivered for row in rates)) == (4, 3)

