@@ -7,7 +7,7 @@ number: the fold counts it once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from boki import BokiError
@@ -95,9 +95,9 @@ class Settlement(Waiter):
 class Demand:
     """What all wants of a process come to, for one round of acts: who waits is counted together, by kind."""
 
-    __slots__ = ("bound", "missing", "probed", "special")
+    __slots__ = ("bound", "missing", "probed", "spare", "special")
 
-    def __init__(self, wants: Iterable[Waiter], lines: Iterable[Line]) -> None:
+    def __init__(self, wants: Iterable[Waiter], lines: Sequence[Line]) -> None:
         self.missing: dict[tuple[str, int], int] = {}
         """How many messages are wanted that no act asks for yet."""
         self.special: list[Want] = []
@@ -114,6 +114,8 @@ class Demand:
                     if want.lines is not None:
                         self.bound[kind] = want.lines
                     self.missing[kind] = self.missing.get(kind, 0) + want.count
+        self.spare = max(self.missing.values(), default=0) // len(lines) or 1
+        """How many each shard is asked for beyond what is known to be there: pushes come until the act is ordered."""
         for line in lines:
             if line.outstanding is not None:
                 for take in line.outstanding.act.takes:
@@ -214,7 +216,7 @@ class Line:
             if bound is not None and self.shard not in bound and kind not in demand.probed:
                 continue
             if count > 0 and (kind in demand.probed or self._has(kind[0], now_us)):
-                asked = count if kind in demand.probed else min(count, max(self.state.ready_count(kind[0]), 1))
+                asked = count if kind in demand.probed else min(count, self.state.ready_count(kind[0]) + demand.spare)
                 demand.missing[kind] = count - asked
                 takes.append(Take(kind[0], asked, kind[1]))
                 owners.append(None)

@@ -57,6 +57,7 @@ class Following:
         self._is_starting = False
         self._saying: set[str] = set()
         self._look_again_us = 0
+        self._turn = 0
         self._pushed = self.taker[0]
         self.waited_s = 0.0
         """How long the log has waited for us, in its own time."""
@@ -374,7 +375,8 @@ class Following:
         """Append what is to be asked for, at every shard that has no act on its way."""
         demand: Demand | None = None
         now_us = self.log_time_us()
-        for line in self.lines:
+        self._turn = (self._turn + 1) % self.shards  # each shard is the first to be asked in its turn
+        for line in (*self.lines[self._turn :], *self.lines[: self._turn]):
             if line.outstanding is None:
                 if demand is None:
                     demand = Demand(self.waiters, self.lines)
