@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,34 +101,46 @@ def test_a_running_stream_takes_what_comes(
         query.stop()
 
 
-def test_terms_and_new_logs_in_mid_stream(spark: SparkSession, tmp_path: Path) -> None:
-    """The log comes back with other numbers of physical logs, under a stream that goes on and one that starts again."""
+LOG_COUNTS = (1, 3, 2, 4, 1, 2, 3, 1, 4, 2, 3)
+"""Ten changes of the number of physical logs, each a new term."""
+
+
+def test_ten_reconfigurations_under_a_running_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """The log comes back with other numbers of logs, killed or stopped, wherever the stream is then: each record once.
+
+    A second stream, which has missed nearly all of these terms, goes through them in small steps.
+    """
     functions = tmp_path / "functions"
     functions.mkdir()
-    port = 0
+    draw = random.Random(10)
     running, resumed = Collected(), Collected()
     query: StreamingQuery | None = None
     books = [f"moving-{number}" for number in range(4)]
+    port = 0
     try:
-        for logs in (1, 3, 2):
+        for turn, logs in enumerate(LOG_COUNTS):
             config = DevConfig(data=tmp_path / "data", functions=functions, port=port, logs=logs, reload=False)
             with Child(config) as child, BlockingClient(child.start().url) as client:
                 port = int(child.url.rpartition(":")[2])
                 for book in books:
-                    client.logbook(book).append_many([b"%d %d" % (logs, number) for number in range(20)])
+                    client.logbook(book).append_many([b"%d %d" % (turn, number) for number in range(20)])
                 if query is None:
                     query = start(spark, child.url, tmp_path / "c1", running, now=False, book="moving-*")
+                    run(spark, child.url, tmp_path / "c2", resumed, book="moving-*", maxRecordsPerBatch="300")
+                if turn < len(LOG_COUNTS) - 1:
+                    if draw.random() < 0.5:
+                        child.stop()  # else it is killed at the end of the block
+                    continue
                 query.processAllAvailable()
-                if logs != 3:  # this one misses a term, and then takes it in steps
-                    run(spark, child.url, tmp_path / "c2", resumed, book="moving-*", maxRecordsPerBatch="30")
                 expected = everything(client, *books)
                 assert running.rows == expected
-                child.stop()
+                run(spark, child.url, tmp_path / "c2", resumed, book="moving-*", maxRecordsPerBatch="300")
     finally:
         if query is not None:
             query.stop()
+    assert len(expected) == 80 * len(LOG_COUNTS)
     assert resumed.rows == expected
-    assert Counter(resumed.rows).most_common(1)[0][1] == 1
+    assert max(map(len, resumed.batches.values())) <= 300
 
 
 def test_what_is_trimmed_before_it_is_read(
