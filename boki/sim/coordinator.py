@@ -65,6 +65,8 @@ class Coordinator:
         self.membership_number = 0
         self.doubt = doubt
         self.stale = stale
+        self.slow_us = 0
+        """So much longer everything takes that is asked for: the ensemble's disks are slow."""
         self._is_cut = is_cut
         self._session_us = session_us
         self._sessions: dict[int, Session] = {}
@@ -103,6 +105,12 @@ class Coordinator:
         if not session.is_over:
             self._end(session)
             self.clock.after(self._delay(), session.on_state, "expired")
+
+    def lose_touch(self, session: Session) -> None:
+        """The connection breaks at this moment; both are silent until they hear each other again."""
+        if not session.is_over and not session.silent_since_us:
+            session.silent_since_us = self.clock.now_us
+            session.on_state("suspended")
 
     def _end(self, session: Session) -> None:
         session.is_over = True
@@ -171,7 +179,7 @@ class Coordinator:
                 request()
             self.clock.after(int(rng.random() * 1_500_000), self.ask, session, request, answer)
             return
-        self.clock.after(self._delay(), self._carry_out, session, request, answer)
+        self.clock.after(self._delay() + self.slow_us, self._carry_out, session, request, answer)
 
     def _carry_out(self, session: Session, request: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         if session.is_over:

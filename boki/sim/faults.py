@@ -20,7 +20,7 @@ from boki.messages import Seal
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.nodes import Node, StorageNode
 from boki.sim.options import seconds_between
-from boki.sim.schemes import Cluster, LoneCopy, Swap, is_whole_without
+from boki.sim.schemes import Cluster, LoneCopy, OldPrimary, Swap, is_whole_without
 
 MAX_PAUSE_US: Final = 2_500_000
 MAX_OFFSET_US: Final = 1_000_000
@@ -39,10 +39,11 @@ class Faults:
         self.victims = self._draw_victims()
         self._swapping = Swap(cluster, self._later, self.victims)
         self._keeping = LoneCopy(cluster, self._later, self.victims)
+        self._waking = OldPrimary(cluster, self._later)
         if "seal_crash" in self._options.faults:
             self._seal_rng = Random(f"{self._options.seed}:fault:seal_crash")
             cluster.sightings.on_seal.append(self._on_seal)
-            cluster.sightings.on_proposal = self._on_proposal
+            cluster.sightings.on_proposal.append(self._on_proposal)
         for fault, rate in sorted(self._options.faults.items()):
             if fault not in _RATES_ELSEWHERE:
                 # a stream of its own, so that one class switched off leaves the others where they were
@@ -72,8 +73,10 @@ class Faults:
         self._is_over = True
         self._swapping.stop()
         self._keeping.stop()
+        self._waking.stop()
         self._clock.note("everything is healed")
         self._cluster.network.heal()
+        self._cluster.coordinator.slow_us = 0
         self._cluster.coordinator.doubt = self._cluster.coordinator.stale = 0.0
         for node in self._cluster.nodes.values():
             node.resume()
@@ -198,8 +201,10 @@ class Faults:
     def _swap(self) -> None:
         self._swapping.strike(self._rng)
 
-    def _lone_copy(self) -> None:
-        self._keeping.strike(self._rng)
+    def _handover(self) -> None:
+        scheme = self._keeping if self._rng.random() < 0.5 else self._waking
+        if not (self._keeping.is_going or self._waking.is_going):
+            scheme.strike(self._rng)
 
     def _wipe_node(self, node: Node, down_us: int = 20_000) -> None:
         if not self._is_over:

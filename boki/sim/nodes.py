@@ -403,7 +403,8 @@ class ControllerNode(Node):
 
         if isinstance(value, View):
             self.clock.note(f"{self.name} wants term {value.term}", value)
-            self.world.sightings.on_proposal(self, value)
+            for hear in self.world.sightings.on_proposal:
+                hear(self, value)
             coordinator.ask(self.session, lambda: coordinator.install(value), done)
         else:
             assert isinstance(value, Placement)

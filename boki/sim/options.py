@@ -16,7 +16,7 @@ import msgspec
 NETWORK: Final = ("loss", "repeat", "reorder", "delay", "partition", "one_way", "hide")
 NODES: Final = ("crash", "crash_primary", "stop", "save", "pause", "power_cut", "wipe", "swap", "clock", "seal_crash")
 DISKS: Final = ("stall", "fsync_error", "rot", "full")
-COORDINATION: Final = ("session", "doubt", "stale", "false_seal", "lone_copy")
+COORDINATION: Final = ("session", "doubt", "stale", "false_seal", "handover")
 CHANGES: Final = ("logs", "sequencers", "drain")
 FAULTS: Final = NETWORK + NODES + DISKS + COORDINATION + CHANGES
 
@@ -35,7 +35,7 @@ _RARE: Final = {
     "power_cut": (0.15, 0.8),
     "wipe": (0.1, 0.6),
     "swap": (0.5, 2.0),
-    "lone_copy": (0.3, 1.5),
+    "handover": (0.5, 2.0),
     "drain": (0.05, 0.3),
     "clock": (0.1, 1.0),
     "hide": (0.3, 1.5),

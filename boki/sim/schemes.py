@@ -13,9 +13,11 @@ from typing import Final, Protocol
 
 from boki.log.ids import LogId, NodeId
 from boki.log.membership import Role
+from boki.log.view import View
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import MetalogStore
 from boki.sim.clockwork import Clockwork
+from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.coordinator import Coordinator
 from boki.sim.engines import EngineNode
 from boki.sim.network import Network
@@ -99,6 +101,38 @@ class Scheme:
         self._later(down_us, node.start)
 
 
+class SequencerScheme(Scheme):
+    """What schemes have in common that are about one log of one term."""
+
+    _view: View
+    _log: LogId
+
+    def _store(self, node: Node) -> MetalogStore | None:
+        core = node.core
+        if not isinstance(core, SequencerCore) or self._view.term not in core.chain:
+            return None
+        return core._stores.get((self._view.term, self._log))  # noqa: SLF001 - when to strike, not a check
+
+    def _busiest(self, view: View, logs: Sequence[int]) -> LogId:
+        """The log of these whose primary has the most entries."""
+        self._view = view
+        lengths = {}
+        for log in logs:
+            self._log = LogId(log)
+            store = self._store(self._cluster.nodes[view.primaries[log]])
+            lengths[LogId(log)] = store.length if store is not None else 0
+        return max(lengths, key=lambda log: lengths[log])
+
+    def _is_well(self) -> bool:
+        """Whether the term goes on, and all its sequencers take part."""
+        nodes = [self._cluster.nodes[name] for name in self._view.sequencers]
+        return self._cluster.coordinator.views[-1] is self._view and all(
+            store is not None and node.incarnation == self._view.incarnations[node.name] and store.may("append")
+            for node in nodes
+            for store in [self._store(node)]
+        )
+
+
 class Swap(Scheme):
     """Storage nodes lose their disks one after the other, and what is stored meanwhile reaches only them.
 
@@ -178,7 +212,7 @@ class Swap(Scheme):
         self._later(ordered_us + 200_000, self._end)
 
 
-class LoneCopy(Scheme):
+class LoneCopy(SequencerScheme):
     """An entry is durable on one backup only when its term ends, and that backup loses its disk in the next one.
 
     By then a majority must have it: it is in the term's end that the next view names, and engines have gone by it. The
@@ -204,25 +238,11 @@ class LoneCopy(Scheme):
         logs = [log for log, primary in enumerate(view.primaries) if primary != self._holder.name]
         if logs:
             self.is_going = True
-            self._view, self._log = view, rng.choice(logs)
+            self._log = self._busiest(view, logs)
             self._primary = self._cluster.nodes[view.primaries[self._log]]
             names = [name for name in view.sequencers if name not in (self._holder.name, self._primary.name)]
             self._other = self._cluster.nodes[names[0]]
             self._wait(self._is_well, self._keep_to_holder, 300_000, 20_000)
-
-    def _is_well(self) -> bool:
-        nodes = (self._holder, self._other, self._primary)
-        return self._cluster.coordinator.views[-1] is self._view and all(
-            store is not None and node.incarnation == self._view.incarnations[node.name] and store.may("append")
-            for node in nodes
-            for store in [self._store(node)]
-        )
-
-    def _store(self, node: Node) -> MetalogStore | None:
-        core = node.core
-        if not isinstance(core, SequencerCore) or self._view.term not in core.chain:
-            return None
-        return core._stores.get((self._view.term, LogId(self._log)))  # noqa: SLF001 - when to strike, not a check
 
     def _keep_to_holder(self) -> None:
         self._clock.note(f"of {self._primary.name}'s entries one is to be on {self._holder.name} alone")
@@ -271,6 +291,82 @@ class LoneCopy(Scheme):
     def _end(self) -> None:
         self._awaits_seal = False
         self._primary.start()
+        super()._end()
+
+
+class OldPrimary(SequencerScheme):
+    """A primary that is cut off has an entry that nobody else has; its term ends; then a backup restarts and hears it.
+
+    Neither that backup nor any engine knows of the next view yet. Were the seal forgotten by the restart, the two would
+    be a majority for an entry behind the end of the term, and engines would go by it.
+    """
+
+    def __init__(self, cluster: Cluster, later: Later) -> None:
+        super().__init__(cluster, later)
+        cluster.sightings.on_proposal.append(self._on_proposal)
+        self._awaits_proposal = False
+
+    def strike(self, rng: Random) -> None:
+        """Begin, if that is possible."""
+        views = self._cluster.coordinator.views
+        if self.is_going or not views or len(views[-1].sequencers) != 3:
+            return
+        self.is_going = True
+        self._log = self._busiest(views[-1], range(views[-1].log_count))
+        self._primary = self._cluster.nodes[self._view.primaries[self._log]]
+        names = [name for name in self._view.sequencers if name != self._primary.name]
+        self._backups = [self._cluster.nodes[name] for name in names]
+        self._woken = rng.choice(self._backups)
+        self._wait(self._is_well, self._cut_off, 300_000, 20_000)
+
+    def _cut_off(self) -> None:
+        primary, backups = str(self._primary.name), [str(node.name) for node in self._backups]
+        self._clock.note(f"{primary} is to go on after its term")
+        self._cut("backups", [primary], backups)
+        far = [ZOOKEEPER, *(str(node.name) for node in self._cluster.of(Role.CONTROLLER))]
+        self._cut("far", [primary], far)
+        self._cut("far", far, [primary])
+        self._wait(self._has_more, self._await_proposal, 400_000)
+
+    def _has_more(self) -> bool:
+        """Whether the primary has a durable entry that no backup has."""
+        mine, theirs = self._store(self._primary), [self._store(node) for node in self._backups]
+        return mine is not None and all(other is not None and mine.durable_until > other.length for other in theirs)
+
+    def _await_proposal(self) -> None:
+        self._awaits_proposal = True
+        self._later(3_000_000, self._end)
+
+    def _on_proposal(self, _controller: Node, view: View) -> None:
+        if not (self.is_going and self._awaits_proposal) or view.term != self._view.term + 1:
+            return
+        self._awaits_proposal = False
+        self._cluster.coordinator.slow_us = 100_000
+        for node in self._cluster.of(Role.ENGINE):
+            self._silence(node)
+        self._later(0, self._restart)
+
+    def _silence(self, node: Node) -> None:
+        """The coordinator's news do not reach it."""
+        self._cut("news", [ZOOKEEPER], [str(node.name)])
+        if node.session is not None:
+            self._cluster.coordinator.lose_touch(node.session)
+
+    def _restart(self) -> None:
+        self._woken.crash()
+        self._woken.start()
+        self._wait(lambda: self._store(self._woken) is not None, self._bring_together, 100_000, 200)
+
+    def _bring_together(self) -> None:
+        self._clock.sometimes("a primary that nobody had told went on after its term")
+        self._silence(self._woken)
+        self._cluster.coordinator.slow_us = 0
+        self._mend("backups")
+        self._later(500_000, self._end)
+
+    def _end(self) -> None:
+        self._awaits_proposal = False
+        self._cluster.coordinator.slow_us = 0
         super()._end()
 
 

@@ -46,6 +46,7 @@ SITUATIONS: Final = (
     "a controller died between two steps",
     "disks were wiped one after the other",
     "the one backup with an entry of the term before lost its disk",
+    "a primary that nobody had told went on after its term",
     "a call was taken over by another engine",
 )
 """What every large enough batch must have met."""
@@ -58,7 +59,7 @@ class Sightings:
         self._clock = clock
         self.on_seal: list[Callable[[Node, NodeId], None]] = []
         """Called for each sequencer that is about to be sealed, with who does it."""
-        self.on_proposal: Callable[[Node, View], None] = lambda _node, _view: None
+        self.on_proposal: list[Callable[[Node, View], None]] = []
         """Called for each view that a controller wants to install: all before it is sealed and completed."""
         self.looks: dict[type, Callable[[Node, NodeId, Any], None]] = {
             Seal: self._on_seal,
