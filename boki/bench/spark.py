@@ -25,8 +25,9 @@ RECORD_BYTES: Final = 100
 BOOK: Final = "bench.spark"
 _WARM_UP_RECORDS: Final = 50_000
 _STEP_RECORDS: Final = 1_000_000
-_FRESH_RECORDS: Final = 200
 _FRESH_EVERY_S: Final = 0.05
+_FRESH_ROUNDS: Final = 4
+"""The latency is measured for so many times the length of a round."""
 _PARTITIONS: Final = 8
 _TIMEOUT_S: Final = 600
 
@@ -42,7 +43,7 @@ def spark(options: Options, step: Callable[[str], None]) -> Iterator[Row]:
         try:
             bench = _Bench(started, options, system.url, system.token, Path(folder))
             step("warming up")
-            bench.write("warm-up", _WARM_UP_RECORDS)
+            bench.write("warm-up", min(_WARM_UP_RECORDS, options.record_count))
             bench.read("warm-up")
             count = options.record_count
             step(f"sink, {count:,} records")
@@ -114,6 +115,7 @@ class _Bench:
 
     def latency(self, book: str) -> Row:
         """How long after its append, by the log's time, a record is in a micro-batch's output."""
+        count = max(1, round(_FRESH_ROUNDS * self._options.duration_s / _FRESH_EVERY_S))
         with BlockingClient(self._gateway["gateway"], token=self._gateway["token"]) as client:
             client.logbook(book).append(b"first")
             ages_s: list[float] = []
@@ -123,13 +125,13 @@ class _Bench:
                 times = [row.us for row in frame.selectExpr("unix_micros(time) as us").collect()]
                 now = time.time()
                 ages_s.extend(now - us / 1e6 for us in times)
-                if len(ages_s) >= _FRESH_RECORDS + 1:
+                if len(ages_s) >= count + 1:
                     all_there.set()
 
             writer = self._stream(book).writeStream.foreachBatch(take).option("checkpointLocation", self._checkpoint())
             query = writer.trigger(processingTime="0 seconds").start()
             query.processAllAvailable()
-            for number in range(_FRESH_RECORDS):
+            for number in range(count):
                 client.logbook(book).append(b"%d" % number)
                 time.sleep(_FRESH_EVERY_S)
             is_complete = all_there.wait(_TIMEOUT_S)
