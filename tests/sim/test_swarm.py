@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from boki.sim.batches import ENOUGH_SEEDS, Result, Summary, run_seed, run_seeds
-from boki.sim.options import FAULTS, draw_options
+from boki.sim.options import FAULTS, Options, draw_options
 from boki.sim.sightings import SITUATIONS
+from boki.sim.simulation import simulate
 
 SEEDS = 300
 CHUNK = 10
@@ -54,6 +55,18 @@ def test_every_fault_is_drawn_and_some_seeds_have_none_or_one() -> None:
     assert all(350 < sum(fault in faults for faults in drawn) < 550 for fault in FAULTS)
     assert 20 < sum(len(faults) == 0 for faults in drawn) < 80
     assert 20 < sum(len(faults) == 1 for faults in drawn) < 80
+
+
+@pytest.mark.parametrize("seed", [5, 6, 7])
+def test_nothing_strikes_after_everything_is_healed(seed: int) -> None:
+    """What was drawn before and would come later does not come: liveness is demanded of a world without faults."""
+    faults = {"power_cut": 0.8, "wipe": 0.6, "crash": 1.5, "swap": 2.0, "handover": 2.0, "stop": 1.0, "false_seal": 1.0}
+    lines: list[str] = []
+    outcome = simulate(Options(seed=seed, chaos_us=2_000_000, faults=faults), lines.append)
+    healed = next(at for at, line in enumerate(lines) if "everything is healed" in line)
+    blows = ("crashes", "lost its disk", "power fails", "shall stop", "somebody seals", "to go on after", "alone")
+    assert [line for line in lines[healed:] if any(blow in line for blow in blows)] == []
+    assert outcome.violations == []
 
 
 def test_a_batch_that_never_met_a_rare_situation_is_not_good() -> None:

@@ -249,6 +249,35 @@ def test_of_two_writes_from_one_version_one_counts(clock: Clockwork) -> None:
     assert not ensemble.place(Placement(version=5))
 
 
+def test_a_connection_that_breaks_is_made_again_and_news_come_then(clock: Clockwork) -> None:
+    """Nothing is told to whoever is out of touch, not even what was on its way; afterwards it hears all it missed."""
+    ensemble = Ensemble(clock)
+    process = Process(ensemble, "controller-1")
+    run(clock, 1)
+    ensemble.install(view(1))
+    ensemble.cut.add("controller-1")
+    ensemble.lose_touch(process.session)
+    run(clock, 1)
+    assert process.states == ["suspended"]
+    assert not process.heard(InstallView)
+    ensemble.cut.clear()
+    run(clock, 1)
+    assert process.states == ["suspended", "connected"]
+    assert [each.term for news in process.heard(InstallView) for each in news.views] == [1]
+
+
+def test_slow_writes_are_carried_out_late(clock: Clockwork) -> None:
+    """An ensemble whose disks are slow does what it is asked for, later."""
+    ensemble = Ensemble(clock)
+    process, answers = Process(ensemble, "controller-1"), list[bool]()
+    ensemble.slow_us = SECOND
+    ensemble.ask(process.session, lambda: ensemble.install(view(1)), answers.append)
+    run(clock, 0.9)
+    assert not ensemble.views
+    run(clock, 0.5)
+    assert answers == [True]
+
+
 def test_a_silent_process_loses_its_session_and_learns_of_it_when_it_is_heard_again(clock: Clockwork) -> None:
     """Its registration goes after the timeout, at the ensemble; it itself is first suspended, and then expired."""
     ensemble = Ensemble(clock)
