@@ -31,6 +31,7 @@ PAGE_RECORDS: Final = 1_000
 LONG_WAIT_S: Final = 3_600.0
 _TRIES: Final = 5
 _MARGIN_S: Final = 0.0005
+_LEAST_WAIT_S: Final = 0.002
 
 _shared: WeakKeyDictionary[Any, dict[tuple[str, str], Following]] = WeakKeyDictionary()
 
@@ -170,29 +171,38 @@ class Following:
     def _patience_s(self) -> float:
         """How long the leader may wait for a record before something is due here."""
         patience_s = LONG_WAIT_S
-        groups = set()
+        groups: dict[str, frozenset[int] | None] = {}
         if self._look_again_us:
             patience_s = max(0.05, (self._look_again_us - self.log_time_us()) / 1e6)
         for waiter in self.waiters:
             if not waiter.is_done and waiter.patience_s is not None:
                 patience_s = min(patience_s, waiter.patience_s - self._since(waiter.since))
                 if isinstance(waiter, Want):
-                    groups.add(waiter.group)
+                    groups[waiter.group] = waiter.lines
         for line in self.lines:
             if line.outstanding is not None and not line.outstanding.is_under_way:
                 patience_s = min(patience_s, 0.05 * line.outstanding.tries)
-            for name in groups if line.outstanding is None else ():
-                group = line.state.groups.get(name)
-                due_us = group.next_due_us() if group is not None else 0
-                if due_us:
-                    patience_s = min(patience_s, (due_us - self.log_time_us()) / 1e6 + _MARGIN_S)
-        return max(patience_s, 0.001)
+        for name, lines in groups.items():
+            patience_s = min(patience_s, self._due_s(name, lines))
+        return max(patience_s, _LEAST_WAIT_S)
+
+    def _due_s(self, name: str, lines: frozenset[int] | None) -> float:
+        """When a delayed message or the end of a lease is due in shards that can be asked now."""
+        due_us = 0
+        for line in self.lines:
+            group = line.state.groups.get(name)
+            if group is not None and line.outstanding is None and (lines is None or line.shard in lines):
+                own_us = group.next_due_us()
+                due_us = min(due_us or own_us, own_us or due_us)
+        return (due_us - self.log_time_us()) / 1e6 + _MARGIN_S if due_us else LONG_WAIT_S
 
     def _shorten_read(self, waiter: Waiter) -> None:
         """The leader waits for longer than this one can: let it look again."""
         if self._read is not None and waiter.patience_s is not None:
-            left_s = max(self._read_ends[0] - monotonic(), self._read_ends[1] - self.waited_s)
-            if waiter.patience_s < left_s:
+            patience_s = waiter.patience_s
+            if isinstance(waiter, Want):
+                patience_s = min(patience_s, self._due_s(waiter.group, waiter.lines))
+            if patience_s < max(self._read_ends[0] - monotonic(), self._read_ends[1] - self.waited_s):
                 self._read.cancel()
 
     # Reading
