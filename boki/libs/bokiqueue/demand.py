@@ -186,7 +186,7 @@ class Line:
     def _due_settlements(self) -> list[Settlement]:
         count = size = 0
         for one in self.settlements:
-            size += len(one.settle.messages)
+            size += len(one.settle.messages) + len(one.settle.reason) // 16
             if count and size > MAX_SETTLED:
                 break
             count += 1

@@ -64,6 +64,7 @@ class Following:
         """How long the log has waited for us, in its own time."""
         self._tag = records.stream_tag(queue, 0) if shards == 1 else records.feed_tag(queue)
         self._next = 0
+        self._begun_below = 0
         self.is_loaded = False
         self._leader: Waiter | None = None
         self._read: asyncio.Future[Any] | None = None
@@ -284,8 +285,10 @@ class Following:
             return False
         finally:
             self._read = None
-        if 0 < self._next < page.first_seqnum:
-            await self.load(logbook)  # others have trimmed what this process had not read
+        if self._next < page.first_seqnum and (self._next > 0 or page.first_seqnum != self._begun_below):
+            # Others have trimmed what was not read yet. From 0 on that may be right, if there is no checkpoint twice.
+            self._begun_below = page.first_seqnum
+            await self.load(logbook)
             return True
         if not page.records:
             self.waited_s += wait_s
