@@ -17,7 +17,7 @@ import typer
 from msgspec import Meta
 
 from boki.config import Config, load
-from boki.errors import Unavailable
+from boki.errors import InvalidArgument, Unavailable
 from boki.log.membership import ClusterPlan
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def _configured(zookeeper: str, chroot: str, data: Path | None) -> Place:
 
 
 def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
-    """Where the cluster that is meant keeps its agreements. `Unavailable` if nothing says so."""
+    """Where the cluster that is meant keeps its agreements. `Unavailable` if nothing says so; `InvalidArgument` if what
+    is said contradicts the cluster that `boki up` runs here.
+    """
     from boki.cluster.state import read_state
 
     place = _configured(zookeeper, chroot, data)
@@ -66,6 +68,13 @@ def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
         raise Unavailable(
             f"the cluster in {folder} does not run: start it with `boki up`", retryable=False, folder=str(folder)
         )
+    named = chroot or (place.chroot if place.chroot != Place().chroot else "")
+    if named not in ("", state.chroot):
+        raise InvalidArgument(
+            f"the cluster of `boki up` in {folder} is at chroot {state.chroot}, and not at {named}: leave --chroot (or "
+            "BOKI_CHROOT) out, or name the other cluster's ZooKeeper with --zookeeper, too",
+            field="chroot",
+        )
     return Place(zookeeper=state.zookeeper, chroot=state.chroot)
 
 
@@ -82,8 +91,10 @@ def with_coordinator(place: Place, act: Callable[[ZooKeeperCoordinator], Corouti
 @asynccontextmanager
 async def connected(place: Place) -> AsyncIterator[ZooKeeperCoordinator]:
     """A session with the coordinator, for as long as the block lasts."""
+    from boki.cluster.probe import check_zookeeper
     from boki.controller.zookeeper import ZooKeeperCoordinator
 
+    await asyncio.to_thread(check_zookeeper, place.zookeeper)
     coordinator = await ZooKeeperCoordinator.connect(place.zookeeper, place.chroot)
     try:
         yield coordinator

@@ -60,6 +60,9 @@ def check_zookeeper(hosts: str) -> None:
     failures: list[str] = []
     for address in hosts.split(","):
         host, _, port = address.strip().rpartition(":")
+        if not port.isdecimal():
+            failures.append(f"{address.strip()} (not host:port)")
+            continue
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
         except OSError as error:
@@ -67,8 +70,8 @@ def check_zookeeper(hosts: str) -> None:
         else:
             return
     raise Unavailable(
-        f"no ZooKeeper takes connections at {', '.join(failures)}: start it, name another with --zookeeper, or leave "
-        "that out and one is started here",
+        f"no ZooKeeper takes connections at {', '.join(failures)}: start it, or name another with --zookeeper; "
+        "`boki up` without that starts one",
         retryable=False,
         zookeeper=hosts,
     )

@@ -1,5 +1,6 @@
 """Commands for operators: keys, changes of the cluster, drains. What cannot be is refused in words."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -7,8 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from boki.cli.app import app
+from boki.cli.coordination import place_of
 from boki.cli.keygen import roles_of
 from boki.cli.reconfigure import _changed, _drained, is_so
+from boki.cluster.identity import start_mark
 from boki.cluster.state import SupervisorState, write_state
 from boki.errors import InvalidArgument
 from boki.log.ids import NodeId
@@ -135,6 +138,26 @@ def test_without_a_cluster_the_commands_say_how_to_name_one(tmp_path: Path) -> N
     (data / "cluster").mkdir(parents=True)
     write_state(data / "cluster", SupervisorState(pid=1, mark="gone", url="", zookeeper="z:1", chroot="/boki"))
     assert "does not run: start it with `boki up`" in run("drain", "storage-1", "--data", str(data)).output
+
+
+def test_another_chroot_than_that_of_the_cluster_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the cluster here would be changed, and not the one that was named."""
+    here = SupervisorState(
+        pid=os.getpid(), mark=start_mark(os.getpid()), url="", zookeeper="127.0.0.1:1", chroot="/boki"
+    )
+    (tmp_path / "cluster").mkdir()
+    write_state(tmp_path / "cluster", here)
+    for chroot in ("/staging", "staging"):
+        done = run("reconfigure", "--logs", "3", "--data", str(tmp_path), "--chroot", chroot)
+        assert done.exit_code == 2
+        assert "is at chroot /boki" in " ".join(done.output.split())
+    for chroot in ("/boki", ""):
+        assert place_of("", chroot, tmp_path).chroot == "/boki"
+    monkeypatch.setenv("BOKI_CHROOT", "/staging")
+    with pytest.raises(InvalidArgument, match="/staging"):
+        place_of("", "", tmp_path)
 
 
 def test_a_change_of_nothing_is_told() -> None:
