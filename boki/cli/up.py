@@ -119,8 +119,8 @@ def _listen(supervisor: Supervisor, screen: UpScreen, config: UpConfig) -> None:
             screen.event("interrupted", f"second {name}: ending everything at once", {})
             os._exit(INTERRUPTED)
         text = f"{name}: stopping, calls have {config.drain_s:g} s to end; once more ends everything at once"
-        screen.event("draining", text, {})
         supervisor.stop()
+        screen.event("draining", text, {})
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

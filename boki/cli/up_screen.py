@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from boki.cli.terminal import bytes_text, results
@@ -48,7 +50,7 @@ class UpScreen:
             from rich.live import Live
 
             self._live = Live(self._drawn(), console=results(), auto_refresh=False, transient=False)
-            self._live.start()
+            self._say(self._live.start)
         elif not self._as_json:
             for name, value in self._facts.items():
                 self._line(f"{name}: {value}")
@@ -57,13 +59,14 @@ class UpScreen:
         """Leave the screen as it is."""
         if self._live is not None:
             self.refresh()
-            self._live.stop()
+            if self._live is not None:
+                self._say(self._live.stop)
             self._live = None
 
     def refresh(self) -> None:
         """Draw the screen as things are now; does nothing where there is none."""
         if self._live is not None:
-            self._live.update(self._drawn(), refresh=True)
+            self._say(partial(self._live.update, self._drawn(), refresh=True))
 
     def event(self, event: str, text: str, facts: Mapping[str, Any]) -> None:
         """Something happened. Lines that say only what was asked for are left out where people read."""
@@ -79,7 +82,17 @@ class UpScreen:
             self.refresh()
 
     def _line(self, text: str) -> None:
-        print(text, file=sys.stdout, flush=True)
+        self._say(lambda: print(text, file=sys.stdout, flush=True))
+
+    def _say(self, say: Callable[[], None]) -> None:
+        """A terminal that is closed, or a pipe that nobody reads any more, decides nothing about the cluster: what is
+        said from then on goes nowhere.
+        """
+        try:
+            say()
+        except (OSError, ValueError, SystemExit):  # rich ends the process where a pipe is broken
+            sys.stdout = _Nowhere()
+            self._live = None
 
     def _drawn(self) -> RenderableType:
         from rich.console import Group
@@ -99,6 +112,13 @@ class UpScreen:
         said = [Text(text, style="yellow") for text in sentences(self.status)] if self.status else []
         hint = Text("Ctrl-C stops it; `boki status` says more.", style="dim")
         return Group(head, *lines, table, *said, *(Text(event, style="dim") for event in self._events), hint)
+
+
+class _Nowhere(io.TextIOBase):
+    """Takes all that is written to it."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
 
 
 _COLUMNS: Sequence[tuple[str, Any]] = (

@@ -64,7 +64,7 @@ def read_state(folder: Path) -> SupervisorState | None:
     """What the last supervisor of this folder has told; None if there was none."""
     try:
         return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=SupervisorState)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CorruptData(f"{folder / FILE_NAME} is not what a supervisor writes: {error}") from None

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -91,6 +92,28 @@ def test_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = capsys.readouterr().out.splitlines()
     assert first == "data: here"
     assert second.endswith("engine-1 started")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_output_that_nobody_takes_stops_nothing(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    """A pipe whose reader has ended, or a closed terminal: the cluster goes on, and so does what is left to do."""
+    from rich.console import Console
+
+    class Closed(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    if is_terminal:
+        console = Console(force_terminal=True, width=120)
+        monkeypatch.setattr(up_screen, "results", lambda: console)
+    screen = UpScreen("console", running_core(), {"data": "here"})
+    screen.start()
+    screen.event("exited", "engine-1 was ended by SIGKILL", {})
+    screen.refresh()
+    screen.stop()
+    screen.event("stopped", "the cluster has stopped", {})
+    print("nor anything else")
 
 
 def test_a_terminal_gets_a_screen_with_troubles_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
