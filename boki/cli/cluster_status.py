@@ -67,7 +67,9 @@ def _state(name: str, says: Status, is_member: bool, status: Status, process: Pr
     if process is not None and process.role not in _ROLES:
         return process.state
     if not is_member:
-        return "not there" if process is None else "starting"
+        if process is None:
+            return "not there"
+        return "gone" if name in {row["node"] for row in status.get("gone", ())} else "starting"
     if not says or "error" in says:
         return "silent"
     words = ["draining" if name in status.get("draining", ()) else "up"]
@@ -84,6 +86,7 @@ _ROLES = frozenset({"gateway", "engine", "storage", "sequencer", "controller"})
 def _logs(status: Status) -> Iterator[tuple[object, ...]]:
     nodes: Mapping[str, Status] = {name: told for name, told in status.get("nodes", {}).items() if told}
     primaries = leader_of(status).get("primaries", [])
+    leading = {str(log): name for name, told in nodes.items() for log in told.get("leads") or ()}
     found: dict[str, dict[str, Any]] = {}
     for name, told in sorted(nodes.items()):
         for log, row in (told.get("logs") or {}).items():
@@ -94,7 +97,7 @@ def _logs(status: Status) -> Iterator[tuple[object, ...]]:
             elif row.get("lag"):
                 here["behind"].append(f"{name} {row['lag']:,}")
     for log, here in sorted(found.items(), key=lambda item: int(item[0])):
-        primary = primaries[int(log)] if int(log) < len(primaries) else ""
+        primary = primaries[int(log)] if int(log) < len(primaries) else leading.get(log, "")
         yield log, primary, f"{here['entries']:,}", f"{here['committed']:,}", ", ".join(here["behind"]) or "nobody"
 
 

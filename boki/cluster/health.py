@@ -18,8 +18,10 @@ def sentences(status: Status) -> list[str]:
     nodes = {name: told for name, told in sorted(status.get("nodes", {}).items()) if told and "error" not in told}
     return [
         *_silent(status),
+        *_gone(status),
         *_controllers(nodes, status),
         *_sequencers(nodes, leader_of(status)),
+        *_unled(nodes),
         *(f"degraded: {text}" for text in leader_of(status).get("degraded", ())),
         *_draining(status),
         *(text for name, told in nodes.items() for text in _node(name, told)),
@@ -48,6 +50,24 @@ def _silent(status: Status) -> Iterator[str]:
         if not told or "error" in told:
             why = (told or {}).get("error", "nothing came")
             yield f"{name} is registered and does not answer: {why}"
+
+
+def _gone(status: Status) -> Iterator[str]:
+    told = leader_of(status).get("sequencers", ())
+    for row in status.get("gone", ()):
+        if row["node"] not in told:  # those are missed in words of their own
+            yield f"{row['node']} is gone: it was registered until {row['since_s']:,.0f} s ago"
+
+
+def _unled(nodes: Mapping[str, Status]) -> Iterator[str]:
+    """Logs that no sequencer orders, of those that engines follow."""
+    leading = [told["leads"] for told in nodes.values() if told.get("role") == "sequencer" and "leads" in told]
+    if not leading:
+        return
+    led = {str(log) for logs in leading for log in logs}
+    logs = {log for told in nodes.values() if told.get("role") == "engine" for log in told.get("logs") or ()}
+    for log in sorted(logs - led, key=int):
+        yield f"log {log} has no primary: nothing is appended to it until a controller has begun the next term"
 
 
 def _controllers(nodes: Mapping[str, Status], status: Status) -> Iterator[str]:

@@ -458,8 +458,10 @@ class ControllerCore:
         degraded = []
         if storage is not None and len(storage.live) < storage.replicas:
             degraded.append(f"{len(storage.live)} storage nodes answer, and {storage.replicas} replicas are wanted")
+            if view is not None and len(storage.live) < view.write_quorum:
+                degraded[-1] += f": nothing can be appended until {view.write_quorum} of them do"
         if repair and repair["shards_lacking_replicas"]:
-            degraded.append(f"{repair['shards_lacking_replicas']} shards lack a replica, and no spare node has room")
+            degraded.append(f"{repair['shards_lacking_replicas']} shards lack a replica: there is no node to put it on")
         return {
             "node": self.node,
             "is_leader": self._leadership.is_leader,

@@ -149,7 +149,8 @@ class Repair:
             "draining": {
                 node: {
                     "shards": progress.used.get(node, 0),
-                    "is_complete": knows_all and not progress.used.get(node, 0),
+                    # while others lack a replica its copies may be what mends them
+                    "is_complete": knows_all and not progress.used.get(node, 0) and not progress.shards_lacking,
                 }
                 for node in by_name(storage.draining)
             },

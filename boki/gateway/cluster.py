@@ -67,6 +67,8 @@ _ASK_AFTER_US: Final = 1_000_000
 _HOLD_S: Final = 5.0
 """How long a request may wait for an engine that takes it while each refuses it without beginning it."""
 _STATUS_S: Final = 1.0
+_GONE_S: Final = 600.0
+"""A node that is registered no longer is told of for so long."""
 _MAX_IN_FLIGHT: Final = 8192
 """Log operations and logged calls that may wait for one engine."""
 
@@ -105,6 +107,8 @@ class ClusterBackend:
         self._clock = clock
         self._watchers: list[EngineWatcher] = []
         self._membership = Membership(number=-1)
+        self._gone: dict[NodeId, tuple[str, float]] = {}
+        """Nodes that were registered a while ago and are not now: their roles, and since when."""
         self._pending: dict[int, _Pending] = {}
         self._in_flight: Counter[NodeId] = Counter()
         # No number of this life is one of an earlier life: late answers to that one must find nobody.
@@ -166,8 +170,18 @@ class ClusterBackend:
                 for member in self._membership.members
             ],
             "draining": list(self._membership.draining),
+            "gone": self._lately_gone(),
             "nodes": {member.node: status for member, status in zip(members, told, strict=True)},
         }
+
+    def _lately_gone(self) -> list[dict[str, Any]]:
+        """Who was here a while ago: one that was stopped for good is forgotten in time."""
+        now_s = self._loop.time()
+        self._gone = {node: told for node, told in self._gone.items() if now_s - told[1] < _GONE_S}
+        return [
+            {"node": node, "role": role, "since_s": round(now_s - since_s, 1)}
+            for node, (role, since_s) in sorted(self._gone.items())
+        ]
 
     async def _status_of(self, node: NodeId) -> Any:
         try:
@@ -320,6 +334,12 @@ class ClusterBackend:
     def on_membership(self, membership: Membership) -> None:
         """Who is registered now."""
         if membership.number >= self._membership.number:
+            here = {member.node for member in membership.members}
+            now_s = self._loop.time()
+            for member in self._membership.members:
+                if member.node not in here:
+                    self._gone[member.node] = (member.role, now_s)
+            self._gone = {node: told for node, told in self._gone.items() if node not in here}
             self._membership = membership
         self._perform(self.roster.on_membership(membership, self._clock()))
         self._poll()

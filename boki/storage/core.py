@@ -220,8 +220,8 @@ class StorageCore:
         return {
             "term": self._newest_term,
             "has_room": self.has_room,
-            "shards": len(shards),
-            "open_shards": len(self._open),
+            "shards": sum(map(self.holdings.is_wanted, shards)),
+            "open_shards": sum(map(self.holdings.is_wanted, self._open)),
             "is_caught_up": self.follower.is_caught_up(),
             "placement_version": self.holdings.placement.version,
             "repair": self.repair.status(),

@@ -31,7 +31,7 @@ def healthy() -> dict[str, Any]:
     }
     for number in (1, 2, 3):
         nodes[f"storage-{number}"] = node("storage", repair={"lacking_records": 0})
-        nodes[f"sequencer-{number}"] = node("sequencer")
+        nodes[f"sequencer-{number}"] = node("sequencer", leads=[0] if number == 1 else [])
     members = [{"node": name, "role": told["role"]} for name, told in nodes.items()]
     return {"ready": True, "members": members, "draining": [], "nodes": nodes}
 
@@ -54,6 +54,11 @@ TROUBLES: list[tuple[Change, str]] = [
         lambda s: [s["nodes"].pop(name) for name in ("sequencer-2", "sequencer-3")],
         "a majority: nothing can be appended",
     ),
+    (
+        lambda s: s.update(gone=[{"node": "engine-2", "role": "engine", "since_s": 12.3}]),
+        "engine-2 is gone: it was registered until 12 s ago",
+    ),
+    (lambda s: s["nodes"]["sequencer-1"].update(leads=[]), "log 0 has no primary: nothing is appended to it until"),
     (lambda s: s["nodes"]["controller-1"]["controller"].update(degraded=["2 of 3"]), "degraded: 2 of 3"),
     (lambda s: drained(s, shards=7, is_complete=False), "storage-2 is being drained: no new shard goes there"),
     (lambda s: drained(s, shards=7, is_complete=False), "7 shards to go"),

@@ -155,6 +155,24 @@ def test_without_an_engine_requests_wait_for_one_and_are_refused_after_some_seco
     in_cluster(scenario)
 
 
+def test_who_was_registered_a_while_ago_is_told_of() -> None:
+    """A node that has gone is not forgotten with its registration; one that is back, or gone for long, is no news."""
+
+    async def scenario(cluster: Cluster) -> None:
+        first, second = home(cluster)
+        cluster.register(second.node)
+        await time_passes(7.0)
+        (gone,) = (await cluster.backend.status())["gone"]
+        assert (gone["node"], gone["role"], round(gone["since_s"])) == (first.node, "engine", 7)
+        cluster.register(first.node, second.node)
+        assert (await cluster.backend.status())["gone"] == []
+        cluster.register(second.node)
+        await time_passes(700.0)
+        assert (await cluster.backend.status())["gone"] == []
+
+    in_cluster(scenario)
+
+
 # Logged calls
 
 

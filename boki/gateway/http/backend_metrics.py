@@ -65,7 +65,7 @@ class BackendMetrics(Collector):
         yield syncs
         yield from self._pools(status.get("pools", ()))
         if "nodes" in status:
-            yield from node_metrics(status["nodes"])
+            yield from node_metrics(status["nodes"] | {row["node"]: None for row in status.get("gone", ())})
 
     @staticmethod
     def _pools(pools: Any) -> Iterator[Metric]:

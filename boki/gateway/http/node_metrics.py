@@ -26,7 +26,8 @@ _LINK_COUNTERS: Final = {
 
 def node_metrics(nodes: Mapping[str, Mapping[str, Any] | None]) -> Iterator[Metric]:
     """The families of all nodes; one that said nothing is down."""
-    up = GaugeMetricFamily("boki_node_up", "Whether a registered node has answered", labels=["node"])
+    what = "Whether a node that is registered, or was minutes ago, has answered"
+    up = GaugeMetricFamily("boki_node_up", what, labels=["node"])
     for node, status in nodes.items():
         up.add_metric([node], 0 if status is None else 1)
     yield up
