@@ -26,6 +26,8 @@ def command(as_json: AsJson = False, data: Data = None, url: Url = "", token: To
     Of a cluster that `boki up` runs here, also what its supervisor knows; --data names its directory.
     """
     supervisor = supervisor_of(data, os.environ)
+    if data is not None and supervisor is None and not url:
+        raise Unavailable(f"no cluster of `boki up` runs on {data}", retryable=False, folder=str(data))
     if supervisor is not None and not url:
         url = supervisor.url
     with connect(url, token) as client:

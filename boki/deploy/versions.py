@@ -167,5 +167,5 @@ class Versions:
         found = self._deployed.get(int(wanted))
         if found is None:
             known = ", ".join(map(str, self._deployed)) or "none"
-            raise NotFound(f"there is no version {wanted} (any more): there are {known}", field="version")
+            raise NotFound(f"version {wanted} is not among those that are kept: {known}", field="version")
         return found[0]

@@ -253,6 +253,9 @@ class ZmqLinks:
         member, name = peer.member, lane.name.lower()
         what = f"{member.role} {member.node} (incarnation {member.incarnation}, {name} at {member.lanes.get(name)})"
         server_key = ""
+        if self._keys is None and member.public_key:
+            self._notices.say(logging.WARNING, f"{what} is not connected to: it has a key, and this node has none")
+            return None
         if self._keys is not None:
             owner = self._keys.ring.of(member.node)
             if owner is None or owner.role is not member.role or member.public_key not in ("", owner.public):

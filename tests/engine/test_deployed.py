@@ -183,6 +183,21 @@ def test_a_bundle_with_a_broken_module_is_refused_with_its_place(tmp_path: Path)
     drive(test())
 
 
+def test_a_bundle_without_any_function_is_refused(tmp_path: Path) -> None:
+    """It would take all functions away, and most often it is the wrong folder; with force it is what was meant."""
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            await made.deploy(bundle(app=SAYS.format("good")))
+            await made.deployed.until(1)
+            with pytest.raises(InvalidArgument, match="registers a function"):
+                await made.deploy(bundle(app="x = 1"))
+            assert await made.host.result("says") == "good"
+            assert await made.deploy(bundle(app="x = 1"), is_forced=True) == 2
+
+    drive(test())
+
+
 def test_an_activation_that_is_repeated_makes_one_version(tmp_path: Path) -> None:
     """A gateway that has lost the answer asks again."""
 

@@ -68,7 +68,7 @@ class DeployedFunctions:
     async def activate(self, asked: ActivateBundle) -> BundleActivated:
         """See whether the modules of an uploaded bundle can be loaded, and make it the version that runs.
 
-        `InvalidArgument` with the errors of those that cannot, unless that `is_forced`.
+        `InvalidArgument` with the errors of those that cannot, or if there is no function, unless that `is_forced`.
         """
         book = VersionBook(self._port, self._limits, dict(asked.positions))
         uploaded = Deployed(0, asked.bundle_hash, asked.size_bytes, asked.upload, asked.first_seqnum)
@@ -81,6 +81,12 @@ class DeployedFunctions:
         broken = tuple(module.module for module in modules if module.error)
         if broken and not asked.is_forced:
             raise _refusal(modules)
+        if not asked.is_forced and not any(module.functions for module in modules):
+            raise InvalidArgument(
+                "no module of the folder registers a function, so there would be none left to call: is it the right "
+                "folder? --force deploys it all the same",
+                field="functions",
+            )
         functions = tuple(sorted(info.name for module in modules for info in module.functions))
         version = await book.activate(
             Deployed(0, asked.bundle_hash, asked.size_bytes, asked.upload, asked.first_seqnum, functions, broken)
