@@ -14,6 +14,8 @@ from boki.bench.rows import quantile
 from boki.libs.bokiqueue import Queue
 
 BOOK = "bench-queue"
+_DRAIN_S = 20.0
+"""After the end, what was pushed has so long to come out."""
 
 
 class QueueLoad(msgspec.Struct, frozen=True):
@@ -80,7 +82,8 @@ class _Measured:
             except BokiError:
                 self.errors += 1
                 continue
-            if not found and time.perf_counter() >= self.end:
+            left = len(self.pushes_s) * self.load.batch - len(self.deliveries_s)
+            if not found and time.perf_counter() >= self.end + (_DRAIN_S if left > 0 else 0.0):
                 return
             now_ns = time.time_ns()
             for message in found:

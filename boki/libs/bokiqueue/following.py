@@ -32,6 +32,8 @@ LONG_WAIT_S: Final = 3_600.0
 _TRIES: Final = 5
 _MARGIN_S: Final = 0.0005
 _LEAST_WAIT_S: Final = 0.002
+_ANSWER_S: Final = 60.0
+"""Longer than an append may take."""
 
 _shared: WeakKeyDictionary[Any, dict[tuple[str, str], Following]] = WeakKeyDictionary()
 
@@ -154,17 +156,22 @@ class Following:
             if isinstance(waiter, Arrival) and self._next > waiter.seqnum:
                 waiter.finish(None)
             elif waiter.patience_s is not None:
-                if self._since(waiter.since) >= waiter.patience_s - _MARGIN_S:
+                late_s = self._since(waiter.since) - waiter.patience_s + _MARGIN_S
+                # While an act asks for it, it waits for the answer: nobody else may be there to take what comes.
+                if late_s >= 0 and (late_s > _ANSWER_S or not self._is_under_way(waiter)):
                     waiter.finish([])
             elif isinstance(waiter, Want) and not self._is_asked_for(waiter):
                 waiter.finish([])
 
     def _is_asked_for(self, want: Want) -> bool:
         """Whether an act may still bring something to one that does not wait."""
-        lines = self.lines
-        return any(line.may_probe(want) for line in lines) or any(
-            take.group == want.group and take.lease_us == want.lease_us
-            for line in lines
+        return any(line.may_probe(want) for line in self.lines) or self._is_under_way(want)
+
+    def _is_under_way(self, waiter: Waiter) -> bool:
+        """Whether an outstanding act asks for messages that this one may get."""
+        return isinstance(waiter, Want) and any(
+            (take.group, take.lease_us) == waiter.kind
+            for line in self.lines
             if line.outstanding is not None
             for take in line.outstanding.act.takes
         )
@@ -177,7 +184,8 @@ class Following:
             patience_s = max(0.05, (self._look_again_us - self.log_time_us()) / 1e6)
         for waiter in self.waiters:
             if not waiter.is_done and waiter.patience_s is not None:
-                patience_s = min(patience_s, waiter.patience_s - self._since(waiter.since))
+                left_s = waiter.patience_s - self._since(waiter.since)
+                patience_s = min(patience_s, left_s if left_s > 0 else _ANSWER_S)
                 if isinstance(waiter, Want):
                     groups[waiter.group] = waiter.lines
         for line in self.lines:
@@ -300,6 +308,8 @@ class Following:
         for record in page.records:
             await self._fold(logbook, record)
         self._next = max(self._next, page.next_start)
+        if any(line.settlements for line in self.lines):
+            self._start_soon(logbook)  # what nobody was there to take goes back
         return True
 
     async def _fold(self, logbook: LogBook, record: Record) -> None:
@@ -377,10 +387,11 @@ class Following:
                 waiter.finish([(line, one) for one in share])
         line.release(take.group, deliveries[at:])
 
-    def give_back(self, group: str, served: Iterable[tuple[Line, Delivery]]) -> None:
+    def give_back(self, logbook: LogBook, group: str, served: Iterable[tuple[Line, Delivery]]) -> None:
         """Somebody who was served is gone before it could take its messages."""
         for line, delivery in served:
             line.release(group, [delivery])
+        self._start_soon(logbook)
 
     # Acts
 

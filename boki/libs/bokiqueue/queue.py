@@ -216,7 +216,7 @@ class Queue(Administration[T], Generic[T]):
             served: list[tuple[Line, Delivery]] = await shared.wait(self.logbook, want)
         except BaseException:
             if want.result and not op:
-                shared.give_back(self.group, want.result)
+                shared.give_back(self.logbook, self.group, want.result)
             raise
         return await self._messages(shared, served)
 
