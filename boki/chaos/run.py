@@ -164,11 +164,11 @@ class Chaos:
             await self._word_of("progress")
             await self._inflict(queues)
             await self._settle()
-            await queues.finish()
             await self._order(load, "stop")
             stopped = await self._word_of("stopped")
             self.report.acknowledged = stopped["acknowledged"]
             self.report.longest_stall_s = stopped["longest_stall_s"]
+            await queues.finish()
             await self._order(load, "read")
             done = await self._word_of("done")
         finally:
