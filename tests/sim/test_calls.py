@@ -27,12 +27,16 @@ def loop_of(clock: Clockwork, pauses: list[bool]) -> SimulatedLoop:
     return SimulatedLoop(clock, lambda: pauses[-1])  # type: ignore[abstract]
 
 
+async def time_passes(seconds: float) -> None:
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
+
+
 def test_tasks_and_timers_run_in_virtual_time(clock: Clockwork) -> None:
     """Sleeps, timeouts and futures end when the clock of the run says so, and nothing waits for real."""
     loop, woken = loop_of(clock, [False]), list[tuple[str, int]]()
 
     async def sleeper() -> None:
-        await asyncio.sleep(1.5)
+        await time_passes(1.5)
         woken.append(("slept", clock.now_us - START_US))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2):
@@ -52,7 +56,7 @@ def test_a_loop_of_a_paused_process_stands_still_and_that_of_a_dead_one_ends(clo
     loop, other = loop_of(clock, pauses), loop_of(clock, [False])
 
     async def sleeper() -> None:
-        await asyncio.sleep(1)
+        await time_passes(1)
         woken.append(clock.now_us - START_US)
 
     loop.create_task(sleeper())
