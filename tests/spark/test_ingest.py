@@ -58,15 +58,18 @@ def ingest(file: Path, url: str, *, kill_after: int | None) -> list[int]:
     command += ["--master", "local[1]"]
     batches: list[int] = []
     light = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=light) as run:
+    console = file.with_suffix(".log")
+    with (
+        console.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=light) as run,
+    ):
         assert run.stdout is not None
-        assert run.stderr is not None
         for line in run.stdout:
             batches.append(json.loads(line)["batch"])
             if len(batches) == kill_after:
                 run.kill()
                 return batches
-        assert run.wait(120) == 0, run.stderr.read()
+        assert run.wait(120) == 0, console.read_text()
     return batches
 
 
