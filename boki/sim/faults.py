@@ -20,7 +20,7 @@ from boki.messages import Seal
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.nodes import Node, StorageNode
 from boki.sim.options import seconds_between
-from boki.sim.schemes import Cluster, LoneCopy, OldPrimary, Swap, is_whole_without
+from boki.sim.schemes import Cluster, LoneCopy, OldPrimary, Swap
 
 MAX_PAUSE_US: Final = 2_500_000
 MAX_OFFSET_US: Final = 1_000_000
@@ -188,9 +188,7 @@ class Faults:
         if self.victims:
             node = self._rng.choice(self.victims)
             shares_budget = "swap" in self._options.faults and node.role is Role.STORAGE
-            if shares_budget and (
-                self._swapping.is_going or not is_whole_without([node], self._cluster.of(Role.STORAGE))
-            ):
+            if shares_budget and (self._swapping.is_going or not self._swapping.may_lose([node])):
                 return
             node.crash()
             node.disk.wipe()

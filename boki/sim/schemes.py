@@ -155,7 +155,7 @@ class Swap(Scheme):
         self.is_going = True
         self._first = self._cluster.nodes[rng.choice(sorted(beside))]
         lost = [self._first, *self._victims]
-        self._wait(lambda: self._is_whole_without(lost), self._keep_to_first, 500_000, 10_000)
+        self._wait(lambda: self.may_lose(lost), self._keep_to_first, 500_000, 10_000)
 
     def _shards(self) -> list[Counted]:
         """Open shards as their primaries count them."""
@@ -166,8 +166,16 @@ class Swap(Scheme):
             for shard in primary._shards.values()  # noqa: SLF001 - when to strike and what is fair, not a check
         ]
 
-    def _is_whole_without(self, lost: list[Node]) -> bool:
-        return is_whole_without(lost, self._cluster.of(Role.STORAGE))
+    def may_lose(self, lost: list[Node]) -> bool:
+        """Whether these may lose their disks: others have everything, and no primary counts a disk that is gone."""
+        return self._are_lives_known() and is_whole_without(lost, self._cluster.of(Role.STORAGE))
+
+    def _are_lives_known(self) -> bool:
+        storage = self._cluster.of(Role.STORAGE)
+        lives = {node.name: node.incarnation for node in storage}
+        return all(node.core is not None for node in storage) and all(
+            life >= lives[name] for shard in self._shards() for name, (life, _) in shard.stored.items()
+        )
 
     def _keep_to_first(self) -> None:
         self._clock.note(f"{self._first.name} and then the victims are to lose their disks")
@@ -181,7 +189,9 @@ class Swap(Scheme):
     def _has_told(self) -> bool:
         """Whether a primary counts on the first one for what is not ordered yet."""
         name = self._first.name
-        return any(name in shard.stored and shard.stored[name][1] > shard.cut_until for shard in self._shards())
+        return self._are_lives_known() and any(
+            name in shard.stored and shard.stored[name][1] > shard.cut_until for shard in self._shards()
+        )
 
     def _lose_first(self) -> None:
         self._cut(str(self._first.name), self._engines, [str(self._first.name)])
@@ -190,10 +200,7 @@ class Swap(Scheme):
 
     def _is_one_loss(self) -> bool:
         """Whether nobody counts on what the first one has lost, and the victims have nothing that others lack."""
-        first = self._first
-        lives = [shard.stored[first.name][0] for shard in self._shards() if first.name in shard.stored]
-        is_known = first.core is not None and all(life >= first.incarnation for life in lives)
-        return is_known and self._is_whole_without(self._victims)
+        return self.may_lose(self._victims)
 
     def _open_victims(self) -> None:
         for node in self._victims:
@@ -201,8 +208,8 @@ class Swap(Scheme):
         self._wait(self._have_victims_alone, self._lose_victims, 1_000_000)
 
     def _have_victims_alone(self) -> bool:
-        are_up = all(node.core is not None for node in self._cluster.of(Role.STORAGE))
-        return are_up and not self._is_whole_without(self._victims)
+        storage = self._cluster.of(Role.STORAGE)
+        return all(node.core is not None for node in storage) and not is_whole_without(self._victims, storage)
 
     def _lose_victims(self) -> None:
         self._clock.sometimes("disks were wiped one after the other")
