@@ -87,7 +87,7 @@ def dying(url: str, book: str, attempts: int, rows: int) -> Any:
             yield batch
             if left <= 0:
                 with BlockingClient(url) as client:
-                    client.logbook(book).read_next(min_seqnum=1, wait_s=20)
+                    client.logbook(book).read_next(min_seqnum=1, wait_s=60)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     return pass_on
