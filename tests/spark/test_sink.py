@@ -73,7 +73,7 @@ def test_rows_name_their_book_and_may_be_json(spark: SparkSession, system: Child
 
 def dying(url: str, book: str, attempts: int, rows: int) -> Any:
     """A stage in front of the sink that kills its own worker, in the first attempts, after so many rows, when some are
-    in the book.
+    in the book: Spark holds back up to some twenty thousand rows between the two.
     """
 
     def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
@@ -87,7 +87,7 @@ def dying(url: str, book: str, attempts: int, rows: int) -> Any:
             yield batch
             if left <= 0:
                 with BlockingClient(url) as client:
-                    client.logbook(book).read_next(min_seqnum=1, wait_s=60)
+                    client.logbook(book).read_next(min_seqnum=1, wait_s=20)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     return pass_on
@@ -100,28 +100,28 @@ def test_tasks_that_are_killed_write_each_row_once(
     """Workers die at drawn moments, up to three times each: what an attempt has appended, the next one goes on from."""
     draw = random.Random(seed)
     book = f"killed-{seed}"
-    frame = numbers(spark, 60_000, 2)
-    deaths = dying(system.url, book, draw.randint(1, 3), draw.randint(10_000, 29_000))
+    frame = numbers(spark, 160_000, 2)
+    deaths = dying(system.url, book, draw.randint(1, 3), draw.randint(30_000, 79_000))
     save(frame.mapInArrow(deaths, frame.schema), system, book=book)
-    assert Counter(records(client, book)) == expected(60_000)
+    assert Counter(records(client, book)) == expected(160_000)
 
 
 def test_a_job_that_runs_again_adds_what_is_missing(spark: SparkSession, system: Child, client: BlockingClient) -> None:
     """Under one writeId a failed job is finished by the next, a finished one not repeated, other rows refused."""
-    frame = numbers(spark, 40_000, 2)
+    frame = numbers(spark, 160_000, 2)
     options = {"book": "again", "writeId": "nightly"}
     with pytest.raises(Exception, match=r"exited|crashed|Connection|Job aborted"):
-        save(frame.mapInArrow(dying(system.url, "again", 99, 15_000), frame.schema), system, **options)
+        save(frame.mapInArrow(dying(system.url, "again", 99, 60_000), frame.schema), system, **options)
     started = len(records(client, "again"))
-    assert 0 < started < 40_000
+    assert 0 < started < 160_000
     with pytest.raises(Exception, match="of batch 0 has other rows than when it was written to book 'again'"):
         save(frame.selectExpr("concat('x', data) as data", "tags"), system, **options)
     for _ in range(2):
         save(frame, system, **options)
-        assert Counter(records(client, "again")) == expected(40_000)
+        assert Counter(records(client, "again")) == expected(160_000)
     with pytest.raises(Exception, match="has other rows than when it was written to book 'again'"):
         save(frame.limit(100), system, **options)
-    assert len(records(client, "again")) == 40_000
+    assert len(records(client, "again")) == 160_000
     assert len(records(client, "spark:sinks", "nightly")) == 1
 
 
