@@ -55,6 +55,10 @@ class PendingRead:
     """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
     needs_term: Term = 0
     """The newest term in `needs`."""
+    most: int = 1 << 62
+    """So many records a backward page may have: fewer when they do not fit into the cache together."""
+    covered: int = 0
+    """How many of a backward page the cache has held at once."""
 
     def __post_init__(self) -> None:
         self.needs_term = max((split_position(position)[0] for position in self.needs.values()), default=0)
@@ -164,7 +168,7 @@ class Reads:
         book, seqnum = operation.book, operation.seqnum
         if not self._index.has(book, seqnum):
             return [self._finish(read, self._absent(book, seqnum))]
-        return self._collect(read, array("q", (seqnum,)), 1, now_us)
+        return self._collect(read, array("q", (seqnum,)), now_us, is_rest=True)
 
     def _absent(self, book: str, seqnum: int) -> BokiError:
         floor = self._index.floor(book, None)
@@ -183,7 +187,7 @@ class Reads:
             operation.book, operation.tag, start, operation.stop, operation.limit, backward=operation.backward
         )
         if len(seqnums):
-            return self._collect(read, seqnums, operation.limit, now_us)
+            return self._collect(read, seqnums, now_us, is_rest=len(seqnums) < operation.limit)
         if read.wait_until_us > now_us:
             read.seen_until = self._tail_of(operation.book)
             self._watching.setdefault(operation.book, []).append(read)
@@ -202,20 +206,29 @@ class Reads:
             return min(floor, operation.start)
         return floor
 
-    def _collect(self, read: PendingRead, seqnums: array[int], limit: int, now_us: int) -> list[Effect]:
+    def _collect(self, read: PendingRead, seqnums: array[int], now_us: int, *, is_rest: bool) -> list[Effect]:
+        """Answer with these records if they are here, else ask for what is not. `is_rest`: the range has no others.
+
+        A backward page is answered whole, or, where its bytes are too many for a page or for the cache, with the half
+        nearest to the end, which was asked for first.
+        """
+        if len(seqnums) > read.most:
+            seqnums, is_rest = seqnums[-read.most :], False
         slabs, covered = self._cache.collect(seqnums, self._limits.page_bytes, self._index.time_of, self._aux)
         operation = read.operation
         backward = isinstance(operation, Read) and operation.backward
         if covered == 0 or (backward and covered < len(seqnums)):
-            if covered and self._cache.find(seqnums[covered]) is not None:
-                # the page is over its bytes: the half nearest to the end is what was asked for first
-                return self._collect(read, seqnums[len(seqnums) // 2 :], limit, now_us)
+            is_over = covered > 0 and self._cache.find(seqnums[covered]) is not None
+            if is_over or covered < read.covered:  # too many bytes for a page; or what was here has been displaced
+                read.most, read.covered = (len(seqnums) + 1) // 2, 0
+                return self._collect(read, seqnums, now_us, is_rest=is_rest)
+            read.covered = covered if backward else 0
             return self._fetch_ahead(read, seqnums[covered:], now_us)
         if sum(len(slab.seqnums) for slab in slabs) < 8 * covered:
             # a record was freed that the index still shows: it is behind, and must catch up with the trim first
             self._retries.append((now_us + _RETRY_US, read))
             return []
-        is_end = covered == len(seqnums) and len(seqnums) < limit
+        is_end = is_rest and covered == len(seqnums)
         next_start = seqnums[0] if backward else seqnums[covered - 1] + 1
         return [self._finish(read, Found(tuple(slabs), next_start, self._first_seqnum(read), is_end))]
 
@@ -376,7 +389,7 @@ class Reads:
         """Bytes have come; `CorruptData` if they are not those that were asked for."""
         _check_fit(fetch, batches)
         self._end(fetch)
-        for batch in batches:
+        for batch in reversed(batches):  # the first is wanted now: the others must not displace it
             # within a run, seqnums and local ids grow together
             self._cache.add(fetch.seqnum + batch.header.first_lid - fetch.lid, batch)
         if self._cache.find(fetch.seqnum) is None:
