@@ -1,4 +1,4 @@
-"""Pages that do not fit into the record cache, or over a page's bytes: shorter, never stuck, never taken for the end."""
+"""Pages that do not fit into the record cache, or over a page's bytes: shorter, never stuck, never the end."""
 
 from __future__ import annotations
 
