@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
+import asyncio
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -91,7 +91,7 @@ class Administration(Generic[T]):
 
     async def read_settings(self) -> Settings | None:
         """The queue's settings; None if there is no such queue."""
-        if self._settings is None or monotonic() - self._settings_read_at > SETTINGS_S:
+        if self._settings is None or asyncio.get_running_loop().time() - self._settings_read_at > SETTINGS_S:
             record = await self.logbook.check_tail(records.settings_tag(self.name))
             if record is None:
                 record = await self.logbook.check_tail(records.settings_tag(self.name), fresh=True)
@@ -99,7 +99,7 @@ class Administration(Generic[T]):
                 kind = records.decode(record.data)
                 assert isinstance(kind, Setup), "the tag's records are of that kind"
                 self._settings = kind.settings
-                self._settings_read_at = monotonic()
+                self._settings_read_at = asyncio.get_running_loop().time()
         return self._settings
 
     async def create(
@@ -165,7 +165,7 @@ class Administration(Generic[T]):
             (records.encode(Setup(0, settings)), (tag, f"{records.QUEUES_TAG}:{self.name}", records.QUEUES_TAG))
         )
         await self.logbook.append_many(group, when=Expect(tag, last_seqnum))
-        self._settings, self._settings_read_at = settings, monotonic()
+        self._settings, self._settings_read_at = settings, asyncio.get_running_loop().time()
         return settings
 
     def _known_settings(self) -> Settings:

@@ -170,7 +170,7 @@ class Line:
         takes, owners = self._takes(demand, now_us)
         if not settlements and not takes:
             return None
-        groups = {take.group for take in takes}
+        groups = dict.fromkeys(take.group for take in takes)
         fences = [
             (name, pos, token)
             for name in groups

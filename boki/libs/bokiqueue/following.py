@@ -4,7 +4,7 @@ Nothing runs in the background. Of those who wait one **leads**: it reads the st
 within its own call, and the fold wakes whoever has got something; when the leader is done another one goes on. Acts
 are appended beside it by whoever finds something to be asked for. A process in which nobody waits reads nothing.
 
-Waits are measured by this machine's clock, or by what the log itself has waited (in a test its time is virtual).
+Waits are measured by the event loop's clock, or by what the log itself has waited (in a test its time is virtual).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable
 from secrets import token_bytes
-from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -22,7 +21,7 @@ from boki.libs.bokiqueue.bodies import Bodies
 from boki.libs.bokiqueue.checkpoints import newest_state
 from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settlement, Waiter, Want
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.membership import MEMBER_US, RENEW_US, next_change_us, present, share
+from boki.libs.bokiqueue.membership import MEMBER_US, next_change_us, present, share
 from boki.libs.bokiqueue.records import Carry, Join, Push, Saved
 from boki.libs.bokiqueue.state import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
@@ -47,13 +46,31 @@ def following(logbook: LogBook, queue: str, shards: int) -> Following:
     return found
 
 
-class Following:
-    """A queue in this process."""
+def adopt(logbook: LogBook, followed: Following) -> None:
+    """Let all handles of the queue over this way to the log share that one."""
+    _shared.setdefault(logbook.origin, {})[logbook.name, followed.queue] = followed
 
-    def __init__(self, queue: str, shards: int) -> None:
+
+class Following:
+    """A queue in this process.
+
+    `taker` names the process, among all that ever take from the queue; by default it draws a name. It says that it is
+    there for `member_us` at a time, and writes a checkpoint after `save_records` of a shard (see `upkeep`).
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        shards: int,
+        *,
+        taker: bytes | None = None,
+        member_us: int = MEMBER_US,
+        save_records: int | None = None,
+    ) -> None:
         self.queue = queue
         self.shards = shards
-        self.taker = token_bytes(8)
+        self.taker = token_bytes(8) if taker is None else taker
+        self._member_us = member_us
         self.lines = [Line(shard, self.taker) for shard in range(shards)]
         self.waiters: dict[Waiter, None] = {}
         """All who wait, in the order of their coming."""
@@ -75,20 +92,22 @@ class Following:
         self._time_us = 0
         self.bodies = Bodies()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.upkeep = Upkeep(self)
+        self.upkeep = Upkeep(self, save_records)
 
     # Time
 
     def clocks(self) -> tuple[float, float]:
-        """Now, by this machine and by the log's waits; whichever has gone farther counts."""
-        return monotonic(), self.waited_s
+        """Now, by the event loop and by the log's waits; whichever has gone farther counts."""
+        return asyncio.get_running_loop().time(), self.waited_s
 
-    def _since(self, before: tuple[float, float]) -> float:
-        return max(monotonic() - before[0], self.waited_s - before[1])
+    def since(self, before: tuple[float, float]) -> float:
+        """How long ago that was."""
+        now = self.clocks()
+        return max(now[0] - before[0], now[1] - before[1])
 
     def log_time_us(self) -> int:
         """About what time the log has; 0 if nothing was heard of it."""
-        return self._time_us + round(self._since(self._heard) * 1e6) if self._time_us else 0
+        return self._time_us + round(self.since(self._heard) * 1e6) if self._time_us else 0
 
     # Waiting
 
@@ -156,7 +175,7 @@ class Following:
             if isinstance(waiter, Arrival) and self._next > waiter.seqnum:
                 waiter.finish(None)
             elif waiter.patience_s is not None:
-                late_s = self._since(waiter.since) - waiter.patience_s + _MARGIN_S
+                late_s = self.since(waiter.since) - waiter.patience_s + _MARGIN_S
                 # While an act asks for it, it waits for the answer: nobody else may be there to take what comes.
                 if late_s >= 0 and (late_s > _ANSWER_S or not self._is_under_way(waiter)):
                     waiter.finish([])
@@ -184,7 +203,7 @@ class Following:
             patience_s = max(0.05, (self._look_again_us - self.log_time_us()) / 1e6)
         for waiter in self.waiters:
             if not waiter.is_done and waiter.patience_s is not None:
-                left_s = waiter.patience_s - self._since(waiter.since)
+                left_s = waiter.patience_s - self.since(waiter.since)
                 patience_s = min(patience_s, left_s if left_s > 0 else _ANSWER_S)
                 if isinstance(waiter, Want):
                     groups[waiter.group] = waiter.lines
@@ -211,7 +230,8 @@ class Following:
             patience_s = waiter.patience_s
             if isinstance(waiter, Want):
                 patience_s = min(patience_s, self._due_s(waiter.group, waiter.lines))
-            if patience_s < max(self._read_ends[0] - monotonic(), self._read_ends[1] - self.waited_s):
+            now = self.clocks()
+            if patience_s < max(self._read_ends[0] - now[0], self._read_ends[1] - now[1]):
                 self._read.cancel()
 
     # Reading
@@ -247,17 +267,17 @@ class Following:
         waiting = [one for one in self.waiters if isinstance(one, Want) and one.patience_s is not None and not one.op]
         now_us = self.log_time_us()
         self._look_again_us = 0
-        for group in {want.group for want in waiting if not want.is_done}:
+        for group in dict.fromkeys(want.group for want in waiting if not want.is_done):
             members = present(self.lines[0].state.members, group, now_us)
             shards = share(members, self.taker, self.shards)
             for want in waiting:
                 if want.group == group:
                     want.lines = shards
             mine = [member for member in members if member.taker == self.taker]
-            if not mine or mine[0].until_us - now_us < RENEW_US:
+            if not mine or mine[0].until_us - now_us < self._member_us // 2:
                 self._say(logbook, group)
             else:
-                due_us = next_change_us(members, self.taker, now_us)
+                due_us = next_change_us(members, self.taker, now_us, self._member_us // 2)
                 self._look_again_us = min(self._look_again_us or due_us, due_us)
 
     def _say(self, logbook: LogBook, group: str) -> None:
@@ -266,7 +286,7 @@ class Following:
             self.spawn(self._append_join(logbook, group))
 
     async def _append_join(self, logbook: LogBook, group: str) -> None:
-        join = records.Join(0, group, self.taker, MEMBER_US)
+        join = records.Join(0, group, self.taker, self._member_us)
         try:
             await logbook.append(records.encode(join), records.record_tags(self.queue, 0, self.shards))
         except BokiError:
@@ -282,7 +302,8 @@ class Following:
         reading = asyncio.ensure_future(logbook.read(self._tag, start=self._next, limit=PAGE_RECORDS, wait_s=wait_s))
         if wait_s:
             self._read = reading
-            self._read_ends = (monotonic() + wait_s, self.waited_s + wait_s)
+            now = self.clocks()
+            self._read_ends = (now[0] + wait_s, now[1] + wait_s)
         try:
             page = await reading
         except asyncio.CancelledError:

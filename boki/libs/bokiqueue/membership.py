@@ -13,9 +13,10 @@ from typing import Final
 from boki.libs.bokiqueue.state import Member
 
 MEMBER_US: Final = 30_000_000
-"""So long a process counts as there after it has said so: this is how long the shards of one that died lie still."""
-RENEW_US: Final = 15_000_000
-"""With less than this left it says so again."""
+"""So long a process counts as there after it has said so: this is how long the shards of one that died lie still.
+
+With less than half of it left it says so again.
+"""
 
 
 def present(members: Mapping[tuple[str, bytes], Member], group: str, now_us: int) -> list[Member]:
@@ -40,7 +41,7 @@ def share(members: list[Member], taker: bytes, shards: int) -> frozenset[int] | 
     return frozenset(range(names.index(taker), shards, len(names)))
 
 
-def next_change_us(members: Iterable[Member], taker: bytes, now_us: int) -> int:
+def next_change_us(members: Iterable[Member], taker: bytes, now_us: int, renew_us: int) -> int:
     """When this process should look again: it must say that it is there, or another one counts no more."""
-    due = [member.until_us - (RENEW_US if member.taker == taker else 0) for member in members]
+    due = [member.until_us - (renew_us if member.taker == taker else 0) for member in members]
     return max(now_us, min(due, default=now_us))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from time import monotonic
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
@@ -152,13 +151,13 @@ class Queue(Administration[T], Generic[T]):
     async def _wait_for_room(self, settings: Settings, wait_s: float) -> None:
         """Back-pressure: until there are fewer messages to be taken than the maximal length."""
         shared = self._shared(settings)
-        until = (monotonic(), shared.waited_s)
+        begun = shared.clocks()
         while True:
             await shared.catch_up(self.logbook)
             length = sum(line.state.length() for line in shared.lines)
             if length < settings.max_length:
                 return
-            left_s = wait_s - max(monotonic() - until[0], shared.waited_s - until[1])
+            left_s = wait_s - shared.since(begun)
             if left_s < 0.001:
                 raise QueueFull(
                     f"queue {self.name!r} has {length:,} messages, and its maximal length is {settings.max_length:,}: "

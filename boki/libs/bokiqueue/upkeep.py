@@ -34,10 +34,11 @@ _log = logging.getLogger("boki.queue")
 
 
 class Upkeep:
-    """The upkeep of one queue by one process."""
+    """The upkeep of one queue by one process. `save_records`: after so many of a shard a checkpoint is due."""
 
-    def __init__(self, queue: Following) -> None:
+    def __init__(self, queue: Following, save_records: int | None = None) -> None:
         self._queue = queue
+        self._save_records = save_records
         self._mine: set[int] = set()
         self._passed: dict[int, deque[tuple[int, int]]] = {}
         """By shard: (record, bytes of the stream before it since this process follows it), at checkpoints."""
@@ -46,7 +47,8 @@ class Upkeep:
 
     def consider(self, logbook: LogBook, line: Line) -> None:
         """Write a checkpoint if it is due."""
-        if not line.is_saving and (line.saved_records >= SAVE_RECORDS or line.saved_bytes >= SAVE_BYTES):
+        save_records = self._save_records or SAVE_RECORDS
+        if not line.is_saving and (line.saved_records >= save_records or line.saved_bytes >= SAVE_BYTES):
             line.is_saving = True
             self._queue.spawn(self.save(logbook, line))
 
