@@ -14,13 +14,12 @@ import msgspec
 from boki.deploy.bundle import MAX_BUNDLE_BYTES, bundle_hash
 from boki.deploy.versions import (
     BOOK,
+    CODEC,
     VERSIONS_TAG,
     Deployed,
     Piece,
     Used,
     Versions,
-    decode_entry,
-    encode_entry,
 )
 from boki.errors import BokiError, ConditionFailed, CorruptData, Trimmed
 from boki.log.limits import DEFAULT_LIMITS, KIB, Limits
@@ -69,7 +68,7 @@ class VersionBook:
             if not page.records:
                 return versions
             for record in page.records:
-                versions.fold(decode_entry(record.data), record.seqnum, record.time)
+                versions.fold(CODEC.decode(record.data), record.seqnum, record.time)
             start = page.next_start
 
     async def upload(self, bundle: bytes) -> Deployed:
@@ -79,7 +78,7 @@ class VersionBook:
         first_seqnum = 0
         for at in range(0, len(bundle), size):
             # The key makes a repetition harmless, so that a lost answer or a lost engine costs no more than time.
-            data = encode_entry(Piece(bundle[at : at + size]))
+            data = CODEC.encode(Piece(bundle[at : at + size]))
             seqnum = await _repeatedly(partial(self._book.append, data, [upload], key=f"{upload}/{at}"))
             first_seqnum = first_seqnum or seqnum
         return Deployed(0, bundle_hash(bundle), len(bundle), upload, first_seqnum)
@@ -97,7 +96,7 @@ class VersionBook:
             if not page.records:
                 break
             for record in page.records:
-                entry = decode_entry(record.data)
+                entry = CODEC.decode(record.data)
                 if isinstance(entry, Piece):
                     pieces.append(entry.content)
                     size += len(entry.content)
@@ -137,7 +136,7 @@ class VersionBook:
         """Append the entry, unless somebody has decided something else meanwhile. Whoever calls this looks again."""
         when = Expect(VERSIONS_TAG, versions.last_seqnum)
         try:
-            await self._book.append(encode_entry(entry), [VERSIONS_TAG], when=when)
+            await self._book.append(CODEC.encode(entry), [VERSIONS_TAG], when=when)
         except ConditionFailed:
             return
         except BokiError as error:
@@ -157,7 +156,7 @@ class VersionBook:
                 start = versions.last_seqnum + 1 if versions.last_seqnum else 0
                 async for page in self._book.subscribe(VERSIONS_TAG, start=start, on_trimmed="skip").batches():
                     for record in page.records:
-                        versions.fold(decode_entry(record.data), record.seqnum, record.time)
+                        versions.fold(CODEC.decode(record.data), record.seqnum, record.time)
                     on_change(versions)
             except BokiError as error:
                 if not error.retryable:

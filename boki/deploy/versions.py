@@ -14,7 +14,8 @@ from typing import Final
 
 import msgspec
 
-from boki.errors import CorruptData, InvalidArgument, NotFound, VersionTooNew
+from boki.errors import InvalidArgument, NotFound
+from boki.log.entries import EntryCodec
 
 VERSION: Final = 1
 BOOK: Final = "boki:functions"
@@ -50,23 +51,7 @@ class Used(msgspec.Struct, frozen=True, array_like=True, tag="used"):
 
 Entry = Piece | Deployed | Used
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decoder: Final[msgspec.msgpack.Decoder[Entry]] = msgspec.msgpack.Decoder(Entry)
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """The record data of an entry: a version, then msgpack."""
-    return bytes((VERSION,)) + _encode(entry)
-
-
-def decode_entry(data: bytes) -> Entry:
-    """The entry; `VersionTooNew` or `CorruptData` if these are not its bytes."""
-    if data and data[0] > VERSION:
-        raise VersionTooNew(f"a record of book {BOOK} has version {data[0]}, newer than this Boki's {VERSION}: upgrade")
-    try:
-        return _decoder.decode(memoryview(data)[1:])
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"a record of book {BOOK} cannot be read: {error}") from None
+CODEC: Final[EntryCodec[Entry]] = EntryCodec(BOOK, VERSION, Entry)
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from boki.deploy.bundle import File, pack_files
 from boki.deploy.version_book import VersionBook
 from boki.deploy.versions import (
     BOOK,
+    CODEC,
     KEPT_VERSIONS,
     VERSIONS_TAG,
     Deployed,
@@ -19,8 +20,6 @@ from boki.deploy.versions import (
     Piece,
     Used,
     Versions,
-    decode_entry,
-    encode_entry,
 )
 from boki.errors import CorruptData, InvalidArgument, NotFound, Trimmed, VersionTooNew
 from boki.log.chunk import Group, encode_chunk
@@ -148,7 +147,7 @@ def test_pieces_that_do_not_make_the_hash_are_not_run() -> None:
     async def scenario() -> None:
         log = WatchedLog(LIMITS)
         version = await deploy(log, 1)
-        chunk = encode_chunk(BOOK, [Group([(encode_entry(Piece(b"more")), (version.upload,))])])
+        chunk = encode_chunk(BOOK, [Group([(CODEC.encode(Piece(b"more")), (version.upload,))])])
         log.answer(Append(BOOK, chunk), now_us())
         with pytest.raises(CorruptData):
             await book(log).fetch(version)
@@ -211,15 +210,15 @@ def test_followers_see_every_change_once_and_late_ones_catch_up() -> None:
 
 def test_the_layout_of_records_is_pinned() -> None:
     """Records of this version stay readable: these are bytes on disks."""
-    assert encode_entry(Used(3)).hex() == "0192a47573656403"
-    assert encode_entry(Piece(b"ab")).hex() == "0192a57069656365c4026162"
+    assert CODEC.encode(Used(3)).hex() == "0192a47573656403"
+    assert CODEC.encode(Piece(b"ab")).hex() == "0192a57069656365c4026162"
     deployed = Deployed(1, "h", 5, "bundle:x", 9, ("f",), ("m",))
-    assert encode_entry(deployed).hex() == "0198a86465706c6f79656401a16805a862756e646c653a780991a16691a16d"
-    assert decode_entry(encode_entry(deployed)) == deployed
+    assert CODEC.encode(deployed).hex() == "0198a86465706c6f79656401a16805a862756e646c653a780991a16691a16d"
+    assert CODEC.decode(CODEC.encode(deployed)) == deployed
     with pytest.raises(VersionTooNew):
-        decode_entry(b"\x02")
+        CODEC.decode(b"\x02")
     with pytest.raises(CorruptData):
-        decode_entry(b"\x01\x91")
+        CODEC.decode(b"\x01\x91")
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 60))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from boki.calls import Call, Outcome, Payload
 from boki.engine.calls.ledger import (
+    CODEC,
     MAX_BACKOFF_US,
     MAX_STARTS,
     NOBODY,
@@ -22,9 +23,7 @@ from boki.engine.calls.ledger import (
     TakenOver,
     Waiting,
     carry_forward,
-    decode_entry,
     due_at,
-    encode_entry,
     request_hash,
     run_again_after,
     state_of,
@@ -59,7 +58,7 @@ def test_entries_come_back_as_they_were_written() -> None:
         TakenOver(A, B),
         Checkpoint(9, (Waiting(call.id, 8, 0, A, 1, 5),)),
     ]
-    assert [decode_entry(encode_entry(entry)) for entry in entries] == entries
+    assert [CODEC.decode(CODEC.encode(entry)) for entry in entries] == entries
 
 
 CALL = Call("c1", "f", Payload("json", b"1"), "b", 5)
@@ -77,28 +76,28 @@ CALL_HEX = "99a26331a16692a46a736f6ec40131a162050080a0a0"
 )
 def test_the_layout_of_records_is_pinned(entry: Entry, layout: str) -> None:
     """Records of this version stay readable: these are bytes on disks."""
-    assert encode_entry(entry).hex() == layout.replace(" ", "")
+    assert CODEC.encode(entry).hex() == layout.replace(" ", "")
 
 
 def test_records_of_version_1_are_read() -> None:
     """They name no owner: their calls are nobody's, for anybody to take over."""
-    checkpoint = decode_entry(bytes.fromhex("0193aa636865636b706f696e7409919 3a261620800".replace(" ", "")))
+    checkpoint = CODEC.decode(bytes.fromhex("0193aa636865636b706f696e7409919 3a261620800".replace(" ", "")))
     assert checkpoint == Checkpoint(9, (Waiting("ab", 8, 0, NOBODY),))
-    accepted = decode_entry(bytes.fromhex(f"0195a86163636570746564{CALL_HEX}c401680000"))
+    accepted = CODEC.decode(bytes.fromhex(f"0195a86163636570746564{CALL_HEX}c401680000"))
     assert accepted == Accepted(CALL, b"h", owner=NOBODY)
 
 
 def test_a_newer_version_is_refused_by_name() -> None:
     """A record that a newer Boki wrote is not guessed at."""
     with pytest.raises(VersionTooNew, match="version 3, newer than this Boki's 2"):
-        decode_entry(b"\x03whatever")
+        CODEC.decode(b"\x03whatever")
 
 
 @given(st.binary(max_size=40))
 def test_damaged_records_are_refused(data: bytes) -> None:
     """Whatever bytes come, the answer is an entry or one of two errors."""
     try:
-        decode_entry(data)
+        CODEC.decode(data)
     except (CorruptData, VersionTooNew) as error:
         assert "boki:calls" in error.message
 

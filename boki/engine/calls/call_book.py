@@ -22,6 +22,7 @@ from boki.engine.calls.ledger import (
     ACCEPTED_TAG,
     BOOK,
     CHECKPOINT_TAG,
+    CODEC,
     FINISHED_TAG,
     TAKEN_OVER_TAG,
     Accepted,
@@ -35,8 +36,6 @@ from boki.engine.calls.ledger import (
     TakenOver,
     Waiting,
     carry_forward,
-    decode_entry,
-    encode_entry,
     id_tag,
     owner_tag,
     waiting_of,
@@ -85,7 +84,7 @@ class CallBook:
         """Fold the book up to its tail. `VersionTooNew` if a newer Boki has written there."""
         await self._book.sync()
         tail = await self._book.check_tail(CHECKPOINT_TAG)
-        checkpoint = decode_entry(tail.data) if tail else None
+        checkpoint = CODEC.decode(tail.data) if tail else None
         assert checkpoint is None or isinstance(checkpoint, Checkpoint), "the tag says what the record is"
         self.ledger = Ledger(checkpoint)
         self.unsaved_count = 0
@@ -118,7 +117,7 @@ class CallBook:
                 await asyncio.sleep(_FIRST_BACKOFF_S)
 
     def _fold(self, record: Record) -> Entry:
-        entry = decode_entry(record.data)
+        entry = CODEC.decode(record.data)
         self.ledger.fold(entry, record.seqnum, record.time)
         self.unsaved_count = 0 if isinstance(entry, Checkpoint) else self.unsaved_count + 1
         return entry
@@ -133,7 +132,7 @@ class CallBook:
         """
         tag = id_tag(entry.call.id)
         when = (Expect(tag, 0),) if key is None else ()
-        append = partial(self._book.append, encode_entry(entry), [tag, ACCEPTED_TAG], when=when, key=key)
+        append = partial(self._book.append, CODEC.encode(entry), [tag, ACCEPTED_TAG], when=when, key=key)
         try:
             seqnum = await _until_decided(append)
         except ConditionFailed as error:  # an earlier try, here or at another engine, has been carried out
@@ -153,7 +152,7 @@ class CallBook:
         started = Started(waiting.id, waiting.accepted_seqnum, waiting.due_us, self.me, waiting.starts + 1)
         append = partial(
             self._book.append,
-            encode_entry(started),
+            CODEC.encode(started),
             [id_tag(waiting.id)],
             when=Expect(id_tag(waiting.id), waiting.seqnum),
         )
@@ -185,7 +184,7 @@ class CallBook:
         """Claim the unfinished calls of an owner that can append no more, unless another has; the fold tells who."""
         append = partial(
             self._book.append,
-            encode_entry(TakenOver(lost, self.me)),
+            CODEC.encode(TakenOver(lost, self.me)),
             [owner_tag(lost), TAKEN_OVER_TAG],
             when=Expect(owner_tag(lost), 0),
         )
@@ -194,7 +193,7 @@ class CallBook:
 
     def _fitting(self, entry: Finished) -> bytes:
         """The record of an outcome; one that is too large for a record becomes the failure that says so."""
-        data = encode_entry(entry)
+        data = CODEC.encode(entry)
         if len(data) <= self._limits.record_bytes:
             return data
         size = len(entry.outcome.result.data) if entry.outcome.result else len(data)
@@ -205,7 +204,7 @@ class CallBook:
             limit=self._limits.record_bytes,
         )
         outcome = Outcome(None, Failure.of(error), entry.outcome.positions)
-        return encode_entry(msgspec.structs.replace(entry, outcome=outcome))
+        return CODEC.encode(msgspec.structs.replace(entry, outcome=outcome))
 
     async def _catch_up(self, invocation_id: str) -> Outcome | None:
         """The call has another last record than was known: learn it. Its outcome, if it is that it has finished."""
@@ -225,7 +224,7 @@ class CallBook:
         record = await self._book.check_tail(id_tag(invocation_id))
         if record is None:
             return None
-        entry = decode_entry(record.data)
+        entry = CODEC.decode(record.data)
         assert isinstance(entry, Accepted | Started | Finished), "others carry no id"
         return entry, record
 
@@ -264,7 +263,7 @@ class CallBook:
 
     async def checkpoint(self) -> None:
         """Write down which calls are unfinished, so that the next start need not read further back."""
-        data = encode_entry(self.ledger.checkpoint())
+        data = CODEC.encode(self.ledger.checkpoint())
         if len(data) <= self._limits.record_bytes:  # with so many that wait, the next start reads on instead
             await self._book.append(data, [CHECKPOINT_TAG])
         self.unsaved_count = 0
@@ -290,7 +289,7 @@ class CallBook:
         carried = carry_forward(*loaded, waiting)
         tag = id_tag(waiting.id)
         append = partial(
-            self._book.append, encode_entry(carried), [tag, ACCEPTED_TAG], when=Expect(tag, waiting.seqnum)
+            self._book.append, CODEC.encode(carried), [tag, ACCEPTED_TAG], when=Expect(tag, waiting.seqnum)
         )
         try:
             seqnum = await _until_decided(append, forever=True)
@@ -300,7 +299,7 @@ class CallBook:
 
 
 def _accepted(record: Record) -> Accepted:
-    entry: Entry = decode_entry(record.data)
+    entry: Entry = CODEC.decode(record.data)
     if not isinstance(entry, Accepted):
         raise CorruptData(f"record {record.seqnum} of book {BOOK} should accept a call, and is {type(entry).__name__}")
     return entry

@@ -28,7 +28,8 @@ from typing import Final, NamedTuple, assert_never
 import msgspec
 
 from boki.calls import Call, InvocationState, Outcome
-from boki.errors import CallLost, CorruptData, VersionTooNew
+from boki.errors import CallLost
+from boki.log.entries import EntryCodec
 from boki.log.operations import Failure
 
 VERSION: Final = 2
@@ -129,23 +130,7 @@ Entry = Accepted | Started | Finished | TakenOver | Checkpoint
 CallEntry = Accepted | Started | Finished
 """What is tagged with a call's id."""
 
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final[msgspec.msgpack.Decoder[Entry]] = msgspec.msgpack.Decoder(Entry)
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """The record data of an entry: a version, then msgpack."""
-    return bytes((VERSION,)) + _encoder.encode(entry)
-
-
-def decode_entry(data: bytes) -> Entry:
-    """The entry; `VersionTooNew` or `CorruptData` if these are not its bytes."""
-    if data and data[0] > VERSION:
-        raise VersionTooNew(f"a record of book {BOOK} has version {data[0]}, newer than this Boki's {VERSION}: upgrade")
-    try:
-        return _decoder.decode(memoryview(data)[1:])
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"a record of book {BOOK} cannot be read: {error}") from None
+CODEC: Final[EntryCodec[Entry]] = EntryCodec(BOOK, VERSION, Entry)
 
 
 def id_tag(invocation_id: str) -> str:
@@ -166,7 +151,7 @@ def owner_tag(owner: Owner) -> str:
 def request_hash(call: Call, delay_us: int) -> bytes:
     """What must be equal for a key to stand for the same request. Deadlines, traces and positions may differ."""
     parts = (call.function, call.book, call.payload.encoding, delay_us, call.payload.data)
-    return sha256(_encoder.encode(parts)).digest()
+    return sha256(msgspec.msgpack.encode(parts)).digest()
 
 
 def corrected_key(key: str, refused_id: str) -> str:
