@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.calls.ledger import BOOK, Entry, Finished, Owner, decode_entry
+from boki.engine.calls.ledger import BOOK, CODEC, Entry, Finished, Owner
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
@@ -182,7 +182,7 @@ class CallWorld:
         """What the book says, in order."""
         found = self.log.answer(Read(BOOK, limit=10_000), now_us())
         assert isinstance(found, Found)
-        return [decode_entry(record.data) for record in records_of(found)]
+        return [CODEC.decode(record.data) for record in records_of(found)]
 
     def finished(self) -> list[Finished]:
         """The outcomes that are recorded."""
