@@ -170,6 +170,20 @@ def test_every_flipped_byte_is_found(bits: int) -> None:
             Chunk(damaged).verify_payloads()
 
 
+@given(st.integers(0, 40), st.integers(1, 30), st.data())
+def test_payloads_of_one_size_are_found_damaged_as_all_others_are(size: int, count: int, data: st.DataObject) -> None:
+    """They are checked at once: sound ones pass, and of damaged ones the first is named."""
+    payloads = [data.draw(st.binary(min_size=size, max_size=size)) for _ in range(count)]
+    sound = encode_chunk("book", [Group([(payload, ["t"]) for payload in payloads])])
+    Chunk(sound).verify_payloads()
+    if size:
+        at = data.draw(st.integers(0, size * count - 1))
+        damaged = bytearray(sound)
+        damaged[len(sound) - size * count + at] ^= data.draw(st.integers(1, 255))
+        with pytest.raises(CorruptData, match=f"record {at // size} of"):
+            Chunk(bytes(damaged)).verify_payloads()
+
+
 def test_every_truncated_chunk_is_found() -> None:
     """A torn write is damage."""
     golden = GOLDEN.read_bytes()
