@@ -145,12 +145,19 @@ class RecordCache:
         return True
 
     def collect(
-        self, seqnums: array[int], max_bytes: int, time_of: Callable[[int], int], aux: AuxCache
+        self,
+        seqnums: array[int],
+        max_bytes: int,
+        time_of: Callable[[int], int],
+        aux: AuxCache,
+        *,
+        whole_chunks: bool = False,
     ) -> tuple[list[Slab], int]:
         """Slabs of the longest prefix of `seqnums` (ascending) that is here, and how many of them that covers.
 
         Ends after the record that crosses `max_bytes`, and covers at least one record if the first is here. Records
-        whose payload was freed are covered and left out.
+        whose payload was freed are covered and left out. With `whole_chunks`, what is half full ends before a chunk
+        that would have to be cut, twice: here, and where the next page begins.
         """
         slabs: list[Slab] = []
         at = size_bytes = 0
@@ -166,8 +173,11 @@ class RecordCache:
             base = seqnum - index
             stop = at + 1
             if stop < count:
-                stop = bisect_left(seqnums, base + chunk.count, stop)
-                stop = _within(chunk, seqnums, at, stop, base, max_bytes - size_bytes)
+                end = bisect_left(seqnums, base + chunk.count, stop)
+                stop = _within(chunk, seqnums, at, end, base, max_bytes - size_bytes)
+                is_cut = stop < end or base + chunk.count > seqnums[-1] + 1
+                if whole_chunks and is_cut and (2 * at >= count or 2 * size_bytes >= max_bytes):
+                    break
             slab = _slab(chunk, seqnums[at:stop], base, time_of(seqnum), aux)
             if slab is not None:
                 slabs.append(slab)
@@ -195,7 +205,9 @@ def _slab(chunk: Chunk, seqnums: array[int], base: int, time_us: int, aux: AuxCa
         seqnums = array("q", [seqnum for seqnum in seqnums if not chunk.is_freed(seqnum - base)])
         if not seqnums:
             return None
-    data = chunk.data if len(seqnums) == chunk.count else chunk.select([seqnum - base for seqnum in seqnums])
+    first, last = seqnums[0] - base, seqnums[-1] - base
+    is_run = last - first + 1 == len(seqnums)
+    data = chunk.select(range(first, last + 1) if is_run else [seqnum - base for seqnum in seqnums])
     return Slab(pack_column(seqnums), time_us, data, aux.of(seqnums))
 
 

@@ -30,6 +30,8 @@ from boki.messages import BatchesFetched, FetchBatches, Holding
 _READ_AHEAD_BYTES: Final = 1 << 20
 _AHEAD_FETCHES: Final = 16
 _AHEAD_RECORDS: Final = 1_000
+_BULK_RECORDS: Final = 4_000
+"""Whoever asks for so many goes on with the next page, and does not mind where this one ends."""
 _PATIENCE_US: Final = 100_000
 """A replica that has not answered for this long is left alone for a while, and another one asked."""
 _ROUND_US: Final = 200_000
@@ -214,9 +216,12 @@ class Reads:
         """
         if len(seqnums) > read.most:
             seqnums, is_rest = seqnums[-read.most :], False
-        slabs, covered = self._cache.collect(seqnums, self._limits.page_bytes, self._index.time_of, self._aux)
         operation = read.operation
         backward = isinstance(operation, Read) and operation.backward
+        is_bulk = not (is_rest or backward) and len(seqnums) >= _BULK_RECORDS
+        slabs, covered = self._cache.collect(
+            seqnums, self._limits.page_bytes, self._index.time_of, self._aux, whole_chunks=is_bulk
+        )
         if covered == 0 or (backward and covered < len(seqnums)):
             is_over = covered > 0 and self._cache.find(seqnums[covered]) is not None
             if is_over or covered < read.covered:  # too many bytes for a page; or what was here has been displaced

@@ -109,6 +109,23 @@ def test_a_whole_chunk_is_handed_on_as_it_is() -> None:
     assert [record.data for record in records_of(slabs)] == [b"0...", b"1...", b"2...", b"3..."]
 
 
+def test_a_bulk_page_ends_where_a_chunk_ends() -> None:
+    """If it is at least half full then, by records or by bytes; else the chunk is cut. The next page has whole ones."""
+    cache, aux = RecordCache(AMPLE), AuxCache(AMPLE)
+    cache.add(FIRST, make_batch(6, 6, 6, size=100))
+
+    def covered(first: int, stop: int, max_bytes: int = PAGE_BYTES, *, whole_chunks: bool = True) -> int:
+        return cache.collect(seqnums(*range(first, stop)), max_bytes, time_of, aux, whole_chunks=whole_chunks)[1]
+
+    assert covered(0, 10) == 6
+    assert covered(0, 10, whole_chunks=False) == 10
+    assert covered(0, 12) == 12
+    assert covered(5, 11) == 6, "not half full behind the first chunk's rest"
+    assert covered(2, 8) == 4, "half full"
+    assert covered(0, 18, 1_000) == 6, "the bytes of the second chunk are too many"
+    assert covered(0, 5) == 5, "never empty"
+
+
 def test_freed_records_are_covered_and_left_out() -> None:
     """A payload that trimming has taken away is never handed out, alone or among others."""
     cache, aux = RecordCache(AMPLE), AuxCache(AMPLE)
