@@ -23,7 +23,7 @@ from boki.chaos.faults import becomes_so
 from boki.chaos.queue_work import BOOK, DONE, JOBS, RESULT, TICKETS, Line, WorkOrders, read_lines
 from boki.client import Client
 from boki.errors import BokiError
-from boki.histories.queues import Pushed, Taken, find_lost_and_doubled, find_wrong_ops
+from boki.histories.queues import Pushed, Taken, find_lost_and_doubled, find_torn_effects, find_wrong_ops
 from boki.libs.bokiqueue import Queue
 
 KILL, STOP = "kill-consumer", "stop-consumer"
@@ -165,8 +165,7 @@ def violations_of(lines: list[Line], results: list[str], passed_on: list[str]) -
     tickets = list({(row.op, row.payload): row.payload for row in taken}.values())
     found = [*find_wrong_ops(taken), *find_lost_and_doubled(TICKETS, pushed, tickets)]
     found += find_lost_and_doubled(JOBS, pushed, results)
-    if sorted(passed_on) != sorted(results):
-        found.append(f"{JOBS}: {len(results)} results and {len(passed_on)} messages passed on, which must be the same")
+    found += find_torn_effects(JOBS, results, passed_on)
     known = {row.queue for row in pushed if row.id}
     found += [f"{queue}: not one push was acknowledged" for queue in (TICKETS, JOBS) if queue not in known]
     return found

@@ -1,17 +1,21 @@
-"""The checker of message queues: from what producers and consumers were told, and what is found in the end.
+"""The checkers of message queues: from what producers and consumers were told, and what is found in the end.
 
 Payloads are unique. A push that was not acknowledged may have happened; everything else is exact: each message is taken
 by one op alone, each op is always given the same message, one consumer's messages of a queue come in the queue's order,
-and what is committed together with an ack happens once for each message.
+and what is committed together with an ack happens once for each message. A lease holds until it has run out by the
+log's time or its consumer gives it up, and it holds the messages of the same group key, too.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
+BURIED: Final = "buried: "
+"""With this the reasons begin that consumers give for messages which they bury."""
 _NAMED: Final = 5
 
 
@@ -41,6 +45,49 @@ class Taken:
         return int(seqnum), int(index)
 
 
+@dataclass(slots=True)
+class Leased:
+    """A consumer was given a message under a lease. Times by the log's clock; `due_us`: not to be given before.
+
+    `token` is where in the log it was given. `is_given_up` is set before the consumer asks for the lease's end, by
+    whatever means: from then on it may end at any time.
+    """
+
+    queue: str
+    payload: str
+    id: str
+    shard: int
+    token: int
+    taken_us: int
+    until_us: int
+    due_us: int = 0
+    is_delayed: bool = False
+    key: str = ""
+    is_given_up: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the message stands in its queue."""
+        seqnum, _, index = self.id.partition("-")
+        return int(seqnum), int(index)
+
+
+@dataclass(slots=True)
+class Endings:
+    """What became of leased messages, by payload. Of one that nobody knows the end of, nothing stands here."""
+
+    results: list[str] = field(default_factory=list)
+    """Found in the end: what was appended together with an ack."""
+    committed: set[str] = field(default_factory=set)
+    """Whose consumer was told that its effects are there."""
+    acked: list[str] = field(default_factory=list)
+    """Whose consumer was told that the ack counts."""
+    maybe_acked: list[str] = field(default_factory=list)
+    """Whose consumer has not heard what came of its ack, once for each time."""
+    dead: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Found in the end: dead letters, with the reason, and how often they were given."""
+
+
 def find_lost_and_doubled(queue: str, pushed: Iterable[Pushed], found: Sequence[str]) -> Iterator[str]:
     """Violations of exactly-once: `found` are the payloads of the queue that have come out, all of them, in the end."""
     tried = {push.payload for push in pushed if push.queue == queue}
@@ -67,6 +114,59 @@ def find_wrong_ops(taken: Sequence[Taken]) -> Iterator[str]:
         if before is not None and before.op != row.op and row.place <= before.place:
             yield f"{row.queue}: {row.consumer} was given {row.id} after {before.id}"
         last[row.queue, row.consumer] = row
+
+
+def find_wrong_leases(leased: Iterable[Leased]) -> Iterator[str]:
+    """Leases that overlap, messages of one key out of order or two at a time, and messages given before they are due.
+
+    Of two messages of one key neither of which was delayed, the later one is given only when the earlier one is done.
+    """
+    rows = sorted(leased, key=lambda row: row.token)
+    held: dict[tuple[str, ...], list[Leased]] = defaultdict(list)
+    for row in rows:
+        held[row.queue, row.id].append(row)
+        if row.key:
+            held[row.queue, str(row.shard), row.key].append(row)
+        if row.taken_us < row.due_us:
+            yield f"{row.queue}: {row.payload} was given {row.due_us - row.taken_us} µs before it was due"
+    for same in held.values():
+        for before, after in pairwise(same):
+            if after.taken_us < before.until_us and not before.is_given_up:
+                text = f"{after.payload} was given at {after.token}, while {before.payload} was leased since"
+                yield f"{after.queue}: {text} {before.token} for {before.until_us - after.taken_us} µs more"
+            if after.place < before.place and not (after.is_delayed or before.is_delayed):
+                text = f"{after.payload} ({after.id}) of key {after.key} was given after {before.payload}"
+                yield f"{after.queue}: {text} ({before.id})"
+
+
+def find_wrong_endings(queue: str, pushed: Sequence[Pushed], endings: Endings, max_deliveries: int) -> Iterator[str]:
+    """Messages of a queue without exactly one end: done with effects, acked, or a dead letter that says why.
+
+    `max_deliveries`: a message is no dead letter before it was given so often, unless a consumer has buried it.
+    """
+    known = {push.payload for push in pushed if push.queue == queue and push.id}
+    results, acked = Counter(endings.results), Counter(endings.acked)
+    ends = Counter(results.keys()) + Counter(acked.keys()) + Counter(endings.dead.keys())
+    yield from _told(f"{queue}: effects happened more than once", [each for each, n in results.items() if n > 1])
+    yield from _told(f"{queue}: acks counted more than once", [each for each, n in acked.items() if n > 1])
+    yield from _told(f"{queue}: messages ended in two ways", [each for each, n in ends.items() if n > 1])
+    yield from _told(f"{queue}: committed effects are not there", sorted(endings.committed - results.keys()))
+    yield from _told(
+        f"{queue}: acknowledged messages have no end", sorted(known - ends.keys() - set(endings.maybe_acked))
+    )
+    tried = {push.payload for push in pushed if push.queue == queue}
+    yield from _told(f"{queue}: messages ended that nobody has pushed", sorted(ends.keys() - tried))
+    for payload, (reason, deliveries) in endings.dead.items():
+        if not reason:
+            yield f"{queue}: dead letter {payload} does not say why"
+        if not reason.startswith(BURIED) and deliveries < max_deliveries:
+            yield f"{queue}: {payload} became a dead letter after {deliveries} of {max_deliveries} deliveries: {reason}"
+
+
+def find_torn_effects(queue: str, results: Sequence[str], passed_on: Sequence[str]) -> Iterator[str]:
+    """Records and messages that were committed with the same acks, of which only some are there."""
+    if sorted(passed_on) != sorted(results):
+        yield f"{queue}: {len(results)} results and {len(passed_on)} messages passed on, which must be the same"
 
 
 def _told(what: str, payloads: Sequence[str]) -> Iterator[str]:

@@ -24,9 +24,9 @@ from boki.errors import BokiError
 from boki.histories.facts import Violation
 from boki.log.chunk import Group, encode_chunk
 from boki.log.membership import Membership
-from boki.log.metalog import Positions, merge_positions
-from boki.log.operations import Answer, Append, Done, Failure, Operation
-from boki.sim.loops import SimulatedLoop
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Append, Done, Operation
+from boki.sim.loops import SimulatedLoop, answer_of
 
 if TYPE_CHECKING:
     from boki.sim.engines import EngineNode
@@ -55,21 +55,22 @@ class Asked:
 class _Story(logging.Handler):
     """What the code says in its log is part of the story; what it says of its own bugs is one."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, who: str) -> None:
         super().__init__(logging.INFO)
         self._world = world
+        self._who = who
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        self._world.clock.note(f"logged calls: {text}")
+        self._world.clock.note(f"{self._who}: {text}")
         if record.exc_info is not None and not isinstance(record.exc_info[1], BokiError):
-            self._world.raised.append(f"logged calls: {text}: {record.exc_info[1]!r}")
+            self._world.raised.append(f"{self._who}: {text}: {record.exc_info[1]!r}")
 
 
 @contextmanager
-def heard(world: World) -> Iterator[None]:
-    """Let the run hear what logged calls log."""
-    logger, story = logging.getLogger("boki.calls"), _Story(world)
+def heard(world: World, name: str, who: str) -> Iterator[None]:
+    """Let the run hear what is said to the logger of that name; the story knows it as `who`."""
+    logger, story = logging.getLogger(name), _Story(world, who)
     propagated, logger.propagate = logger.propagate, False
     logger.addHandler(story)
     try:
@@ -124,21 +125,7 @@ class LoggedEngine:
         return await self._await(lambda done: self._node.submit(operation, positions, timeout_us, done), positions)
 
     async def _await(self, begin: Callable[[Callable[..., None]], None], positions: Positions) -> Answer:
-        future: asyncio.Future[tuple[object, Positions]] = self.loop.create_future()
-
-        def done(answer: object, seen: Positions) -> None:
-            if not future.done():
-                future.set_result((answer, seen))
-
-        if not self._is_dead:
-            begin(done)
-        answer, seen = await future
-        merge_positions(positions, seen)
-        if isinstance(answer, Failure):
-            raise answer.error()
-        if isinstance(answer, BokiError):
-            raise answer
-        return answer  # type: ignore[return-value]
+        return await answer_of(self.loop, begin if not self._is_dead else lambda _done: None, positions)
 
     async def _fence(self, incarnation: int) -> None:
         answer = await self._await(lambda done: self._node.fence(incarnation, 10_000_000, done), {})

@@ -31,6 +31,7 @@ class Clockwork:
         self.schedule_rng = Random(f"{seed}:schedule")
         self.work_rng = Random(f"{seed}:work")
         self.call_rng = Random(f"{seed}:calls")
+        self.queue_rng = Random(f"{seed}:queues")
         self.fault_rng = Random(f"{seed}:faults")
         self.event_count = 0
         self.seen: Counter[str] = Counter()

@@ -39,6 +39,8 @@ class EngineNode(Node):
         )
         self.is_ready = False
         self.logged: LoggedEngine | None = None
+        self.on_death: list[Callable[[], None]] = []
+        """Called when this life ends: what runs on the engine ends with it."""
         self._membership: Membership | None = None
         self._asked: set[tuple[NodeId, int]] = set()
         self._bootstrap = Bootstrap(self.name, self.incarnation, self.disk, config)
@@ -53,6 +55,8 @@ class EngineNode(Node):
         if self.logged is not None:
             self.logged.die()
             self.logged = None
+        while self.on_death:
+            self.on_death.pop()()
         super()._die()
 
     def _on_news(self, news: News) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
+from boki.errors import BokiError
+from boki.log.metalog import Positions, merge_positions
+from boki.log.operations import Answer, Failure
 from boki.sim.clockwork import START_US, Clockwork
 
 T = TypeVar("T")
@@ -105,3 +108,26 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             handle._run()  # noqa: SLF001 - what every loop does with its handles
         finally:
             asyncio._set_running_loop(outer)  # noqa: SLF001
+
+
+async def answer_of(
+    loop: SimulatedLoop, begin: Callable[[Callable[[object, Positions], None]], None], positions: Positions
+) -> Answer:
+    """What a node answers to the operation that `begin` hands to it; the error that it answers is raised.
+
+    `positions` are raised to what was seen then.
+    """
+    future: asyncio.Future[tuple[object, Positions]] = loop.create_future()
+
+    def done(answer: object, seen: Positions) -> None:
+        if not future.done():
+            future.set_result((answer, seen))
+
+    begin(done)
+    answer, seen = await future
+    merge_positions(positions, seen)
+    if isinstance(answer, Failure):
+        raise answer.error()
+    if isinstance(answer, BokiError):
+        raise answer
+    return answer  # type: ignore[return-value]

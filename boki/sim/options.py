@@ -75,11 +75,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, float] = {}
     calls: int = 0
     """How many ask for logged calls."""
+    queues: int = 0
+    """How many processes push to queues and take from them."""
+    queue_shards: int = 1
+    """Of the queue whose messages are leased."""
+    queue_crashes: float = 0.0
+    """How often each of those processes dies or stands still, per virtual second."""
 
 
 def draw_options(seed: int) -> Options:
     """The options of a seed."""
     rng = Random(f"{seed}:options")
+    queue_rng = Random(f"{seed}:options:queues")
     replicas = rng.choice((1, 2, 3, 3, 3, 3, 5))
     return Options(
         seed=seed,
@@ -110,6 +117,9 @@ def draw_options(seed: int) -> Options:
         session_us=rng.choice((2_000_000, 4_000_000, 8_000_000)),
         faults=_draw_faults(rng),
         calls=Random(f"{seed}:options:calls").choice((0, 0, 0, 1, 3)),
+        queues=queue_rng.choice((0, 0, 0, 0, 0, 2, 3)),
+        queue_shards=queue_rng.choice((1, 1, 2, 3)),
+        queue_crashes=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.1, 1.0))),
     )
 
 

@@ -65,10 +65,14 @@ def _smaller(options: Options) -> Iterator[Options]:
         ("controllers", 1),
         ("logs", 1),
         ("calls", 0),
+        ("queues", 0),
+        ("queue_shards", 1),
     ):
         if getattr(options, name) > least:
             yield but(**{name: least})
             yield but(**{name: getattr(options, name) - 1})
+    if options.queue_crashes:
+        yield but(queue_crashes=0.0)
     if options.spare_sequencers:
         yield but(spare_sequencers=0)
     if options.storage > options.replicas:

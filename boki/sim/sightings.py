@@ -48,6 +48,12 @@ SITUATIONS: Final = (
     "the one backup with an entry of the term before lost its disk",
     "a primary that nobody had told went on after its term",
     "a call was taken over by another engine",
+    "a repeated pop was given its message again",
+    "a lease ran out, and another consumer was given the message",
+    "a commit was refused, because its lease was lost",
+    "a message became a dead letter",
+    "a delayed message became due",
+    "a term changed while a consumer waited",
 )
 """What every large enough batch must have met."""
 

@@ -25,6 +25,7 @@ from boki.sim.gateways import GatewayNode
 from boki.sim.network import Network
 from boki.sim.nodes import ControllerNode, Node, SequencerNode, StorageNode
 from boki.sim.options import Options
+from boki.sim.queues import QueueClients
 from boki.sim.sightings import Sightings
 
 _PATIENCE_US: Final = 60_000_000
@@ -86,6 +87,7 @@ class Simulation:
         self.raised: list[str] = []
         self._effects: list[str] = []
         self.calls = CallClients(self, 0)
+        self.queues: QueueClients | None = None
         self.shared = Shared(self.history)
         self._build()
 
@@ -117,7 +119,7 @@ class Simulation:
     def run(self) -> Outcome:
         """The whole run, and what the checkers say of it."""
         outcome = Outcome(self.options, history=self.history, seen=self.clock.seen)
-        with heard(self):
+        with heard(self, "boki.calls", "logged calls"), heard(self, "boki.queue", "queues"):
             outcome.violations = self._run()
             if self.options.calls:
                 self.calls.end()
@@ -136,12 +138,14 @@ class Simulation:
         gateways = [node for node in self.nodes.values() if isinstance(node, GatewayNode)]
         self.clients = [Client(self, self.shared, number, gateways) for number in range(self.options.clients)]
         self.calls = CallClients(self, self.options.calls)
+        self.queues = QueueClients(self)
         faults = Faults(self)
         if self._script is not None:
             self._script(self)
         self.clock.run_until(self.clock.now_us + self.options.chaos_us)
         faults.end()
         self.shared.is_calm = True
+        self.queues.calm()
         for client in self.clients:
             client.ok_count = 0
         if not self._wait(self._all_work):
@@ -153,9 +157,12 @@ class Simulation:
             return [*self._check(), Violation("liveness", text)]
         self.shared.is_over = self.calls.is_over = True
         self._wait(lambda: not self.calls.open_count)
+        queues = self.queues
+        self._wait(lambda: queues.is_over)
+        queues.end()
         self._wait(lambda: all(client.open_call is None for client in self.clients))
         problems = self._read_out()
-        return [*self._check(), *self.calls.check(self._effects), *problems]
+        return [*self._check(), *self.calls.check(self._effects), *queues.check(), *problems]
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
         """Let time pass until something is so; False if it is not within the patience."""

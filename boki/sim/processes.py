@@ -1,0 +1,76 @@
+"""Processes that use the log from beside the nodes: programs behind a gateway, and functions on an engine.
+
+Each has an event loop in virtual time and the LogBook of `async` code, down to the gathering of appends; what it asks
+for goes to a gateway, each time to any, or to the engine that it runs on, whose end is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from boki.errors import ConnectionLost
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Operation, Read
+from boki.runtime.append_gatherer import AppendGatherer
+from boki.runtime.deadline import Caller, Deadline
+from boki.runtime.logbook import LogAccess, LogBook
+from boki.sim.engines import EngineNode
+from boki.sim.gateways import GatewayNode
+from boki.sim.loops import SimulatedLoop, answer_of
+from boki.sim.nodes import World
+
+_LONGEST_POLL_S: Final = 5.0
+
+
+class Process:
+    """One life of a process. With an `engine` it is a function there, and dies with it; otherwise a client."""
+
+    def __init__(self, world: World, name: str, rng: Random, engine: EngineNode | None) -> None:
+        self.name = name
+        self.is_dead = False
+        self.is_paused = False
+        self.on_death: Callable[[], object] | None = None
+        self.terms_waited = 0
+        """How often a term changed while a read of this process waited for a record."""
+        self._world = world
+        self._rng = rng
+        self._engine = engine
+        self._gateways = [node for node in world.nodes.values() if isinstance(node, GatewayNode)]
+        self.loop = SimulatedLoop(world.clock, self._stands_still)  # type: ignore[abstract] # no sockets in there
+        appends = AppendGatherer(self)
+        caller = Caller(deadline=Deadline(clock=self.loop.time), longest_poll_s=_LONGEST_POLL_S)
+        self._access = LogAccess(self, appends, caller)
+        if engine is not None:
+            engine.on_death.append(self.die)
+
+    def _stands_still(self) -> bool:
+        return self.is_paused or (self._engine is not None and self._engine.is_paused)
+
+    def logbook(self, name: str) -> LogBook:
+        """The LogBook of that name, as this process reaches it."""
+        return self._access.logbook(name)
+
+    def die(self) -> None:
+        """It is gone, with everything that it was doing."""
+        if not self.is_dead:
+            self.is_dead = True
+            self.loop.cancel_all()
+            if self.on_death is not None:
+                self.on_death()
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        """See `boki.runtime.port.LogPort`. Nobody here is more patient than the other clients of the run."""
+        target = self._engine or self._rng.choice(self._gateways)
+        if self.is_dead or target.core is None:
+            raise ConnectionLost("this process is dead")
+        wait_us = operation.wait_us if isinstance(operation, Read) else 0
+        timeout_us = min(int(timeout_s * 1e6), wait_us + self._world.options.deadline_us)
+        terms = len(self._world.coordinator.views)
+        try:
+            return await answer_of(
+                self.loop, lambda done: target.submit(operation, dict(positions), timeout_us, done), positions
+            )
+        finally:
+            self.terms_waited += wait_us > 0 and len(self._world.coordinator.views) > terms

@@ -1,0 +1,237 @@
+"""BokiQueue in the simulator: the library as users have it, in processes that die, over simulated engines.
+
+What is promised: every acknowledged push is taken once by an op, or ends once if it is leased; in order, by shard and
+by key; nothing is lost or stuck; dead letters say why. Processes die and stand still while the faults of the run last;
+when everything is healed the queues must run empty, and what is found then is held against all that anybody was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from boki.errors import BokiError
+from boki.histories.facts import Violation
+from boki.histories.queues import (
+    Pushed,
+    find_lost_and_doubled,
+    find_torn_effects,
+    find_wrong_endings,
+    find_wrong_leases,
+    find_wrong_ops,
+)
+from boki.libs.bokiqueue import Queue
+from boki.log.record import Record
+from boki.sim.engines import EngineNode
+from boki.sim.options import Options, seconds_between
+from boki.sim.processes import Process
+from boki.sim.queue_work import BOOK, COPY, DONE, JOBS, RESULT, TICKETS, Ledger, Plan, Worker, queue_of
+
+if TYPE_CHECKING:
+    from boki.sim.nodes import World
+
+_POLL_S: Final = 0.25
+_MAX_PAUSE_US: Final = 2_000_000
+_PAGE: Final = 1000
+
+
+class QueueClients:
+    """The processes that use the queues of a run, if it has any."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._clock = world.clock
+        self._rng = world.clock.queue_rng
+        self._plan = _draw_plan(world.options, self._rng)
+        self._ledger = Ledger()
+        self._is_over = False
+        self._passed_on: list[str] = []
+        self._depths: dict[str, int] = {}
+        self._empty_us = 0
+        self.workers: list[Worker] = []
+        self.processes: dict[str, Process] = {}
+        for number in range(world.options.queues):
+            name = f"worker-{number + 1}"
+            rng = Random(f"{world.options.seed}:queues:{name}")
+            worker = Worker(name, self._plan, self._ledger, self._clock, rng)
+            self.workers.append(worker)
+            self._start(worker)
+            self._hurt_later(worker)
+
+    # Lives
+
+    def _start(self, worker: Worker) -> None:
+        """Begin a life: behind a gateway, or on an engine."""
+        if self._is_over:
+            return
+        engines = [node for node in self._world.nodes.values() if isinstance(node, EngineNode)]
+        ready = [engine for engine in engines if engine.core is not None and engine.is_ready]
+        engine = self._rng.choice(ready) if ready and self._rng.random() < 0.5 else None
+        self._clock.note(f"{worker.name} starts on {engine.name if engine is not None else 'its own'}")
+        process = self._begin(worker.name, engine)
+        process.on_death = lambda: self._clock.after(int(10_000 + self._rng.random() * 500_000), self._start, worker)
+        process.loop.create_task(worker.run(process))
+
+    def _begin(self, name: str, engine: EngineNode | None) -> Process:
+        process = self.processes[name] = Process(self._world, name, self._rng, engine)
+        return process
+
+    def _hurt_later(self, worker: Worker) -> None:
+        rate = self._world.options.queue_crashes
+        if rate:
+            self._clock.after(int(seconds_between(rate, self._rng) * 1e6), self._hurt, worker)
+
+    def _hurt(self, worker: Worker) -> None:
+        """It dies, or stands still for a while: often for longer than its leases."""
+        if self._ledger.is_calm:
+            return
+        process = self.processes[worker.name]
+        if self._rng.random() < 0.6:
+            self._clock.note(f"{worker.name} dies")
+            process.die()
+        elif not process.is_paused:
+            hold_us = int(_MAX_PAUSE_US * self._rng.random() ** 2)
+            self._clock.note(f"{worker.name} stands still for {hold_us} us")
+            process.is_paused = True
+            self._clock.after(hold_us, self._resume, process)
+        self._hurt_later(worker)
+
+    @staticmethod
+    def _resume(process: Process) -> None:
+        process.is_paused = False
+
+    # The end
+
+    def calm(self) -> None:
+        """Everything is healed: nothing strikes any more, and somebody begins to look whether the queues run empty."""
+        self._ledger.is_calm = True
+        if not self.workers:
+            self._is_over = True
+            return
+        for process in self.processes.values():
+            process.is_paused = False
+        auditor = self._begin("auditor", None)
+        auditor.loop.create_task(self._audit(auditor))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every queue has run empty, and what came of it has been read."""
+        return self._is_over
+
+    async def _audit(self, process: Process) -> None:
+        """Wait until everything is done, and read what has come of it."""
+        book = process.logbook(BOOK)
+        while True:
+            try:
+                if await self._is_done(process):
+                    break
+            except BokiError as error:
+                self._clock.note(f"the auditor is refused: {error.code}")
+            await asyncio.sleep(_POLL_S)
+        endings = self._ledger.endings
+        endings.results = [record.data.decode() async for record in _records(process, RESULT)]
+        done: Queue[str] = Queue(book, DONE)
+        while popped := await done.pop_many(_PAGE):
+            self._passed_on += [message.value for message in popped]
+        for letter in await Queue[str](book, JOBS).dead_letters():
+            endings.dead[letter.data.decode()] = (letter.reason, letter.deliveries)
+            self._clock.sometimes("a message became a dead letter")
+        self._is_over = True
+
+    async def _is_done(self, process: Process) -> bool:
+        """Whether the queues are empty, and every taker has asked since: it may have died before it was told."""
+        if any(worker.is_producing for worker in self.workers):
+            return False
+        if not self._empty_us:
+            begun_us = self._clock.now_us
+            if await self._are_empty(process):
+                self._empty_us = begun_us
+        asked_us = [since_us for worker in self.workers for since_us in worker.empty_since_us.values()]
+        return 0 < self._empty_us <= min(asked_us)
+
+    async def _are_empty(self, process: Process) -> bool:
+        for name in (TICKETS, JOBS):
+            self._depths[name] = (await Queue[str](process.logbook(BOOK), name).stats()).depth
+        return not any(self._depths.values())
+
+    def end(self) -> None:
+        """The run is over: all processes end here."""
+        self._is_over = True
+        for process in self.processes.values():
+            if process.terms_waited:
+                self._clock.sometimes("a term changed while a consumer waited")
+            process.on_death = None
+            process.die()
+        self._clock.run_until(self._clock.now_us)
+        for worker in self.workers:
+            self._world.raised += worker.raised
+
+    # Judging
+
+    def check(self) -> list[Violation]:
+        """What was told, and what is found in the end."""
+        if not self.workers:
+            return []
+        if not self._is_over:
+            where = ", ".join(worker.name for worker in self.workers if worker.is_producing)
+            text = f"a minute after everything was healed queues hold {self._depths}, and these still push: {where}"
+            return [Violation("liveness", text), *self._check(is_whole=False)]
+        return self._check(is_whole=True)
+
+    def _check(self, *, is_whole: bool) -> list[Violation]:
+        ledger = self._ledger
+        found = [Violation("an op is given one message", text) for text in find_wrong_ops(ledger.taken)]
+        found += [Violation("leases hold, and order", text) for text in find_wrong_leases(ledger.leased)]
+        if is_whole:
+            found += [Violation("each message ends once", text) for text in self._find_wrong_ends()]
+            found += [Violation("all folds are the same", text) for text in self._find_different_folds()]
+        return found
+
+    def _find_wrong_ends(self) -> Iterator[str]:
+        ledger = self._ledger
+        for group in self._plan.groups:
+            name = queue_of(group)
+            pushed = [Pushed(name, push.payload, push.id) for push in ledger.pushed if push.queue == TICKETS]
+            taken = {(row.op, row.payload): row.payload for row in ledger.taken if row.queue == name}
+            yield from find_lost_and_doubled(name, pushed, list(taken.values()))
+        yield from find_wrong_endings(JOBS, ledger.pushed, ledger.endings, self._plan.max_deliveries)
+        yield from find_torn_effects(JOBS, ledger.endings.results, self._passed_on)
+
+    def _find_different_folds(self) -> Iterator[str]:
+        """States of a shard in several processes that have come equally far, and differ."""
+        lines = [
+            (worker.name, followed.queue, line)
+            for worker in self.workers
+            for followed in worker.followed
+            for line in followed.lines
+            if followed.is_loaded
+        ]
+        lines.sort(key=lambda row: (row[1], row[2].shard, row[2].state.at))
+        for (one, queue, mine), (other, its_queue, its) in pairwise(lines):
+            are_equally_far = (queue, mine.shard, mine.state.at) == (its_queue, its.shard, its.state.at)
+            if are_equally_far and mine.state.snapshot() != its.state.snapshot():
+                yield f"{queue}: {one} and {other} see shard {mine.shard} differently at {mine.state.at}"
+
+
+async def _records(process: Process, tag: str) -> AsyncIterator[Record]:
+    start = 0
+    while (page := await process.logbook(BOOK).read(tag, start=start)).records:
+        for record in page.records:
+            yield record
+        start = page.next_start
+
+
+def _draw_plan(options: Options, rng: Random) -> Plan:
+    return Plan(
+        shards=options.queue_shards,
+        groups=rng.choice((("",), ("",), ("", COPY))),
+        max_deliveries=rng.choice((0, 2, 3, 3)),
+        lease_s=rng.choice((0.3, 0.6, 1.2)),
+        pause_s=rng.choice((0.15, 0.3)),
+        quota=rng.choice((5, 8, 12)),
+        save_records=rng.choice((8, 20, 60)),
+        member_us=rng.choice((2_000_000, 6_000_000)),
+    )
