@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from boki.runtime.blocking_context import Context
 from boki.runtime.blocking_logbook import LogBook, Subscription
+from boki.runtime.borrowed_port import run
 
-__all__ = ["Context", "LogBook", "Subscription"]
+__all__ = ["Context", "LogBook", "Subscription", "run"]

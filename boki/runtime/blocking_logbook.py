@@ -72,6 +72,11 @@ class LogBook:
     def __repr__(self) -> str:
         return f"<LogBook {self.name!r}>"
 
+    @property
+    def origin(self) -> LogAccess:
+        """Its caller's way to the log, the same for all LogBooks of a call."""
+        return self._access
+
     def append(
         self, data: bytes, tags: Tags = (), *, when: When = (), key: str | None = None, timeout_s: float | None = None
     ) -> int:

@@ -37,10 +37,10 @@ def test_the_methods_are_the_same(awaiting: type, plain: type) -> None:
 
 
 def test_what_the_blocking_module_offers() -> None:
-    """`boki.blocking` has the names of `boki` that differ."""
+    """`boki.blocking` has the names of `boki` that differ, and the bridge from one side to the other."""
     assert blocking.Context is blocking_context.Context
     assert blocking.LogBook is blocking_logbook.LogBook
-    assert set(blocking.__all__) == {"Context", "LogBook", "Subscription"}
+    assert set(blocking.__all__) == {"Context", "LogBook", "Subscription", "run"}
 
 
 def test_the_blocking_twin_awaits_nothing() -> None:
