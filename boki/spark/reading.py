@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -22,15 +24,33 @@ _PAGE_RECORDS = 10_000
 
 def read_task(task: Task, options: ReadOptions, layout: Layout) -> Iterator[Any]:
     """Arrow batches of everything that the task is to read."""
+    if not gc.get_freeze_count():
+        gc.freeze()  # Spark collects garbage after every task; what was imported need not be looked at each time
     gateway = Gateway(options.gateway, options.token, task.positions, is_known=True)
     try:
-        for segment in task.segments:
-            for found in _pages(gateway, segment, options):
-                columns = columns_of(found.slabs, wants_tags="tags" in layout.names)
-                if columns is not None:
-                    yield _batch(columns, segment.book, layout)
+        yield from _one_ahead(_batches(gateway, task, options, layout))
     finally:
         gateway.close()
+
+
+def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same, each made while Spark takes in the one before it: else it waits for the log, and the log for Spark."""
+    maker = ThreadPoolExecutor(1, "boki-read")
+    try:
+        batch = maker.submit(next, batches, None)
+        while (made := batch.result()) is not None:
+            batch = maker.submit(next, batches, None)
+            yield made
+    finally:
+        maker.shutdown(wait=False, cancel_futures=True)  # whoever has enough waits for no page
+
+
+def _batches(gateway: Gateway, task: Task, options: ReadOptions, layout: Layout) -> Iterator[Any]:
+    for segment in task.segments:
+        for found in _pages(gateway, segment, options):
+            columns = columns_of(found.slabs, wants_tags="tags" in layout.names)
+            if columns is not None:
+                yield _batch(columns, segment.book, layout)
 
 
 def _pages(gateway: Gateway, segment: Segment, options: ReadOptions) -> Iterator[Found]:
