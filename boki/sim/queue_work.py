@@ -7,6 +7,7 @@ a push under way is made again under its key, and a pop under its op.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,6 +58,8 @@ class Ledger:
     taken: list[Taken] = field(default_factory=list)
     leased: list[Leased] = field(default_factory=list)
     endings: Endings = field(default_factory=Endings)
+    unheard: Counter[str] = field(default_factory=Counter)
+    """By queue, how many pops without an op have not come to an end that somebody was told."""
     delays_us: dict[str, int] = field(default_factory=dict)
     is_calm: bool = False
     """Nothing strikes any more, and nobody begins anything that is to fail."""
@@ -76,6 +79,7 @@ class Worker:
         self._numbers = dict.fromkeys((TICKETS, JOBS), 0)
         self._under_way: dict[str, tuple[list[str], dict[str, Any]]] = {}
         self._ops = dict.fromkeys(plan.groups, 0)
+        self._pops = 0
         self.empty_since_us = dict.fromkeys(plan.groups, 0)
         """By group: when a pop under the present op began that was given nothing."""
         self.followed: list[Following] = []
@@ -176,6 +180,9 @@ class Worker:
     # Tickets
 
     async def _take_ticket(self, queue: Queue[str]) -> None:
+        if not self._ledger.is_calm and self._rng.random() < 0.3:
+            await self._take_any_ticket(queue)
+            return
         op = f"{self.name}-{self._ops[queue.group]}"
         is_waiting = self._rng.random() < 0.9
         begun_us = self._clock.now_us
@@ -192,6 +199,19 @@ class Worker:
         self._clock.note(f"{self.name} is given {row.payload} for {op}")
         if self._ledger.is_calm or self._rng.random() < 0.8:  # else it asks for that one again
             self._ops[queue.group] += 1
+
+    async def _take_any_ticket(self, queue: Queue[str]) -> None:
+        """Without an op: at most once."""
+        name = queue_of(queue.group)
+        self._ledger.unheard[name] += 1
+        message = await queue.pop(wait_s=_WAIT_S)
+        self._ledger.unheard[name] -= 1
+        if message is not None:
+            self._pops += 1
+            op = f"{self.name}-any-{self._pops}"  # as the checkers have it: each is another one
+            row = Taken(name, f"{self.name}/{queue.group}/any", op, message.value, message.id)
+            self._ledger.taken.append(row)
+            self._clock.note(f"{self.name} is given {row.payload}")
 
     # Jobs
 

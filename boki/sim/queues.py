@@ -47,7 +47,7 @@ class QueueClients:
         self._rng = world.clock.queue_rng
         self._plan = _draw_plan(world.options, self._rng)
         self._ledger = Ledger()
-        self._is_over = False
+        self._is_over = self._is_ended = False
         self._passed_on: list[str] = []
         self._depths: dict[str, int] = {}
         self._empty_us = 0
@@ -65,14 +65,14 @@ class QueueClients:
 
     def _start(self, worker: Worker) -> None:
         """Begin a life: behind a gateway, or on an engine."""
-        if self._is_over:
+        if self._is_ended:
             return
         engines = [node for node in self._world.nodes.values() if isinstance(node, EngineNode)]
         ready = [engine for engine in engines if engine.core is not None and engine.is_ready]
         engine = self._rng.choice(ready) if ready and self._rng.random() < 0.5 else None
         self._clock.note(f"{worker.name} starts on {engine.name if engine is not None else 'its own'}")
         process = self._begin(worker.name, engine)
-        process.on_death = lambda: self._clock.after(int(10_000 + self._rng.random() * 500_000), self._start, worker)
+        process.on_death = lambda: self._clock.after(self._rng.randint(10_000, 500_000), self._start, worker)
         process.loop.create_task(worker.run(process))
 
     def _begin(self, name: str, engine: EngineNode | None) -> Process:
@@ -158,8 +158,8 @@ class QueueClients:
         return not any(self._depths.values())
 
     def end(self) -> None:
-        """The run is over: all processes end here."""
-        self._is_over = True
+        """The run is over: all processes end here, and none begins."""
+        self._is_ended = True
         for process in self.processes.values():
             if process.terms_waited:
                 self._clock.sometimes("a term changed while a consumer waited")
@@ -196,7 +196,7 @@ class QueueClients:
             name = queue_of(group)
             pushed = [Pushed(name, push.payload, push.id) for push in ledger.pushed if push.queue == TICKETS]
             taken = {(row.op, row.payload): row.payload for row in ledger.taken if row.queue == name}
-            yield from find_lost_and_doubled(name, pushed, list(taken.values()))
+            yield from find_lost_and_doubled(name, pushed, list(taken.values()), ledger.unheard[name])
         yield from find_wrong_endings(JOBS, ledger.pushed, ledger.endings, self._plan.max_deliveries)
         yield from find_torn_effects(JOBS, ledger.endings.results, self._passed_on)
 

@@ -20,7 +20,12 @@ from boki.engine.index.book import BookState
 from boki.engine.stamps import Stamps
 from boki.engine.tails import Tails
 from boki.follower import MetalogFollower
+from boki.libs.bokiqueue import queue
+from boki.libs.bokiqueue.groups import LEASED, Group
+from boki.libs.bokiqueue.records import Act, Take
+from boki.libs.bokiqueue.state import ShardState
 from boki.log.quorum import majority
+from boki.log.record import Expect
 from boki.messages import EntriesStored, ShardProgress
 from boki.sequencer import metalog_store
 from boki.sequencer.core import SequencerCore
@@ -195,6 +200,63 @@ def no_fresh_tails() -> Any:
     return without(Tails, "tell", deaf)
 
 
+def no_fence_under_a_commit() -> Any:
+    """Effects are appended with an ack on no other condition than that the process believes in its lease."""
+
+    def anything(tag: str, last_seqnum: int) -> Expect:
+        return Expect("!never used", 0)
+
+    return without(queue, "Expect", anything)
+
+
+def no_memory_of_ops() -> Any:
+    """A pop that is repeated under its op is another pop."""
+    take = ShardState._take
+
+    def forgetful(self: ShardState, seqnum: int, time_us: int, what: Take) -> Any:
+        return take(self, seqnum, time_us, msgspec.structs.replace(what, op=""))
+
+    return without(ShardState, "_take", forgetful)
+
+
+def no_counting_of_acts() -> Any:
+    """An act that was appended again counts again."""
+    act = ShardState._act
+
+    def credulous(self: ShardState, seqnum: int, time_us: int, what: Act) -> Any:
+        last = self.takers.pop(what.taker, None)
+        if last is not None and what.number <= last.number:
+            self.takers[what.taker] = msgspec.structs.replace(last, number=what.number - 1)
+        elif last is not None:
+            self.takers[what.taker] = last
+        return act(self, seqnum, time_us, what)
+
+    return without(ShardState, "_act", credulous)
+
+
+def no_token_of_leases() -> Any:
+    """Whoever was given a message once can settle it, also when its lease is another's by now."""
+
+    def trusting(self: Group, pos: int, token: int) -> Any:
+        aside = self.aside.get(pos)
+        return aside if aside is not None and aside.status == LEASED else None
+
+    return without(Group, "leased", trusting)
+
+
+def no_order_of_keys() -> Any:
+    """A group key holds nothing back."""
+    return without(Group, "_hand_out", _keyless(Group._hand_out))
+
+
+def _keyless(hand_out: Callable[..., None]) -> Callable[..., None]:
+    def hand_out_all(self: Group, aside: Any, *rest: Any) -> None:
+        hand_out(self, aside, *rest)
+        self._holders.pop(aside.spot.key, None)
+
+    return hand_out_all
+
+
 ABLATIONS: dict[str, Callable[[], Any]] = {
     "fsync before the report": no_fsync_before_the_report,
     "durable seal": no_durable_seal,
@@ -210,6 +272,11 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "conditions": no_conditions,
     "terms applied in order": no_order_of_terms,
     "fresh tails": no_fresh_tails,
+    "fence under a commit": no_fence_under_a_commit,
+    "memory of ops": no_memory_of_ops,
+    "acts counted once": no_counting_of_acts,
+    "tokens of leases": no_token_of_leases,
+    "order of keys": no_order_of_keys,
 }
 
 
