@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -24,13 +25,18 @@ _PAGE_RECORDS = 10_000
 
 def read_task(task: Task, options: ReadOptions, layout: Layout) -> Iterator[Any]:
     """Arrow batches of everything that the task is to read."""
-    if not gc.get_freeze_count():
-        gc.freeze()  # Spark collects garbage after every task; what was imported need not be looked at each time
+    _spare_imports()
     gateway = Gateway(options.gateway, options.token, task.positions, is_known=True)
     try:
         yield from _one_ahead(_batches(gateway, task, options, layout))
     finally:
         gateway.close()
+
+
+@cache
+def _spare_imports() -> None:
+    """Leave what this process has imported out of the garbage that Spark collects after every task: 30 ms each time."""
+    gc.freeze()
 
 
 def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
