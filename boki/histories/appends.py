@@ -10,8 +10,6 @@ from typing import Final
 from boki.histories.facts import Facts, Violation
 from boki.histories.history import Appending, Call, Condition, Ordered, Refused
 
-_EVER_US: Final = 1 << 62
-
 
 class LinearizableAppends:
     """Promise 1: an append that began after somebody knew of a record stands behind that record, in its book.
@@ -59,7 +57,7 @@ class Conditions:
         if condition.last_seqnum == 0 and facts.may_be_gone(last, condition.tag, until_us):
             return
         is_unseen = last < condition.last_seqnum < place and condition.last_seqnum not in facts.placed
-        if is_unseen and condition.last_seqnum < facts.may_floor(call.book, condition.tag, _EVER_US):
+        if is_unseen and facts.may_be_unseen(call.book, condition.tag, condition.last_seqnum, call.end_us):
             return  # whoever appended that was never told, and it was trimmed before anybody had read it
         text = f"{place} of {call.book} was appended on the condition that {condition.tag} ends with"
         yield Violation(self.name, f"{text} {condition.last_seqnum}, and it ended with {last}", (call,))
@@ -83,7 +81,7 @@ class Conditions:
         if seqnum:
             known = facts.placed.get(seqnum)
             if known is None:  # nobody ever saw it: only possible if it was trimmed before anybody could
-                return seqnum < facts.may_floor(call.book, tag, _EVER_US)
+                return facts.may_be_unseen(call.book, tag, seqnum, call.end_us)
             if known.book != call.book or tag not in known.tags or known.asked_us > call.end_us:
                 return False
         if after == len(row) or facts.placed[row[after]].known_us >= call.start_us:

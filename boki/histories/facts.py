@@ -184,6 +184,30 @@ class Facts:
             found.may_deletion.until(time_us),
         )
 
+    def may_be_unseen(self, book: str, tag: str, seqnum: int, until_us: int) -> bool:
+        """Whether a record of that tag may have stood there before that time although nobody ever saw it.
+
+        Then somebody has asked for it, and a trim came after that: of the tag, or of the whole book. That is what is
+        read in the end, and its trims hide the records of system tags, too, which they spare.
+        """
+        asked_us = [
+            call.start_us
+            for call in self.calls
+            if call.book == book and isinstance(call.request, Appending) and not call.is_impossible
+            for record in call.request.records
+            if tag in record.tags and (book, record.payload) not in self.places
+        ]
+        first_us = min(asked_us, default=until_us)
+        return first_us < until_us and any(
+            isinstance(call.request, Trimming)
+            and not call.is_impossible
+            and call.book == book
+            and call.request.tag in (tag, None)
+            and (call.request.everything or call.request.before > seqnum)
+            and not (isinstance(call.result, Told) and call.end_us < first_us)
+            for call in self.calls
+        )
+
     def may_be_gone(self, seqnum: int, tag: str | None, time_us: int) -> bool:
         """Whether a reader of that row, answered at that time, may have been right not to find the record."""
         record = self.placed[seqnum]

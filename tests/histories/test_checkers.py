@@ -418,9 +418,25 @@ def test_a_tag_whose_records_are_trimmed_counts_as_empty(clients: Clients) -> No
 
 def test_a_condition_on_a_record_that_nobody_ever_saw_may_have_held(clients: Clients) -> None:
     """Its appender died before it was told, and a trim took it before it was read (simulator, seed 339)."""
+    clients.call("dead", Appending((Written("never told", ("t",)),)), None)
     clients.append("one", "z", 30, "t", when=(Condition("t", 25),))
     assert len(clients.broken(Conditions())) == 1
     clients.call("one", Trimming(MAX, "t"), Told())
+    assert clients.broken(Conditions()) == []
+
+
+def test_a_refusal_may_name_a_record_that_nobody_ever_saw(clients: Clients) -> None:
+    """A trim of the whole book hides a system tag's record, which it spares, in the end (simulator, seed 780)."""
+    unheard = Appending((Written("unheard", ("!s",)),))
+    refused = Refused("condition_failed", "not_applied", 25)
+    clients.call("one", Appending((Written("a", ("!s",)),), (Condition("!s", 0),)), refused, start=200)
+    clients.call("two", unheard, Refused("deadline_exceeded", "unknown"), start=210)
+    assert len(clients.broken(Conditions())) == 1
+    clients.call("one", Trimming(MAX, "t"), Told(), start=220)
+    assert len(clients.broken(Conditions())) == 1
+    clients.call("one", Trimming(MAX), Told(), start=230)
+    assert len(clients.broken(Conditions())) == 1  # it was asked for after the refusal
+    clients.call("three", unheard, None, start=190)
     assert clients.broken(Conditions()) == []
 
 
