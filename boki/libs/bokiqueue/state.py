@@ -178,6 +178,8 @@ class ShardState:
         last = self.takers.pop(act.taker, None)
         if last is not None and act.number <= last.number:
             self.takers[act.taker] = last
+            if act.fences:
+                self.last_fence = seqnum  # it takes nothing away, but stands under the fence tag, where commits look
             return None
         if act.fences:
             self._fence(seqnum, time_us, act.fences)

@@ -251,6 +251,21 @@ def test_effects_that_committed_count_until_the_fence() -> None:
     assert stream.take() == [1]
 
 
+def test_a_fence_that_was_appended_twice_is_the_last_one_where_it_stands_last() -> None:
+    """It counts once, and still is the last record of the fence tag: who commits expects it there (simulator, 153)."""
+    stream = Stream()
+    stream.push()
+    stream.take(lease_s=10)
+    stream.now_us += 10 * SECOND
+    stream.fence()
+    again = stream.records[-1]
+    assert stream.state.last_fence == again[0]
+    assert stream.append(again[2]) is None
+    assert stream.state.last_fence == stream.records[-1][0] > again[0]
+    stream.reload()
+    assert stream.state.last_fence == stream.records[-1][0]
+
+
 def test_a_message_that_fails_too_often_becomes_a_dead_letter_with_the_reason() -> None:
     """By nacks and by leases that run out; it is taken again only when it is redriven."""
     stream = Stream(max_deliveries=2, reload_every=1)
