@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from boki.log.ids import is_system_tag
 from boki.log.metalog import Trim
 
 _RETIRED_FLOORS: Final = 20_000
@@ -20,7 +19,8 @@ FloorRow = tuple[str, str | None, int]
 class Floors:
     """Per book and per tag of a book, the seqnum below which records are gone. Floors never go back.
 
-    A record may be freed when its book's floor has passed it, or the floors of all its tags (design section 4, "Trim").
+    A record may be freed when its book's floor has passed it, or the floors of all its tags (design section 4, "Trim";
+    `boki.storage.freeing`).
     System tags are exempt from the book's floor: a record that has one is kept until the tag's own floor has passed it.
     Only a deletion of the book spares nothing.
 
@@ -54,22 +54,13 @@ class Floors:
         """Whether anything of the book has been trimmed."""
         return book in self._books
 
-    def is_free(self, book: str, tags: Sequence[str], seqnum: int) -> bool:
-        """Whether nobody can read that record any more."""
-        floors = self._books.get(book)
-        if floors is None:
-            return False
-        if seqnum < floors.get(DELETED, 0):
-            return True
-        is_below = seqnum < floors.get(None, 0)
-        if not tags:
-            return is_below
-        return all(seqnum < floors.get(tag, 0) or (is_below and not is_system_tag(tag)) for tag in tags)
+    def of(self, book: str) -> Mapping[str | None, int]:
+        """The floors of a book by tag, as in `FloorRow`."""
+        return self._books.get(book, {})
 
-    def covering(self, book: str, tags: Iterable[str], seqnum: int) -> Iterable[tuple[str, str | None]]:
-        """Which floors stand above that record, as (book, tag)."""
-        floors = self._books.get(book, {})
-        return [(book, tag) for tag in (None, DELETED, *tags) if seqnum < floors.get(tag, 0)]
+    def retired_at(self, book: str, tag: str | None) -> int:
+        """Nothing was left below this when that floor was dropped; 0 if that is not known."""
+        return self._retired.get((book, tag), 0)
 
     def rows(self) -> list[FloorRow]:
         """All floors, for a checkpoint."""

@@ -7,9 +7,12 @@ its payloads are dropped. So are those of a batch that is mostly free, under the
 **What it does not look at again.** Of each stretch of a shard that it has seen, a sweep notes which books still have
 records there. A stretch in which no floor of its books has moved since has nothing new to free, and is skipped without
 reading; nor is anything above the highest floor read. Only stretches are noted that nothing can be added to.
+Neither is a stretch read again that lies below where the floors of its books stood when they were swept last: whatever
+becomes free does so when the last of its floors passes it. So a trim costs what it trims, not what is left of its book.
 
-A floor is kept while a record is left below it, or it would rise again. So a sweep notes the floors under which it saw
-surviving records; of the books that it was about, those that it saw none for are retired when it is done.
+A floor is kept while a record is left below it, or it would rise again. So a sweep notes the floors under which there
+are surviving records, and of each stretch, too, for sweeps that pass it by; of the books that a sweep was about, floors
+under which there are none are retired when it is done.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from boki.errors import BokiError
 from boki.log.batch import Batch, BatchHeader, encode_batch
 from boki.log.chunk import Chunk
 from boki.log.floors import FloorRow, Floors
+from boki.storage.freeing import freeing
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey, after_shard, batch_key, split_batch_key
 
@@ -33,6 +37,7 @@ _BUSY_STEP_BYTES: Final = 64 << 10
 _PAUSE_US: Final = 2_000_000
 _NOTE_BYTES: Final = 2 << 20
 _NOTE_BOOKS: Final = 32
+_NOTE_FLOORS: Final = 256
 _SKIPS: Final = 2_000
 """So many stretches are skipped in one go."""
 _STEPS_PER_TICK: Final = 4
@@ -52,12 +57,16 @@ class SweepStep:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Local ids of a shard that a sweep has seen. `books` that have records left there; None: too many to name."""
+    """Local ids of a shard that a sweep has seen. `books` that have records left there; None: too many to name.
+
+    `standing`: floors under which there are records left here; None: too many, or not known.
+    """
 
     first_lid: int
     until_lid: int
     size_bytes: int = 0
     books: set[str] | None = field(default_factory=set)
+    standing: set[tuple[str, str | None]] | None = field(default_factory=set)
     waits_until: int = 0
     """A batch that is free and ends below this seqnum waits for an index to be saved; 0: none. The lowest of them."""
 
@@ -69,6 +78,10 @@ class _Stretch:
             self.books = None if other.books is None else self.books | other.books
         if self.books is not None and len(self.books) > _NOTE_BOOKS:
             self.books = None
+        if self.standing is not None:
+            self.standing = None if other.standing is None else self.standing | other.standing
+        if self.standing is not None and len(self.standing) > _NOTE_FLOORS:
+            self.standing = None
         waits = [seqnum for seqnum in (self.waits_until, other.waits_until) if seqnum]
         self.waits_until = min(waits, default=0)
 
@@ -104,6 +117,10 @@ class Sweep:
         self._at: tuple[ShardKey, int] | None = None
         self._books: set[str] = set()
         self._goal: list[FloorRow] = []
+        self._lows: dict[str, int] = {}
+        """Of each book that the sweep is about: nothing below has become free since it was swept last."""
+        self._swept: dict[tuple[str, str | None], int] = {}
+        """Floors as they were when they were swept last."""
         self._standing: set[tuple[str, str | None]] = set()
 
     def request(self, books: Iterable[str]) -> None:
@@ -163,13 +180,23 @@ class Sweep:
         self._books, self._moved = self._moved, set()
         self._goal = [row for row in self._floors.rows() if row[0] in self._books]
         self._limit = max([self.waits_below, *(floor for _, _, floor in self._goal)])
+        self._lows = dict.fromkeys(self._books, self._limit)
+        for book, tag, floor in self._goal:
+            before = self._swept.get((book, tag)) or self._floors.retired_at(book, tag)
+            if floor > before:
+                self._lows[book] = min(self._lows[book], before)
         self.waits_below = 0
         self._next_at = now_us + _PAUSE_US
         self._at, self._standing = ((0, 0, 0), 0), set()
 
     def _end(self) -> None:
-        if not self._is_damaged:  # a floor may stand over records that could not be looked at
-            self._floors.drop(row for row in self._goal if row[:2] not in self._standing)
+        if self._is_damaged:  # a floor may stand over records that could not be looked at
+            return
+        self._swept.update({(book, tag): floor for book, tag, floor in self._goal})
+        self._floors.drop(row for row in self._goal if row[:2] not in self._standing)
+        for book, tag, _ in self._goal:
+            if tag not in self._floors.of(book):
+                del self._swept[book, tag]
 
     def _next_step(self, max_bytes: int) -> SweepStep | None:
         """What to look at next from where the sweep is; None if that stretch or shard was skipped."""
@@ -188,6 +215,7 @@ class Sweep:
             return SweepStep(key, shard.life, lid, None if note is None else note.first_lid, max_bytes)
         if not self._is_done(key, note):
             return SweepStep(key, shard.life, lid, note.until_lid, max_bytes)
+        self._standing |= note.standing or set()
         if note.waits_until:
             last = shard.order.seqnum_of(note.until_lid - 1)
             self.waits_below = max(self.waits_below, note.waits_until if last is None else last + 1)
@@ -195,8 +223,14 @@ class Sweep:
         return None
 
     def _is_done(self, key: ShardKey, note: _Stretch) -> bool:
-        has_moved = (note.books is None and bool(self._books)) or not self._books.isdisjoint(note.books or ())
-        return not has_moved and not (note.waits_until and self._is_saved(key, note.waits_until - 1))
+        """Whether a stretch can be passed by: nothing of it has become free since, nor may any more be deleted."""
+        moved = self._books if note.books is None else self._books & note.books
+        if moved:
+            last = self._holdings.shards[key].order.seqnum_of(note.until_lid - 1)
+            low = min(self._lows[book] for book in moved)
+            if note.standing is None or last is None or last >= low:
+                return False
+        return not (note.waits_until and self._is_saved(key, note.waits_until - 1))
 
     # looking
 
@@ -226,7 +260,7 @@ class Sweep:
                 writes += self._free(row_key, value, first_seqnum, seen)
             except BokiError as damage:
                 self._is_damaged = True
-                seen.books = None
+                seen.books = seen.standing = None
                 place = f"batch {first_lid} of shard {step.key[2]}, term {step.key[0]}"
                 effects.append(Trace(logging.ERROR, f"cannot free {place}: {damage}"))
         else:
@@ -278,18 +312,19 @@ class Sweep:
         batch = Batch(value)
         chunks: list[tuple[bytes, int]] = []
         freed_bytes = kept_count = 0
+        books: set[str] = set()
         standing: set[tuple[str, str | None]] = set()
-        left = _Stretch(seen.first_lid, seen.until_lid)
         seqnum = first_seqnum
         for chunk in batch.chunks:
-            free, chunk_bytes = self._free_of(chunk, seqnum, standing)
-            freed_bytes += chunk_bytes
-            kept_count += chunk.count - len(free)
-            if len(free) < chunk.count:
-                assert left.books is not None, "it is only added to here"
-                left.books.add(chunk.book)
-            chunks.append((chunk.drop_payloads(free) if free else chunk.data, chunk.count))
+            found = freeing(chunk, seqnum, self._floors.of(chunk.book))
+            standing |= {(chunk.book, tag) for tag in found.standing}
+            freed_bytes += found.payload_bytes
+            kept_count += chunk.count - len(found.free)
+            if len(found.free) < chunk.count:
+                books.add(chunk.book)
+            chunks.append((chunk.drop_payloads(found.free) if found.free else chunk.data, chunk.count))
             seqnum += chunk.count
+        left = _Stretch(seen.first_lid, seen.until_lid, books=books)
         if kept_count == 0:
             if self._is_saved(split_batch_key(key)[0], seqnum - 1):
                 self._look_at_others(batch)
@@ -297,35 +332,15 @@ class Sweep:
             self.waits_below = max(self.waits_below, seqnum)
             left.waits_until = seqnum
         is_rewritten = freed_bytes > 0 and (kept_count == 0 or 2 * freed_bytes >= len(value))
-        if freed_bytes and not is_rewritten:
-            assert left.books is not None, "it is only added to here"
-            left.books |= {chunk.book for chunk in batch.chunks}
-        left.until_lid = seen.until_lid
+        if is_rewritten:
+            self._look_at_others(batch)
+            standing = self._standing_over(chunks, first_seqnum)
+        elif freed_bytes:
+            books.update(chunk.book for chunk in batch.chunks)
+        left.standing = standing
         seen.add(left)
-        if not is_rewritten:
-            self._standing |= standing
-            return ()
-        self._look_at_others(batch)
-        self._note_standing(chunks, first_seqnum)
-        return (Put(key, self._rewritten(batch.header, chunks)),)
-
-    def _free_of(self, chunk: Chunk, first_seqnum: int, standing: set[tuple[str, str | None]]) -> tuple[list[int], int]:
-        """Which records of a chunk nobody can read, and how many bytes of payload they still take."""
-        if not self._floors.touches(chunk.book):
-            return ([i for i in range(chunk.count) if chunk.is_freed(i)] if chunk.has_freed else []), 0
-        free: list[int] = []
-        freed_bytes = 0
-        sizes = chunk.payload_sizes()
-        for i in range(chunk.count):
-            if chunk.is_freed(i):
-                free.append(i)
-                continue
-            tags = chunk.tags(i)
-            standing.update(self._floors.covering(chunk.book, tags, first_seqnum + i))
-            if self._floors.is_free(chunk.book, tags, first_seqnum + i):
-                free.append(i)
-                freed_bytes += sizes[i]
-        return free, freed_bytes
+        self._standing |= standing
+        return (Put(key, self._rewritten(batch.header, chunks)),) if is_rewritten else ()
 
     def _look_at_others(self, batch: Batch) -> None:
         """Floors of other books may have stood over this batch alone: the next sweep tells."""
@@ -333,15 +348,15 @@ class Sweep:
         self._moved |= {book for book in others if self._floors.touches(book)}
         self._requested |= bool(self._moved)
 
-    def _note_standing(self, chunks: Sequence[tuple[bytes, int]], first_seqnum: int) -> None:
-        """What is left of a rewritten batch still needs the floors above it."""
+    def _standing_over(self, chunks: Sequence[tuple[bytes, int]], first_seqnum: int) -> set[tuple[str, str | None]]:
+        """The floors that what is left of a rewritten batch still needs."""
+        standing: set[tuple[str, str | None]] = set()
         seqnum = first_seqnum
         for data, count in chunks:
             chunk = Chunk(data)
-            for i in range(count):
-                if not chunk.is_freed(i):
-                    self._standing.update(self._floors.covering(chunk.book, chunk.tags(i), seqnum + i))
+            standing |= {(chunk.book, tag) for tag in freeing(chunk, seqnum, self._floors.of(chunk.book)).standing}
             seqnum += count
+        return standing
 
     @staticmethod
     def _rewritten(header: BatchHeader, chunks: Sequence[tuple[bytes, int]]) -> bytes:

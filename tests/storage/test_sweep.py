@@ -105,7 +105,9 @@ def test_sweeps_that_skip_free_as_much_as_one_that_looks_at_everything(seed: int
         cluster.world.tick(luck.randrange(60))
     cluster.settle_sweeps()
     may_be_freed = {
-        lid for lid, (book, tag) in enumerate(cluster.books) if floors.is_free(book, (tag,), make_seqnum(1, 0, lid))
+        lid
+        for lid, (book, tag) in enumerate(cluster.books)
+        if make_seqnum(1, 0, lid) < max(floors.of(book).get(None, 0), floors.of(book).get(tag, 0))
     }
     assert cluster.freed() <= may_be_freed
     if luck.random() < 0.5:
@@ -148,6 +150,32 @@ def test_a_trim_reads_only_the_stretches_that_hold_its_book() -> None:
     cluster.settle_sweeps()
     assert cluster.freed() == set(range(120, 240))
     assert not [lid for lid in cluster.loads if lid < 90], "the quiet stretch before is known to have nothing to free"
+
+
+@pytest.mark.parametrize("chained", [1, 2])
+def test_a_trim_by_tag_costs_what_it_trims(chained: int) -> None:
+    """One tag of a book goes on, as that of a queue or of a sink does; what is left of the book is not read again.
+
+    If half of each batch is free, its bytes stay, and the floor; if it is more, both go.
+    """
+    cluster = Swept()
+    width = chained + 1
+    for _ in range(200):
+        cluster.fill(*[("book", "chain")] * chained, ("book", "kept"), size_bytes=30_000)
+    cluster.save()
+    cluster.world.tick(30)
+    for until in range(20, 200, 10):
+        cluster.trim("book", "chain", width * until)
+        cluster.save()
+        cluster.settle_sweeps()
+    whole = 200 * width * 30_000
+    assert cluster.read_bytes < 3 * whole, "the book is looked at a few times, not once for each trim"
+    if chained == 1:
+        assert cluster.freed() == set()
+        assert cluster.core(NODE).floors.rows() == [("book", "chain", make_seqnum(1, 0, width * 190))]
+    else:
+        assert cluster.freed() == {lid for lid in range(width * 190) if lid % width != chained}
+        assert cluster.core(NODE).floors.rows() == []
 
 
 def test_shards_that_have_nothing_left_to_free_are_not_read() -> None:
