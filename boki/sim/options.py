@@ -81,6 +81,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Of the queue whose messages are leased."""
     queue_crashes: float = 0.0
     """How often each of those processes dies or stands still, per virtual second."""
+    queue_trouble: float = 0.0
+    """How often what goes between one of them and its gateway or engine is slow or lost: a probability."""
 
 
 def draw_options(seed: int) -> Options:
@@ -120,6 +122,7 @@ def draw_options(seed: int) -> Options:
         queues=queue_rng.choice((0, 0, 0, 0, 0, 2, 3)),
         queue_shards=queue_rng.choice((1, 1, 2, 3)),
         queue_crashes=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.1, 1.0))),
+        queue_trouble=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.01, 0.3), 0.1)),
     )
 
 

@@ -6,6 +6,7 @@ for goes to a gateway, each time to any, or to the engine that it runs on, whose
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import Final
@@ -22,6 +23,7 @@ from boki.sim.loops import SimulatedLoop, answer_of
 from boki.sim.nodes import World
 
 _LONGEST_POLL_S: Final = 5.0
+_SLOW_S: Final = 1.5
 
 
 class Process:
@@ -31,6 +33,8 @@ class Process:
         self.name = name
         self.is_dead = False
         self.is_paused = False
+        self.trouble = 0.0
+        """How often a request or an answer is slow on its way, or lost: a probability."""
         self.on_death: Callable[[], object] | None = None
         self.terms_waited = 0
         """How often a term changed while a read of this process waited for a record."""
@@ -39,6 +43,7 @@ class Process:
         self._engine = engine
         self._gateways = [node for node in world.nodes.values() if isinstance(node, GatewayNode)]
         self.loop = SimulatedLoop(world.clock, self._stands_still)  # type: ignore[abstract] # no sockets in there
+        self.loop.raised = world.raised
         appends = AppendGatherer(self)
         caller = Caller(deadline=Deadline(clock=self.loop.time), longest_poll_s=_LONGEST_POLL_S)
         self._access = LogAccess(self, appends, caller)
@@ -60,6 +65,13 @@ class Process:
             if self.on_death is not None:
                 self.on_death()
 
+    async def _travel(self) -> None:
+        """A message may be slow on its way; between a program and its gateway it may be lost."""
+        if self.trouble and self._rng.random() < self.trouble:
+            await asyncio.sleep(_SLOW_S * self._rng.random() ** 2)
+            if self._engine is None and self._rng.random() < 0.5:
+                raise ConnectionLost("the connection broke")
+
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`. Nobody here is more patient than the other clients of the run."""
         target = self._engine or self._rng.choice(self._gateways)
@@ -69,8 +81,11 @@ class Process:
         timeout_us = min(int(timeout_s * 1e6), wait_us + self._world.options.deadline_us)
         terms = len(self._world.coordinator.views)
         try:
-            return await answer_of(
+            await self._travel()
+            answer = await answer_of(
                 self.loop, lambda done: target.submit(operation, dict(positions), timeout_us, done), positions
             )
+            await self._travel()
+            return answer
         finally:
             self.terms_waited += wait_us > 0 and len(self._world.coordinator.views) > terms

@@ -31,14 +31,17 @@ _POISON: Final = "poison"
 """A job with this in its name fails whenever it is tried."""
 _CALM_LEASE_S: Final = 5.0
 _WAIT_S: Final = 1.0
-_CALM_WAIT_S: Final = 0.3
+_CALM_WAIT_S: Final = 0.5
 _RETRY_S: Final = 0.1
 _KEYS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the queues of a run are like, and how they are used. `groups`: of tickets; `quota`: pushes of a producer."""
+    """What the queues of a run are like, and how they are used. `groups`: of tickets; `quota`: pushes of a producer.
+
+    `travel_us`: about how long a read and then an append take.
+    """
 
     shards: int
     groups: tuple[str, ...]
@@ -48,6 +51,7 @@ class Plan:
     quota: int
     save_records: int
     member_us: int
+    travel_us: int
 
 
 @dataclass(slots=True)
@@ -70,8 +74,6 @@ class Worker:
 
     def __init__(self, name: str, plan: Plan, ledger: Ledger, clock: Clockwork, rng: Random) -> None:
         self.name = name
-        self.raised: list[str] = []
-        """Errors that are none of ours, so bugs."""
         self._plan = plan
         self._ledger = ledger
         self._clock = clock
@@ -117,7 +119,7 @@ class Worker:
         steps += [partial(self._take_ticket, Queue(book, TICKETS, group=group)) for group in self._plan.groups]
         steps.append(partial(self._do_job, jobs, done))
         for step in steps:
-            process.loop.create_task(self._go_on(step))
+            process.loop.create_task(self._go_on(process, step))
 
     async def _set_up(self, tickets: Queue[str], jobs: Queue[str], done: Queue[str]) -> None:
         await tickets.create()
@@ -137,13 +139,13 @@ class Worker:
             else:
                 return
 
-    async def _go_on(self, step: Callable[[], Awaitable[None]]) -> None:
+    async def _go_on(self, process: Process, step: Callable[[], Awaitable[None]]) -> None:
         """One step after the other; what fails is done again."""
         try:
             while True:
                 await self._until_done(step)
         except Exception as error:  # noqa: BLE001 - a bug ends this task, and must not hide in it
-            self.raised.append(f"{self.name}: {error!r}")
+            process.loop.raised.append(f"{self.name}: {error!r}")
 
     # Pushing
 
@@ -226,9 +228,8 @@ class Worker:
         row = self._note_lease(message, round(lease_s * 1e6))
         if self._rng.random() < 0.1:
             await jobs.extend(message, lease_s=lease_s)
-        if not is_calm:  # mostly quick, sometimes about as long as the lease
-            is_quick = self._rng.random() < 0.7
-            await asyncio.sleep(lease_s * self._rng.uniform(*((0, 0.3) if is_quick else (0.7, 1.3))))
+        if not is_calm:
+            await self._dawdle(row, lease_s)
         if _POISON in message.value:
             await self._fail(jobs, message, row)
         elif self._rng.random() < 0.7:
@@ -238,6 +239,15 @@ class Worker:
         elif self._rng.random() < 0.7:
             row.is_given_up = True
             await jobs.nack(message, delay_s=self._rng.choice((0, 0.2)), reason="not now")
+
+    async def _dawdle(self, row: Leased, lease_s: float) -> None:
+        """Mostly be quick, sometimes take about as long as the lease, or so long that it ends while the ack travels."""
+        way = self._rng.random()
+        if way < 0.25:
+            left_us = row.until_us - self._clock.now_us - self._rng.random() * self._plan.travel_us
+            await asyncio.sleep(max(0.0, left_us / 1e6))
+        else:
+            await asyncio.sleep(lease_s * self._rng.uniform(*((0.7, 1.3) if way < 0.4 else (0, 0.3))))
 
     def _note_lease(self, message: Message[str], lease_us: int) -> Leased:
         delay_us = self._ledger.delays_us.get(message.value, 0)

@@ -25,6 +25,7 @@ from boki.histories.queues import (
 )
 from boki.libs.bokiqueue import Queue
 from boki.log.record import Record
+from boki.runtime.logbook import LogBook
 from boki.sim.engines import EngineNode
 from boki.sim.options import Options, seconds_between
 from boki.sim.processes import Process
@@ -69,9 +70,10 @@ class QueueClients:
             return
         engines = [node for node in self._world.nodes.values() if isinstance(node, EngineNode)]
         ready = [engine for engine in engines if engine.core is not None and engine.is_ready]
-        engine = self._rng.choice(ready) if ready and self._rng.random() < 0.5 else None
+        engine = self._rng.choice(ready) if ready and self._rng.random() < 0.4 else None
         self._clock.note(f"{worker.name} starts on {engine.name if engine is not None else 'its own'}")
         process = self._begin(worker.name, engine)
+        process.trouble = 0.0 if self._ledger.is_calm else self._world.options.queue_trouble
         process.on_death = lambda: self._clock.after(self._rng.randint(10_000, 500_000), self._start, worker)
         process.loop.create_task(worker.run(process))
 
@@ -113,6 +115,7 @@ class QueueClients:
             return
         for process in self.processes.values():
             process.is_paused = False
+            process.trouble = 0.0
         auditor = self._begin("auditor", None)
         auditor.loop.create_task(self._audit(auditor))
 
@@ -123,23 +126,26 @@ class QueueClients:
 
     async def _audit(self, process: Process) -> None:
         """Wait until everything is done, and read what has come of it."""
-        book = process.logbook(BOOK)
         while True:
             try:
                 if await self._is_done(process):
+                    await self._read_ends(process)
                     break
             except BokiError as error:
                 self._clock.note(f"the auditor is refused: {error.code}")
             await asyncio.sleep(_POLL_S)
-        endings = self._ledger.endings
-        endings.results = [record.data.decode() async for record in _records(process, RESULT)]
+        self._is_over = True
+        self._clock.after(0, self.end)
+
+    async def _read_ends(self, process: Process) -> None:
+        book, endings = process.logbook(BOOK), self._ledger.endings
+        endings.results = [record.data.decode() async for record in _records(book, RESULT)]
         done: Queue[str] = Queue(book, DONE)
-        while popped := await done.pop_many(_PAGE):
+        while popped := await done.pop_many(_PAGE, op=f"audit-{len(self._passed_on)}"):
             self._passed_on += [message.value for message in popped]
         for letter in await Queue[str](book, JOBS).dead_letters():
             endings.dead[letter.data.decode()] = (letter.reason, letter.deliveries)
             self._clock.sometimes("a message became a dead letter")
-        self._is_over = True
 
     async def _is_done(self, process: Process) -> bool:
         """Whether the queues are empty, and every taker has asked since: it may have died before it was told."""
@@ -158,16 +164,15 @@ class QueueClients:
         return not any(self._depths.values())
 
     def end(self) -> None:
-        """The run is over: all processes end here, and none begins."""
+        """All processes end here, and none begins."""
+        if self._is_ended:
+            return
         self._is_ended = True
         for process in self.processes.values():
             if process.terms_waited:
                 self._clock.sometimes("a term changed while a consumer waited")
             process.on_death = None
             process.die()
-        self._clock.run_until(self._clock.now_us)
-        for worker in self.workers:
-            self._world.raised += worker.raised
 
     # Judging
 
@@ -216,9 +221,9 @@ class QueueClients:
                 yield f"{queue}: {one} and {other} see shard {mine.shard} differently at {mine.state.at}"
 
 
-async def _records(process: Process, tag: str) -> AsyncIterator[Record]:
+async def _records(book: LogBook, tag: str) -> AsyncIterator[Record]:
     start = 0
-    while (page := await process.logbook(BOOK).read(tag, start=start)).records:
+    while (page := await book.read(tag, start=start)).records:
         for record in page.records:
             yield record
         start = page.next_start
@@ -234,4 +239,5 @@ def _draw_plan(options: Options, rng: Random) -> Plan:
         quota=rng.choice((5, 8, 12)),
         save_records=rng.choice((8, 20, 60)),
         member_us=rng.choice((2_000_000, 6_000_000)),
+        travel_us=12 * options.link_us + 4 * options.sync_us,
     )

@@ -73,6 +73,8 @@ def _smaller(options: Options) -> Iterator[Options]:
             yield but(**{name: getattr(options, name) - 1})
     if options.queue_crashes:
         yield but(queue_crashes=0.0)
+    if options.queue_trouble:
+        yield but(queue_trouble=0.0)
     if options.spare_sequencers:
         yield but(spare_sequencers=0)
     if options.storage > options.replicas:
