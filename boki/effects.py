@@ -113,7 +113,10 @@ class DiskReader(Protocol):
         """The value under `key`."""
 
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterable[tuple[bytes, bytes]]:
-        """All (key, value) with `start <= key < stop`, ascending; descending if `backward`. Lazy: a caller may stop."""
+        """All (key, value) with `start <= key < stop`, ascending; descending if `backward`.
+
+        Lazy: a caller may stop. The first look fixes what is seen: what is written afterwards does not show.
+        """
 
 
 class Core(Protocol):

@@ -36,11 +36,14 @@ class SimulatedDisk:
         self.unreadable: set[bytes] = set()
         """Keys whose blocks fail their checksum."""
         self.on_failure: Callable[[], None] = _ignore
+        self.store_count = 0
+        """How often it was asked to store something."""
 
     # writing
 
     def store(self, store: Store, then: Then) -> None:
         """See `boki.host.disk.Disk.store`."""
+        self.store_count += 1
         self._waiting.append((store, then))
         if not self._group:
             self._begin()
@@ -148,12 +151,12 @@ class SimulatedDisk:
         return self._rows.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """See `boki.effects.DiskReader`."""
+        """See `boki.effects.DiskReader`. As with an iterator of RocksDB, the first look fixes what it sees."""
         keys = self._keys[bisect_left(self._keys, start) : bisect_left(self._keys, stop)]
-        for key in reversed(keys) if backward else keys:
-            value = self._rows.get(key)
-            if value is not None:
-                yield key, value
+        if backward:
+            keys.reverse()
+        values = [self._rows.get(key) for key in keys]
+        yield from ((key, value) for key, value in zip(keys, values, strict=True) if value is not None)
 
     def load(self, load: Load) -> Loaded:
         """See `boki.host.disk.Disk.load`."""

@@ -223,3 +223,19 @@ def test_a_data_directory_of_another_version_or_kind_is_refused(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--data"):
         DataDirectory(tmp_path / "file")
+
+
+def test_a_scan_sees_the_disk_as_it_was_at_its_first_look(tmp_path: Path) -> None:
+    """Checkpoints are mirrored from such scans while the index goes on: one that saw later rows would be a mixture."""
+
+    async def scenario() -> None:
+        disk = Disk(tmp_path / "db", asyncio.get_running_loop(), on_failure=lambda error: None)
+        disk.store_now([Put(key, b"value") for key in (b"b1", b"b3", b"b5")])
+        before = list(disk.scan(b"b", b"c"))
+        rows = iter(disk.scan(b"b", b"c"))
+        seen = [next(rows)]
+        disk.store_now([Put(b"b3", b"new"), Put(b"b4", b"new"), Delete(b"b5", b"b6")])
+        assert [*seen, *rows] == before
+        disk.close()
+
+    in_loop(scenario())

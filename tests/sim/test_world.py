@@ -129,6 +129,17 @@ def test_a_load_finds_the_batch_that_covers_a_key(clock: Clockwork) -> None:
     assert [key for key, _ in disk.scan(b"b2", b"c", backward=True)] == [b"b5", b"b3"]
 
 
+def test_a_scan_sees_the_disk_as_it_was_at_its_first_look(clock: Clockwork) -> None:
+    """As an iterator of RocksDB: neither a new value nor a new key nor a deletion shows (seed 6821)."""
+    disk = SimulatedDisk(clock, "disk", 1000)
+    disk.store_now([put(b"b1"), put(b"b3"), put(b"b5")])
+    before = list(disk.scan(b"b", b"c"))
+    rows = iter(disk.scan(b"b", b"c"))
+    seen = [next(rows)]
+    disk.store_now([Put(b"b3", b"new"), put(b"b4"), Delete(b"b5", b"b6")])
+    assert [*seen, *rows] == before
+
+
 def test_rot_damages_one_value_and_says_so_if_it_is_unreadable(clock: Clockwork) -> None:
     """A flipped bit comes back as it is; a block that fails its checksum is an error of the load."""
     disk = SimulatedDisk(clock, "disk", 1000)
