@@ -11,7 +11,7 @@ that in a lane belongs to the batch that is under way; a batch that comes again 
 refused if its rows are others. A task that comes too late finds that its lane has gone on, and appends nothing.
 
 A query has the same lanes in all its batches: two tags for each of its partitions and books, and one record in the
-sinks' book. Nothing is left of a batch but its rows.
+sinks' book. Nothing is left of a batch but its rows. Writes that have no name share such lanes (`boki.spark.slots`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from boki.spark.columns import LEDGER, SINK_TAG_PREFIX, columns_of
 from boki.spark.gateway import Gateway
 from boki.spark.rows import Rows, rows_of
 
+SLOT_PREFIX: Final = "!batch:"
+"""Ids of writes that have no name start so, and those that have one do not."""
 _PAGE: Final = 1000
 _TRIES: Final = 20
 
@@ -58,10 +60,14 @@ class LaneNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """A record of the ledger: this batch of the query is complete. Of lanes that it left alone, where they stand."""
+    """A record of the ledger: this batch of the query is complete. Of lanes that it left alone, where they stand.
+
+    `is_open`: of a slot, the next batch is being written.
+    """
 
     batch: int
     lanes: tuple[LaneNote, ...]
+    is_open: bool = False
 
     def lane(self, partition: int, book: str) -> LaneNote:
         """What it says of a lane; nothing has been written there if it does not know it."""
@@ -86,6 +92,7 @@ class Lane:
         self._gateway = gateway
         self._place = (batch, partition, book)
         self._book = book
+        self._is_shared = write.startswith(SLOT_PREFIX)
         self._tag = lane_tag(write, partition)
         self._first_tag = f"{self._tag}:first"
         self._sizes: list[int] = []
@@ -112,6 +119,9 @@ class Lane:
             last = [record.seqnum for record in tagged(self._gateway, self._book, self._tag, self._base)]
             first = [record.seqnum for record in tagged(self._gateway, self._book, self._first_tag, self._base + 1)]
             if self._base and last[:1] != [self._base]:
+                if self._is_shared:  # the book was deleted, and that write is over: nobody misses it
+                    self._base = self._last = 0
+                    continue
                 raise InvalidArgument(
                     f"the place of this query in book {self._book!r} is gone: was the book deleted? Begin anew, with "
                     "another checkpoint or writeId",

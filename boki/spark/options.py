@@ -113,7 +113,7 @@ def write_options(given: Mapping[str, str], *, is_stream: bool) -> WriteOptions:
         token=values.get("token", ""),
         book=check_book(book) if book else None,
         is_json=_flag(values, "json"),
-        write_id=None if write_id is None else check_tag(write_id, 100),
+        write_id=None if write_id is None else _write_id(write_id),
     )
 
 
@@ -181,6 +181,12 @@ def _count(values: Mapping[str, str], name: str, most: int) -> int | None:
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= most:
         raise InvalidArgument(f"{name} must be a whole number, 1 to {most:,}, not {text!r:.60}", field=name)
     return int(text)
+
+
+def _write_id(text: str) -> str:
+    if text.startswith("!"):
+        raise InvalidArgument(f"writeId must not begin with !, as {text!r:.60} does", field="writeId")
+    return check_tag(text, 100)
 
 
 def _flag(values: Mapping[str, str], name: str) -> bool:

@@ -14,6 +14,7 @@ from boki.log.checks import check_writable
 from boki.spark.gateway import Gateway
 from boki.spark.lane import Lane, LaneNote, commit
 from boki.spark.options import WriteOptions
+from boki.spark.slots import take_slot
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -30,22 +31,24 @@ class Written(WriterCommitMessage):
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame once. Under a `writeId` of the user's, a job that runs again adds what is missing."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool, fresh_id: str) -> None:
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         check_rows(schema, options, overwrite=overwrite)
         self._options = options
-        self._write = options.write_id or fresh_id
         greet(options)
+        self._write, self._batch = options.write_id or "", 0
+        if options.write_id is None:
+            with _open(options) as gateway:
+                self._write, self._batch = take_slot(gateway)
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Append the rows of one task. Runs on an executor."""
-        return Written(self._write, write_rows(iterator, self._options, self._write, 0, _partition()))
+        return Written(self._write, write_rows(iterator, self._options, self._write, self._batch, _partition()))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
-        if self._options.write_id is not None:  # nobody asks for another
-            lanes = [lane for message in messages if isinstance(message, Written) for lane in message.lanes]
-            with _open(self._options) as gateway:
-                commit(gateway, self._write, 0, lanes)
+        lanes = [lane for message in messages if isinstance(message, Written) for lane in message.lanes]
+        with _open(self._options) as gateway:
+            commit(gateway, self._write, self._batch, lanes)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The job has failed. What was appended stays; under a `writeId` the next run goes on from there."""

@@ -15,6 +15,9 @@ import pytest
 
 from boki.child import Child
 from boki.client import BlockingClient
+from boki.spark.gateway import Gateway
+from boki.spark.lane import commit
+from boki.spark.slots import take_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,6 +128,45 @@ def test_a_job_that_runs_again_adds_what_is_missing(spark: SparkSession, system:
     assert len(records(client, "spark:sinks", "nightly")) == 1
 
 
+def tags_of_sinks(client: BlockingClient, book: str) -> set[str]:
+    found: set[str] = set()
+    at = 0
+    while (page := client.logbook(book).read(start=at)).records:
+        found.update(tag for record in page.records for tag in record.tags if tag.startswith("!spark:"))
+        at = page.next_start
+    return found
+
+
+def test_writes_without_a_name_share_their_tags(spark: SparkSession, system: Child, client: BlockingClient) -> None:
+    """One after the other they leave as many tags as one; also in a book that was deleted between, and under others
+    that write at the same time, or that have failed.
+    """
+    frame = numbers(spark, 100, 2)
+    for _ in range(3):
+        save(frame, system, book="unnamed")
+    assert Counter(records(client, "unnamed")) == expected(100) + expected(100) + expected(100)
+    tags = tags_of_sinks(client, "unnamed")
+    assert len(tags) == 2 * 2
+    client.logbook("unnamed").delete()
+    save(frame, system, book="unnamed")
+    assert Counter(records(client, "unnamed")) == expected(100)
+    assert tags_of_sinks(client, "unnamed") == tags
+    gateway = Gateway(system.url, "")
+    try:
+        first, second = take_slot(gateway), take_slot(gateway)
+        assert first[0] != second[0]
+        save(frame, system, book="unnamed")
+        assert len(tags_of_sinks(client, "unnamed")) == 2 * len(tags), "the slots that are taken are left alone"
+        commit(gateway, *first, [])
+        again = take_slot(gateway)
+        assert again == (first[0], first[1] + 1)
+        commit(gateway, *again, [])
+        commit(gateway, *second, [])
+    finally:
+        gateway.close()
+    assert len(records(client, "spark:sinks", first[0])) == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
@@ -136,6 +178,7 @@ def test_a_job_that_runs_again_adds_what_is_missing(spark: SparkSession, system:
         (["'a' as data", "array('t', 't') as tags"], {"book": "w"}, "a row carries a tag twice"),
         (["cast(null as string) as data"], {"book": "w"}, "a row has no data"),
         (["'a' as data"], {"book": "boki:calls"}, "belongs to the runtime"),
+        (["'a' as data"], {"book": "w", "writeId": "!batch:0"}, "writeId must not begin with !"),
         (["'a' as data"], {"book": "w", "tag": "t"}, "there is no option tag to write a LogBook: there are gateway"),
         (["'a' as data"], {"book": "w", "gateway": "http://127.0.0.1:1"}, "nothing answers at http://127.0.0.1:1"),
     ],
