@@ -7,7 +7,8 @@ import msgspec
 from boki import LogBook, NotFound, Trimmed
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.records import Kind, Part, Saved
-from boki.libs.bokiqueue.state import ShardState, Snapshot
+from boki.libs.bokiqueue.snapshots import Snapshot
+from boki.libs.bokiqueue.state import ShardState
 
 
 async def newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:

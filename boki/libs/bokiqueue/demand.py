@@ -14,7 +14,8 @@ from boki import BokiError
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.records import RELEASE, Act, Settle, Take
 from boki.libs.bokiqueue.refusals import no_such_group
-from boki.libs.bokiqueue.state import Given, ShardState
+from boki.libs.bokiqueue.snapshots import Given
+from boki.libs.bokiqueue.state import ShardState
 
 MAX_FENCES: Final = 500
 MAX_SETTLED: Final = 5_000

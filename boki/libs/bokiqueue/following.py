@@ -13,18 +13,18 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from secrets import token_bytes
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from boki import BokiError, LogBook, Record
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.bodies import Bodies
+from boki.libs.bokiqueue.bodies import Bodies, BodyStore
 from boki.libs.bokiqueue.checkpoints import newest_state
 from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settlement, Waiter, Want
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.membership import MEMBER_US, next_change_us, present, share
 from boki.libs.bokiqueue.records import Carry, Join, Push, Saved
-from boki.libs.bokiqueue.state import Given
+from boki.libs.bokiqueue.snapshots import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
+from boki.libs.bokiqueue.ways import way_of
 
 PAGE_RECORDS: Final = 1_000
 LONG_WAIT_S: Final = 3_600.0
@@ -34,21 +34,20 @@ _LEAST_WAIT_S: Final = 0.002
 _ANSWER_S: Final = 60.0
 """Longer than an append may take."""
 
-_shared: WeakKeyDictionary[Any, dict[tuple[str, str], Following]] = WeakKeyDictionary()
-
 
 def following(logbook: LogBook, queue: str, shards: int) -> Following:
     """The one that all handles of the queue over this way to the log share."""
-    known = _shared.setdefault(logbook.origin, {})
-    found = known.get((logbook.name, queue))
+    way, now_s = way_of(logbook.origin), asyncio.get_running_loop().time()
+    found = way.find(logbook.name, queue, now_s)
     if found is None or found.shards != shards:
-        found = known[logbook.name, queue] = Following(queue, shards)
+        found = Following(queue, shards, store=way.bodies)
+        way.put(logbook.name, found, now_s)
     return found
 
 
 def adopt(logbook: LogBook, followed: Following) -> None:
     """Let all handles of the queue over this way to the log share that one."""
-    _shared.setdefault(logbook.origin, {})[logbook.name, followed.queue] = followed
+    way_of(logbook.origin).put(logbook.name, followed)
 
 
 class Following:
@@ -66,6 +65,7 @@ class Following:
         taker: bytes | None = None,
         member_us: int = MEMBER_US,
         save_records: int | None = None,
+        store: BodyStore | None = None,
     ) -> None:
         self.queue = queue
         self.shards = shards
@@ -90,9 +90,14 @@ class Following:
         self._read_ends: tuple[float, float] = (0.0, 0.0)
         self._heard = (0.0, 0.0)
         self._time_us = 0
-        self.bodies = Bodies()
+        self.bodies = Bodies(shards, BodyStore() if store is None else store)
         self._tasks: set[asyncio.Task[None]] = set()
         self.upkeep = Upkeep(self, save_records)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits here, or something is under way or to be said."""
+        return bool(self.waiters or self._tasks) or any(line.outstanding or line.settlements for line in self.lines)
 
     # Time
 
@@ -239,6 +244,7 @@ class Following:
     async def load(self, logbook: LogBook) -> None:
         """Begin from the newest checkpoints, and read on to the end. For the leader."""
         self.is_loaded = False
+        self.bodies.clear()
         loaded = await asyncio.gather(*(newest_state(logbook, self.queue, shard) for shard in range(self.shards)))
         self._next = min(resume for _, resume in loaded)
         for line, (state, resume) in zip(self.lines, loaded, strict=True):
@@ -326,6 +332,7 @@ class Following:
             passed_s = (page.records[-1].time - self._time_us) / 1e6 if self._time_us else 0.0
             self.waited_s += min(wait_s, max(0.0, passed_s))
         self._heard = self.clocks()
+        self.bodies.let_go()
         for record in page.records:
             await self._fold(logbook, record)
         self._next = max(self._next, page.next_start)
@@ -348,9 +355,10 @@ class Following:
         line.saved_records += 1
         line.saved_bytes += len(record.data)
         if isinstance(kind, Push | Carry):
-            self.bodies.keep(record.seqnum, kind, max(1, len(state.groups)))
-        elif given is not None:
-            self.bodies.take_out(given)
+            self.bodies.keep(record.seqnum, kind, state)
+        else:
+            self.bodies.pass_by(state, given)
+        if given is not None:
             assert isinstance(kind, records.Act)
             if kind.taker == self.taker:
                 self._served(line, given)

@@ -17,11 +17,13 @@ whoever appends under the condition that there was no fence since (see `boki.lib
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from heapq import heappop, heappush, nsmallest
 from typing import Final
 
 import msgspec
+
+from boki.libs.bokiqueue.backlog import Backlog, Rate
+from boki.libs.bokiqueue.backlog import Spot as Spot
 
 LEASED: Final = 0
 WAITING: Final = 1
@@ -31,26 +33,6 @@ DEAD: Final = 4
 
 MAX_ASIDE: Final = 100_000
 """Messages of one group and shard that may be aside. At the limit the cursor stands still until some are done."""
-
-RATE_US: Final = 10_000_000
-
-
-class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message: its position, the record and place in it where it was pushed, and where it stands now if not there."""
-
-    pos: int
-    seqnum: int
-    index: int
-    time_us: int
-    expires_us: int = 0
-    key: str = ""
-    carried_to: int = 0
-    carried_index: int = 0
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The record that holds its body, and where in it."""
-        return (self.carried_to, self.carried_index) if self.carried_to else (self.seqnum, self.index)
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -71,103 +53,6 @@ class Aside(msgspec.Struct, array_like=True, gc=False):
     token: int = 0
     deliveries: int = 0
     reason: str = ""
-
-
-class Segment(msgspec.Struct, frozen=True, gc=False):
-    """The messages of one push."""
-
-    seqnum: int
-    first: int
-    count: int
-    time_us: int
-    due_us: int
-    expires_us: int
-    keys: list[str]
-
-    def spot(self, index: int) -> Spot:
-        """One of its messages."""
-        key = self.keys[index] if self.keys else ""
-        return Spot(self.first + index, self.seqnum, index, self.time_us, self.expires_us, key)
-
-
-class Backlog:
-    """Pushes that some group has not passed, in order."""
-
-    def __init__(self, next_pos: int = 0) -> None:
-        self._segments: list[Segment] = []
-        self._firsts: list[int] = []
-        self._head = 0
-        """What lies before it in the lists is forgotten, and deleted from time to time."""
-        self.next_pos = next_pos
-
-    def add(
-        self, seqnum: int, count: int, time_us: int, due_us: int = 0, expires_us: int = 0, keys: list[str] | None = None
-    ) -> None:
-        """A push."""
-        self._segments.append(Segment(seqnum, self.next_pos, count, time_us, due_us, expires_us, keys or []))
-        self._firsts.append(self.next_pos)
-        self.next_pos += count
-
-    def put_before(self, older: list[Segment]) -> None:
-        """Pushes that lie right before the first one here."""
-        first = self.first_pos
-        placed = []
-        for segment in reversed(older):
-            first -= segment.count
-            placed.append(msgspec.structs.replace(segment, first=first))
-        self._segments[: self._head] = placed[::-1]
-        self._firsts[: self._head] = [segment.first for segment in reversed(placed)]
-        self._head = 0
-
-    @property
-    def first_pos(self) -> int:
-        """The position of the first message here."""
-        return self._firsts[self._head] if self._head < len(self._firsts) else self.next_pos
-
-    def segments(self) -> list[Segment]:
-        """All of them; a copy."""
-        return self._segments[self._head :]
-
-    def find(self, pos: int) -> Segment | None:
-        """The push that holds the position."""
-        if not self.first_pos <= pos < self.next_pos:
-            return None
-        return self._segments[bisect_right(self._firsts, pos, self._head) - 1]
-
-    def drop_below(self, pos: int) -> None:
-        """Forget pushes of which every message lies below the position."""
-        while self._head < len(self._segments) and pos >= self._firsts[self._head] + self._segments[self._head].count:
-            self._head += 1
-        if self._head > 64 and self._head * 2 > len(self._segments):
-            del self._segments[: self._head]
-            del self._firsts[: self._head]
-            self._head = 0
-
-
-class Rate(msgspec.Struct, array_like=True):
-    """How many a second: counted in windows of ten seconds of the log's time."""
-
-    window: int = 0
-    count: int = 0
-    previous: int = 0
-
-    def add(self, count: int, now_us: int) -> None:
-        """So many more."""
-        window = now_us // RATE_US
-        if window != self.window:
-            self.previous = self.count if window == self.window + 1 else 0
-            self.window, self.count = window, 0
-        self.count += count
-
-    def per_s(self, now_us: int) -> float:
-        """About how many a second."""
-        window = now_us // RATE_US
-        if window > self.window + 1:
-            return 0.0
-        if window == self.window + 1:
-            return self.count * 1e6 / RATE_US
-        share = now_us % RATE_US / RATE_US
-        return (self.previous * (1 - share) + self.count) * 1e6 / RATE_US
 
 
 class Group:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from boki.libs.bokiqueue.state import Member
+from boki.libs.bokiqueue.snapshots import Member
 
 MEMBER_US: Final = 30_000_000
 """So long a process counts as there after it has said so: this is how long the shards of one that died lie still.

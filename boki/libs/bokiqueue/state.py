@@ -24,7 +24,8 @@ from typing import Final
 
 import msgspec
 
-from boki.libs.bokiqueue.groups import BACK, DEAD, Aside, Backlog, Delivery, Group, Rate, Segment, Spot
+from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment, Spot
+from boki.libs.bokiqueue.groups import BACK, DEAD, Aside, Delivery, Group
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -47,6 +48,8 @@ from boki.libs.bokiqueue.records import (
     Setup,
     Take,
 )
+from boki.libs.bokiqueue.snapshots import Given as Given
+from boki.libs.bokiqueue.snapshots import GroupSnapshot, Member, OpDone, Snapshot
 
 TAKER_US: Final = 15 * 60 * 1_000_000
 """A process that has acted for so long is forgotten, with what its last act was given."""
@@ -57,61 +60,6 @@ MAX_OPS: Final = 10_000
 MAX_MARKS: Final = 1_000
 """Points in the retained past that are told apart."""
 DEFAULT_GROUP: Final = ""
-
-
-class Given(msgspec.Struct, frozen=True, array_like=True):
-    """What came of an act: for each take its messages (None: there is no such group), for each settled message whether
-    it was in the state that the verb asks for, and so has changed.
-    """
-
-    number: int
-    time_us: int
-    takes: list[list[Delivery] | None]
-    settles: list[list[bool]]
-
-
-class OpDone(msgspec.Struct, frozen=True, array_like=True):
-    """What a take with an op was given."""
-
-    time_us: int
-    deliveries: list[Delivery]
-
-
-class GroupSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """A group as a checkpoint keeps it."""
-
-    cursor: int
-    aside: list[Aside]
-    is_dry: bool
-    done_count: int
-    expired_count: int
-    rate: Rate
-
-
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A process that consumes for a group, until then."""
-
-    group: str
-    taker: bytes
-    until_us: int
-
-
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The state after the record `at`. `resume`: where the untouched pushes begin."""
-
-    at: int
-    time_us: int
-    resume: int
-    resume_pos: int
-    floor: int
-    settings: Settings
-    groups: dict[str, GroupSnapshot]
-    takers: dict[bytes, Given]
-    ops: dict[str, OpDone]
-    marks: list[tuple[int, int]]
-    last_fence: int
-    push_rate: Rate
-    members: list[Member]
 
 
 class ShardState:

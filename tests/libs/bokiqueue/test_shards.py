@@ -8,7 +8,7 @@ from typing import Any
 from boki.libs.bokiqueue import Queue, following
 from boki.libs.bokiqueue.membership import share
 from boki.libs.bokiqueue.records import Act, decode
-from boki.libs.bokiqueue.state import Member
+from boki.libs.bokiqueue.snapshots import Member
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints

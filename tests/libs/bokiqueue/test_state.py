@@ -33,7 +33,8 @@ from boki.libs.bokiqueue.records import (
     decode,
     encode,
 )
-from boki.libs.bokiqueue.state import OP_US, TAKER_US, Given, ShardState, Snapshot
+from boki.libs.bokiqueue.snapshots import Given, Snapshot
+from boki.libs.bokiqueue.state import OP_US, TAKER_US, ShardState
 from tests.libs.bokiqueue.naive import NaiveShard
 
 SECOND = 1_000_000
