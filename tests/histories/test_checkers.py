@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from boki.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends
+from boki.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, Patience
 from boki.histories.checkers import Checker, all_checkers, find_violations
 from boki.histories.history import (
     Appending,
@@ -416,30 +416,6 @@ def test_a_tag_whose_records_are_trimmed_counts_as_empty(clients: Clients) -> No
     assert clients.broken(Conditions()) == []
 
 
-def test_a_condition_on_a_record_that_nobody_ever_saw_may_have_held(clients: Clients) -> None:
-    """Its appender died before it was told, and a trim took it before it was read (simulator, seed 339)."""
-    clients.call("dead", Appending((Written("never told", ("t",)),)), None)
-    clients.append("one", "z", 30, "t", when=(Condition("t", 25),))
-    assert len(clients.broken(Conditions())) == 1
-    clients.call("one", Trimming(MAX, "t"), Told())
-    assert clients.broken(Conditions()) == []
-
-
-def test_a_refusal_may_name_a_record_that_nobody_ever_saw(clients: Clients) -> None:
-    """A trim of the whole book hides a system tag's record, which it spares, in the end (simulator, seed 780)."""
-    unheard = Appending((Written("unheard", ("!s",)),))
-    refused = Refused("condition_failed", "not_applied", 25)
-    clients.call("one", Appending((Written("a", ("!s",)),), (Condition("!s", 0),)), refused, start=200)
-    clients.call("two", unheard, Refused("deadline_exceeded", "unknown"), start=210)
-    assert len(clients.broken(Conditions())) == 1
-    clients.call("one", Trimming(MAX, "t"), Told(), start=220)
-    assert len(clients.broken(Conditions())) == 1
-    clients.call("one", Trimming(MAX), Told(), start=230)
-    assert len(clients.broken(Conditions())) == 1  # it was asked for after the refusal
-    clients.call("three", unheard, None, start=190)
-    assert clients.broken(Conditions()) == []
-
-
 def test_a_key_is_used_once(clients: Clients) -> None:
     """Every call under it returns the same, and one record stands in the order."""
     clients.append("one", "z", 30, key="k")
@@ -470,6 +446,16 @@ def test_every_call_ends_by_its_deadline(clients: Clients) -> None:
     clients.append("one", "w", 40, start=2_000, end=3_101)
     clients.call("two", ALL, None, start=1_500)
     assert len(clients.broken(Deadlines(100))) == 2
+
+
+def test_nothing_is_given_up_before_its_deadline(clients: Clients) -> None:
+    """Who is told that it is too late although it is not was given up; a wrong clock is forgiven."""
+    given_up = Refused("deadline_exceeded", "not_applied")
+    clients.call("one", Appending((Written("a"),)), given_up, start=100, end=1_000)
+    clients.call("one", Appending((Written("b"),)), Refused("unavailable", "not_applied"), start=1_100, end=1_200)
+    assert clients.broken(Patience(100)) == []
+    clients.call("one", Appending((Written("c"),)), given_up, start=2_000, end=2_899)
+    assert len(clients.broken(Patience(100))) == 1
 
 
 def test_each_checker_is_tested_here_and_has_a_name_of_its_own() -> None:
