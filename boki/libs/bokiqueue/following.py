@@ -325,6 +325,7 @@ class Following:
             self._begun_below = page.first_seqnum
             await self.load(logbook)
             return True
+        self.bodies.let_go()
         if not page.records:
             self.waited_s += wait_s
             return False
@@ -332,7 +333,6 @@ class Following:
             passed_s = (page.records[-1].time - self._time_us) / 1e6 if self._time_us else 0.0
             self.waited_s += min(wait_s, max(0.0, passed_s))
         self._heard = self.clocks()
-        self.bodies.let_go()
         for record in page.records:
             await self._fold(logbook, record)
         self._next = max(self._next, page.next_start)
