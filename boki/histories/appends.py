@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
+from boki.errors import DeadlineExceeded
 from boki.histories.facts import Facts, Violation
 from boki.histories.history import Appending, Call, Condition, Ordered, Refused
 
@@ -140,3 +141,24 @@ class Deadlines:
                 yield Violation(
                     self.name, f"{type(call.request).__name__} of {call.session} {how} {late_us} µs late", (call,)
                 )
+
+
+class Patience:
+    """Promise 4: what could still have been done in time is not given up, as an engine appends anew after a term.
+
+    So nobody is told that the deadline has passed before it has. `early_us` is how wrong the clocks of nodes may be.
+    """
+
+    name: Final = "nothing is given up before its deadline"
+
+    def __init__(self, early_us: int = 1_000_000) -> None:
+        self.early_us = early_us
+
+    def check(self, facts: Facts) -> Iterator[Violation]:
+        """See `boki.histories.Checker`."""
+        for call in facts.calls:
+            if isinstance(call.result, Refused) and call.result.code == DeadlineExceeded.code:
+                left_us = call.deadline_us - call.end_us
+                if left_us > self.early_us:
+                    text = f"{type(call.request).__name__} of {call.session} was given up with {left_us} µs left"
+                    yield Violation(self.name, text, (call,))

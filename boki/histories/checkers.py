@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from boki.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends
+from boki.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, Patience
 from boki.histories.facts import Facts, Violation
 from boki.histories.history import History
 from boki.histories.order import NothingLost, NothingTwice, TimeForward, TotalOrder
@@ -27,8 +27,8 @@ class Checker(Protocol):
         """All that breaks the promise."""
 
 
-def all_checkers(grace_us: int = 1_000_000) -> Sequence[Checker]:
-    """One of each. `grace_us`: how long after its deadline an answer may come."""
+def all_checkers(grace_us: int = 1_000_000, early_us: int = 1_000_000) -> Sequence[Checker]:
+    """One of each. `grace_us`: how long after its deadline an answer may come; `early_us`: how wrong clocks may be."""
     return (
         TotalOrder(),
         NothingLost(),
@@ -44,6 +44,7 @@ def all_checkers(grace_us: int = 1_000_000) -> Sequence[Checker]:
         Conditions(),
         Keys(),
         Deadlines(grace_us),
+        Patience(early_us),
     )
 
 

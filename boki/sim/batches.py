@@ -14,7 +14,7 @@ from boki.sim.options import draw_options
 from boki.sim.sightings import SITUATIONS
 from boki.sim.simulation import simulate
 
-ENOUGH_SEEDS: Final = 400
+ENOUGH_SEEDS: Final = 300
 """So many seeds must have met every rare situation."""
 _CHUNK: Final = 4
 

@@ -113,6 +113,7 @@ class EngineNode(Node):
             done(Unavailable("this engine has no index yet"), {})
             return
         now_us = self.now_us()
+        done = self.world.sightings.across_terms(operation, self.engine.appends.term, done)
         self._run(self.engine.submit, operation, positions, now_us + timeout_us, done, now_us)
         if not self._is_scheduled and not self.is_paused:
             self._schedule()

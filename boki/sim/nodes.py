@@ -235,9 +235,10 @@ class Node:
         assert self.core is not None
         self.clock.note(f"{sender} > {self.name}: {type(message).__name__}", message)
         look = self._looks.get(type(message))
-        if look is not None:
-            look(self, sender, message)
+        judge = look(self, sender, message) if look is not None else None
         self._run(self.core.receive, sender, message, self.now_us())
+        if judge is not None:
+            judge()
 
     def _run(self, method: Callable[..., Iterable[Effect]], *arguments: Any) -> None:
         try:

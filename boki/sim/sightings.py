@@ -1,6 +1,7 @@
 """Rare situations: a run that never meets them proves little, so a batch of seeds must meet each.
 
-They are recognised from outside, by what a node is about to be told and what it is just then.
+They are recognised from outside: by what a node is about to be told and what it is just then, or, where it counts that
+the system did the right thing, by what came of it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from boki.controller.core import ControllerCore
 from boki.controller.term_change import Step
-from boki.log.ids import NodeId, shard_incarnation
-from boki.log.metalog import CloseShard
+from boki.log.ids import NodeId, Term, shard_incarnation, split_seqnum
+from boki.log.metalog import CloseShard, Positions
+from boki.log.operations import Append, Appended, Found, Operation, Read
 from boki.log.view import View
 from boki.messages import (
     AppendEntry,
     BatchesFetched,
     EntriesDropped,
     Holding,
-    InstallView,
     RequestEntry,
     Seal,
     StoreBatch,
@@ -57,6 +58,11 @@ SITUATIONS: Final = (
 )
 """What every large enough batch must have met."""
 
+Done = Callable[[Any, Positions], None]
+"""Takes an engine's answer to an operation."""
+Look = Callable[["Node", NodeId, Any], Callable[[], None] | None]
+"""`look(node, sender, message)`, before the node takes the message in; what it returns is called when it has."""
+
 
 class Sightings:
     """Looks at every message on its way into a core."""
@@ -67,16 +73,15 @@ class Sightings:
         """Called for each sequencer that is about to be sealed, with who does it."""
         self.on_proposal: list[Callable[[Node, View], None]] = []
         """Called for each view that a controller wants to install: all before it is sealed and completed."""
-        self.looks: dict[type, Callable[[Node, NodeId, Any], None]] = {
+        self.looks: dict[type, Look] = {
             Seal: self._on_seal,
             AppendEntry: self._on_append_entry,
             StoreBatch: self._on_store,
             BatchesFetched: self._on_fetched,
-            InstallView: self._on_view,
             EntriesDropped: self._on_dropped,
             RequestEntry: self._on_request,
         }
-        """By the type of a message, what looks at it before a node takes it in: `look(node, sender, message)`."""
+        """By the type of a message, what looks at it."""
 
     def dies(self, node: Node) -> None:
         """The node is about to lose all that it has in memory."""
@@ -104,14 +109,21 @@ class Sightings:
             for hear in self.on_seal:
                 hear(node, sender)
 
-    def _on_append_entry(self, node: Node, _sender: NodeId, message: AppendEntry) -> None:
+    def _on_append_entry(self, node: Node, _sender: NodeId, message: AppendEntry) -> Callable[[], None] | None:
         core = node.core
         if not isinstance(core, SequencerCore) or message.term not in core.chain:
-            return
+            return None
         if message.term < core.chain.current.term:
-            self._clock.sometimes("an entry of a zombie primary was rejected")
-        elif node.disk.get(seal_key(message.term)) is not None:
+            stores = node.disk.store_count
+
+            def judge() -> None:
+                if node.core is core and node.disk.store_count == stores:
+                    self._clock.sometimes("an entry of a zombie primary was rejected")
+
+            return judge
+        if node.disk.get(seal_key(message.term)) is not None:
             self._clock.sometimes("a seal raced with an append")
+        return None
 
     def _on_store(self, node: Node, _sender: NodeId, message: StoreBatch) -> None:
         follower = getattr(node.core, "follower", None)
@@ -127,14 +139,21 @@ class Sightings:
         if message.error:
             self._clock.sometimes("damaged bytes were noticed")
 
-    def _on_view(self, node: Node, _sender: NodeId, message: InstallView) -> None:
-        engine = getattr(node, "engine", None) if node.core is not None else None
-        reads = getattr(engine, "reads", None)
-        if reads is not None and message.views[-1].term > 1 and reads.pending_count:
-            self._clock.sometimes("a reader was parked across a term change")
-        appends = getattr(engine, "appends", None)
-        if appends is not None and message.views[-1].term > 1 and appends.pending_bytes:
-            self._clock.sometimes("an append was made anew in the next term")
+    def across_terms(self, operation: Operation, term: Term, done: Done) -> Done:
+        """See what becomes of an operation that an engine takes in during that term, and hand it on to `done`."""
+        if not isinstance(operation, Append) and not (isinstance(operation, Read) and operation.wait_us):
+            return done
+
+        def look(answer: Any, positions: Positions) -> None:
+            if isinstance(answer, Appended) and not answer.rejected and split_seqnum(answer.first_seqnum)[0] > term:
+                self._clock.sometimes("an append was made anew in the next term")
+            elif isinstance(answer, Found) and answer.slabs:
+                first = memoryview(answer.slabs[0].seqnums).cast("q")[0]
+                if split_seqnum(first)[0] > term:
+                    self._clock.sometimes("a reader was parked across a term change")
+            done(answer, positions)
+
+        return look
 
     def _on_dropped(self, _node: Node, _sender: NodeId, _message: EntriesDropped) -> None:
         self._clock.sometimes("a reader came for entries that were dropped")

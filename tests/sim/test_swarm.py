@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
+from statistics import median
 
+import msgspec
 import pytest
 
 from boki.sim.batches import ENOUGH_SEEDS, Result, Summary, run_seed, run_seeds
@@ -17,13 +21,40 @@ SEEDS = 300
 CHUNK = 10
 
 
+def _counted(_type: type, value: object) -> Counter[str]:
+    assert isinstance(value, dict)
+    return Counter(value)
+
+
+@pytest.fixture(name="shared")
+def fixture_shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all processes of this test run share."""
+    own = tmp_path_factory.getbasetemp()
+    path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "swarm"
+    path.mkdir(exist_ok=True)
+    return path
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_no_seed_breaks_a_promise(first: int) -> None:
-    """Whatever a seed does to the cluster, every promise is kept, and it works again within a virtual minute."""
-    summary = Summary()
-    for result in run_seeds(range(first, first + CHUNK), processes=1):
-        summary.add(result)
-    assert [(result.seed, result.violations[:3]) for result in summary.broken] == []
+def test_no_seed_breaks_a_promise(first: int, shared: Path) -> None:
+    """Whatever a seed does to the cluster, every promise is kept, and it works again within a virtual minute.
+
+    Whoever comes last looks at all seeds together: they have met every rare situation, and enough has happened.
+    """
+    results = list(run_seeds(range(first, first + CHUNK), processes=1))
+    assert [(result.seed, result.violations[:3]) for result in results if result.violations] == []
+    unfinished = shared / f"unfinished-{first}"
+    unfinished.write_bytes(msgspec.json.encode(results))
+    unfinished.rename(shared / f"{first}.json")
+    chunks = sorted(shared.glob("*.json"))
+    if len(chunks) == SEEDS // CHUNK:
+        summary = Summary()
+        for chunk in chunks:
+            for result in msgspec.json.decode(chunk.read_bytes(), type=list[Result], dec_hook=_counted):
+                summary.add(result)
+        assert summary.seeds >= ENOUGH_SEEDS
+        assert summary.unseen == []
+        assert median(summary.terms) >= 2
 
 
 def test_a_run_is_the_same_in_any_interpreter() -> None:
