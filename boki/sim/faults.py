@@ -187,14 +187,18 @@ class Faults:
     def _wipe(self) -> None:
         if self.victims:
             node = self._rng.choice(self.victims)
-            shares_budget = "swap" in self._options.faults and node.role is Role.STORAGE
-            if shares_budget and (self._swapping.is_going or not self._swapping.may_lose([node])):
+            if not self._may_lose(node):
                 return
             node.crash()
             node.disk.wipe()
             self._clock.note(f"{node.name} has lost its disk")
             self._clock.sometimes("a disk was wiped")
             self._later(self._some_us(10_000, 3_000_000), node.start)
+
+    def _may_lose(self, victim: Node) -> bool:
+        """Whether what is on its disk is elsewhere: if other disks are lost on purpose, that is not so by itself."""
+        shares_budget = "swap" in self._options.faults and victim.role is Role.STORAGE
+        return not shares_budget or (not self._swapping.is_going and self._swapping.may_lose([victim]))
 
     def _swap(self) -> None:
         self._swapping.strike(self._rng)
@@ -226,8 +230,10 @@ class Faults:
 
     def _rot(self) -> None:
         rotten = [node for node in self.victims if node.role is Role.STORAGE]
-        if rotten and self._rng.choice(rotten).disk.rot(b"b"):
-            self._clock.sometimes("a bit rotted")
+        if rotten:
+            node = self._rng.choice(rotten)
+            if self._may_lose(node) and node.disk.rot(b"b"):
+                self._clock.sometimes("a bit rotted")
 
     def _full(self) -> None:
         node = self._pick(Role.STORAGE)
