@@ -1,20 +1,26 @@
 """`boki bench queue`: messages delivered a second, how long pushes and deliveries take, how soon the idle are woken.
 
-As in the paper each message carries when it was sent, and there are as many shards as consumers. What is lost or
-delivered twice counts as an error.
+There are as many shards as consumers, as in the paper. The same flow then goes through Redis Streams and NATS
+JetStream, if they are installed.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
-from boki.bench.load_functions.queue_load import FillLoad, QueueLoad, QueueRound, WakeLoad
+import msgspec
+
+from boki.bench import peers
+from boki.bench.load_functions.queue_load import FillLoad, WakeLoad
+from boki.bench.queue_flow import QueueLoad, QueueRound
 from boki.bench.rows import Row, median, quantile
 from boki.bench.system import Options, Target, target
 
 Step = Callable[[str], None]
+Run = Callable[[QueueLoad], QueueRound]
 
 PAIRS: Final = ((64, 64), (64, 16), (16, 64))
 """Producers and consumers."""
@@ -25,25 +31,32 @@ _FIGURES: Final = ("push_p50_ms", "push_p99_ms", "delivery_p50_ms", "delivery_p9
 
 
 def queue(options: Options, step: Step) -> Iterator[Row]:
-    """Pushes and pops at once, at full speed and at an offered rate; idle consumers; pushes in bulk."""
+    """Pushes and pops at once, at full speed and at an offered rate; idle consumers; pushes in bulk; then peers."""
     with target(options) as system:
-        for producers, consumers in PAIRS:
-            load = QueueLoad("", producers, consumers, consumers, options.size_bytes, options.duration_s)
-            yield _flow(options, step, system, "queue", load)
-        load = QueueLoad("", 64, 64, 64, options.size_bytes, options.duration_s, OFFERED_PER_S)
-        yield _flow(options, step, system, "queue-offered", load)
+        yield from _flows(options, step, partial(system.run, "queue_load", kind=QueueRound), _name(options))
         for is_leased in (False, True):
             yield _wake(options, step, system, is_leased=is_leased)
         yield _fill(options, step, system)
+    if not options.url and options.durability == "fsync":
+        for kind in peers.installed():
+            with peers.running(kind, options.folder) as peer:
+                yield from _flows(options, step, peer.run, f"{kind.name} {peer.version}")
 
 
-def _flow(options: Options, step: Step, system: Target, bench: str, load: QueueLoad) -> Row:
+def _flows(options: Options, step: Step, run: Run, system: str) -> Iterator[Row]:
+    for producers, consumers in PAIRS:
+        load = QueueLoad("", producers, consumers, consumers, options.size_bytes, options.duration_s)
+        yield _flow(options, step, run, system, "queue", load)
+    load = QueueLoad("", 64, 64, 64, options.size_bytes, options.duration_s, OFFERED_PER_S)
+    yield _flow(options, step, run, system, "queue-offered", load)
+
+
+def _flow(options: Options, step: Step, run: Run, system: str, bench: str, load: QueueLoad) -> Row:
     rounds: list[QueueRound] = []
     for number in range(options.rounds + 1):
         name = f"{bench}-{load.producers}-{load.consumers}-{number}"
-        step(f"{bench}, {load.producers} producers, {load.consumers} consumers, round {number}")
-        own = QueueLoad(name, *(getattr(load, field) for field in QueueLoad.__struct_fields__[1:]))
-        rounds.append(system.run("queue_load", own, QueueRound))
+        step(f"{system}: {bench}, {load.producers} producers, {load.consumers} consumers, round {number}")
+        rounds.append(run(msgspec.structs.replace(load, queue=name)))
     rounds = rounds[1:]  # the first warms up
     figures = {figure: median([getattr(one, figure) for one in rounds]) for figure in _FIGURES}
     details = {"producers": load.producers, "consumers": load.consumers, "shards": load.shards, **figures}
@@ -53,6 +66,7 @@ def _flow(options: Options, step: Step, system: Target, bench: str, load: QueueL
         options,
         bench,
         load.producers,
+        system=system,
         ops_per_s=median([one.delivered_count / one.elapsed_s for one in rounds]),
         p50_ms=figures["delivery_p50_ms"],
         p99_ms=figures["delivery_p99_ms"],
@@ -89,13 +103,17 @@ def _fill(options: Options, step: Step, system: Target) -> Row:
     )
 
 
-def _row(options: Options, bench: str, inflight: int, **fields: Any) -> Row:
+def _name(options: Options) -> str:
+    return "cluster" if options.is_cluster else "one process"
+
+
+def _row(options: Options, bench: str, inflight: int, *, system: str = "", **fields: Any) -> Row:
     return Row(
         bench=bench,
         inflight=inflight,
         size_bytes=options.size_bytes,
-        replicas=options.replicas,
+        replicas=options.replicas if system in ("", _name(options)) else 1,
         durability=options.durability,
-        system="cluster" if options.is_cluster else "one process",
+        system=system or _name(options),
         **fields,
     )

@@ -119,7 +119,8 @@ def _measure(names: list[str], options: Options, show: Callable[[object], None] 
 def _cells(row: Row) -> tuple[str, ...]:
     besides = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in row.details.items())
     figures = (_number(figure) for figure in (row.ops_per_s, row.p50_ms, row.p99_ms))
-    return row.bench, str(row.inflight), f"{row.size_bytes:,}", *figures, str(row.errors), besides
+    name = row.bench if row.system in ("one process", "cluster") else f"{row.bench}, {row.system}"
+    return name, str(row.inflight), f"{row.size_bytes:,}", *figures, str(row.errors), besides
 
 
 def _number(value: object) -> str:

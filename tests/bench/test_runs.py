@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from boki.bench import peers
 from boki.bench.runs import BENCHMARKS
 from boki.bench.system import Options, file_system_of
 from boki.cli.app import app
 from boki.cli.bench import NAMES
 
 FIELDS = {"bench", "inflight", "size_bytes", "replicas", "durability", "ops_per_s", "p50_ms", "p99_ms", "errors"}
+FLOWS = [("queue", 64), ("queue", 64), ("queue", 16), ("queue-offered", 64)]
 SMALL = ["--rounds", "1", "--duration-s", "0.2", "--records", "20000"]
 
 
@@ -43,8 +45,9 @@ def rows(*words: str, timeout_s: float = 120) -> list[dict[str, object]]:
         (
             ["queue"],
             [
-                *[("queue", 64), ("queue", 64), ("queue", 16), ("queue-offered", 64)],
+                *FLOWS,
                 *[("queue-wake", 1), ("queue-wake", 1), ("queue-push-many", 4)],
+                *(flow for _ in peers.installed() for flow in FLOWS),
             ],
         ),
     ],
