@@ -11,14 +11,18 @@ from boki.sim.options import Options
 from boki.sim.simulation import simulate
 
 _BUDGET: Final = 300
+RAISED: Final = "the simulator raised"
 
 Fails = Callable[[Options], str | None]
 """The first promise that the run breaks; None if it keeps all."""
 
 
 def first_broken(options: Options) -> str | None:
-    """The promise that a run breaks first."""
-    violations = simulate(options).violations
+    """The promise that a run breaks first; `RAISED` if it ends in an error that is none of a core's."""
+    try:
+        violations = simulate(options).violations
+    except Exception:  # noqa: BLE001 - a bug of ours, which is to be made small like any other
+        return RAISED
     return violations[0].promise if violations else None
 
 
@@ -88,7 +92,12 @@ def regression(options: Options, promise: str) -> str:
     """A test that runs these options, as the text of a file."""
     fields = msgspec.structs.asdict(options)
     default = msgspec.structs.asdict(Options(seed=options.seed))
-    lines = [f"    {name}={value!r}," for name, value in fields.items() if name == "seed" or value != default[name]]
+    lines = [
+        line
+        for name, value in fields.items()
+        if name == "seed" or value != default[name]
+        for line in _argument(name, value)
+    ]
     return "\n".join(
         (
             f'"""Seed {options.seed}, shrunk: it broke "{promise}"."""',
@@ -109,3 +118,10 @@ def regression(options: Options, promise: str) -> str:
             "",
         )
     )
+
+
+def _argument(name: str, value: object) -> list[str]:
+    """A keyword argument as the formatter would have it, with one entry a line."""
+    if not isinstance(value, dict) or not value:
+        return [f"    {name}={value!r},"]
+    return [f"    {name}={{", *(f'        "{key}": {each!r},' for key, each in value.items()), "    },"]

@@ -11,6 +11,7 @@ from boki.sim import simulation
 from boki.sim.options import Options, draw_options
 from boki.sim.shrinking import first_broken, regression, shrink
 from tests.sim.ablations import ABLATIONS
+from tests.test_gates import ROOT, run
 
 
 def test_what_does_not_matter_is_taken_away() -> None:
@@ -51,3 +52,17 @@ def test_a_real_failure_shrinks_to_a_test_that_fails(tmp_path: Path) -> None:
         with pytest.raises(AssertionError):
             test()
     assert simulation.simulate(options).violations == []
+
+
+def test_a_regression_is_written_as_the_gates_want_it(tmp_path: Path) -> None:
+    """Whatever a seed has drawn: the file can be committed as it is."""
+    for seed in range(3):
+        path = tmp_path / f"test_seed_{seed}.py"
+        path.write_text(regression(draw_options(seed), "conditions are kept"))
+        names: dict[str, object] = {}
+        exec(compile(path.read_text(), path, "exec"), names)
+        assert names["OPTIONS"] == draw_options(seed)
+    (tmp_path / "test_seed_9.py").write_text(regression(Options(seed=9), "monotonic reads"))
+    for command in (("format", "--check"), ("check",)):
+        done = run("ruff", *command, "--config", str(ROOT / "pyproject.toml"), str(tmp_path))
+        assert done.returncode == 0, done.stdout + done.stderr
