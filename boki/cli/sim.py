@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
 _DULL: Final = re.compile(r": (Ping|Pong|FetchShards|ShardsFetched|InstallMembership|InstallPlan|InstallPlacement) ")
 _LINE_CHARACTERS: Final = 400
 _SHOWN: Final = 3
+_BATCH_ONLY: Final = ("seeds", "start", "processes")
+INTERRUPTED: Final = 130
 
 
 def command(
+    context: typer.Context,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
     start: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one only, and tell its story.")] = None,
@@ -36,18 +40,46 @@ def command(
     """Run whole clusters under a virtual clock through lost messages, crashes, torn disks and reconfigurations.
 
     Each seed is one history, and always the same one. The exit status is 0 only if every promise was kept, and if the
-    batch met the rare situations that make it worth something.
+    batch met the rare situations that make it worth something; 130 if it was interrupted.
     """
+    _check_usage(context, is_single=seed is not None, shrinks=shrink)
+    wanted = _pattern(about)
     if seed is not None:
-        raise typer.Exit(_shrink(seed, into) if shrink else _tell(seed, about))
-    summary = _run(start, seeds, processes or os.cpu_count() or 1)
-    raise typer.Exit(0 if summary.is_good else 1)
+        raise typer.Exit(_shrink(seed, into) if shrink else _tell(seed, wanted))
+    raise typer.Exit(_run(start, seeds, processes or os.cpu_count() or 1))
 
 
-def _run(start: int, count: int, processes: int) -> Summary:
+def _check_usage(context: typer.Context, *, is_single: bool, shrinks: bool) -> None:
+    """Refuse options that would be ignored."""
+
+    def refuse(names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            source = context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise typer.BadParameter(why, ctx=context, param_hint=f"--{name}")
+
+    if is_single:
+        refuse(_BATCH_ONLY, "that is for a batch of seeds; --seed runs one")
+    else:
+        refuse(("about", "shrink", "into"), "that needs --seed: which one?")
+    if shrinks:
+        refuse(("about",), "--shrink tells no story: leave out one of them")
+    else:
+        refuse(("into",), "that needs --shrink")
+
+
+def _pattern(about: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(about) if about else None
+    except re.error as error:
+        raise typer.BadParameter(f"{about!r} is no regular expression: {error}", param_hint="--about") from None
+
+
+def _run(start: int, count: int, processes: int) -> int:
     from boki.sim.batches import Summary, run_seeds
 
     summary = Summary()
+    status = None
     began = monotonic()
     try:
         for result in run_seeds(range(start, start + count), processes):
@@ -57,9 +89,12 @@ def _run(start: int, count: int, processes: int) -> Summary:
             if sys.stderr.isatty():
                 print(f"\r{summary.seeds} of {count} seeds, {len(summary.broken)} broken", end="", file=sys.stderr)
     except KeyboardInterrupt:
-        errors().print(f"\nstopped; go on with --start {start + summary.seeds}")
+        left = count - summary.seeds
+        go_on = f"boki sim --start {start + summary.seeds} --seeds {left} --processes {processes}"
+        errors().print(f"\nstopped after {summary.seeds} of {count} seeds; `{go_on}` runs the others, and counts anew")
+        status = INTERRUPTED
     _report(summary, start, monotonic() - began)
-    return summary
+    return status or (0 if summary.is_good else 1)
 
 
 def _report(summary: Summary, start: int, took_s: float) -> None:
@@ -81,17 +116,20 @@ def _report(summary: Summary, start: int, took_s: float) -> None:
         print(f"broken: {numbers}\n`boki sim --seed N` tells the story of one, with --shrink it becomes a test")
 
 
-def _tell(seed: int, about: str) -> int:
+def _tell(seed: int, wanted: re.Pattern[str] | None) -> int:
     from boki.sim.options import draw_options
     from boki.sim.simulation import simulate
-
-    wanted = re.compile(about) if about else None
 
     def tell(line: str) -> None:
         if wanted.search(line) if wanted is not None else not _DULL.search(line):
             print(line[:_LINE_CHARACTERS])
 
-    outcome = simulate(draw_options(seed), tell)
+    options = draw_options(seed)
+    try:
+        outcome = simulate(options, tell)
+    except Exception:  # noqa: BLE001 - the story so far is worth more than a traceback alone
+        print(f"\n{options}\n\nthe simulator raised, which is a bug of its own:\n{traceback.format_exc()}")
+        return 1
     print(f"\n{outcome.options}\n")
     for violation in outcome.violations:
         print(violation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -88,7 +89,11 @@ def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Result]:
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         try:
-            yield from pool.map(run_seed, seeds, chunksize=_CHUNK)
+            # Ctrl-C is this process's to handle: the workers, which begin now, inherit that they ignore it
+            handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            results = pool.map(run_seed, seeds, chunksize=_CHUNK)
+            signal.signal(signal.SIGINT, handler)
+            yield from results
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final, Protocol
 
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
 from boki.effects import Answer, Core, DiskRoom, Effect, Load, Put, Send, Store
-from boki.errors import BokiError
 from boki.follower import COORDINATOR
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Placement, Role
@@ -121,7 +120,11 @@ class Node:
         if self.HAS_DISK_LIFE:
             self.disk.store_now([Put(_INCARNATION_KEY, str(incarnation).encode())])
         self.clock.note(f"{self.name} begins as incarnation {incarnation}")
-        self.core = self.make_core()
+        try:
+            self.core = self.make_core()
+        except Exception as error:  # noqa: BLE001 - what the disk holds keeps it from starting
+            self._raised(error)
+            return
         self.world.coordinator.register(self.session, self.member())
         self.world.coordinator.follow(self.session)
         self.clock.after(int(self.clock.schedule_rng.random() * _TICK_US), self._tick, life)
@@ -245,20 +248,15 @@ class Node:
             effects = method(*arguments)
             if effects:
                 self.perform(effects)
-        except (
-            AssertionError,
-            BokiError,
-            ArithmeticError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:
-            # as in production: what the core knows may be half changed, so the node stops, and is started again
-            self.clock.note(f"the core of {self.name} raises", repr(error))
-            self.world.raised.append(f"{self.name}: {error!r}")
-            self.crash()
-            self.clock.after(_RESTART_US, self.start)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a process would have died of it
+            self._raised(error)
+
+    def _raised(self, error: Exception) -> None:
+        """As in production: what the core knows may be half changed, so the node stops, and is started again."""
+        self.clock.note(f"the core of {self.name} raises", repr(error))
+        self.world.raised.append(f"{self.name}: {error!r}")
+        self.crash()
+        self.clock.after(_RESTART_US, self.start)
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Carry effects out, in order, until the node dies of one."""
