@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -186,11 +187,14 @@ class Administration(Generic[T]):
         await shared.catch_up(self.logbook)
         return shared
 
-    async def _append_to_all(self, shared: Following, make: Any) -> None:
-        group = [
-            (records.encode(make(shard)), records.record_tags(self.name, shard, shared.shards))
-            for shard in range(shared.shards)
-        ]
+    async def _append_to_all(self, shared: Following, make: Callable[[int], OpenGroup | DropGroup]) -> None:
+        group = []
+        for shard in range(shared.shards):
+            kind = make(shard)
+            tags = records.record_tags(self.name, shard, shared.shards)
+            if records.ends_leases(kind):
+                tags = (*tags, records.fence_tag(self.name, shard))
+            group.append((records.encode(kind), tags))
         await self.logbook.append_many(group)
         await shared.catch_up(self.logbook)
 
@@ -206,19 +210,20 @@ class Administration(Generic[T]):
         group.
         """
         check_group(name)
-        if isinstance(start, str) and start not in ("earliest", "now"):
-            raise InvalidArgument(f'start must be a seqnum, "earliest" or "now", not {start!r:.60}', field="start")
+        seqnum, time_us = _start(start, start_time_s)
         shared = await self._caught_up()
-        seqnum = {"earliest": 0, "now": records.NOW}[start] if isinstance(start, str) else start
-        if type(seqnum) is not int or seqnum < 0 or seqnum > records.NOW:
-            raise InvalidArgument(f"start must be a seqnum, not {start!r:.60}", field="start")
-        time_us = 0 if start_time_s is None else _time_us(start_time_s)
         await self._append_to_all(shared, lambda shard: OpenGroup(shard, name, seqnum, time_us))
 
     async def replay(self, *, start: int | str = "earliest", start_time_s: float | None = None) -> None:
-        """Let this handle's group begin anew, from any point that is kept; what it has leased is forgotten."""
-        await self.drop_group(self.group)
-        await self.create_group(self.group, start=start, start_time_s=start_time_s)
+        """Let this handle's group begin anew, from any point that is kept; what it has leased is forgotten.
+
+        All of it at once, in the order of the log, whoever consumes meanwhile. `NoSuchGroup`
+        """
+        seqnum, time_us = _start(start, start_time_s)
+        shared = await self._caught_up()
+        if self.group not in shared.lines[0].state.groups:
+            raise no_such_group(self.name, self.group)
+        await self._append_to_all(shared, lambda shard: OpenGroup(shard, self.group, seqnum, time_us, is_anew=True))
 
     async def drop_group(self, name: str) -> None:
         """Have no such group: nothing is kept for it any more. `NoSuchGroup`"""
@@ -318,6 +323,16 @@ def _settings(shards: int, max_deliveries: int, max_length: int, retain_s: float
         check_count(max_length, "max_length", MAX_MESSAGES, least=0),
         check_span(retain_s, "retain_s"),
     )
+
+
+def _start(start: object, start_time_s: object) -> tuple[int, int]:
+    """From which record and which time on a group begins."""
+    if isinstance(start, str) and start not in ("earliest", "now"):
+        raise InvalidArgument(f'start must be a seqnum, "earliest" or "now", not {start!r:.60}', field="start")
+    seqnum = {"earliest": 0, "now": records.NOW}[start] if isinstance(start, str) else start
+    if type(seqnum) is not int or seqnum < 0 or seqnum > records.NOW:
+        raise InvalidArgument(f"start must be a seqnum, not {start!r:.60}", field="start")
+    return seqnum, 0 if start_time_s is None else _time_us(start_time_s)
 
 
 def _time_us(time_s: object) -> int:

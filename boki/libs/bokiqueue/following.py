@@ -250,12 +250,12 @@ class Following:
         for line, (state, resume) in zip(self.lines, loaded, strict=True):
             line.begin(state, resume)
         self.is_loaded = True
-        while await self._read_on(logbook, 0):
-            pass
-        for line in self.lines:
+        for line in self.lines:  # before anything can fail: what is covered by now is not read again
             given = line.state.takers.get(self.taker)
             if given is not None:
                 self._served(line, given)
+        while await self._read_on(logbook, 0):
+            pass
 
     async def catch_up(self, logbook: LogBook) -> None:
         """Until the fold has come to what this LogBook sees now."""
@@ -342,15 +342,15 @@ class Following:
 
     async def _fold(self, logbook: LogBook, record: Record) -> None:
         kind = records.decode(record.data)
-        self._next = record.next_seqnum
-        self._time_us = max(self._time_us, record.time)
         if kind.shard >= self.shards or record.seqnum < self.lines[kind.shard].resume:
+            self._pass(record)
             return
         line = self.lines[kind.shard]
         state = line.state
         history = state.history_for(kind) if record.seqnum > state.at else None
-        if history is not None:
+        if history is not None:  # if this fails the record is read again: it has not been passed yet
             state.put_before(await self._history(logbook, line, *history))
+        self._pass(record)
         given = state.apply(record.seqnum, record.time, kind)
         line.saved_records += 1
         line.saved_bytes += len(record.data)
@@ -369,6 +369,10 @@ class Following:
                 self.upkeep.consider(logbook, line)
         elif isinstance(kind, Saved):
             self.upkeep.saved(logbook, line, record.seqnum, kind)
+
+    def _pass(self, record: Record) -> None:
+        self._next = record.next_seqnum
+        self._time_us = max(self._time_us, record.time)
 
     async def _history(self, logbook: LogBook, line: Line, start: int, stop: int) -> list[tuple[int, int, Push]]:
         """The pushes in a part of the stream that was passed before."""
@@ -455,7 +459,7 @@ class Following:
 
     async def _append_act(self, logbook: LogBook, line: Line, outstanding: Outstanding) -> None:
         tags = records.record_tags(self.queue, line.shard, self.shards)
-        if outstanding.act.fences:
+        if records.ends_leases(outstanding.act):
             tags = (*tags, records.fence_tag(self.queue, line.shard))
         outstanding.tries += 1
         try:

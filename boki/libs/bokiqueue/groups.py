@@ -54,6 +54,11 @@ class Aside(msgspec.Struct, array_like=True, gc=False):
     deliveries: int = 0
     reason: str = ""
 
+    @property
+    def pushed_until_us(self) -> int:
+        """Until when it was delayed by its push, if it still is; else 0."""
+        return self.due_us if self.status == WAITING and not self.deliveries else 0
+
 
 class Group:
     """One consumer group."""
@@ -66,11 +71,20 @@ class Group:
         self.done_count = 0
         self.expired_count = 0
         self.rate = Rate()
-        self.last_fence = 0
         self._back: list[int] = []
         self._due: list[tuple[int, int]] = []
         self._holders: dict[str, int] = {}
         self._parked: dict[str, list[int]] = {}
+
+    @staticmethod
+    def begun(cursor: int, lingering: list[tuple[Spot, int]], now_us: int) -> Group:
+        """A new group. `lingering`: messages before the backlog that others have not done, and until when delayed."""
+        due_us = {spot.pos: due_us for spot, due_us in lingering if due_us > now_us}
+        spots = {spot.pos: spot for spot, _ in lingering}
+        asides = [
+            Aside(spot, WAITING if pos in due_us else BACK, due_us.get(pos, 0)) for pos, spot in sorted(spots.items())
+        ]
+        return Group.restored(cursor, asides)
 
     @staticmethod
     def restored(cursor: int, asides: list[Aside]) -> Group:
@@ -178,7 +192,7 @@ class Group:
         if segment is None:
             return False
         start = self.cursor - segment.first
-        room = MAX_ASIDE - len(self.aside)
+        room = max(0, MAX_ASIDE - len(self.aside))
         if segment.expires_us and segment.expires_us <= now_us:
             self.expired_count += segment.count - start
             self.cursor = segment.first + segment.count
@@ -269,6 +283,7 @@ class Group:
         if aside is None or aside.status != DEAD:
             return False
         del self.aside[pos]
+        self.is_dry = False
         return True
 
     def put_back(self, spot: Spot) -> None:

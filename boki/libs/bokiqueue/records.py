@@ -9,7 +9,7 @@ Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 `!q:q:3`        the **stream** of shard 3: every record that its fold reads
 `!q:q`          the **feed**: the streams of all shards, for who follows several (absent if there is one shard)
 `!qc:q:3`       checkpoints of shard 3
-`!qf:q:3`       fences of shard 3: records that take leases away which have run out
+`!qf:q:3`       fences of shard 3: records that take leases away, be it that they have run out or were given up
 `!qs:q`         the queue's settings; the last record counts
 `!queues`       settings of all queues of the book, for lists, with `!queues:q` to name them
 ==============  ======================================================================================
@@ -111,12 +111,16 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class OpenGroup(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A consumer group that begins with the first kept message that is not before either start."""
+    """A consumer group that begins with the first kept message that is not before either start.
+
+    If there is such a group nothing happens, unless it is to begin anew: then what it has leased is forgotten.
+    """
 
     shard: int
     group: str
     start_seqnum: int = 0
     start_time_us: int = 0
+    is_anew: bool = False
 
 
 class DropGroup(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -185,6 +189,13 @@ def decode(data: bytes) -> Kind:
         return _DECODER.decode(memoryview(data)[1:])
     except msgspec.DecodeError as error:
         raise CorruptData(f"a queue record cannot be read: {error}") from None
+
+
+def ends_leases(record: Kind) -> bool:
+    """Whether it may take a lease away from its holder: then it stands under the fence tag, where commits look."""
+    if isinstance(record, Act):
+        return bool(record.fences) or any(settle.verb in (NACK, RELEASE, BURY) for settle in record.settles)
+    return isinstance(record, DropGroup) or (isinstance(record, OpenGroup) and record.is_anew)
 
 
 def form_of(forms: bytes, index: int) -> int:

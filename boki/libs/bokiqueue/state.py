@@ -47,6 +47,7 @@ from boki.libs.bokiqueue.records import (
     Settle,
     Setup,
     Take,
+    ends_leases,
 )
 from boki.libs.bokiqueue.snapshots import Given as Given
 from boki.libs.bokiqueue.snapshots import GroupSnapshot, Member, OpDone, Snapshot
@@ -105,9 +106,10 @@ class ShardState:
             case Setup():
                 self.settings = record.settings
             case OpenGroup():
-                self._open(record)
+                self._open(seqnum, time_us, record)
             case DropGroup():
                 self.groups.pop(record.group, None)
+                self.last_fence = seqnum
                 self._forget_passed()
             case Saved():
                 self._saved(seqnum, time_us, record)
@@ -123,14 +125,13 @@ class ShardState:
         self.backlog.add(seqnum, len(push.bodies), time_us, due_us, expires_us, push.keys)
 
     def _act(self, seqnum: int, time_us: int, act: Act) -> Given | None:
+        if ends_leases(act):
+            self.last_fence = seqnum  # also if it counts no more: it stands under the fence tag, where commits look
         last = self.takers.pop(act.taker, None)
         if last is not None and act.number <= last.number:
             self.takers[act.taker] = last
-            if act.fences:
-                self.last_fence = seqnum  # it takes nothing away, but stands under the fence tag, where commits look
             return None
-        if act.fences:
-            self._fence(seqnum, time_us, act.fences)
+        self._fence(time_us, act.fences)
         settles = [self._settle(settle, time_us, last) for settle in act.settles]
         takes = [self._take(seqnum, time_us, take) for take in act.takes]
         given = Given(act.number, time_us, takes, settles)
@@ -190,8 +191,7 @@ class ShardState:
             aside.reason = reason
             group.nack(pos, due_us, time_us)
 
-    def _fence(self, seqnum: int, time_us: int, fences: list[tuple[str, int, int]]) -> None:
-        self.last_fence = seqnum
+    def _fence(self, time_us: int, fences: list[tuple[str, int, int]]) -> None:
         for name, pos, token in fences:
             group = self.groups.get(name)
             aside = group.leased(pos, token) if group is not None else None
@@ -206,15 +206,26 @@ class ShardState:
                     group.ack(pos, time_us)
             self._forget_passed()
 
-    def _open(self, record: OpenGroup) -> None:
-        if record.group in self.groups:
+    def _open(self, seqnum: int, time_us: int, record: OpenGroup) -> None:
+        if record.is_anew:
+            self.last_fence = seqnum
+        elif record.group in self.groups:
             return
         cursor = self.backlog.next_pos
         for segment in self.backlog.segments():
             if segment.seqnum >= record.start_seqnum and segment.time_us >= record.start_time_us:
                 cursor = segment.first
                 break
-        self.groups[record.group] = Group(cursor)
+        lingering = [
+            (aside.spot, aside.pushed_until_us)
+            for group in self.groups.values()
+            for pos, aside in group.aside.items()
+            if pos < self.backlog.first_pos
+            and aside.spot.seqnum >= record.start_seqnum
+            and aside.spot.time_us >= record.start_time_us
+        ]
+        self.groups[record.group] = Group.begun(cursor, lingering, time_us)
+        self._forget_passed()
 
     def _carry(self, seqnum: int, carry: Carry) -> None:
         moved = {pos: (seqnum, index) for index, pos in enumerate(carry.positions)}
@@ -260,7 +271,7 @@ class ShardState:
 
     def history_for(self, record: Kind) -> tuple[int, int] | None:
         """The part of the stream whose pushes must be given to `put_before` before this record is applied."""
-        if not isinstance(record, OpenGroup) or record.group in self.groups:
+        if not isinstance(record, OpenGroup) or (record.group in self.groups and not record.is_anew):
             return None
         first = self.backlog.find(self.backlog.first_pos)
         stop = first.seqnum if first is not None else self.at + 1
