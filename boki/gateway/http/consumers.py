@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from boki.calls import Call, Consumption, Encoding, FunctionInfo, Outcome, Payload
-from boki.errors import BokiError
+from boki.errors import BokiError, NotFound
 from boki.gateway.backend import Backend
 from boki.gateway.http.calls import FunctionCalls
 from boki.gateway.http.log_access import LogDoor
@@ -96,8 +96,16 @@ class Consumers:
                 messages = await queue.lease_many(max(consumes.batch, 1), lease_s, wait_s=WAIT_S)
                 if messages:
                     await self._call(info, consumes, queue, messages)
+            except NotFound as error:
+                _log.warning("%s: %s; it is made again", info.name, error)  # dropped, by whoever
+                is_open = False
+                await asyncio.sleep(PAUSE_S)
             except BokiError as error:
-                _log.debug("%s cannot consume %s now: %s", info.name, consumes.queue, error)
+                level = logging.DEBUG if error.retryable else logging.WARNING
+                _log.log(level, "%s cannot consume %s now: %s", info.name, consumes.queue, error)
+                await asyncio.sleep(PAUSE_S)
+            except Exception:
+                _log.exception("%s cannot consume %s now, and tries again", info.name, consumes.queue)
                 await asyncio.sleep(PAUSE_S)
 
     def _queue(self, info: FunctionInfo, consumes: Consumption) -> Queue[Any]:

@@ -22,6 +22,7 @@ from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settl
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.membership import MEMBER_US, next_change_us, present, share
 from boki.libs.bokiqueue.records import Carry, Join, Push, Saved
+from boki.libs.bokiqueue.refusals import no_such_group
 from boki.libs.bokiqueue.snapshots import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
 from boki.libs.bokiqueue.ways import way_of
@@ -177,7 +178,9 @@ class Following:
         for waiter in list(self.waiters):
             if waiter.is_done:
                 continue
-            if isinstance(waiter, Arrival) and self._next > waiter.seqnum:
+            if isinstance(waiter, Want) and waiter.group and not self._has_group(waiter.group):
+                waiter.finish(None, no_such_group(self.queue, waiter.group))  # dropped meanwhile
+            elif isinstance(waiter, Arrival) and self._next > waiter.seqnum:
                 waiter.finish(None)
             elif waiter.patience_s is not None:
                 late_s = self.since(waiter.since) - waiter.patience_s + _MARGIN_S
@@ -186,6 +189,9 @@ class Following:
                     waiter.finish([])
             elif isinstance(waiter, Want) and not self._is_asked_for(waiter):
                 waiter.finish([])
+
+    def _has_group(self, name: str) -> bool:
+        return any(name in line.state.groups for line in self.lines)
 
     def _is_asked_for(self, want: Want) -> bool:
         """Whether an act may still bring something to one that does not wait."""
