@@ -104,7 +104,7 @@ class Consumers:
                 level = logging.DEBUG if error.retryable else logging.WARNING
                 _log.log(level, "%s cannot consume %s now: %s", info.name, consumes.queue, error)
                 await asyncio.sleep(PAUSE_S)
-            except Exception:
+            except Exception:  # noqa: BLE001  # whatever it is, the place goes on
                 _log.exception("%s cannot consume %s now, and tries again", info.name, consumes.queue)
                 await asyncio.sleep(PAUSE_S)
 
