@@ -40,11 +40,12 @@ _KEYS: Final = 2
 class Plan:
     """What the queues of a run are like, and how they are used. `groups`: of tickets; `quota`: pushes of a producer.
 
-    `travel_us`: about how long a read and then an append take.
+    `has_loose_pops`: tickets are also popped without an op. `travel_us`: about how long a read and an append take.
     """
 
     shards: int
     groups: tuple[str, ...]
+    has_loose_pops: bool
     max_deliveries: int
     lease_s: float
     pause_s: float
@@ -182,7 +183,7 @@ class Worker:
     # Tickets
 
     async def _take_ticket(self, queue: Queue[str]) -> None:
-        if not self._ledger.is_calm and self._rng.random() < 0.3:
+        if self._plan.has_loose_pops and not self._ledger.is_calm and self._rng.random() < 0.5:
             await self._take_any_ticket(queue)
             return
         op = f"{self.name}-{self._ops[queue.group]}"

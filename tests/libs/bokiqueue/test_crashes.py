@@ -6,8 +6,9 @@ A process is a way to the log of its own here: it shares nothing with the others
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from boki import BokiError, ConnectionLost, LogBook
 from boki.libs.bokiqueue import LeaseLost, Queue, upkeep
-from boki.log.operations import Answer, Append, Operation
+from boki.log.ids import MAX_SEQNUM
+from boki.log.operations import Answer, Append, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.logbook import LogAccess
@@ -276,3 +278,61 @@ async def test_a_trim_under_a_process_that_lags_makes_it_begin_from_the_checkpoi
         assert page.first_seqnum > 0
         assert await drain(lagging) == list(range(55, 60))
         assert (await lagging.stats()).groups[0].done == 60
+
+
+class Refusing(Process):
+    """A process whose way to the log breaks for the requests that `refuses` names."""
+
+    refuses: Callable[[Operation], bool] = staticmethod(lambda _: False)
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if self.refuses(operation):
+            raise ConnectionLost("not this one")
+        return await super().request(operation, positions, timeout_s)
+
+
+@asynchronous
+async def test_a_group_whose_history_could_not_be_read_is_there_after_the_next_try() -> None:
+    """A record that was not folded is not passed by: else this process would see another queue (simulator, 1796)."""
+    port = MemoryPort()
+    queue: Queue[int] = Queue(Process(port).logbook(), "q")
+    process = Refusing(port)
+    observer: Queue[int] = Queue(process.logbook(), "q")
+    await queue.push_many([1, 2, 3])
+    assert await drain(queue) == [1, 2, 3]
+    assert (await observer.stats()).depth == 0
+    await queue.create_group("late")
+    process.refuses = lambda operation: isinstance(operation, Read) and operation.stop < MAX_SEQNUM
+    with pytest.raises(ConnectionLost):
+        await observer.stats()
+    process.refuses = lambda _: False
+    assert [(group.name, group.depth) for group in (await observer.stats()).groups] == [("", 0), ("late", 3)]
+
+
+@asynchronous
+async def test_an_act_that_a_checkpoint_covers_is_not_waited_for() -> None:
+    """Also if the first reading after the checkpoint fails: who asks next is served."""
+    with small_checkpoints(5):
+        port = MemoryPort()
+        busy: Queue[int] = Queue(Process(port).logbook(), "q")
+        await busy.push_many(range(3))
+        process = Refusing(port)
+        lagging: Queue[int] = Queue(process.logbook(), "q")
+        message = await lagging.lease(30)
+        assert message is not None
+        process.refuses = lambda operation: isinstance(operation, Read) and operation.wait_us > 0
+        with pytest.raises(ConnectionLost):
+            await lagging.ack(message)  # its act is in the log, and nobody here has seen it
+        for number in range(60):
+            await busy.push(number)
+            assert await busy.pop() is not None
+        assert (await busy.logbook.read("!q:q:0")).first_seqnum > 0
+        reads = count()
+        process.refuses = lambda operation: (
+            isinstance(operation, Read) and operation.tag == "!q:q:0" and not operation.backward and next(reads) == 1
+        )
+        with pytest.raises(ConnectionLost):
+            await lagging.stats()
+        process.refuses = lambda _: False
+        await busy.push(100)
+        assert await lagging.pop(wait_s=1) is not None
