@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from boki.sim.batches import Summary
 
 _DULL: Final = re.compile(r": (Ping|Pong|FetchShards|ShardsFetched|InstallMembership|InstallPlan|InstallPlacement) ")
+_BYTES: Final = re.compile(r"""\bb(['"])((?:\\.|(?!\1).)*)\1""")
+_SHORT_BYTES: Final = 24
 _LINE_CHARACTERS: Final = 400
 _SHOWN: Final = 3
 _BATCH_ONLY: Final = ("seeds", "start", "processes")
@@ -122,7 +124,7 @@ def _tell(seed: int, wanted: re.Pattern[str] | None) -> int:
 
     def tell(line: str) -> None:
         if wanted.search(line) if wanted is not None else not _DULL.search(line):
-            print(line[:_LINE_CHARACTERS])
+            print(_BYTES.sub(_shorten, line)[:_LINE_CHARACTERS])
 
     options = draw_options(seed)
     try:
@@ -140,6 +142,10 @@ def _tell(seed: int, wanted: re.Pattern[str] | None) -> int:
         f"{len(outcome.violations) or 'no'} broken promises"
     )
     return 1 if outcome.violations else 0
+
+
+def _shorten(found: re.Match[str]) -> str:
+    return found[0] if len(found[2]) <= _SHORT_BYTES else "<bytes>"
 
 
 def _shrink(seed: int, into: Path) -> int:

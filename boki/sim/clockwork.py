@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from random import Random
 from typing import Any, Final
@@ -72,10 +72,11 @@ class Clockwork:
         if self.tell is not None:
             self.tell(f"{(self.now_us - START_US) / 1e6:10.6f}  {text} {detail}")
 
-    @property
-    def trace(self) -> str:
-        """A digest of all that was noted: equal for equal runs."""
+    def seal(self, rows: Iterable[bytes]) -> str:
+        """A digest of all that was noted, and of these rows: equal for equal runs."""
         self._digest_lines()
+        for row in rows:
+            self._digest.update(row + b"\n")
         return self._digest.hexdigest()
 
     def _digest_lines(self) -> None:

@@ -174,7 +174,9 @@ class Coordinator:
         # controllers write, where doubt hurts most
         doubt = 2 * self.doubt if session.role is Role.CONTROLLER else self.doubt
         if doubt and rng.random() < min(doubt, 0.8):
-            if rng.random() < 0.5:
+            is_done = rng.random() < 0.5
+            self.clock.note(f"what {session.node} asks of {NAME} is {'' if is_done else 'not '}done, and not answered")
+            if is_done:
                 self.clock.sometimes("coordinator write in doubt was done")
                 request()
             self.clock.after(int(rng.random() * 1_500_000), self.ask, session, request, answer)
@@ -219,6 +221,7 @@ class Coordinator:
 
     def change_plan(self, **changes: Any) -> None:
         """The operator wants something else."""
+        self.clock.note(f"the plan changes: {', '.join(changes)}", changes)
         self.plan = msgspec.structs.replace(self.plan, version=self.plan.version + 1, **changes)
         self._changed("plan")
         if "draining" in changes:

@@ -15,6 +15,7 @@ from math import log
 
 from boki.effects import Delete, Effect, Load, Loaded, Put, Store
 from boki.sim.clockwork import Clockwork
+from boki.sim.keys import ToldStores, told_key
 
 Then = Callable[[Sequence[Effect]], None]
 
@@ -67,7 +68,8 @@ class SimulatedDisk:
             self.on_failure()
             return
         group, self._group = self._group, []
-        self._clock.note(f"{self.name} has made {len(group)} stores durable")
+        stores = ToldStores(self.name, [store for store, _, _ in group])
+        self._clock.note(f"{self.name} has made {len(group)} stores durable:", stores)
         for store, then, _ in group:
             if store.then and life == self._life:
                 then(store.then)
@@ -135,13 +137,16 @@ class SimulatedDisk:
         if not synced:
             return False
         key = synced[rng.randrange(len(synced))]
+        what = told_key(self.name, key)
         if rng.random() < 0.3:
             self.unreadable.add(key)
+            self._clock.note(f"{self.name} cannot read any more:", what)
             return True
         value = bytearray(self._rows[key])
         at = rng.randrange(len(value))
         value[at] ^= 1 << rng.randrange(8)
         self._rows[key] = bytes(value)
+        self._clock.note(f"{self.name} has a flipped bit in byte {at} of:", what)
         return True
 
     # reading

@@ -120,6 +120,7 @@ class Faults:
             self._later(0, self._crash_and_start, node, self._some_us(10_000, 3_000_000))
             return
         slow_us = self._some_us(5_000, 100_000)
+        self._clock.note(f"the disk of {node.name} is slow for {slow_us} us, and then it dies")
         node.disk.stalled_until_us = self._clock.now_us + slow_us
         down_us = self._some_us(10_000, 300_000)
         self._later(int(slow_us * self._rng.random()), self._crash_and_start, node, down_us)
@@ -180,7 +181,6 @@ class Faults:
 
     def _pause(self) -> None:
         node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
-        self._clock.note(f"{node.name} is stopped")
         node.pause()
         self._later(self._some_us(20_000, MAX_PAUSE_US), node.resume)
 
@@ -218,15 +218,20 @@ class Faults:
     def _clock_jump(self) -> None:
         node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
         node.offset_us = self._rng.randint(-MAX_OFFSET_US, MAX_OFFSET_US)
+        self._clock.note(f"the clock of {node.name} is wrong by {node.offset_us} us")
 
     # disks
 
     def _stall(self) -> None:
         node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE)
-        node.disk.stalled_until_us = self._clock.now_us + self._some_us(10_000, 2_000_000)
+        stall_us = self._some_us(10_000, 2_000_000)
+        self._clock.note(f"the disk of {node.name} stands still for {stall_us} us")
+        node.disk.stalled_until_us = self._clock.now_us + stall_us
 
     def _fsync_error(self) -> None:
-        self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE).disk.fail_next_sync = True
+        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE)
+        self._clock.note(f"the next sync of {node.name} will fail")
+        node.disk.fail_next_sync = True
 
     def _rot(self) -> None:
         rotten = [node for node in self.victims if node.role is Role.STORAGE]
@@ -238,7 +243,9 @@ class Faults:
     def _full(self) -> None:
         node = self._pick(Role.STORAGE)
         assert isinstance(node, StorageNode)
-        node.set_room(DiskRoom(False, self._rng.random() < 0.7))
+        room = DiskRoom(False, self._rng.random() < 0.7)
+        self._clock.note(f"the disk of {node.name} is full", room)
+        node.set_room(room)
         self._later(self._some_us(50_000, 2_000_000), node.set_room, DiskRoom(True))
 
     # links

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from math import log
 from typing import Any
 
+from msgspec import Struct
+
 from boki.sim.clockwork import Clockwork
 
 
@@ -53,10 +55,15 @@ class Network:
         """Bring something to its target, or not."""
         self.sent_count += 1
         pair = (source, target)
-        if pair in self._cuts or (self._loss and self._rng.random() < self._loss):
+        if pair in self._cuts:
+            self._tell(pair, arguments, "meets a cut")
+            return
+        if self._loss and self._rng.random() < self._loss:
+            self._tell(pair, arguments, "is lost")
             return
         self._bring(pair, deliver, arguments)
         if self._repeat and self._rng.random() < self._repeat:
+            self._tell(pair, arguments, "is sent twice")
             self._bring(pair, deliver, arguments)
 
     def _bring(self, pair: tuple[str, str], deliver: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -64,6 +71,7 @@ class Network:
         delay_us = int(self._link_us * (0.3 - log(1.0 - random())))
         if self._delay and random() < self._delay:
             delay_us += int(random() ** 3 * 2_000_000)
+            self._tell(pair, arguments, "is delayed")
         if not (self._reorder and random() < self._reorder):
             arrives_us = clock.now_us + delay_us
             last_us = self._last_us.get(pair, 0)
@@ -76,3 +84,9 @@ class Network:
     def _arrive(self, pair: tuple[str, str], deliver: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if pair not in self._cuts:
             deliver(*arguments)
+        else:
+            self._tell(pair, arguments, "is cut off on its way")
+
+    def _tell(self, pair: tuple[str, str], arguments: tuple[Any, ...], what: str) -> None:
+        message = next((each for each in arguments if isinstance(each, Struct)), None)
+        self._clock.note(f"{pair[0]} > {pair[1]}: {type(message).__name__} {what}", message)

@@ -181,11 +181,13 @@ class Node:
 
     def pause(self) -> None:
         """SIGSTOP: everything waits; others see a silent node."""
+        self.clock.note(f"{self.name} is stopped")
         self.is_paused = self.is_up
 
     def resume(self) -> None:
         """SIGCONT: what has gathered comes all at once."""
         if self.is_paused:
+            self.clock.note(f"{self.name} goes on, and takes in {len(self._inbox)} messages")
             self.is_paused = False
             if self._inbox and not self._is_scheduled:
                 self._schedule()

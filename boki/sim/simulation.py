@@ -126,7 +126,7 @@ class Simulation:
             if self.options.calls:
                 self.calls.end()
         outcome.violations += [Violation("no core raises", text) for text in self.raised[:_SHOWN]]
-        outcome.trace = self.clock.trace
+        outcome.trace = self.clock.seal(self.history.to_lines())
         outcome.events = self.clock.event_count
         outcome.terms = len(self.coordinator.views)
         outcome.virtual_us = self.clock.now_us - START_US
