@@ -374,7 +374,7 @@ class Following:
                 self._saying.discard(kind.group)
                 self.upkeep.consider(logbook, line)
         elif isinstance(kind, Saved):
-            self.upkeep.saved(logbook, line, record.seqnum, kind)
+            self.upkeep.saved(logbook, line, kind)
 
     def _pass(self, record: Record) -> None:
         self._next = record.next_seqnum

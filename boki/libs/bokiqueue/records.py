@@ -38,6 +38,8 @@ RELEASE: Final = 3
 BURY: Final = 4
 REDRIVE: Final = 5
 PURGE: Final = 6
+GIVE_BACK: Final = 7
+"""Nobody has received them: pops of this very taker, and leases, can be taken again as if they had not been."""
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +95,8 @@ class Act(msgspec.Struct, frozen=True, array_like=True, tag=2):
     settles: list[Settle] = []
     fences: list[tuple[str, int, int]] = []
     """(group, position, token) of leases that are taken away if they have run out by the time of this record."""
+    kept_from: int = 0
+    """Pops of this taker by records from here on may still be given back; 0: what it was given has been received."""
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -138,6 +142,8 @@ class Saved(msgspec.Struct, frozen=True, array_like=True, tag=7):
     first: int
     floor: int
     """Nothing below this is needed by that state."""
+    grown_bytes: int = 0
+    """About so much of the stream came since the checkpoint before."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag=10):

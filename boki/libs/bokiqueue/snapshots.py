@@ -20,6 +20,14 @@ class Given(msgspec.Struct, frozen=True, array_like=True):
     settles: list[list[bool]]
 
 
+class Popped(msgspec.Struct, frozen=True, array_like=True):
+    """What a taker took for good and may give back, as long as it does not say that somebody has received it."""
+
+    group: str
+    token: int
+    deliveries: list[Delivery]
+
+
 class OpDone(msgspec.Struct, frozen=True, array_like=True):
     """What a take with an op was given."""
 
@@ -57,8 +65,9 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     settings: Settings
     groups: dict[str, GroupSnapshot]
     takers: dict[bytes, Given]
+    popped: dict[bytes, list[Popped]]
     ops: dict[str, OpDone]
-    marks: list[tuple[int, int]]
+    marks: list[tuple[int, int, int]]
     last_fence: int
     push_rate: Rate
     members: list[Member]

@@ -5,7 +5,8 @@ their times. A take is a request: the fold gives it what comes next at its place
 processes never contend for anything, and no condition is needed.
 
 **Once.** A process numbers its acts, and the fold counts each (taker, number) once: an append whose outcome is unknown
-is simply made again. What the last act of a taker was given is remembered until its next act, or for `TAKER_US`. A take
+is simply made again. What the last act of a taker was given is remembered until its next act, or for `TAKER_US`, and
+what it has taken for good and nobody has received yet for as long as it says so: that can be given back. A take
 with an `op` of its own is remembered for `OP_US`: whoever repeats it, also from another process, is given the same
 messages, and they are not trimmed until then.
 
@@ -30,6 +31,7 @@ from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
     EXTEND,
+    GIVE_BACK,
     NACK,
     PURGE,
     REDRIVE,
@@ -50,7 +52,7 @@ from boki.libs.bokiqueue.records import (
     ends_leases,
 )
 from boki.libs.bokiqueue.snapshots import Given as Given
-from boki.libs.bokiqueue.snapshots import GroupSnapshot, Member, OpDone, Snapshot
+from boki.libs.bokiqueue.snapshots import GroupSnapshot, Member, OpDone, Popped, Snapshot
 
 TAKER_US: Final = 15 * 60 * 1_000_000
 """A process that has acted for so long is forgotten, with what its last act was given."""
@@ -58,6 +60,8 @@ OP_US: Final = 3_600 * 1_000_000
 """So long a take with an op of its own can be repeated."""
 MAX_OPS: Final = 10_000
 """Remembered at most; the oldest go first."""
+MAX_POPPED: Final = 100_000
+"""Messages that one taker may still give back, about; the oldest go first."""
 MAX_MARKS: Final = 1_000
 """Points in the retained past that are told apart."""
 DEFAULT_GROUP: Final = ""
@@ -76,9 +80,10 @@ class ShardState:
         self.backlog = Backlog()
         self.groups: dict[str, Group] = {}
         self.takers: dict[bytes, Given] = {}
+        self.popped: dict[bytes, list[Popped]] = {}
         self.ops: dict[str, OpDone] = {}
-        self.marks: list[tuple[int, int]] = []
-        """(time, seqnum) of checkpoints, for what is retained."""
+        self.marks: list[tuple[int, int, int]] = []
+        """(time, seqnum, bytes of the stream before it) of checkpoints: for what is retained, and what is carried."""
         self.last_fence = 0
         self.push_rate = Rate()
         self.members: dict[tuple[str, bytes], Member] = {}
@@ -109,6 +114,7 @@ class ShardState:
                 self._open(seqnum, time_us, record)
             case DropGroup():
                 self.groups.pop(record.group, None)
+                self._forget_popped(record.group)
                 self.last_fence = seqnum
                 self._forget_passed()
             case Saved():
@@ -132,8 +138,17 @@ class ShardState:
             self.takers[act.taker] = last
             return None
         self._fence(time_us, act.fences)
-        settles = [self._settle(settle, time_us, last) for settle in act.settles]
+        popped = self.popped.pop(act.taker, [])
+        popped = [one for one in popped if one.token >= act.kept_from] if act.kept_from else []
+        settles = [self._settle(settle, time_us, popped) for settle in act.settles]
         takes = [self._take(seqnum, time_us, take) for take in act.takes]
+        popped += [
+            Popped(take.group, seqnum, deliveries)
+            for take, deliveries in zip(act.takes, takes, strict=True)
+            if deliveries and not take.lease_us and not take.op
+        ]
+        if popped:
+            self.popped[act.taker] = _bounded(popped)
         given = Given(act.number, time_us, takes, settles)
         self.takers[act.taker] = given  # at the end: the dictionary is in the order of last acts
         self._forget_passed()
@@ -157,19 +172,20 @@ class ShardState:
             self.ops[op] = OpDone(time_us, deliveries)
         return deliveries
 
-    def _settle(self, settle: Settle, time_us: int, last: Given | None) -> list[bool]:
+    def _settle(self, settle: Settle, time_us: int, popped: list[Popped]) -> list[bool]:
         group = self.groups.get(settle.group)
         if group is None:
             return [False] * len(settle.messages)
         if settle.verb in (REDRIVE, PURGE):
             change = group.redrive if settle.verb == REDRIVE else group.purge
             return [change(pos) for pos, _ in settle.messages]
-        return [self._settle_one(group, settle, pos, token, time_us, last) for pos, token in settle.messages]
+        back = _put_back(group, settle, popped) if settle.verb == GIVE_BACK else set()
+        return [one in back or self._settle_one(group, settle, *one, time_us) for one in settle.messages]
 
-    def _settle_one(self, group: Group, settle: Settle, pos: int, token: int, time_us: int, last: Given | None) -> bool:
+    def _settle_one(self, group: Group, settle: Settle, pos: int, token: int, time_us: int) -> bool:
         aside = group.leased(pos, token)
         if aside is None or aside.due_us <= time_us:
-            return settle.verb == RELEASE and aside is None and _put_back(group, pos, token, last)
+            return False
         verb = settle.verb
         if verb == ACK:
             group.ack(pos, time_us)
@@ -177,7 +193,7 @@ class ShardState:
             self._nack(group, pos, aside, time_us + settle.span_us, time_us, settle.reason)
         elif verb == EXTEND:
             group.extend(pos, time_us + settle.span_us)
-        elif verb == RELEASE:
+        elif verb in (RELEASE, GIVE_BACK):
             group.nack(pos, 0, time_us, is_counted=False)
         elif verb == BURY:
             group.bury(pos, settle.reason, time_us)
@@ -209,6 +225,7 @@ class ShardState:
     def _open(self, seqnum: int, time_us: int, record: OpenGroup) -> None:
         if record.is_anew:
             self.last_fence = seqnum
+            self._forget_popped(record.group)
         elif record.group in self.groups:
             return
         cursor = self.backlog.next_pos
@@ -238,7 +255,8 @@ class ShardState:
             self.ops[op] = OpDone(done.time_us, [_moved(one, moved) for one in done.deliveries])
 
     def _saved(self, seqnum: int, time_us: int, saved: Saved) -> None:
-        self.marks.append((time_us, seqnum))
+        before = self.marks[-1][2] if self.marks else 0
+        self.marks.append((time_us, seqnum, before + saved.grown_bytes))
         self.floor = max(self.floor, min(saved.floor, self.needed_floor(time_us)))
         while len(self.marks) > 1 and self.marks[1][1] <= self.floor:
             del self.marks[0]
@@ -261,11 +279,17 @@ class ShardState:
             if given.time_us > time_us - TAKER_US:
                 break
             del self.takers[taker]
+            self.popped.pop(taker, None)
         while self.ops:
             op, done = next(iter(self.ops.items()))
             if done.time_us > time_us - OP_US and len(self.ops) <= MAX_OPS:
                 break
             del self.ops[op]
+
+    def _forget_popped(self, group: str) -> None:
+        """It begins anew or is no more: what was taken from it is nothing to it now."""
+        for taker, popped in list(self.popped.items()):
+            self.popped[taker] = [one for one in popped if one.group != group]
 
     # History: a group that begins before what is kept here
 
@@ -308,12 +332,12 @@ class ShardState:
         floor = self._resume()[0]
         for spot in self.lingering().values():
             floor = min(floor, spot.place[0])
-        for given in self.takers.values():
-            for deliveries in given.takes:
-                for one in deliveries or ():
-                    floor = min(floor, one.spot.place[0])
+        last = [deliveries or [] for given in self.takers.values() for deliveries in given.takes]
+        for deliveries in (*last, *(one.deliveries for popped in self.popped.values() for one in popped)):
+            for one in deliveries:
+                floor = min(floor, one.spot.place[0])
         if self.settings.retain_us:
-            kept = [seqnum for mark_us, seqnum in self.marks if mark_us <= time_us - self.settings.retain_us]
+            kept = [seqnum for mark_us, seqnum, _ in self.marks if mark_us <= time_us - self.settings.retain_us]
             floor = min(floor, kept[-1] if kept else self.floor)
         return floor
 
@@ -340,6 +364,7 @@ class ShardState:
             self.settings,
             groups,
             self.takers,
+            self.popped,
             self.ops,
             self.marks,
             self.last_fence,
@@ -358,7 +383,8 @@ class ShardState:
             group = state.groups[name] = Group.restored(saved.cursor, saved.aside)
             group.is_dry, group.rate = saved.is_dry, saved.rate
             group.done_count, group.expired_count = saved.done_count, saved.expired_count
-        state.takers, state.ops, state.marks = snapshot.takers, snapshot.ops, snapshot.marks
+        state.takers, state.popped = snapshot.takers, snapshot.popped
+        state.ops, state.marks = snapshot.ops, snapshot.marks
         state.last_fence, state.push_rate = snapshot.last_fence, snapshot.push_rate
         state.members = {(member.group, member.taker): member for member in snapshot.members}
         return state
@@ -405,14 +431,29 @@ class ShardState:
         return 0 if group.is_dry else self.backlog.next_pos - group.cursor + group.back_count
 
 
-def _put_back(group: Group, pos: int, token: int, last: Given | None) -> bool:
-    """What the taker's last act took for good, and nobody was given, can be taken again."""
-    for deliveries in last.takes if last is not None else ():
-        for one in deliveries or ():
-            if one.spot.pos == pos and one.token == token and not one.until_us and pos not in group.aside:
-                group.put_back(one.spot)
-                return True
-    return False
+def _put_back(group: Group, settle: Settle, popped: list[Popped]) -> set[tuple[int, int]]:
+    """What the taker took for good, and nobody has received, can be taken again; it can give it back only once."""
+    wanted = set(settle.messages)
+    back = set()
+    for index, one in enumerate(popped):
+        if one.group == settle.group:
+            kept = [delivery for delivery in one.deliveries if (delivery.spot.pos, one.token) not in wanted]
+            if len(kept) < len(one.deliveries):
+                for delivery in one.deliveries:
+                    if (delivery.spot.pos, one.token) in wanted:
+                        group.put_back(delivery.spot)
+                        back.add((delivery.spot.pos, one.token))
+                popped[index] = Popped(one.group, one.token, kept)
+    return back
+
+
+def _bounded(popped: list[Popped]) -> list[Popped]:
+    count = 0
+    for index in range(len(popped) - 1, -1, -1):
+        count += len(popped[index].deliveries)
+        if count > MAX_POPPED and index < len(popped) - 1:
+            return popped[index + 1 :]
+    return popped
 
 
 def _carried(spot: Spot, place: tuple[int, int]) -> Spot:

@@ -7,7 +7,6 @@ that do it at once do no harm: both append under a condition on the checkpoint's
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -39,10 +38,8 @@ class Upkeep:
     def __init__(self, queue: Following, save_records: int | None = None) -> None:
         self._queue = queue
         self._save_records = save_records
-        self._mine: set[int] = set()
-        self._passed: dict[int, deque[tuple[int, int]]] = {}
-        """By shard: (record, bytes of the stream before it since this process follows it), at checkpoints."""
-        self._bytes: dict[int, int] = {}
+        self._mine: dict[int, int] = {}
+        """By shard, where the last checkpoint of this process begins, if the fold has not come to it."""
         self._feed_bytes = 0
 
     def consider(self, logbook: LogBook, line: Line) -> None:
@@ -57,7 +54,7 @@ class Upkeep:
         state = line.state
         floor = state.needed_floor(state.time_us)
         data = msgspec.msgpack.encode(state.snapshot())  # now: the state goes on at the next await
-        covers = state.at
+        covers, grown_bytes = state.at, line.saved_bytes
         tag = records.checkpoint_tag(self._queue.queue, line.shard)
         tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
         try:
@@ -70,8 +67,8 @@ class Upkeep:
                 part = records.encode(Part(line.shard, data[start : start + PART_BYTES]))
                 last = await logbook.append(part, [tag], when=Expect(tag, last))
                 first = first or last
-            self._mine.add(first)
-            saved = records.encode(Saved(line.shard, covers, first, floor))
+            self._mine[line.shard] = first
+            saved = records.encode(Saved(line.shard, covers, first, floor, grown_bytes))
             await logbook.append(saved, (*tags, tag), when=Expect(tag, last))
         except ConditionFailed:
             pass  # another process was quicker
@@ -80,14 +77,11 @@ class Upkeep:
         finally:
             line.is_saving = False
 
-    def saved(self, logbook: LogBook, line: Line, seqnum: int, saved: Saved) -> None:
+    def saved(self, logbook: LogBook, line: Line, saved: Saved) -> None:
         """The fold has come to a checkpoint: trim, if it is one of ours."""
-        passed = self._passed.setdefault(line.shard, deque(maxlen=1_000))
-        self._bytes[line.shard] = self._bytes.get(line.shard, 0) + line.saved_bytes
-        passed.append((seqnum, self._bytes[line.shard]))
         line.saved_records = line.saved_bytes = 0
-        if saved.first in self._mine:
-            self._mine.discard(saved.first)
+        if self._mine.get(line.shard) == saved.first:
+            del self._mine[line.shard]
             self._queue.spawn(self._trim(logbook, line, saved))
 
     async def _trim(self, logbook: LogBook, line: Line, saved: Saved) -> None:
@@ -119,16 +113,16 @@ class Upkeep:
     def _is_worth_carrying(self, line: Line, floor: int) -> bool:
         """Whether the stream between what lingers and what is new is long enough to be worth a copy."""
         lingering = line.state.lingering()
-        passed = self._passed.get(line.shard)
-        if not lingering or not passed or floor >= passed[-1][0]:
+        marks = line.state.marks
+        if not lingering or not marks or floor >= marks[-1][1]:
             return False
-        before = next((bytes_before for seqnum, bytes_before in passed if seqnum >= floor), 0)
-        between = self._bytes.get(line.shard, 0) + line.saved_bytes - before
+        before = next(bytes_before for _, seqnum, bytes_before in marks if seqnum >= floor)
+        between = marks[-1][2] + line.saved_bytes - before
         return between >= max(SAVE_BYTES, CARRY_WORTH * 1_000 * len(lingering))
 
     async def _carry(self, logbook: LogBook, line: Line) -> None:
         """Append messages anew that stand before the last checkpoint."""
-        newest = self._passed[line.shard][-1][0]
+        newest = line.state.marks[-1][1]
         spots = [spot for spot in line.state.lingering().values() if spot.place[0] < newest]
         tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
         for some in _batches(spots, 100):
