@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound, WrongType
 from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.checkpoints import newest_settings
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.groups import DEAD, LEASED, WAITING, Delivery, Spot
 from boki.libs.bokiqueue.messages import Message
@@ -93,14 +95,11 @@ class Administration(Generic[T]):
     async def read_settings(self) -> Settings | None:
         """The queue's settings; None if there is no such queue."""
         if self._settings is None or asyncio.get_running_loop().time() - self._settings_read_at > SETTINGS_S:
-            record = await self.logbook.check_tail(records.settings_tag(self.name))
-            if record is None:
-                record = await self.logbook.check_tail(records.settings_tag(self.name), fresh=True)
-            if record is not None:
-                kind = records.decode(record.data)
-                assert isinstance(kind, Setup), "the tag's records are of that kind"
-                self._settings = kind.settings
-                self._settings_read_at = asyncio.get_running_loop().time()
+            _, found = await newest_settings(self.logbook, self.name)
+            if found is None:
+                _, found = await newest_settings(self.logbook, self.name, fresh=True)
+            if found is not None:
+                self._settings, self._settings_read_at = found, asyncio.get_running_loop().time()
         return self._settings
 
     async def create(
@@ -114,20 +113,16 @@ class Administration(Generic[T]):
         `retain_s`: how long messages that all groups have done can still be replayed.
         """
         settings = _settings(shards, max_deliveries, max_length, retain_s)
-        return await self._set_up(settings, 0)
+        return await self._set_up(settings)
 
     async def configure(
         self, *, max_deliveries: int | None = None, max_length: int | None = None, retain_s: float | None = None
     ) -> Settings:
         """Change what is given; see `create`. Processes that only push notice it within a second."""
         while True:
-            tag = records.settings_tag(self.name)
-            record = await self.logbook.check_tail(tag, fresh=True)
-            if record is None:
+            last, old = await newest_settings(self.logbook, self.name, fresh=True)
+            if old is None:
                 raise no_such_queue(self.name, self.logbook.name)
-            setup = records.decode(record.data)
-            assert isinstance(setup, Setup)
-            old = setup.settings
             settings = _settings(
                 old.shards,
                 old.max_deliveries if max_deliveries is None else max_deliveries,
@@ -135,19 +130,18 @@ class Administration(Generic[T]):
                 old.retain_us / 1e6 if retain_s is None else retain_s,
             )
             try:
-                return await self._append_settings(settings, record.seqnum)
+                return await self._append_settings(settings, last)
             except ConditionFailed:
                 continue
 
-    async def _set_up(self, settings: Settings, last_seqnum: int) -> Settings:
+    async def _set_up(self, settings: Settings) -> Settings:
         known = await self.read_settings()
-        if known is None:
-            try:
-                return await self._append_settings(settings, last_seqnum)
-            except ConditionFailed:
-                await self.logbook.sync()
-                known = await self.read_settings()
-                assert known is not None, "somebody else has just created it"
+        while known is None:
+            last, known = await newest_settings(self.logbook, self.name, fresh=True)
+            if known is None:
+                with suppress(ConditionFailed):  # somebody else has just created it
+                    return await self._append_settings(settings, last)
+            self._settings = known
         if known.shards != settings.shards:
             if settings.shards == 1:
                 return known
@@ -311,7 +305,8 @@ async def queue_names(logbook: LogBook) -> list[str]:
     start = 0
     while (page := await logbook.read(records.QUEUES_TAG, start=start)).records:
         prefix = f"{records.QUEUES_TAG}:"
-        names |= {tag.removeprefix(prefix) for one in page.records for tag in one.tags if tag.startswith(prefix)}
+        own = [one for one in page.records if records.is_own(one.data)]
+        names |= {tag.removeprefix(prefix) for one in own for tag in one.tags if tag.startswith(prefix)}
         start = page.next_start
     return sorted(names)
 

@@ -1,37 +1,96 @@
-"""Where a process begins: the newest checkpoint of a shard."""
+"""What is read besides what comes: a queue's settings, the newest checkpoint of a shard, pushes that were passed."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 import msgspec
 
-from boki import LogBook, NotFound, Trimmed
+from boki import CorruptData, LogBook, NotFound, Record, Trimmed, Unavailable
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.records import Kind, Part, Saved
+from boki.libs.bokiqueue.records import Part, Push, Saved, Settings, Setup
 from boki.libs.bokiqueue.snapshots import Snapshot
 from boki.libs.bokiqueue.state import ShardState
+
+TRIES: Final = 20
+"""So often a newer checkpoint may take the place of the one that is being read."""
+PAUSE_S: Final = 0.02
+_PAGE_RECORDS: Final = 1_000
 
 
 async def newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
     """The state of the newest checkpoint, and where to read on; an empty one from the beginning if there is none."""
-    tag = records.checkpoint_tag(queue, shard)
-    while True:
+    for tries in range(TRIES):
         try:
-            record = await logbook.check_tail(tag)
-            saved: Kind | None = None if record is None else records.decode(record.data)
-            while record is not None and not isinstance(saved, Saved):
-                record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
-                saved = None if record is None else records.decode(record.data)
-            if record is None or not isinstance(saved, Saved):
-                return ShardState(shard), 0
-            parts: list[bytes] = []
-            start = saved.first
-            while start < record.seqnum:
-                page = await logbook.read(tag, start=start, stop=record.seqnum)
-                parts += [part.data for one in page.records if isinstance(part := records.decode(one.data), Part)]
-                if page.first_seqnum > saved.first:
-                    raise Trimmed("a newer checkpoint has taken its place")
-                start = page.next_start if page.records else record.seqnum
-            snapshot = msgspec.msgpack.decode(b"".join(parts), type=Snapshot)
-            return ShardState.restored(shard, snapshot), snapshot.resume
+            return await _newest_state(logbook, queue, shard)
         except (Trimmed, NotFound):
-            continue
+            await asyncio.sleep(PAUSE_S * tries)
+    raise Unavailable(
+        f"checkpoints of queue {queue!r} are written faster than this process reads them: try again", queue=queue
+    )
+
+
+async def _newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
+    tag = records.checkpoint_tag(queue, shard)
+    found = await _last_saved(logbook, tag)
+    if found is None:
+        return ShardState(shard), 0
+    record, saved = found
+    parts: list[bytes] = []
+    start = saved.first
+    while start < record.seqnum:
+        page = await logbook.read(tag, start=start, stop=record.seqnum)
+        if page.first_seqnum > saved.first:
+            raise Trimmed("a newer checkpoint has taken its place")
+        parts += [part.data for one in page.records if isinstance(part := records.decode_own(one.data), Part)]
+        start = page.next_start if page.records else record.seqnum
+    try:
+        snapshot = msgspec.msgpack.decode(b"".join(parts), type=Snapshot)
+    except msgspec.DecodeError as error:
+        raise CorruptData(
+            f"the checkpoint of queue {queue!r} in the {len(parts)} records under tag {tag!r} from {saved.first} to "
+            f"{record.seqnum} cannot be read: {error}"
+        ) from None
+    return ShardState.restored(shard, snapshot), snapshot.resume
+
+
+async def _last_saved(logbook: LogBook, tag: str) -> tuple[Record, Saved] | None:
+    record = await logbook.check_tail(tag)
+    while record is not None:
+        kind = records.decode_own(record.data)
+        if isinstance(kind, Saved):
+            return record, kind
+        record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
+    return None
+
+
+async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) -> tuple[int, Settings | None]:
+    """The last record of the settings' tag, 0 if there is none, and the queue's settings, None if there are none."""
+    tag = records.settings_tag(queue)
+    record = await logbook.check_tail(tag, fresh=fresh)
+    last = 0 if record is None else record.seqnum
+    while record is not None:
+        kind = records.decode_own(record.data)
+        if isinstance(kind, Setup):
+            return last, kind.settings
+        record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
+    return last, None
+
+
+async def pushes_between(
+    logbook: LogBook, queue: str, shard: int, start: int, stop: int
+) -> list[tuple[int, int, Push]]:
+    """The pushes (seqnum, time, record) in a part of the stream that was passed before."""
+    tag = records.stream_tag(queue, shard)
+    pushes = []
+    while start < stop:
+        page = await logbook.read(tag, start=start, stop=stop, limit=_PAGE_RECORDS)
+        for record in page.records:
+            kind = records.decode_own(record.data)
+            if isinstance(kind, Push):
+                pushes.append((record.seqnum, record.time, kind))
+        if not page.records:
+            break
+        start = page.next_start
+    return pushes

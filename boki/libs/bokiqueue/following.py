@@ -10,6 +10,7 @@ Waits are measured by the event loop's clock, or by what the log itself has wait
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterable
 from secrets import token_bytes
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 from boki import BokiError, LogBook, Record
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.bodies import Bodies, BodyStore
-from boki.libs.bokiqueue.checkpoints import newest_state
+from boki.libs.bokiqueue.checkpoints import newest_state, pushes_between
 from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settlement, Waiter, Want
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.membership import MEMBER_US, next_change_us, present, share
@@ -26,6 +27,8 @@ from boki.libs.bokiqueue.refusals import no_such_group
 from boki.libs.bokiqueue.snapshots import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
 from boki.libs.bokiqueue.ways import way_of
+
+_log = logging.getLogger("boki.queue")
 
 PAGE_RECORDS: Final = 1_000
 LONG_WAIT_S: Final = 3_600.0
@@ -274,36 +277,6 @@ class Following:
         """Until something happens to the queue, or so long."""
         await self.wait(logbook, Arrival(self._next, wait_s, self.clocks()))
 
-    def _bind(self, logbook: LogBook) -> None:
-        """Those who wait take from the shards that are dealt to this process; say that it is there."""
-        waiting = [one for one in self.waiters if isinstance(one, Want) and one.patience_s is not None and not one.op]
-        now_us = self.log_time_us()
-        self._look_again_us = 0
-        for group in dict.fromkeys(want.group for want in waiting if not want.is_done):
-            members = present(self.lines[0].state.members, group, now_us)
-            shards = share(members, self.taker, self.shards)
-            for want in waiting:
-                if want.group == group:
-                    want.lines = shards
-            mine = [member for member in members if member.taker == self.taker]
-            if not mine or mine[0].until_us - now_us < self._member_us // 2:
-                self._say(logbook, group)
-            else:
-                due_us = next_change_us(members, self.taker, now_us, self._member_us // 2)
-                self._look_again_us = min(self._look_again_us or due_us, due_us)
-
-    def _say(self, logbook: LogBook, group: str) -> None:
-        if group not in self._saying:
-            self._saying.add(group)
-            self.spawn(self._append_join(logbook, group))
-
-    async def _append_join(self, logbook: LogBook, group: str) -> None:
-        join = records.Join(0, group, self.taker, self._member_us)
-        try:
-            await logbook.append(records.encode(join), records.record_tags(self.queue, 0, self.shards))
-        except BokiError:
-            self._saying.discard(group)  # then without being dealt shards: nothing depends on it
-
     def next_shard(self) -> int:
         """Where the next push goes: in turn, each process from another start."""
         self._pushed += 1
@@ -347,15 +320,17 @@ class Following:
         return True
 
     async def _fold(self, logbook: LogBook, record: Record) -> None:
-        kind = records.decode(record.data)
-        if kind.shard >= self.shards or record.seqnum < self.lines[kind.shard].resume:
+        kind = records.decode_own(record.data)
+        if kind is None:
+            _log.warning("record %d of queue %s is a stranger's, and is passed by", record.seqnum, self.queue)
+        if kind is None or kind.shard >= self.shards or record.seqnum < self.lines[kind.shard].resume:
             self._pass(record)
             return
         line = self.lines[kind.shard]
         state = line.state
         history = state.history_for(kind) if record.seqnum > state.at else None
         if history is not None:  # if this fails the record is read again: it has not been passed yet
-            state.put_before(await self._history(logbook, line, *history))
+            state.put_before(await pushes_between(logbook, self.queue, line.shard, *history))
         self._pass(record)
         given = state.apply(record.seqnum, record.time, kind)
         line.saved_records += 1
@@ -379,21 +354,6 @@ class Following:
     def _pass(self, record: Record) -> None:
         self._next = record.next_seqnum
         self._time_us = max(self._time_us, record.time)
-
-    async def _history(self, logbook: LogBook, line: Line, start: int, stop: int) -> list[tuple[int, int, Push]]:
-        """The pushes in a part of the stream that was passed before."""
-        tag = records.stream_tag(self.queue, line.shard)
-        pushes = []
-        while start < stop:
-            page = await logbook.read(tag, start=start, stop=stop, limit=PAGE_RECORDS)
-            for record in page.records:
-                kind = records.decode(record.data)
-                if isinstance(kind, Push):
-                    pushes.append((record.seqnum, record.time, kind))
-            if not page.records:
-                break
-            start = page.next_start
-        return pushes
 
     # Serving
 

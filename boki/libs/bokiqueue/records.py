@@ -1,7 +1,8 @@
 """What a queue writes into its LogBook: the records, their tags, and how both are spelled.
 
 A record is one byte of version and a MessagePack array whose first item says which kind it is. Messages stand in it as
-they are; a record of `push_many` holds many. What is newer than this code is refused by name (`VersionTooNew`).
+they are; a record of `push_many` holds many. What is newer than this code is refused by name (`VersionTooNew`). What
+does not even begin so is a stranger's, since anybody may append under any tag: all processes pass it by.
 
 Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 
@@ -176,6 +177,9 @@ Kind = Push | Act | Done | Setup | OpenGroup | DropGroup | Saved | Part | Carry 
 _DECODER: Final[msgspec.msgpack.Decoder[Kind]] = msgspec.msgpack.Decoder(Kind)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _PREFIX: Final = bytes([VERSION])
+_LAST_VERSION: Final = 31
+_ARRAYS: Final = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
+"""How an array begins in MessagePack. No text has one of these bytes behind a control character."""
 
 
 def encode(record: Kind) -> bytes:
@@ -183,10 +187,15 @@ def encode(record: Kind) -> bytes:
     return _PREFIX + _ENCODER.encode(record)
 
 
+def is_own(data: bytes) -> bool:
+    """Whether the queue library wrote this, of whatever version."""
+    return len(data) > 1 and 0 < data[0] <= _LAST_VERSION and data[1] in _ARRAYS
+
+
 def decode(data: bytes) -> Kind:
     """The record; `VersionTooNew`, or `CorruptData` if it is none."""
     if data[:1] != _PREFIX:
-        if data and data[0] > VERSION:
+        if is_own(data) and data[0] > VERSION:
             raise VersionTooNew(
                 f"a queue record has format {data[0]}, and this Boki reads formats up to {VERSION}: update it"
             )
@@ -195,6 +204,11 @@ def decode(data: bytes) -> Kind:
         return _DECODER.decode(memoryview(data)[1:])
     except msgspec.DecodeError as error:
         raise CorruptData(f"a queue record cannot be read: {error}") from None
+
+
+def decode_own(data: bytes) -> Kind | None:
+    """The record; None if a stranger wrote it. Otherwise as `decode`."""
+    return decode(data) if is_own(data) else None
 
 
 def ends_leases(record: Kind) -> bool:

@@ -31,6 +31,7 @@ from boki.libs.bokiqueue.records import (
     Setup,
     Take,
     decode,
+    decode_own,
     encode,
 )
 from boki.libs.bokiqueue.snapshots import Given, Snapshot
@@ -383,6 +384,8 @@ def test_records_of_strangers_and_of_later_versions_are_refused_by_name() -> Non
     for data in (b"", b"\x00", b"\x01\x93junk", b"\x01" + msgspec.msgpack.encode([99, 0])):
         with pytest.raises(CorruptData):
             decode(data)
+    for stranger in (b"", b"\x01", b"hello", "grüß".encode(), b"{}", b"\x80\x04pickle", msgspec.msgpack.encode([1, 2])):
+        assert decode_own(stranger) is None
 
 
 def test_records_keep_their_form() -> None:

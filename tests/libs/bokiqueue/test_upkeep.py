@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import msgspec
 import pytest
 
-from boki.libs.bokiqueue import Queue, upkeep
+from boki import CorruptData, Trimmed, Unavailable
+from boki.libs.bokiqueue import Queue, checkpoints, records, upkeep
+from boki.log.operations import Answer, Operation, Read
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -34,3 +38,58 @@ async def test_processes_that_live_shortly_carry_what_lingers(monkeypatch: pytes
     late = await Queue[bytes](Process(port).logbook(), "q").pop()
     assert late is not None
     assert late.data == b"in a year"
+
+
+@asynchronous
+async def test_what_strangers_append_under_a_queues_tags_is_passed_by() -> None:
+    """Anybody may append under any tag: the queue goes on, in processes that follow it and in new ones."""
+    port = MemoryPort()
+    follows: Queue[int] = Queue(Process(port).logbook(), "q")
+    await follows.logbook.append(b"hello", ["!qs:q", "!qc:q:0", "!q:q:0", "!queues", "!queues:q"])
+    await follows.push(1)
+    assert (await follows.stats()).depth == 1
+    for tag in ("!q:q:0", "!qs:q", "!qc:q:0"):
+        await follows.logbook.append(b"hello", [tag])
+    await follows.push(2)
+    begins: Queue[int] = Queue(Process(port).logbook(), "q")
+    first = await follows.lease()
+    assert first is not None
+    async with follows.process(first) as out:
+        out.append(b"done")
+    second = await begins.pop()
+    assert second is not None
+    assert (first.value, second.value) == (1, 2)
+    assert (await begins.configure(max_deliveries=3)).max_deliveries == 3
+
+
+class Unlucky(Process):
+    """Whenever it has found the newest checkpoint, somebody trims it away."""
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Read) and operation.tag == "!qc:q:0" and operation.limit > 1:
+            raise Trimmed("a newer one has taken its place")
+        return await super().request(operation, positions, timeout_s)
+
+
+@asynchronous
+async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not try for ever; nor is a checkpoint that lacks a part taken for a whole one."""
+    monkeypatch.setattr(upkeep, "SAVE_RECORDS", 5)
+    monkeypatch.setattr(checkpoints, "PAUSE_S", 0.0)
+    port = MemoryPort()
+    queue: Queue[int] = Queue(Process(port).logbook(), "q")
+    for number in range(10):
+        await queue.push(number)
+        await queue.pop()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="try again"):
+        await Queue[int](Unlucky(port).logbook(), "q").stats()
+    tail = await queue.logbook.check_tail("!qc:q:0")
+    assert tail is not None
+    saved = records.decode(tail.data)
+    assert isinstance(saved, records.Saved)
+    torn = msgspec.structs.replace(saved, first=tail.seqnum)
+    await queue.logbook.append(records.encode(torn), ["!qc:q:0"])
+    with pytest.raises(CorruptData, match="the checkpoint of queue 'q'"):
+        await Queue[int](Process(port).logbook(), "q").stats()
