@@ -24,6 +24,7 @@ from boki.libs.bokiqueue.refusals import (
     check_span,
     no_such_group,
     no_such_queue,
+    shown,
 )
 from boki.libs.bokiqueue.state import ShardState
 
@@ -336,7 +337,9 @@ def _time_us(time_s: object) -> int:
             f"start_time_s must be seconds since the epoch, not {type(time_s).__name__}", field="start_time_s"
         )
     if not 0 <= time_s < 1e11:
-        raise InvalidArgument(f"start_time_s must be seconds since the epoch, not {time_s}", field="start_time_s")
+        raise InvalidArgument(
+            f"start_time_s must be seconds since the epoch, not {shown(time_s)}", field="start_time_s"
+        )
     return round(time_s * 1e6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -23,14 +24,31 @@ def encode_body(value: object) -> tuple[int, bytes]:
     """A value as a body, and the form that it has: bytes and text as they are, all else as JSON."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return BYTES, check_size(bytes(value))
-    if isinstance(value, str):
-        return TEXT, check_size(value.encode())
     try:
-        return JSON, check_size(_ENCODER.encode(value))
+        if isinstance(value, str):
+            return TEXT, check_size(value.encode())
+        body = check_size(_ENCODER.encode(value))
+        if b"null" in body and not _is_finite(value):
+            raise ValueError("JSON has no NaN and no infinity")
+        return JSON, body
     except (TypeError, ValueError, RecursionError) as error:
         raise WrongType(
             f"a message must be bytes, text or what JSON can say, not {type(value).__name__}: {error}", field="body"
         ) from None
+
+
+def _is_finite(value: object) -> bool:
+    """Whether all numbers in what JSON can say are finite: else they would become null without a word."""
+    parts = [msgspec.to_builtins(value)]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            return False
+        if isinstance(part, dict):
+            parts += part.values()
+        elif isinstance(part, (list, tuple, set, frozenset)):
+            parts += part
+    return True
 
 
 class Message(Generic[T]):

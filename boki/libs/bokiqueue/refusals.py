@@ -11,9 +11,10 @@ BokiError
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Final
+
+import msgspec
 
 from boki import BokiError, InvalidArgument, NotFound, Overloaded, TooLarge, WrongType
 
@@ -24,7 +25,8 @@ MAX_MESSAGE_BYTES: Final = 1_000_000
 MAX_BATCH: Final = 10_000
 MAX_SHARDS: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_UNFIT: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and what is no character at all: UTF-8 cannot say it."""
 
 
 class NoSuchQueue(NotFound):
@@ -62,6 +64,11 @@ def no_such_group(name: str, group: str) -> NoSuchGroup:
     return NoSuchGroup(f"queue {name!r} has no group {group!r}: create it with create_group", queue=name, group=group)
 
 
+def uncertain(error: BokiError) -> BokiError:
+    """The error, for somebody whose request may have been carried out all the same."""
+    return BokiError.from_body(msgspec.structs.replace(error.body(), outcome="unknown"))
+
+
 def check_queue(name: object) -> str:
     """`name`, if it may name a queue."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -86,18 +93,27 @@ def check_key(key: object, field: str) -> str:
     """`key`, if it may be a group key, an op or a de-duplication key."""
     if not isinstance(key, str):
         raise WrongType(f"{field} must be a str, not {type(key).__name__}: write {field}=str(...)", field=field)
-    if not 0 < len(key) <= 100 or _CONTROL.search(key):
-        raise InvalidArgument(f"{field} must be 1 to 100 characters, no control characters: {key!r:.60}", field=field)
+    if not 0 < len(key) <= 100 or _UNFIT.search(key):
+        raise InvalidArgument(
+            f"{field} must be 1 to 100 characters, no control characters, and be text: {key!r:.60}", field=field
+        )
     return key
+
+
+def shown(number: object) -> str:
+    """A number for a message: one of thousands of digits is not spelled."""
+    if isinstance(number, int):
+        return f"{number:,}" if abs(number) < 1 << 64 else "a number that is far too large"
+    return str(number)
 
 
 def check_span(value: object, field: str, *, least_s: float = 0.0) -> int:
     """A span of time in microseconds, from seconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise WrongType(f"{field} must be a number of seconds, not {type(value).__name__}", field=field)
-    if not math.isfinite(value) or not least_s <= value <= MAX_DELAY_S:
+    if not least_s <= value <= MAX_DELAY_S:
         raise InvalidArgument(
-            f"{field} must be {least_s:g} to {MAX_DELAY_S:,.0f} seconds (a year), not {value}", field=field
+            f"{field} must be {least_s:g} to {MAX_DELAY_S:,.0f} seconds (a year), not {shown(value)}", field=field
         )
     return round(value * 1e6)
 
@@ -107,7 +123,7 @@ def check_count(value: object, field: str, most: int = MAX_BATCH, *, least: int 
     if type(value) is not int:
         raise WrongType(f"{field} must be an int, not {type(value).__name__}", field=field)
     if not least <= value <= most:
-        raise InvalidArgument(f"{field} must be {least:,} to {most:,}, not {value:,}", field=field)
+        raise InvalidArgument(f"{field} must be {least:,} to {most:,}, not {shown(value)}", field=field)
     return value
 
 

@@ -13,13 +13,13 @@ from tests.libs.bokiqueue.running import asynchronous
 KB = 1_000
 
 
-async def filled(ctx: boki.testing.Context, name: str, count: int, **options: float) -> Queue[bytes]:
+async def filled(ctx: boki.testing.Context, name: str, count: int, ttl_s: float = 0) -> Queue[bytes]:
     """A queue that this process follows, with so many messages of 1 kB."""
     queue: Queue[bytes] = Queue(ctx.logbook, name)
     await queue.create()
     await queue.pop()
     for _ in range(count):
-        await queue.push(b"x" * KB, **options)
+        await queue.push(b"x" * KB, ttl_s=ttl_s)
     await queue.stats()
     return queue
 

@@ -1,0 +1,50 @@
+"""What cannot be is refused with an error of Boki, whatever it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import InvalidArgument, WrongType
+from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue.messages import encode_body
+from tests.libs.bokiqueue.running import asynchronous
+
+HUGE = 10**5000
+
+
+@asynchronous
+async def test_values_of_the_wrong_size_or_kind_are_refused_by_name() -> None:
+    """Numbers that no float holds and nobody can print, lists that are none, times that a queue does not look at."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        await queue.create()
+        for field, refused in (
+            ("delay_s", queue.push("x", delay_s=10**400)),
+            ("delay_s", queue.push("x", delay_s=HUGE)),
+            ("ttl_s", queue.push("x", ttl_s=float("nan"))),
+            ("count", queue.pop_many(HUGE)),
+            ("count", queue.pop_many(-HUGE)),
+            ("start_time_s", queue.create_group("g", start_time_s=HUGE)),
+            ("group_keys", queue.push_many([1, 2], group_keys=(key for key in "ab"))),  # type: ignore[arg-type]
+            ("group_keys", queue.push_many([1, 2], group_keys={"a": 1, "b": 2})),  # type: ignore[arg-type]
+            ("group_keys", queue.push_many([1, 2], group_keys="ab")),
+            ("wait_s", queue.push("x", wait_s=-5)),
+            ("wait_s", queue.push("x", wait_s="x")),  # type: ignore[arg-type]
+            ("body", queue.push("\ud800")),
+            ("body", queue.push({"a": "\ud800"})),
+            ("body", queue.push(float("nan"))),
+            ("body", queue.push({"a": [1, {"b": float("inf")}]})),
+        ):
+            with pytest.raises((InvalidArgument, WrongType)) as error:
+                await refused
+            assert error.value.details["field"] == field
+        assert (await queue.stats()).pushed == 0
+
+
+def test_none_is_null_and_nothing_else_is() -> None:
+    """What looks like null is not refused for it."""
+    for value in (None, [None, 1.5], {"null": "null"}, {"a": {"b": [0.5, None, True]}}):
+        assert b"null" in encode_body(value)[1]
