@@ -1,4 +1,7 @@
-"""Gateways without their HTTP: a relay that has every log operation carried out by an engine with the index."""
+"""What stands for gateways: a relay that has every log operation carried out by an engine with the index.
+
+It is that of engines without the index; the routing of the real gateway (`boki/gateway`) is not in the simulator.
+"""
 
 from __future__ import annotations
 
