@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound, WrongType
 from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.bodies import ANSWER_BYTES
 from boki.libs.bokiqueue.checkpoints import newest_settings
 from boki.libs.bokiqueue.following import Following, following
-from boki.libs.bokiqueue.groups import DEAD, LEASED, WAITING, Delivery, Spot
+from boki.libs.bokiqueue.groups import DEAD, LEASED, WAITING, Aside, Delivery
 from boki.libs.bokiqueue.messages import Message
+from boki.libs.bokiqueue.peeking import next_spots
 from boki.libs.bokiqueue.records import PURGE, REDRIVE, DropGroup, OpenGroup, Settings, Settle, Setup
 from boki.libs.bokiqueue.refusals import (
     MAX_SHARDS,
@@ -182,6 +184,13 @@ class Administration(Generic[T]):
         await shared.catch_up(self.logbook)
         return shared
 
+    async def _caught_up_group(self) -> Following:
+        """The same, if there is this handle's group; the default one is made by its first take."""
+        shared = await self._caught_up()
+        if self.group and self.group not in shared.lines[0].state.groups:
+            raise no_such_group(self.name, self.group)
+        return shared
+
     async def _append_to_all(self, shared: Following, make: Callable[[int], OpenGroup | DropGroup]) -> None:
         group = []
         for shard in range(shared.shards):
@@ -245,29 +254,44 @@ class Administration(Generic[T]):
         )
 
     async def peek(self, count: int = 10) -> list[Message[T]]:
-        """The messages that the group would be given next, without taking them."""
+        """The messages that the group would be given now, without taking them; of large ones fewer, of 16 MiB in all.
+
+        Not those that are delayed, or that stand behind a message of their key.
+        """
         check_count(count, "count", 1_000)
-        shared = await self._caught_up()
+        shared = await self._caught_up_group()
         found: list[Message[T]] = []
+        room = ANSWER_BYTES
         for line in shared.lines:
-            spots = line.state.peek(self.group, count - len(found))
-            bodies = await shared.bodies.fetch(self.logbook, [Delivery(spot, 0, 0, 0) for spot in spots])
-            for spot, (form, data) in zip(spots, bodies, strict=True):
-                found.append(Message(self.name, line.shard, self.group, Delivery(spot, 0, 0, 0), form, data, self.kind))
+            now_us = max(shared.log_time_us(), line.state.time_us)
+            wanted = [
+                Delivery(spot, 0, 0, 0) for spot in next_spots(line.state, self.group, count - len(found), now_us)
+            ]
+            bodies = await shared.bodies.fetch(self.logbook, wanted, room)
+            for one, (form, data) in zip(wanted, bodies, strict=False):
+                found.append(Message(self.name, line.shard, self.group, one, form, data, self.kind))
+                room -= len(data)
+            if len(bodies) < len(wanted) or room <= 0:
+                break
         return found
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Dead letters of the group, the oldest message first."""
+        """Dead letters of the group, the oldest message first; of large ones fewer, of 16 MiB in all."""
         check_count(limit, "limit", 10_000)
-        shared = await self._caught_up()
+        shared = await self._caught_up_group()
         found: list[DeadLetter] = []
+        room = ANSWER_BYTES
         for line in shared.lines:
             group = line.state.groups.get(self.group)
             asides = [] if group is None else [one for _, one in sorted(group.aside.items()) if one.status == DEAD]
             asides = asides[: limit - len(found)]
-            bodies = await shared.bodies.fetch(self.logbook, [Delivery(aside.spot, 0, 0, 0) for aside in asides])
-            for aside, (form, data) in zip(asides, bodies, strict=True):
-                found.append(_dead_letter(line.shard, aside.spot, aside, form, data))
+            wanted = [Delivery(aside.spot, 0, 0, 0) for aside in asides]
+            bodies = await shared.bodies.fetch(self.logbook, wanted, room)
+            for aside, (form, data) in zip(asides, bodies, strict=False):
+                found.append(_dead_letter(line.shard, aside, form, data))
+                room -= len(data)
+            if len(bodies) < len(wanted) or room <= 0:
+                break
         return found
 
     async def redrive(self, *handles: str) -> int:
@@ -279,7 +303,7 @@ class Administration(Generic[T]):
         return await self._change_dead(PURGE, handles)
 
     async def _change_dead(self, verb: int, handles: tuple[str, ...]) -> int:
-        shared = await self._caught_up()
+        shared = await self._caught_up_group()
         changed = 0
         for line in shared.lines:
             group = line.state.groups.get(self.group)
@@ -359,7 +383,8 @@ def _group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats
     )
 
 
-def _dead_letter(shard: int, spot: Spot, aside: Any, form: int, data: bytes) -> DeadLetter:
+def _dead_letter(shard: int, aside: Aside, form: int, data: bytes) -> DeadLetter:
+    spot = aside.spot
     return DeadLetter(
         f"{shard}-{spot.pos}",
         f"{spot.seqnum}-{spot.index}",

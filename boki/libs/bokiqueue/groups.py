@@ -318,6 +318,12 @@ class Group:
 
     # Looking
 
+    def keeps_back(self, spot: Spot) -> bool:
+        """Whether another message of its key comes first: one that somebody has, or that waits longer."""
+        if not spot.key or spot.pos < self.cursor:
+            return bool(spot.key) and self._holders.get(spot.key, spot.pos) != spot.pos
+        return spot.key in self._holders or spot.key in self._parked
+
     def next_due_us(self) -> int:
         """When the next delayed message is due, or the next lease runs out; 0: neither."""
         due = self._due
@@ -346,6 +352,11 @@ class Group:
     def back_count(self) -> int:
         """How many can be taken before what is untouched."""
         return len(self._back)
+
+    def oldest_back_us(self) -> int:
+        """When the first of those was pushed."""
+        aside = self.aside.get(self._back[0])
+        return aside.spot.time_us if aside is not None else 1
 
     def count(self, status: int) -> int:
         """How many are aside in that status."""

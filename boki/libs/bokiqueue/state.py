@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment, Spot
-from boki.libs.bokiqueue.groups import BACK, DEAD, Aside, Delivery, Group
+from boki.libs.bokiqueue.groups import DEAD, Aside, Delivery, Group
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -410,18 +410,15 @@ class ShardState:
         segment = self.backlog.find(self.backlog.first_pos if group is None else group.cursor)
         return min([*oldest, segment.time_us] if segment is not None else oldest, default=0)
 
-    def peek(self, name: str, count: int) -> list[Spot]:
-        """What the group would be given next, about: first what came back, then what is untouched."""
+    def waiting_since_us(self, name: str) -> int:
+        """Since when the next message waits to be taken, or from when on one can be; 0: there is none."""
         group = self.groups.get(name)
-        spots = (
-            [] if group is None else [aside.spot for _, aside in sorted(group.aside.items()) if aside.status == BACK]
-        )
-        pos = self.backlog.first_pos if group is None else group.cursor
-        while len(spots) < count and (segment := self.backlog.find(pos)) is not None:
-            start = pos - segment.first
-            spots += [segment.spot(index) for index in range(start, min(segment.count, start + count - len(spots)))]
-            pos = segment.first + segment.count
-        return spots[:count]
+        segment = self.backlog.find(self.backlog.first_pos if group is None else group.cursor)
+        if group is not None and (group.is_dry or segment is None) and not group.back_count:
+            return group.next_due_us()
+        if group is not None and group.back_count:
+            return group.oldest_back_us()
+        return segment.time_us if segment is not None else 0
 
     def ready_count(self, name: str) -> int:
         """About how many messages a take would find, at most; 0 if it would find none as things stand."""

@@ -1,0 +1,67 @@
+"""Looking into a queue: what comes next, dead letters, and groups that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki.libs.bokiqueue import NoSuchGroup, Queue
+from boki.libs.bokiqueue.bodies import ANSWER_BYTES
+from tests.libs.bokiqueue.running import asynchronous
+
+
+@asynchronous
+async def test_peeking_shows_what_a_take_would_find_now() -> None:
+    """Not what is delayed, has expired, or stands behind a message of its key that somebody has."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        await queue.push("in a year", delay_s=365 * 86_400)
+        await queue.push("gone", ttl_s=1)
+        await queue.push("soon", delay_s=2)
+        await ctx.clock.advance(1.5)
+        for text in ("first of k", "second of k"):
+            await queue.push(text, group_key="k")
+        assert [one.value for one in await queue.peek()] == ["first of k", "second of k"]
+        leased = await queue.lease(60)
+        await queue.push("third of k", group_key="k")
+        await queue.push("free")
+        assert leased is not None
+        assert leased.value == "first of k"
+        assert [one.value for one in await queue.peek()] == ["free"]
+        await ctx.clock.advance(1)
+        await queue.push("last")
+        assert [one.value for one in await queue.peek()] == ["soon", "free", "last"]
+        assert [one.value for one in await queue.peek(2)] == ["soon", "free"]
+        await queue.ack(leased)
+        peeked = [one.value for one in await queue.peek()]
+        assert peeked == ["soon", "second of k", "third of k", "free", "last"]
+        assert [one.value for one in await queue.pop_many(9)] == peeked
+
+
+@asynchronous
+async def test_a_group_that_is_not_there_has_nothing_to_show_or_to_drop() -> None:
+    """It is said, and not taken for an empty one."""
+    async with boki.testing.context() as ctx:
+        await Queue(ctx.logbook, "q").push(1)
+        await Queue(ctx.logbook, "q").peek()  # the default group is made by its first take
+        queue: Queue[Any] = Queue(ctx.logbook, "q", group="wrong")
+        for refused in (queue.peek(), queue.dead_letters(), queue.redrive(), queue.purge(), queue.ack("0-0-1")):
+            with pytest.raises(NoSuchGroup, match="wrong"):
+                await refused
+
+
+@asynchronous
+async def test_what_is_shown_at_once_is_bounded_by_bytes() -> None:
+    """However many are asked for."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[bytes] = Queue(ctx.logbook, "q")
+        for _ in range(20):
+            await queue.push(bytes(1_000_000))
+        assert len(await queue.peek(1_000)) == ANSWER_BYTES // 1_000_000
+        for _ in range(20):
+            message = await queue.lease()
+            assert message is not None
+            await queue.bury(message, reason="no")
+        assert len(await queue.dead_letters(10_000)) == ANSWER_BYTES // 1_000_000
