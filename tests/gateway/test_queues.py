@@ -81,6 +81,23 @@ def test_repeated_requests_under_a_key_push_once_and_give_the_same_again() -> No
     run(scenario())
 
 
+def test_keys_may_be_as_long_as_everywhere() -> None:
+    """255 characters, also beside a queue's long name; others are other keys."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            queue = f"/{'q' * 100}"
+            for key in ("k" * 255, "k" * 254 + "x"):
+                keyed = {"Idempotency-Key": key}
+                ids = {(await ask(http, "POST", queue, json=1, headers=keyed))["id"] for _ in range(2)}
+                assert len(ids) == 1
+                for _ in range(2):
+                    (message,) = (await ask(http, "POST", f"{queue}/pop", headers=keyed))["messages"]
+                    assert {message["id"]} == ids
+
+    run(scenario())
+
+
 def test_leased_messages_are_settled_by_their_receipts() -> None:
     """Ack, nack, release, extend; dead letters with their reason, redriven and purged; figures of all of it."""
 

@@ -7,6 +7,7 @@ hours; a pop under one is given the same messages again within an hour, so that 
 from __future__ import annotations
 
 import base64
+from hashlib import sha256
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,11 +20,11 @@ from boki.gateway.http.connections import body_size, read_body, send
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.libs.bokiqueue import Message, Queue, queue_names
+from boki.libs.bokiqueue.refusals import MAX_DELAY_S, MAX_KEY_CHARS
 from boki.log.checks import check_book, check_writable
 from boki.runtime.http_exchange import MAX_WAIT_S
 from boki.runtime.logbook import LogAccess
 
-MAX_SPAN_S: Final = 366 * 24 * 3600.0
 _FORMS: Final = ("bytes", "text", "json")
 
 
@@ -150,7 +151,7 @@ class Queues:
     async def push(self, request: BaseRequest, book: str, queue: str) -> Response:
         """Push the body: JSON, text or bytes, as its content type says. A JSON string is text."""
         values = query(request, {"delay_s", "ttl_s", "group_key", "wait_s"})
-        spans = [query_seconds(values, name, MAX_SPAN_S) for name in ("delay_s", "ttl_s")]
+        spans = [query_seconds(values, name, MAX_DELAY_S) for name in ("delay_s", "ttl_s")]
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
         size = body_size(request, self._limits.request_bytes)
         with self._door.admitted(size):
@@ -158,7 +159,7 @@ class Queues:
             access = self._door.access(request, wait_s)
             name = await self._queue(access, book, queue).push(
                 _value(request, body),
-                key=arguments.key(request.headers),
+                key=_key(request),
                 delay_s=spans[0],
                 ttl_s=spans[1],
                 group_key=values.get("group_key", ""),
@@ -176,7 +177,7 @@ class Queues:
             access = self._door.access(request, min(max(asked.wait_s, 0), MAX_WAIT_S))
             ids = await self._queue(access, book, queue).push_many(
                 asked.messages,
-                key=arguments.key(request.headers),
+                key=_key(request),
                 delay_s=asked.delay_s,
                 ttl_s=asked.ttl_s,
                 group_keys=asked.group_keys,
@@ -188,9 +189,9 @@ class Queues:
         """Take messages, for good or under a lease, waiting for the first."""
         values = query(request, {"wait_s", "count", "lease_s", "group"})
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
-        lease_s = query_seconds(values, "lease_s", MAX_SPAN_S)
+        lease_s = query_seconds(values, "lease_s", MAX_DELAY_S)
         count = query_int(values, "count", 1, 1_000)
-        op = arguments.key(request.headers)
+        op = _key(request)
         access = self._door.access(request, wait_s)
         handle = self._queue(access, book, queue, values.get("group", ""))
         with self._door.admitted():
@@ -306,6 +307,12 @@ class Queues:
 
     async def _send(self, request: BaseRequest, access: LogAccess, body: object) -> Response:
         return await send(request, self._answer(access, body), self._door.config.patience)
+
+
+def _key(request: BaseRequest) -> str | None:
+    """The idempotency key, if there is one. It may be longer than a queue's: then it goes by its digest."""
+    key = arguments.key(request.headers)
+    return key if key is None or len(key) <= MAX_KEY_CHARS else sha256(key.encode()).hexdigest()
 
 
 def _value(request: BaseRequest, body: bytes) -> Any:

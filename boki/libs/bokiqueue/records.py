@@ -19,6 +19,7 @@ Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Final
 
 import msgspec
@@ -31,6 +32,9 @@ VERSION: Final = 1
 QUEUES_TAG: Final = "!queues"
 NOW: Final = (1 << 63) - 1
 """As the start of a group: after all that is there."""
+
+MAX_KEY_BYTES: Final = 255
+"""Of an idempotency key of the log."""
 
 ACK: Final = 0
 NACK: Final = 1
@@ -252,6 +256,12 @@ def fence_tag(queue: str, shard: int) -> str:
 def settings_tag(queue: str) -> str:
     """The tag of a queue's settings."""
     return f"!qs:{queue}"
+
+
+def push_key(queue: str, key: str) -> str:
+    """The log's key of a push. What is too long for one goes by its digest."""
+    named = f"!q:{queue}:{key}"
+    return named if len(named.encode()) <= MAX_KEY_BYTES else f"!qh:{queue}:{sha256(key.encode()).hexdigest()}"
 
 
 def joined(forms: Sequence[int]) -> bytes:

@@ -23,6 +23,7 @@ MAX_DELAY_S: Final = 366 * 24 * 3600.0
 MAX_MESSAGE_BYTES: Final = 1_000_000
 """A body; a record holds a little more than that."""
 MAX_BATCH: Final = 10_000
+MAX_KEY_CHARS: Final = 100
 MAX_SHARDS: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _UNFIT: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -93,9 +94,10 @@ def check_key(key: object, field: str) -> str:
     """`key`, if it may be a group key, an op or a de-duplication key."""
     if not isinstance(key, str):
         raise WrongType(f"{field} must be a str, not {type(key).__name__}: write {field}=str(...)", field=field)
-    if not 0 < len(key) <= 100 or _UNFIT.search(key):
+    if not 0 < len(key) <= MAX_KEY_CHARS or _UNFIT.search(key):
         raise InvalidArgument(
-            f"{field} must be 1 to 100 characters, no control characters, and be text: {key!r:.60}", field=field
+            f"{field} must be 1 to {MAX_KEY_CHARS} characters, no control characters, and be text: {key!r:.60}",
+            field=field,
         )
     return key
 

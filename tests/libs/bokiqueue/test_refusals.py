@@ -48,3 +48,13 @@ def test_none_is_null_and_nothing_else_is() -> None:
     """What looks like null is not refused for it."""
     for value in (None, [None, 1.5], {"null": "null"}, {"a": {"b": [0.5, None, True]}}):
         assert b"null" in encode_body(value)[1]
+
+
+@asynchronous
+async def test_keys_have_characters_and_not_bytes() -> None:
+    """As many as are promised, also beside a queue's long name; another key is another push."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q" * 100)
+        first = await queue.push(1, key="\U0001f600" * 100)
+        assert await queue.push(1, key="\U0001f600" * 100) == first
+        assert await queue.push(1, key="\U0001f600" * 99 + "x") != first
