@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from boki import BokiError
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.records import RELEASE, Act, Settle, Take
+from boki.libs.bokiqueue.records import GIVE_BACK, Act, Settle, Take
 from boki.libs.bokiqueue.refusals import no_such_group
 from boki.libs.bokiqueue.snapshots import Given
 from boki.libs.bokiqueue.state import ShardState
@@ -20,6 +20,8 @@ from boki.libs.bokiqueue.state import ShardState
 MAX_FENCES: Final = 500
 MAX_SETTLED: Final = 5_000
 """Messages that one act settles at most, about."""
+MAX_TAKES: Final = 500
+"""Takes of their own in one act: of those who name an op."""
 _PROBES: Final = 3
 
 
@@ -128,7 +130,7 @@ class Demand:
 class Outstanding:
     """An act that the fold has not seen yet."""
 
-    __slots__ = ("act", "is_under_way", "settlements", "tries", "wants")
+    __slots__ = ("act", "is_uncertain", "is_under_way", "settlements", "tries", "wants")
 
     def __init__(self, act: Act, settlements: list[Settlement], wants: list[Want | None]) -> None:
         self.act = act
@@ -136,6 +138,8 @@ class Outstanding:
         self.wants = wants
         """For each take, the want whose op it carries; None: it is for whoever comes first."""
         self.is_under_way = False
+        self.is_uncertain = False
+        """An append of it may have been carried out, though nobody was told."""
         self.tries = 0
 
 
@@ -148,6 +152,10 @@ class Line:
         self.resume = 0
         """The fold began with this record."""
         self.settlements: list[Settlement] = []
+        self.refused: list[Settlement] = []
+        """What is to be given back, and could not be just now."""
+        self.held: dict[int, int] = {}
+        """By token: how many of the messages that it took nobody has received yet. They may be given back."""
         self.outstanding: Outstanding | None = None
         self.saved_records = 0
         """Records of the stream since the last checkpoint, and their bytes."""
@@ -155,6 +163,7 @@ class Line:
         self.is_saving = False
         self._taker = taker
         self._number = 0
+        self._last_token = 0
 
     def begin(self, state: ShardState, resume: int) -> None:
         """Go on from another state of the same stream. What is wanted, and an act on its way, stay."""
@@ -180,7 +189,7 @@ class Line:
         ][:MAX_FENCES]
         self._number += 1
         settles = [one.settle for one in settlements]
-        act = Act(self.shard, self._taker, self._number, takes, settles, fences)
+        act = Act(self.shard, self._taker, self._number, takes, settles, fences, min(self.held, default=0))
         self.outstanding = Outstanding(act, settlements, owners)
         return self.outstanding
 
@@ -198,6 +207,8 @@ class Line:
         takes: list[Take] = []
         owners: list[Want | None] = []
         for want in demand.special:
+            if len(takes) == MAX_TAKES:
+                break
             if want.lines is not None and self.shard not in want.lines:
                 continue
             is_probing = self.may_probe(want)
@@ -252,10 +263,13 @@ class Line:
         """The outstanding act counts: wake who waits for its settlements. Its messages, by the take that asked."""
         outstanding = self.outstanding
         if outstanding is None or outstanding.act.number != given.number:
-            return []
+            return []  # nobody waits for it any more: see `give_back_unknown`
         self.outstanding = None
         for one, verdicts in zip(outstanding.settlements, given.settles, strict=True):
             one.finish(verdicts)
+            if one.settle.verb == GIVE_BACK:
+                for _, token in one.settle.messages:
+                    self._let_go(token, 1)
         served = []
         for index, deliveries in enumerate(given.takes):
             want = outstanding.wants[index]
@@ -266,23 +280,70 @@ class Line:
                 if want is not None:
                     want.finish(None, error)
             else:
+                if not outstanding.act.takes[index].op:
+                    self._hold(deliveries)
                 served.append((outstanding, index, deliveries))
         return served
+
+    # What is taken, and not received yet
+
+    def _hold(self, deliveries: list[Delivery]) -> None:
+        if deliveries:
+            token = self._last_token = deliveries[0].token
+            self.held[token] = self.held.get(token, 0) + len(deliveries)
+
+    def _let_go(self, token: int, count: int) -> None:
+        left = self.held.get(token, 0) - count
+        if left > 0:
+            self.held[token] = left
+        else:
+            self.held.pop(token, None)
+
+    def received(self, delivery: Delivery) -> None:
+        """Somebody has it."""
+        self._let_go(delivery.token, 1)
+
+    @property
+    def is_giving_back(self) -> bool:
+        """Whether messages that nobody has received are still to be given back."""
+        under_way = self.outstanding.settlements if self.outstanding is not None else []
+        return any(one.settle.verb == GIVE_BACK for one in (*self.settlements, *under_way))
+
+    def give_back_unknown(self) -> None:
+        """Pops of acts that nobody waits for any more: that they were carried out is only known now."""
+        for popped in self.state.popped.get(self._taker, []):
+            if popped.token > self._last_token:
+                self._hold(popped.deliveries)
+                self.release(popped.group, popped.deliveries)
+
+    def give_back_again(self) -> None:
+        """What was refused a while ago."""
+        self.settlements += self.refused
+        self.refused = []
 
     def release(self, group: str, deliveries: Iterable[Delivery]) -> None:
         """Nobody is there any more to have these: others shall."""
         messages = [(one.spot.pos, one.token) for one in deliveries]
-        if messages:
-            self.settlements.append(Settlement(Settle(group, RELEASE, messages)))
+        for start in range(0, len(messages), MAX_SETTLED):
+            settle = Settle(group, GIVE_BACK, messages[start : start + MAX_SETTLED])
+            self.settlements.append(Settlement(settle))
+
+    def withdraw(self, settlement: Settlement) -> bool:
+        """Its caller is gone. Whether it may still be done: because an act that holds it is on its way."""
+        if settlement in self.settlements:
+            self.settlements.remove(settlement)
+        return self.outstanding is not None and settlement in self.outstanding.settlements
 
     def refuse(self, error: BokiError) -> list[Waiter]:
-        """The outstanding act will never be: those who wait for it."""
+        """The outstanding act will never be: those who wait for it. What it gave back is to be given back again."""
         outstanding, self.outstanding = self.outstanding, None
         if outstanding is None:
             return []
         for want in outstanding.wants:
             if want is not None:
                 want.asked = False
+        self.refused += [one for one in outstanding.settlements if one.settle.verb == GIVE_BACK]
         for one in outstanding.settlements:
-            one.finish(None, BokiError.from_body(error.body()))
+            if one.settle.verb != GIVE_BACK:
+                one.finish(None, BokiError.from_body(error.body()))
         return [want for want in outstanding.wants if want is not None]

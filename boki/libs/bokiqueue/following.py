@@ -15,15 +15,17 @@ from collections.abc import Coroutine, Iterable
 from secrets import token_bytes
 from typing import Any, Final
 
-from boki import BokiError, LogBook, Record
+from boki import BokiError, DeadlineExceeded, LogBook, Record
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.bodies import Bodies, BodyStore
 from boki.libs.bokiqueue.checkpoints import newest_state, pushes_between
+from boki.libs.bokiqueue.dealing import Dealing
 from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settlement, Waiter, Want
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.membership import MEMBER_US, next_change_us, present, share
+from boki.libs.bokiqueue.leavings import ANSWER_S, Leavings, Rest
+from boki.libs.bokiqueue.membership import MEMBER_US
 from boki.libs.bokiqueue.records import Carry, Join, Push, Saved
-from boki.libs.bokiqueue.refusals import no_such_group
+from boki.libs.bokiqueue.refusals import no_such_group, uncertain
 from boki.libs.bokiqueue.snapshots import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
 from boki.libs.bokiqueue.ways import way_of
@@ -35,8 +37,6 @@ LONG_WAIT_S: Final = 3_600.0
 _TRIES: Final = 5
 _MARGIN_S: Final = 0.0005
 _LEAST_WAIT_S: Final = 0.002
-_ANSWER_S: Final = 60.0
-"""Longer than an append may take."""
 
 
 def following(logbook: LogBook, queue: str, shards: int) -> Following:
@@ -74,13 +74,10 @@ class Following:
         self.queue = queue
         self.shards = shards
         self.taker = token_bytes(8) if taker is None else taker
-        self._member_us = member_us
         self.lines = [Line(shard, self.taker) for shard in range(shards)]
         self.waiters: dict[Waiter, None] = {}
         """All who wait, in the order of their coming."""
         self._is_starting = False
-        self._saying: set[str] = set()
-        self._look_again_us = 0
         self._turn = 0
         self._pushed = self.taker[0]
         self.waited_s = 0.0
@@ -90,6 +87,7 @@ class Following:
         self._begun_below = 0
         self.is_loaded = False
         self._leader: Waiter | None = None
+        self._leads_with: LogBook | None = None
         self._read: asyncio.Future[Any] | None = None
         self._read_ends: tuple[float, float] = (0.0, 0.0)
         self._heard = (0.0, 0.0)
@@ -97,6 +95,8 @@ class Following:
         self.bodies = Bodies(shards, BodyStore() if store is None else store)
         self._tasks: set[asyncio.Task[None]] = set()
         self.upkeep = Upkeep(self, save_records)
+        self._dealing = Dealing(self, member_us)
+        self._leavings = Leavings(self)
 
     @property
     def is_busy(self) -> bool:
@@ -125,10 +125,16 @@ class Following:
         self.waiters[waiter] = None
         try:
             await self._wait(logbook, waiter)
+        except BokiError as error:
+            is_certain = not any(isinstance(waiter, Settlement) and line.withdraw(waiter) for line in self.lines)
+            if not is_certain and error.outcome == "not_applied":
+                raise uncertain(error) from error
+            raise
         finally:
             del self.waiters[waiter]
             if not waiter.is_done:
                 waiter.is_done = True  # it was cancelled, or its call is over: nobody must serve it
+                self._leavings.see_through(logbook)
         if waiter.error is not None:
             raise waiter.error
         return waiter.result
@@ -140,11 +146,11 @@ class Following:
         loop = asyncio.get_running_loop()
         while not waiter.is_done:
             if self._leader is None:
-                self._leader = waiter
+                self._leader, self._leads_with = waiter, logbook
                 try:
                     await self._lead(logbook, waiter)
                 finally:
-                    self._leader = None
+                    self._leader = self._leads_with = None
                     self._hand_over()
             else:
                 awake: asyncio.Future[None] = loop.create_future()
@@ -183,15 +189,18 @@ class Following:
                 continue
             if isinstance(waiter, Want) and waiter.group and not self._has_group(waiter.group):
                 waiter.finish(None, no_such_group(self.queue, waiter.group))  # dropped meanwhile
-            elif isinstance(waiter, Arrival) and self._next > waiter.seqnum:
+            elif isinstance(waiter, Rest | Arrival) and self._has_come(waiter):
                 waiter.finish(None)
             elif waiter.patience_s is not None:
                 late_s = self.since(waiter.since) - waiter.patience_s + _MARGIN_S
                 # While an act asks for it, it waits for the answer: nobody else may be there to take what comes.
-                if late_s >= 0 and (late_s > _ANSWER_S or not self._is_under_way(waiter)):
+                if late_s >= 0 and (late_s > ANSWER_S or not self._is_under_way(waiter)):
                     waiter.finish([])
             elif isinstance(waiter, Want) and not self._is_asked_for(waiter):
                 waiter.finish([])
+
+    def _has_come(self, waiter: Rest | Arrival) -> bool:
+        return self._next > waiter.seqnum if isinstance(waiter, Arrival) else self._leavings.are_done(waiter)
 
     def _has_group(self, name: str) -> bool:
         return any(name in line.state.groups for line in self.lines)
@@ -213,12 +222,12 @@ class Following:
         """How long the leader may wait for a record before something is due here."""
         patience_s = LONG_WAIT_S
         groups: dict[str, frozenset[int] | None] = {}
-        if self._look_again_us:
-            patience_s = max(0.05, (self._look_again_us - self.log_time_us()) / 1e6)
+        if self._dealing.look_again_us:
+            patience_s = max(0.05, (self._dealing.look_again_us - self.log_time_us()) / 1e6)
         for waiter in self.waiters:
             if not waiter.is_done and waiter.patience_s is not None:
                 left_s = waiter.patience_s - self.since(waiter.since)
-                patience_s = min(patience_s, left_s if left_s > 0 else _ANSWER_S)
+                patience_s = min(patience_s, left_s if left_s > 0 else ANSWER_S)
                 if isinstance(waiter, Want):
                     groups[waiter.group] = waiter.lines
         for line in self.lines:
@@ -263,6 +272,7 @@ class Following:
             given = line.state.takers.get(self.taker)
             if given is not None:
                 self._served(line, given)
+            line.give_back_unknown()
         while await self._read_on(logbook, 0):
             pass
 
@@ -317,6 +327,8 @@ class Following:
         self._next = max(self._next, page.next_start)
         if any(line.settlements for line in self.lines):
             self._start_soon(logbook)  # what nobody was there to take goes back
+            if any(line.is_giving_back for line in self.lines):
+                self._leavings.see_through(logbook)
         return True
 
     async def _fold(self, logbook: LogBook, record: Record) -> None:
@@ -343,10 +355,11 @@ class Following:
             assert isinstance(kind, records.Act)
             if kind.taker == self.taker:
                 self._served(line, given)
+                line.give_back_unknown()
                 self.upkeep.consider(logbook, line)
         elif isinstance(kind, Join):
             if kind.taker == self.taker:
-                self._saying.discard(kind.group)
+                self._dealing.said(kind.group)
                 self.upkeep.consider(logbook, line)
         elif isinstance(kind, Saved):
             self.upkeep.saved(logbook, line, kind)
@@ -388,9 +401,13 @@ class Following:
 
     def give_back(self, logbook: LogBook, group: str, served: Iterable[tuple[Line, Delivery]]) -> None:
         """Somebody who was served is gone before it could take its messages."""
+        by_line: dict[Line, list[Delivery]] = {}
         for line, delivery in served:
-            line.release(group, [delivery])
+            by_line.setdefault(line, []).append(delivery)
+        for line, deliveries in by_line.items():
+            line.release(group, deliveries)
         self._start_soon(logbook)
+        self._leavings.see_through(logbook)
 
     # Acts
 
@@ -419,7 +436,7 @@ class Following:
         self._is_starting = False
         if self.is_loaded:
             if self.shards > 1:
-                self._bind(logbook)
+                self._dealing.bind(logbook)
             self.start_acts(logbook)
             self._finish_late()
 
@@ -427,17 +444,35 @@ class Following:
         tags = records.record_tags(self.queue, line.shard, self.shards)
         if records.ends_leases(outstanding.act):
             tags = (*tags, records.fence_tag(self.queue, line.shard))
-        outstanding.tries += 1
         try:
             await logbook.append(records.encode(outstanding.act), tags)
+        except DeadlineExceeded as error:  # of whoever began it: others who wait append it again, under its number
+            outstanding.is_uncertain |= error.outcome == "unknown"
+            outstanding.is_under_way = False
+            if logbook is self._leads_with:
+                return  # its read will fail, too
         except BokiError as error:
+            outstanding.tries += 1
+            outstanding.is_uncertain |= error.outcome == "unknown"
             if error.outcome == "unknown" and outstanding.tries < _TRIES:
-                outstanding.is_under_way = False  # whoever waits appends it again, under its number
-            elif line.outstanding is outstanding:
-                for want in (*line.refuse(error), *self._wants_of(outstanding)):
-                    want.finish(None, BokiError.from_body(error.body()))
-            if self._read is not None:
-                self._read.cancel()
+                outstanding.is_under_way = False
+            else:
+                self._refuse(logbook, line, outstanding, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for this act must hear of it
+            outstanding.is_uncertain = True
+            self._refuse(logbook, line, outstanding, BokiError(f"an act of queue {self.queue!r} failed: {error!r}"))
+        else:
+            return
+        if self._read is not None:
+            self._read.cancel()
+
+    def _refuse(self, logbook: LogBook, line: Line, outstanding: Outstanding, error: BokiError) -> None:
+        if line.outstanding is outstanding:
+            if outstanding.is_uncertain:
+                error = uncertain(error)
+            for want in (*line.refuse(error), *self._wants_of(outstanding)):
+                want.finish(None, BokiError.from_body(error.body()))
+            self._leavings.see_through(logbook)
 
     def _wants_of(self, outstanding: Outstanding) -> list[Waiter]:
         kinds = {(take.group, take.lease_us) for take in outstanding.act.takes}

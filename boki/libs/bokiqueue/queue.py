@@ -18,10 +18,20 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
-from boki import BokiError, ConditionFailed, Expect, InvalidArgument, NewRecord, WrongType
+from boki import (
+    BokiError,
+    ConditionFailed,
+    CorruptData,
+    Expect,
+    InvalidArgument,
+    NewRecord,
+    NotFound,
+    Trimmed,
+    WrongType,
+)
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.administration import Administration
-from boki.libs.bokiqueue.demand import Line, Want
+from boki.libs.bokiqueue.demand import MAX_SETTLED, Line, Want
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.messages import Message, encode_body, parse_receipt
@@ -89,11 +99,12 @@ class Queue(Administration[T], Generic[T]):
         """
         bodies = _listed(bodies)
         settings = await self._settings_to_push()
-        log_key = None if key is None else f"!q:{self.name}:{check_key(key, 'key')}"
+        log_key = None if key is None else records.push_key(self.name, check_key(key, "key"))
         shard = None if key is None else crc32(key.encode()) % settings.shards
         new = self._pushes(settings, bodies, delay_s, ttl_s, group_keys, shard)
+        patience_s = check_span(wait_s, "wait_s") / 1e6
         if settings.max_length:
-            await self._wait_for_room(settings, check_span(wait_s, "wait_s") / 1e6)
+            await self._wait_for_room(settings, patience_s)
         tags = [records.record_tags(self.name, push.shard, settings.shards) for push, _ in new]
         group = [(records.encode(push), own) for (push, _), own in zip(new, tags, strict=True)]
         if len(group) == 1:
@@ -127,8 +138,8 @@ class Queue(Administration[T], Generic[T]):
         """Records that hold the bodies, and which body stands where in them."""
         delay_us, ttl_us = check_span(delay_s, "delay_s"), check_span(ttl_s, "ttl_s")
         if group_keys:
-            if isinstance(group_keys, str) or len(group_keys) != len(bodies):
-                raise InvalidArgument("group_keys must have one key for each message", field="group_keys")
+            if not isinstance(group_keys, (list, tuple)) or len(group_keys) != len(bodies):
+                raise InvalidArgument("group_keys must be a list of one key for each message", field="group_keys")
             for group_key in group_keys:
                 if group_key != "":
                     check_key(group_key, "group_key")
@@ -213,11 +224,17 @@ class Queue(Administration[T], Generic[T]):
             want.lines = frozenset([crc32(op.encode()) % settings.shards])
         try:
             served: list[tuple[Line, Delivery]] = await shared.wait(self.logbook, want)
+            found = await self._messages(shared, served)
+        except (NotFound, Trimmed, CorruptData):
+            raise  # a body is gone for good: given back they would be taken, and fail, for ever
         except BaseException:
             if want.result and not op:
                 shared.give_back(self.logbook, self.group, want.result)
             raise
-        return await self._messages(shared, served)
+        if not op:
+            for line, delivery in served:
+                line.received(delivery)
+        return found
 
     async def _messages(self, shared: Following, served: list[tuple[Line, Delivery]]) -> list[Message[T]]:
         bodies = await shared.bodies.fetch(self.logbook, [delivery for _, delivery in served])
@@ -261,12 +278,15 @@ class Queue(Administration[T], Generic[T]):
             by_shard.setdefault(shard, []).append((pos, token))
         lost = 0
         for shard, handles in by_shard.items():
-            settle = Settle(self.group, verb, handles, span_us, reason)
-            lost += (await shared.settle(self.logbook, shard, settle)).count(False)
+            for start in range(0, len(handles), MAX_SETTLED):
+                settle = Settle(self.group, verb, handles[start : start + MAX_SETTLED], span_us, reason)
+                lost += (await shared.settle(self.logbook, shard, settle)).count(False)
         if verb != EXTEND:
             for message in messages:
                 if isinstance(message, Message):
                     message.is_settled = True
+        if lost and self.group != DEFAULT_GROUP and not any(self.group in line.state.groups for line in shared.lines):
+            raise no_such_group(self.name, self.group)
         if lost:
             raise LeaseLost(
                 f"{lost} of {len(messages)} messages of queue {self.name!r} are not leased by this consumer any more: "
@@ -365,7 +385,7 @@ def _listed(bodies: Iterable[Any]) -> list[Any]:
 def _reason(reason: object) -> str:
     if not isinstance(reason, str):
         raise WrongType(f"reason must be a str, not {type(reason).__name__}", field="reason")
-    return reason[:500]
+    return reason[:500].encode(errors="backslashreplace").decode()  # an error's text may hold what is no character
 
 
 def _fitting(places: list[int], encoded: list[tuple[int, bytes]]) -> Iterable[list[int]]:

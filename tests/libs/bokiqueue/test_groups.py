@@ -30,7 +30,7 @@ async def test_a_replay_that_is_refused_changes_nothing() -> None:
         tail = await ctx.logbook.check_tail()
         for wrong in ({"start": "yesterday"}, {"start": -1}, {"start_time_s": float("nan")}):
             with pytest.raises(InvalidArgument):
-                await queue.replay(**wrong)  # type: ignore[arg-type]
+                await queue.replay(**wrong)
         with pytest.raises(NoSuchGroup):
             await Queue(ctx.logbook, "q", group="nobody").replay()
         assert await ctx.logbook.check_tail() == tail

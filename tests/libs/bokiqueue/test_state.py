@@ -16,6 +16,7 @@ from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
     EXTEND,
+    GIVE_BACK,
     NACK,
     REDRIVE,
     RELEASE,
@@ -211,15 +212,39 @@ def test_what_a_taker_was_given_is_kept_until_it_acts_again() -> None:
 
 
 def test_what_nobody_received_is_put_back() -> None:
-    """Only what the last act of that taker took, once, and under its token."""
-    stream = Stream()
-    stream.push(2)
-    assert stream.take(2) == [0, 1]
+    """Only by its taker, for as long as that says that it may be, once, and under its token; users cannot do it."""
+    stream = Stream(reload_every=1)
+    stream.push(4)
+    assert stream.take(3) == [0, 1, 2]
     token = stream.token
-    released = Settle("", RELEASE, [(1, token), (1, token), (0, token + 1), (7, token)])
-    assert stream.act(settles=[released]).settles == [[True, False, False, False]]
-    assert stream.take(2) == [1]
     assert not stream.settle(RELEASE, 0, token)
+    assert stream.act(b"other", settles=[Settle("", GIVE_BACK, [(0, token)])]).settles == [[False]]
+    stream = Stream(reload_every=1)
+    first = stream.push(4)
+    assert stream.take(3) == [0, 1, 2]
+    token = stream.token
+    for _ in range(3):
+        stream.act(kept_from=token)
+    assert stream.state.needed_floor(stream.now_us) == first
+    back = Settle("", GIVE_BACK, [(1, token), (0, token + 1), (7, token)])
+    assert stream.act(settles=[back], kept_from=token).settles == [[True, False, False]]
+    assert stream.act(settles=[back], kept_from=token).settles == [[False, False, False]]
+    assert stream.act(b"other", takes=[Take("", 1)]).takes[0][0].spot.pos == 1  # type: ignore[index]
+    assert stream.act(settles=[back], kept_from=token).settles == [[False, False, False]]
+    stream.act()
+    assert stream.act(settles=[Settle("", GIVE_BACK, [(2, token)])], kept_from=token).settles == [[False]]
+    assert stream.take(9) == [3]
+
+
+def test_what_was_taken_before_a_group_began_anew_is_not_put_back() -> None:
+    """It is given to the new one anyway."""
+    stream = Stream(retain_us=1000 * SECOND)
+    stream.push(2)
+    stream.take(2)
+    token = stream.token
+    stream.append(OpenGroup(0, "", is_anew=True))
+    stream.act(settles=[Settle("", GIVE_BACK, [(0, token), (1, token)])], kept_from=token)
+    assert stream.take(9) == [0, 1]
 
 
 def test_a_lease_ends_by_its_time_and_a_fence() -> None:

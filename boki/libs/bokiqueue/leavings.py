@@ -1,0 +1,73 @@
+"""Seeing through what those have left who are gone: cancelled, out of time, or without an answer.
+
+A process that takes messages for somebody who is not there any more must give them back, also if nobody else in it uses
+the queue. So a task follows the stream, on nobody's time, until no act that was on its way then is any more, and
+everything that nobody has received was given back. It gives up after `ANSWER_S`, when no append can be under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from boki import BokiError, LogBook
+from boki.libs.bokiqueue.demand import Outstanding, Waiter
+
+if TYPE_CHECKING:
+    from boki.libs.bokiqueue.following import Following
+
+ANSWER_S: Final = 60.0
+"""Longer than an append may take."""
+PAUSE_S: Final = 0.1
+
+
+class Rest(Waiter):
+    """Until these acts are decided, and nothing is to be given back."""
+
+    __slots__ = ("acts",)
+
+    def __init__(self, acts: list[Outstanding], patience_s: float, since: tuple[float, float]) -> None:
+        super().__init__(patience_s, since)
+        self.acts = acts
+
+
+class Leavings:
+    """The task of one queue, if there is one."""
+
+    def __init__(self, queue: Following) -> None:
+        self._queue = queue
+        self._is_at_work = False
+
+    def see_through(self, logbook: LogBook) -> None:
+        """Somebody is gone."""
+        if not self._is_at_work and self._is_left():
+            self._is_at_work = True
+            self._queue.spawn(self._work(logbook.detached()))
+
+    def are_done(self, rest: Rest) -> bool:
+        """Whether there is nothing left of what it waits for."""
+        return not any(line.outstanding in rest.acts or line.is_giving_back for line in self._queue.lines)
+
+    def _is_left(self) -> bool:
+        lines = self._queue.lines
+        return any(line.outstanding is not None or line.is_giving_back or line.refused for line in lines)
+
+    async def _work(self, logbook: LogBook) -> None:
+        queue = self._queue
+        begun = queue.clocks()
+        try:
+            while self._is_left() and (left_s := ANSWER_S - queue.since(begun)) > 0:
+                acts = [line.outstanding for line in queue.lines if line.outstanding is not None]
+                rest = Rest(acts, left_s, queue.clocks())
+                try:
+                    await queue.wait(logbook, rest)
+                except BokiError:
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                if not any(line.refused for line in queue.lines):
+                    return
+                await asyncio.sleep(PAUSE_S)
+                for line in queue.lines:
+                    line.give_back_again()
+        finally:
+            self._is_at_work = False

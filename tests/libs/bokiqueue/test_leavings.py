@@ -1,0 +1,223 @@
+"""What consumers leave behind who are cancelled, out of time, or refused: nothing is lost, and nobody else suffers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
+from boki.libs.bokiqueue import LeaseLost, Queue, bodies, demand
+from boki.log.operations import Append, Get
+from boki.runtime.deadline import Caller, Deadline
+from boki.runtime.logbook import LogAccess
+from boki.runtime.memory_port import ENDLESS_S, MemoryPort
+from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokiqueue.test_crashes import Process, drain
+from tests.libs.bokiqueue.test_shards import turns
+
+
+class Hurt(Process):
+    """A process to some of whose requests something happens first."""
+
+    async def hurt(self, operation: Any) -> None:
+        """By default nothing."""
+
+    async def request(self, operation: Any, positions: Any, timeout_s: float) -> Any:
+        await self.hurt(operation)
+        return await super().request(operation, positions, timeout_s)
+
+
+@asynchronous
+async def test_the_only_consumer_of_a_process_swallows_nothing_when_it_is_cancelled() -> None:
+    """At whatever turn of the loop: what it was given goes to other processes, though it never looks again itself."""
+    for wait_s in (0, 60):
+        for count in range(40):
+            port = MemoryPort()
+            queue: Queue[int] = Queue(Process(port).logbook(), "q")
+            await queue.push(1)
+            process = Process(port)
+            popping = asyncio.ensure_future(Queue[int](process.logbook(), "q").pop(wait_s=wait_s))
+            await turns(count)
+            popping.cancel()
+            (got,) = await asyncio.gather(popping, return_exceptions=True)
+            await turns(60)
+            values = [] if isinstance(got, BaseException) or got is None else [got.value]
+            assert values + await drain(queue) == [1], (wait_s, count)
+
+
+@asynchronous
+async def test_a_message_whose_body_cannot_be_read_is_given_back() -> None:
+    """Whoever takes it is cancelled, or refused, while its body is read from the log."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies.BodyStore.__init__, "__defaults__", (0,))
+        port = MemoryPort()
+        queue: Queue[int] = Queue(Process(port).logbook(), "q")
+        await queue.push_many([1, 2, 3])
+
+        class Slow(Hurt):
+            is_asked = asyncio.Event()
+
+            async def hurt(self, operation: Any) -> None:
+                if isinstance(operation, Get):
+                    self.is_asked.set()
+                    await asyncio.Event().wait()
+
+        slow = Slow(port)
+        popping = asyncio.ensure_future(Queue[int](slow.logbook(), "q").pop(wait_s=60))
+        await slow.is_asked.wait()
+        popping.cancel()
+        await asyncio.gather(popping, return_exceptions=True)
+        await turns(60)
+        message = await queue.pop()
+        assert message is not None
+        assert message.value == 1
+
+        class Cut(Hurt):
+            async def hurt(self, operation: Any) -> None:
+                if isinstance(operation, Get):
+                    raise ConnectionLost("the answer was lost")
+
+        with pytest.raises(ConnectionLost):
+            await Queue[int](Cut(port).logbook(), "q").pop()
+        await turns(60)
+        assert await drain(queue) == [2, 3]
+
+
+@asynchronous
+async def test_what_could_not_be_given_back_is_given_back_later() -> None:
+    """The act that does it is refused, by an overloaded system, and made again."""
+    port = MemoryPort()
+    queue: Queue[int] = Queue(Process(port).logbook(), "q")
+    await queue.push_many([1, 2, 3])
+
+    class Refusing(Hurt):
+        count = 0
+        gate = asyncio.Event()
+
+        async def hurt(self, operation: Any) -> None:
+            if isinstance(operation, Append):
+                self.count += 1
+                if self.count == 1:
+                    await self.gate.wait()
+                if self.count == 2:
+                    raise Overloaded("the buffer is full", retryable=True)
+
+    process = Refusing(port)
+    consumer: Queue[int] = Queue(process.logbook(), "q")
+    await consumer.stats()
+    popping = asyncio.ensure_future(consumer.pop(wait_s=60))
+    await turns(30)
+    popping.cancel()
+    await asyncio.gather(popping, return_exceptions=True)
+    process.gate.set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("boki.libs.bokiqueue.leavings.PAUSE_S", 0.0)
+        await turns(60)
+    assert process.count == 3
+    assert await drain(queue) == [1, 2, 3]
+
+
+@asynchronous
+async def test_ten_thousand_messages_are_given_back() -> None:
+    """More than one act settles: all of them come again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demand, "MAX_SETTLED", 100)
+        for count in range(10, 40, 3):
+            port = MemoryPort()
+            queue: Queue[int] = Queue(Process(port).logbook(), "q")
+            await queue.push_many(range(1_000))
+            popping = asyncio.ensure_future(Queue[int](Process(port).logbook(), "q").pop_many(1_000, wait_s=60))
+            await turns(count)
+            popping.cancel()
+            (got,) = await asyncio.gather(popping, return_exceptions=True)
+            await turns(300)
+            values = [] if isinstance(got, BaseException) else [message.value for message in got]
+            assert sorted(values + await drain(queue)) == list(range(1_000)), count
+
+
+def logbook(process: Process, left_s: float) -> LogBook:
+    clock = process.port.clock.time
+    caller = Caller(deadline=Deadline.after(left_s, clock), longest_poll_s=ENDLESS_S)
+    return LogAccess(process, process.appends, caller).logbook("test")
+
+
+@asynchronous
+async def test_one_callers_deadline_is_nobody_elses() -> None:
+    """They share an act, which is appended again by somebody who has time left."""
+    port = MemoryPort()
+    process = Process(port)
+    late: Queue[int] = Queue(logbook(process, 10), "q")
+    queue: Queue[int] = Queue(process.logbook(), "q")
+    await queue.push_many([1, 2])
+    first, second = await queue.lease_many(2, 60)
+    await late.stats()
+    await port.clock.advance(11)
+    refused, done = await asyncio.gather(late.ack(first), queue.ack(second), return_exceptions=True)
+    assert done is None
+    assert isinstance(refused, DeadlineExceeded)
+    assert refused.outcome == "unknown"  # for the other one has taken its ack along
+    assert (await queue.stats()).groups[0].done == 2
+
+
+@asynchronous
+async def test_a_hundred_thousand_receipts_are_settled_in_parts() -> None:
+    """No act is too large for a record: strangers in the same process are not refused with it."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.push_many(range(10))
+        message = await queue.lease(60)
+        assert message is not None
+        receipts = [f"0-{number}-8796093022{number % 1000:03}" for number in range(100_000)]
+        outcomes = await asyncio.gather(
+            queue.ack(*receipts), queue.ack(message), queue.lease(61, wait_s=5), return_exceptions=True
+        )
+        assert isinstance(outcomes[0], LeaseLost)
+        assert outcomes[1] is None
+        assert not isinstance(outcomes[2], BaseException)
+
+
+@asynchronous
+async def test_text_that_is_none_is_refused_or_spelled_out() -> None:
+    """Half a surrogate pair, as in names of files: in an op it is refused, in a reason it is escaped; no act hangs."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        await queue.push_many([1, 2])
+        for refused in (queue.pop(op="\udcff"), queue.push(1, key="\udcff"), queue.push(1, group_key="\udcff")):
+            with pytest.raises(InvalidArgument, match="text"):
+                await refused
+        message = await queue.lease(60)
+        assert message is not None
+        await queue.bury(message, reason="file \udcff not found")
+        message = await queue.lease(60)
+        assert message is not None
+        with pytest.raises(OSError, match="bad"):
+            async with queue.process(message, retry_s=1):
+                raise OSError("bad \udcff")
+        (letter,) = await queue.dead_letters()
+        assert letter.reason == "file \\udcff not found"
+
+
+@asynchronous
+async def test_whatever_goes_wrong_with_an_act_is_said_to_those_who_wait() -> None:
+    """Also what is no error of ours: nobody hangs, and the next act is made."""
+    port = MemoryPort()
+    queue: Queue[int] = Queue(Process(port).logbook(), "q")
+    await queue.push(1)
+
+    class Broken(Hurt):
+        count = 0
+
+        async def hurt(self, operation: Any) -> None:
+            if isinstance(operation, Append):
+                self.count += 1
+                if self.count == 1:
+                    raise RuntimeError("a bug")
+
+    broken: Queue[int] = Queue(Broken(port).logbook(), "q")
+    with pytest.raises(BokiError, match="a bug") as caught:
+        await broken.pop(wait_s=5)
+    assert caught.value.outcome == "unknown"
+    assert await drain(broken) == [1]
