@@ -10,7 +10,7 @@ from __future__ import annotations
 from time import monotonic, sleep
 from typing import Final
 
-from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Unavailable
+from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Unauthorized, Unavailable
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions
 from boki.log.operations import (
@@ -45,6 +45,7 @@ class Gateway:
     def __init__(self, url: str, token: str, positions: Positions | None = None, *, is_known: bool = False) -> None:
         """`positions`: what a plan has seen. `is_known`: it has answered this query before, so it is waited for."""
         self._port = BlockingHttpPort(url, token)
+        self._has_token = bool(token)
         self.positions: Positions = dict(positions or {})
         """What has been seen of the logs."""
         self._has_answered = is_known
@@ -66,12 +67,25 @@ class Gateway:
                 may_repeat = is_repeatable or error.outcome == "not_applied"
                 is_first = not self._has_answered and isinstance(error, Unavailable | DeadlineExceeded)
                 if is_first or not (passes and may_repeat) or monotonic() + pause_s > until:
-                    raise
+                    raise self._explained(error, is_first=is_first) from None
                 sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 self._has_answered = True
                 return answer
+
+    def _explained(self, error: BokiError, *, is_first: bool) -> BokiError:
+        """What somebody who has only Spark's options can do about it."""
+        if isinstance(error, Unauthorized):
+            given = "does not take the token that it was given" if self._has_token else "needs a token"
+            return Unauthorized(f"the gateway at {self._port.url} {given}: say it by the option token")
+        if is_first and isinstance(error, DeadlineExceeded):
+            return Unavailable(
+                f"{self._port.url} takes connections and answers nothing: is it a gateway, and has its log a primary "
+                "and a write quorum? `boki status` tells",
+                retryable=False,
+            )
+        return error
 
     def find(self, read: Read) -> Found:
         """A page."""

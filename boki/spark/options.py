@@ -135,11 +135,16 @@ def _books(text: str) -> Books:
     >>> _books("a, b"), _books("orders.*")
     (Books(names=('a', 'b'), prefix=None), Books(names=(), prefix='orders.'))
     """
-    if text.endswith("*"):
-        prefix = text[:-1]
+    prefix = text.removesuffix("*")
+    if prefix != text and not {"*", ","} & set(prefix):
         if prefix:
             check_book(prefix)
         return Books(prefix=prefix)
+    if "*" in text:
+        raise InvalidArgument(
+            f"a * stands behind a single prefix, as in 'orders.*', and not as in {text!r:.60}",
+            field="book",
+        )
     names = tuple(dict.fromkeys(check_book(name.strip()) for name in text.split(",")))
     return Books(names)
 

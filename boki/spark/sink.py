@@ -68,7 +68,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(_BATCH_ID) if context is not None else None
         if not write or batch is None:
             raise InvalidArgument("Spark does not say which query and batch this is: write from a streaming query")
-        return Written(write, write_rows(iterator, self._options, write, int(batch), _partition()))
+        is_first = int(batch) == 0  # whoever starts a query is told soon that nothing answers
+        lanes = write_rows(iterator, self._options, write, int(batch), _partition(), is_known=not is_first)
+        return Written(write, lanes)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """All tasks of the batch are done."""
@@ -85,8 +87,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 class _open:  # noqa: N801 - used as a statement
     """A gateway for as long as the block."""
 
-    def __init__(self, options: WriteOptions) -> None:
-        self._gateway = Gateway(options.gateway, options.token, is_known=True)
+    def __init__(self, options: WriteOptions, *, is_known: bool = True) -> None:
+        self._gateway = Gateway(options.gateway, options.token, is_known=is_known)
 
     def __enter__(self) -> Gateway:
         return self._gateway
@@ -95,11 +97,13 @@ class _open:  # noqa: N801 - used as a statement
         self._gateway.close()
 
 
-def write_rows(batches: Iterable[Any], options: WriteOptions, write: str, batch: int, partition: int) -> list[LaneNote]:
-    """Append the rows of a partition; what each book got."""
+def write_rows(
+    batches: Iterable[Any], options: WriteOptions, write: str, batch: int, partition: int, *, is_known: bool = True
+) -> list[LaneNote]:
+    """Append the rows of a partition; what each book got. `is_known`: the gateway has answered this query before."""
     from boki.spark.rows import Sorter
 
-    with _open(options) as gateway:
+    with _open(options, is_known=is_known) as gateway:
         lanes: dict[str, Lane] = {}
         sorter = Sorter(options.book, is_json=options.is_json)
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
+import socket
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+import boki.spark.gateway
 from boki.child import Child
 from boki.client import BlockingClient
+from boki.config import DevConfig
 from boki.demo.flights import flights, table_path
-from boki.errors import ConditionFailed
+from boki.errors import ConditionFailed, Unauthorized, Unavailable
 from boki.log.record import Expect, Record
+from boki.spark.gateway import Gateway
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -146,6 +151,7 @@ BAD_INPUT = [
     ({"book": "orders", "onTrimmed": "perhaps"}, None, r"onTrimmed must be fail or skip"),
     ({"book": "a/b"}, None, r"book must be 1 to 128 characters"),
     ({"book": "orders", "gateway": "http://127.0.0.1:1"}, None, r"nothing answers at http://127.0.0.1:1"),
+    ({"book": "a*,b"}, None, r"a \* stands behind a single prefix"),
     ({"book": "orders", "gateway": "localhost"}, None, r"the URL of a gateway looks like"),
     ({"book": "orders"}, "seqnum string", r"the column seqnum is of type bigint, not string"),
     ({"book": "orders"}, "carrier string", r"a LogBook has no column carrier: .*json=true"),
@@ -162,3 +168,25 @@ def test_bad_input_says_what_is_wrong(
     with pytest.raises(Exception) as caught:
         load(spark, system, schema, **options).count()
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+def test_an_address_that_answers_nothing_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections, as a hung process does; who asks for the first time does not wait for it."""
+    assert boki.spark.gateway._FIRST_S <= 5
+    monkeypatch.setattr("boki.spark.gateway._FIRST_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        gateway = Gateway(f"http://127.0.0.1:{silent.getsockname()[1]}", "")
+        with pytest.raises(Unavailable, match="takes connections and answers nothing"):
+            gateway.some_books("", 1)
+        gateway.close()
+
+
+@pytest.mark.parametrize(("token", "message"), [("", "needs a token"), ("wrong", "does not take the token")])
+def test_a_wrong_token_is_told_by_the_name_of_the_option(tmp_path: Path, token: str, message: str) -> None:
+    """Not by that of a header, which nobody sets here."""
+    config = DevConfig(data=tmp_path / "data", functions=tmp_path, port=0, token="s" * 20, reload=False)
+    with Child(config).start() as child:
+        gateway = Gateway(child.url, token)
+        with pytest.raises(Unauthorized, match=f"{message}.*: say it by the option token"):
+            gateway.some_books("", 1)
+        gateway.close()

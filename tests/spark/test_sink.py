@@ -192,6 +192,18 @@ def test_bad_rows_and_options_are_refused(
         save(spark.range(1).selectExpr(*columns), system, **options)
 
 
+def test_a_query_whose_sink_answers_nothing_ends_soon(
+    spark: SparkSession, system: Child, client: BlockingClient, tmp_path: Path
+) -> None:
+    """Its first batch does not wait for a gateway that nobody has seen, as later ones do for one that restarts."""
+    client.logbook("lonely").append(b"x")
+    stream = spark.readStream.format("logbook").options(gateway=system.url, book="lonely").load().select("data")
+    sink = stream.writeStream.format("logbook").options(gateway="http://127.0.0.1:1", book="w")
+    query = sink.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+    with pytest.raises(Exception, match=r"nothing answers at http://127\.0\.0\.1:1"):
+        query.awaitTermination(30)
+
+
 def copying(spark: SparkSession, url: str, checkpoint: Path, source: str, sink: str) -> StreamingQuery:
     """A query from one book to another, in small steps, which ends when all is copied."""
     stream = spark.readStream.format("logbook").options(gateway=url, book=source, maxRecordsPerBatch="4000").load()
