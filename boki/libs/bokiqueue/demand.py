@@ -156,6 +156,8 @@ class Line:
         """What is to be given back, and could not be just now."""
         self.held: dict[int, int] = {}
         """By token: how many of the messages that it took nobody has received yet. They may be given back."""
+        self.committing: set[tuple[str, int, int]] = set()
+        """Leases (group, position, token) whose effects are on their way: one block at a time commits for each."""
         self.outstanding: Outstanding | None = None
         self.saved_records = 0
         """Records of the stream since the last checkpoint, and their bytes."""

@@ -9,7 +9,8 @@
 When the block ends, the ack, the pushes and the records are appended as one group under one condition: no lease of the
 shard was taken away since the fold last looked. If one was, but not this one, it is tried again; if this one was,
 nothing happens and `LeaseLost` is raised. A key that names the lease makes a repeated append harmless, so from queue to
-queue a message takes effect exactly once. If the block raises, nothing is appended and the message is nacked.
+queue a message takes effect exactly once. If the block raises, or what it wants is refused, nothing is appended and the
+message is nacked with the error. Of several blocks for one lease one commits.
 
 `Outbox.records` and `Outbox.conditions` are the seam for other libraries: whatever a workflow or a transaction would
 append to the same book joins the group there.
@@ -19,7 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from boki import Expect, NewRecord, TooLarge, WrongType
+from boki import Expect, LogBook, NewRecord, TooLarge, WrongType
+from boki.log.checks import check_data, check_tags
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue.queue import Queue
@@ -31,12 +33,13 @@ MAX_EFFECT_BYTES = 3_500_000
 class Outbox:
     """What is to happen together with the ack."""
 
-    def __init__(self, book: str) -> None:
+    def __init__(self, logbook: LogBook) -> None:
         self.records: list[NewRecord] = []
         """What is appended, in this order, after the ack."""
         self.conditions: list[Expect] = []
         """What must hold besides the lease; `ConditionFailed` if it does not, and nothing happens."""
-        self._book = book
+        self._book = logbook.name
+        self._limits = logbook.limits
         self._size_bytes = 0
 
     def append(self, data: bytes, tags: list[str] | tuple[str, ...] = ()) -> None:
@@ -44,7 +47,10 @@ class Outbox:
         self._add(NewRecord(data, tags))
 
     def push(self, queue: Queue[Any], body: Any, **options: Any) -> None:
-        """A message for a queue of the same book; options as for `Queue.push`, but for `key`, `wait_s`."""
+        """A message for a queue of the same book; options as for `Queue.push`, but for `key`, `wait_s`.
+
+        It does not wait for room in a queue with a maximal length.
+        """
         if queue.logbook.name != self._book:
             raise WrongType(
                 f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {self._book!r} commits with "
@@ -55,6 +61,8 @@ class Outbox:
             self._add(record)
 
     def _add(self, record: NewRecord) -> None:
+        check_data(record.data, self._limits.record_bytes)
+        check_tags(record.tags, self._limits)
         self._size_bytes += len(record.data) + 100
         if len(self.records) >= MAX_EFFECTS or self._size_bytes > MAX_EFFECT_BYTES:
             raise TooLarge(

@@ -317,46 +317,64 @@ class Queue(Administration[T], Generic[T]):
     async def process(self, message: Message[Any], *, retry_s: float = 0) -> AsyncIterator[Outbox]:
         """Ack the message at the end of the block, together with what the block puts into the outbox; see `outbox`.
 
-        If the block raises, the message is nacked with the error as the reason, to come back after `retry_s`, and
-        nothing of the outbox happens.
+        If the block raises, or the commit is refused, the message is nacked with the error as the reason, to come back
+        after `retry_s`, and nothing of the outbox happens. If the outcome of the commit is unknown its lease decides.
         """
         shard, pos, token = self._handle(message)
         retry_us = check_span(retry_s, "retry_s")
         await self._open()
-        out = Outbox(self.logbook.name)
+        out = Outbox(self.logbook)
         try:
             yield out
+            await self._commit(message, shard, pos, token, out)
         except BaseException as error:
-            if not message.is_settled:
+            may_have_happened = isinstance(error, BokiError) and error.outcome == "unknown"
+            if not message.is_settled and not may_have_happened and not isinstance(error, LeaseLost):
                 with suppress(BokiError):  # its lease brings it back
                     await self.nack(message, delay_s=retry_us / 1e6, reason=f"{type(error).__name__}: {error}"[:500])
             raise
-        await self._commit(message, shard, pos, token, out)
 
     async def _commit(self, message: Message[Any], shard: int, pos: int, token: int, out: Outbox) -> None:
         settings = await self._open()
         shared = self._shared(settings)
-        tags = records.record_tags(self.name, shard, settings.shards)
-        done = NewRecord(records.encode(Done(shard, self.group, [(pos, token)])), tags)
         line = shared.lines[shard]
-        key = f"!q:{self.name}:{self.group}:{shard}:{pos}:{token}"
+        lease = (self.group, pos, token)
+        if lease in line.committing:
+            raise self._lost(message)
+        line.committing.add(lease)
+        try:
+            await self._commit_alone(message, shared, line, lease, out)
+        finally:
+            line.committing.discard(lease)
+
+    def _lost(self, message: Message[Any]) -> LeaseLost:
+        return LeaseLost(
+            f"message {message.id} of queue {self.name!r} is not leased by this consumer any more: nothing was done",
+            queue=self.name,
+        )
+
+    async def _commit_alone(
+        self, message: Message[Any], shared: Following, line: Line, lease: tuple[str, int, int], out: Outbox
+    ) -> None:
+        shard, (_, pos, token) = line.shard, lease
+        tags = records.record_tags(self.name, shard, shared.shards)
+        done = NewRecord(records.encode(Done(shard, self.group, [(pos, token)])), tags)
+        key = f"!qd:{self.name}:{self.group}:{shard}:{pos}:{token}"
         for _ in range(_COMMIT_TRIES):
             await shared.catch_up(self.logbook)
             group = line.state.groups.get(self.group)
             aside = group.leased(pos, token) if group is not None else None
             if message.is_settled or aside is None or aside.due_us <= shared.log_time_us():
-                raise LeaseLost(
-                    f"message {message.id} of queue {self.name!r} is not leased by this consumer any more: nothing "
-                    "was done",
-                    queue=self.name,
-                )
+                raise self._lost(message)
             fence = Expect(records.fence_tag(self.name, shard), line.state.last_fence)
             try:
-                await self.logbook.append_many([done, *out.records], when=[fence, *out.conditions], key=key)
+                seqnums = await self.logbook.append_many([done, *out.records], when=[fence, *out.conditions], key=key)
             except ConditionFailed as error:
                 if error.tag == fence.tag:
                     continue  # a lease was taken away, maybe another one: look again
                 raise
+            if len(seqnums) != 1 + len(out.records):
+                raise self._lost(message)  # they are those of another block, which has committed under this lease
             message.is_settled = True
             return
         raise BokiError("leases of this shard run out too quickly to commit: nothing was done", retryable=True)

@@ -1,0 +1,93 @@
+"""Effects that commit with an ack: what is refused, and when, and that of two blocks for one lease one commits."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import ConditionFailed, Expect, InvalidArgument, TooLarge
+from boki.libs.bokiqueue import LeaseLost, Message, Queue
+from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokiqueue.test_queue import drain
+
+
+@asynchronous
+async def test_of_two_blocks_for_one_lease_one_commits() -> None:
+    """The other is told, and none of its effects happens."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        target: Queue[str] = Queue(ctx.logbook, "target")
+        await target.create()
+        await queue.push(1)
+        message = await queue.lease(60)
+        assert message is not None
+
+        async def move(message: Message[int], name: str) -> None:
+            async with queue.process(message) as out:
+                out.push(target, name)
+
+        ends = await asyncio.gather(move(message, "a"), move(copy.copy(message), "b"), return_exceptions=True)
+        assert ends[0] is None
+        assert isinstance(ends[1], LeaseLost)
+        assert await drain(target) == ["a"]
+
+
+@asynchronous
+async def test_no_key_of_a_push_is_that_of_a_commit() -> None:
+    """Users choose their keys freely."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        target: Queue[str] = Queue(ctx.logbook, "target")
+        await target.create()
+        await queue.push(1)
+        message = await queue.lease(60)
+        assert message is not None
+        for key in (":" + message.receipt.replace("-", ":"), "q::" + message.receipt.replace("-", ":")):
+            await queue.push("evil", key=key)
+        async with queue.process(message) as out:
+            out.push(target, "effect")
+        assert await drain(target) == ["effect"]
+        assert (await queue.stats()).groups[0].in_flight == 0
+
+
+@asynchronous
+async def test_what_cannot_be_appended_is_refused_in_the_block() -> None:
+    """Where it is put into the outbox; the message comes back with that as the reason."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.create(max_deliveries=1)
+        wrong: list[tuple[Any, Any, type[Exception]]] = [
+            (bytes(1_100_000), [], TooLarge),
+            ("text", [], InvalidArgument),
+            (b"x", [""], InvalidArgument),
+        ]
+        for data, tags, error in wrong:
+            await queue.push(1)
+            message = await queue.lease(60)
+            assert message is not None
+            with pytest.raises(error):
+                async with queue.process(message) as out:
+                    out.append(data, tags)
+                    raise AssertionError("it was refused before")
+        reasons = [letter.reason for letter in await queue.dead_letters()]
+        assert [reason.split(": ")[1] for reason in reasons] == ["TooLarge", "WrongType", "InvalidArgument"]
+
+
+@asynchronous
+async def test_a_commit_that_is_refused_is_a_nack() -> None:
+    """With the error as the reason: at once, and not when the lease has run out."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.create(max_deliveries=1)
+        await queue.push(1)
+        message = await queue.lease(60)
+        assert message is not None
+        with pytest.raises(ConditionFailed):
+            async with queue.process(message) as out:
+                out.conditions.append(Expect("mine", 17))
+        (letter,) = await queue.dead_letters()
+        assert "ConditionFailed" in letter.reason
