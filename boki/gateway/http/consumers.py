@@ -95,7 +95,7 @@ class Consumers:
                 lease_s = info.timeout_s + LEASE_MARGIN_S
                 messages = await queue.lease_many(max(consumes.batch, 1), lease_s, wait_s=WAIT_S)
                 if messages:
-                    await self._call(info, consumes, queue, messages)
+                    await self._call_with_all(info, consumes, queue, messages, lease_s)
             except NotFound as error:
                 _log.warning("%s: %s; it is made again", info.name, error)  # dropped, by whoever
                 is_open = False
@@ -112,13 +112,33 @@ class Consumers:
         access = LogAccess(self._door, self._door.appends, Caller(limits=self._door.config.limits))
         return Queue(LogBook(info.book or info.name, access), consumes.queue, group=consumes.group)
 
+    async def _call_with_all(
+        self,
+        info: FunctionInfo,
+        consumes: Consumption,
+        queue: Queue[Any],
+        messages: list[Message[Any]],
+        lease_s: float,
+    ) -> None:
+        """One call with those that are new, and one with each that has failed before: it may be what failed."""
+        if consumes.batch:
+            unfit = [message for message in messages if _ENCODINGS[message.form] == "bytes"]
+            if unfit:
+                await queue.bury(*unfit, reason="a batch of JSON cannot hold bytes: consume it without batch")
+            messages = [message for message in messages if message not in unfit]
+        calls = [[message] for message in messages if message.deliveries > 1]
+        new = [message for message in messages if message.deliveries <= 1]
+        if new:
+            calls.insert(0, new)
+        while calls:
+            await self._call(info, consumes, queue, calls.pop(0))
+            if calls:  # each call has the whole of a lease before it
+                await queue.extend(*(message for one in calls for message in one), lease_s=lease_s)
+
     async def _call(
         self, info: FunctionInfo, consumes: Consumption, queue: Queue[Any], messages: list[Message[Any]]
     ) -> None:
         payload = payload_of(messages) if consumes.batch else _single(messages[0])
-        if payload is None:
-            await queue.bury(*messages, reason="a batch of JSON cannot hold bytes: consume it without batch")
-            return
         invocation_id = os.urandom(16).hex()
         timeout_us = int(info.timeout_s * 1e6)
         call = Call(invocation_id, info.name, payload, info.book or info.name, timeout_us, 0, {}, "", "")
@@ -156,12 +176,10 @@ def _single(message: Message[Any]) -> Payload:
     return Payload(_ENCODINGS[message.form], message.data)
 
 
-def payload_of(messages: list[Message[Any]]) -> Payload | None:
-    """The messages as a JSON list; None if one holds bytes."""
+def payload_of(messages: list[Message[Any]]) -> Payload:
+    """The messages, none of them bytes, as a JSON list."""
     items = []
     for message in messages:
-        encoding = _ENCODINGS[message.form]
-        if encoding == "bytes":
-            return None
-        items.append(message.data if encoding == "json" else msgspec.json.encode(message.data.decode()))
+        is_json = _ENCODINGS[message.form] == "json"
+        items.append(message.data if is_json else msgspec.json.encode(message.data.decode()))
     return Payload("json", b"[" + b",".join(items) + b"]")
