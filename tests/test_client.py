@@ -392,6 +392,20 @@ def test_answers_of_strangers_become_errors_too(status: int, body: bytes, kind: 
     assert (type(error), error.outcome) == (kind, outcome)
 
 
+def test_a_closed_client_says_so() -> None:
+    """Nothing was sent, and trying again is no use."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, _, _http):
+            async with Client(gateway.url) as client:
+                await client.logbook("a").append(b"x")
+            with pytest.raises(Unavailable, match="closed") as error:
+                await client.logbook("a").append(b"x")
+            assert (error.value.outcome, error.value.retryable) == ("not_applied", False)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://x", "http://", "http://x?y=1", "http://x/#f"])
 def test_urls_that_are_none_are_refused_at_once(url: str) -> None:
     """With an example of one."""

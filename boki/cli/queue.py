@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -21,6 +21,12 @@ app = typer.Typer(help="Push to, pop from and look into message queues.", no_arg
 
 R = TypeVar("R")
 
+PART_BYTES: Final = 3_000_000
+MAX_BATCH: Final = 10_000
+"""So much is pushed at once."""
+REST_S: Final = 10.0
+"""A checkpoint that is being written when a command is done has so long."""
+
 Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
 Group = Annotated[str, typer.Option("--group", "-g", help="The consumer group; without it, the default one.")]
@@ -34,9 +40,14 @@ def _with_queue(
 
     async def run() -> R:
         from boki.libs.bokiqueue import Queue
+        from boki.libs.bokiqueue.ways import way_of
 
         async with connect_async(url, token) as client:
-            return await work(Queue(client.logbook(book), name, group=group))
+            logbook = client.logbook(book)
+            try:
+                return await work(Queue(logbook, name, group=group))
+            finally:
+                await way_of(logbook.origin).come_to_rest(REST_S)
 
     return asyncio.run(run())
 
@@ -73,16 +84,20 @@ def push(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Push a message, and print its id once it is durable."""
+    """Push a message, and print its id once it is durable. Lines go in parts of 10,000: each part all or none."""
     content = sys.stdin.read() if data == "-" else data
     texts = content.splitlines() if lines else [content]
-    bodies = [_json_value(text) for text in texts] if json else list(texts)
+    parts = [[_json_value(text) for text in part] if json else part for part in _parts(texts)]
 
     async def work(queue: Queue[Any]) -> list[str]:
-        keys = [group_key] * len(bodies) if group_key else ()
-        return await queue.push_many(bodies, key=key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys)
+        ids: list[str] = []
+        for number, part in enumerate(parts):
+            own_key = f"{key}/{number}" if key is not None and number else key
+            keys = [group_key] * len(part) if group_key else ()
+            ids += await queue.push_many(part, key=own_key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys)
+        return ids
 
-    for message in _with_queue(url, token, book, name, "", work) if bodies else []:
+    for message in _with_queue(url, token, book, name, "", work) if parts else []:
         if as_json:
             print_json({"queue": name, "id": message})
         else:
@@ -226,6 +241,19 @@ def replay(
             await queue.create_group(group, start=at, start_time_s=start_time_s)
 
     _with_queue(url, token, book, name, group, work)
+
+
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    """Texts as they are pushed together."""
+    start = size = 0
+    for index, text in enumerate(texts):
+        own = len(text.encode(errors="replace")) + 100
+        size += own
+        if index > start and (size > PART_BYTES or index - start == MAX_BATCH):
+            yield texts[start:index]
+            start, size = index, own
+    if texts:
+        yield texts[start:]
 
 
 def _json_value(text: str) -> Any:

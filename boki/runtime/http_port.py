@@ -42,6 +42,8 @@ class HttpPort:
 
     async def send(self, request: HttpRequest) -> HttpAnswer:
         """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""
+        if self._session is not None and self._session.closed:
+            raise Unavailable("this client is closed: make another one", retryable=False)
         timeout = aiohttp.ClientTimeout(total=request.timeout_s, connect=min(_CONNECT_TIMEOUT_S, request.timeout_s))
         try:
             async with self._open().request(

@@ -71,6 +71,18 @@ def test_dead_letters_are_listed_redriven_and_purged(url: str) -> None:
     assert [json.loads(line)["data"] for line in popped] == ["b", "c"]
 
 
+def test_many_lines_are_pushed_in_parts(url: str) -> None:
+    """More than one push takes; under a key they are the same again. Nothing is left under way at the end."""
+    lines = "".join(f"{number}\n" for number in range(10_001))
+    push = ("queue", "push", "shop", "many", "--lines", "--key", "all")
+    first = boki(url, *push, stdin=lines).stdout.splitlines()
+    assert len(set(first)) == 10_001
+    assert boki(url, *push, stdin=lines).stdout.splitlines() == first
+    popped = boki(url, "queue", "pop", "shop", "many", "-n", "3", "--json")
+    assert [json.loads(line)["data"] for line in popped.stdout.splitlines()] == ["0", "1", "2"]
+    assert popped.stderr == ""
+
+
 def test_a_group_is_replayed(url: str) -> None:
     """From the earliest message that is kept, or from now on."""
     boki(url, "queue", "push", "shop", "log", "one")

@@ -93,7 +93,8 @@ class Following:
         self._heard = (0.0, 0.0)
         self._time_us = 0
         self.bodies = Bodies(shards, BodyStore() if store is None else store)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        """What goes on beside those who wait."""
         self.upkeep = Upkeep(self, save_records)
         self._dealing = Dealing(self, member_us)
         self._leavings = Leavings(self)
@@ -101,7 +102,7 @@ class Following:
     @property
     def is_busy(self) -> bool:
         """Whether somebody waits here, or something is under way or to be said."""
-        return bool(self.waiters or self._tasks) or any(line.outstanding or line.settlements for line in self.lines)
+        return bool(self.waiters or self.tasks) or any(line.outstanding or line.settlements for line in self.lines)
 
     # Time
 
@@ -481,8 +482,8 @@ class Following:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do it beside what is under way."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def settle(self, logbook: LogBook, shard: int, settle: records.Settle) -> list[bool]:
         """Which of the messages it was true for, and so has changed."""

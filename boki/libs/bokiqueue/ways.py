@@ -6,6 +6,7 @@ timer; the ones that nobody needs any more go when another queue is followed.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
@@ -47,6 +48,15 @@ class Way:
             self._let_go((book, following.queue))
         self._followings[book, following.queue] = following
         self._used_s[book, following.queue] = now_s
+
+    async def come_to_rest(self, patience_s: float) -> None:
+        """Until nothing goes on beside what is waited for: checkpoints, trims, giving back. After that it is ended."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + patience_s
+        while tasks := {task for one in self._followings.values() for task in one.tasks}:
+            _, late = await asyncio.wait(tasks, timeout=max(0.0, until_s - loop.time()))
+            for task in late:
+                task.cancel()
 
     def _let_go(self, name: tuple[str, str]) -> None:
         self._followings.pop(name).bodies.clear()

@@ -10,6 +10,7 @@ import pytest
 
 from boki import CorruptData, Trimmed, Unavailable
 from boki.libs.bokiqueue import Queue, checkpoints, records, upkeep
+from boki.libs.bokiqueue.ways import way_of
 from boki.log.operations import Answer, Operation, Read
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
@@ -93,3 +94,24 @@ async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatc
     await queue.logbook.append(records.encode(torn), ["!qc:q:0"])
     with pytest.raises(CorruptData, match="the checkpoint of queue 'q'"):
         await Queue[int](Process(port).logbook(), "q").stats()
+
+
+@asynchronous
+async def test_a_process_that_ends_first_comes_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that is being written is finished; what takes too long is ended."""
+    monkeypatch.setattr(upkeep, "SAVE_RECORDS", 5)
+    port = MemoryPort()
+    queue: Queue[int] = Queue(Process(port).logbook(), "q")
+    way = way_of(queue.logbook.origin)
+    for number in range(3):
+        await queue.push(number)
+        await queue.pop()
+    await way.come_to_rest(20)
+    assert await queue.logbook.check_tail("!qc:q:0") is not None
+    followed = way.find("test", "q", 0.0)
+    assert followed is not None
+    never = asyncio.get_running_loop().create_future()
+    followed.spawn(asyncio.wait_for(never, None))
+    await way.come_to_rest(0)
+    assert never.cancelled()
+    assert not followed.is_busy
