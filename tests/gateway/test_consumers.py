@@ -15,7 +15,6 @@ from boki.log.operations import Failure
 from tests.gateway import fake_backend
 from tests.gateway.fake_backend import FakeBackend, outcome_of, run, serving
 
-
 ONE_BY_ONE = Consumption(queue="q", group="g", batch=0, concurrency=1, retry_s=1.0)
 
 
