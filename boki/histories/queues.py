@@ -64,6 +64,8 @@ class Leased:
     is_delayed: bool = False
     key: str = ""
     is_given_up: bool = False
+    is_done: bool = False
+    """The consumer was told that its ack, or its commit, has ended the message."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -127,7 +129,9 @@ def find_wrong_ops(taken: Sequence[Taken], *, is_ordered: bool = True) -> Iterat
 
 
 def find_wrong_leases(leased: Iterable[Leased]) -> Iterator[str]:
-    """Leases that overlap, messages of one key out of order or two at a time, and messages given before they are due.
+    """Leases that overlap, messages of one key out of order or two at a time, given before they are due, or once done.
+
+    Who has lost a lease can end nothing, so a message that was done under one was not given under a later one.
 
     Of two messages of one key neither of which was delayed, the later one is given only when the earlier one is done.
     """
@@ -144,6 +148,9 @@ def find_wrong_leases(leased: Iterable[Leased]) -> Iterator[str]:
             if after.taken_us < before.until_us and not before.is_given_up:
                 text = f"{after.payload} was given at {after.token}, while {before.payload} was leased since"
                 yield f"{after.queue}: {text} {before.token} for {before.until_us - after.taken_us} µs more"
+            if before.is_done and after.id == before.id:
+                text = f"{after.payload} was given at {after.token}, and was done under the lease of"
+                yield f"{after.queue}: {text} {before.token}"
             if after.place < before.place and not (after.is_delayed or before.is_delayed):
                 text = f"{after.payload} ({after.id}) of key {after.key} was given after {before.payload}"
                 yield f"{after.queue}: {text} ({before.id})"

@@ -13,7 +13,7 @@ from typing import Final
 
 from boki.errors import ConnectionLost
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Operation, Read
+from boki.log.operations import Answer, Append, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.logbook import LogAccess, LogBook
@@ -24,6 +24,7 @@ from boki.sim.nodes import World
 
 _LONGEST_POLL_S: Final = 5.0
 _SLOW_S: Final = 1.5
+_HOLDS: Final = 75
 
 
 class Process:
@@ -33,6 +34,9 @@ class Process:
         self.name = name
         self.is_dead = False
         self.is_paused = False
+        self.holds_appends: Callable[[], bool] | None = None
+        """While this is so, what this process appends is on its way; but not for ever."""
+        self.loses_reads = True
         self.trouble = 0.0
         """How often a request or an answer is slow on its way, or lost: a probability."""
         self.on_death: Callable[[], object] | None = None
@@ -65,11 +69,16 @@ class Process:
             if self.on_death is not None:
                 self.on_death()
 
-    async def _travel(self) -> None:
+    async def _travel(self, operation: Operation) -> None:
         """A message may be slow on its way; between a program and its gateway it may be lost."""
+        for _ in range(_HOLDS if isinstance(operation, Append) else 0):
+            if self.holds_appends is None or not self.holds_appends():
+                break
+            await asyncio.sleep(_SLOW_S / _HOLDS)
         if self.trouble and self._rng.random() < self.trouble:
             await asyncio.sleep(_SLOW_S * self._rng.random() ** 2)
-            if self._engine is None and self._rng.random() < 0.5:
+            may_lose = self._engine is None and (self.loses_reads or isinstance(operation, Append))
+            if may_lose and self._rng.random() < 0.5:
                 raise ConnectionLost("the connection broke")
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
@@ -81,11 +90,11 @@ class Process:
         timeout_us = min(int(timeout_s * 1e6), wait_us + self._world.options.deadline_us)
         terms = len(self._world.coordinator.views)
         try:
-            await self._travel()
+            await self._travel(operation)
             answer = await answer_of(
                 self.loop, lambda done: target.submit(operation, dict(positions), timeout_us, done), positions
             )
-            await self._travel()
+            await self._travel(operation)
             return answer
         finally:
             self.terms_waited += wait_us > 0 and len(self._world.coordinator.views) > terms

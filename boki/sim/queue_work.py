@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -85,6 +86,7 @@ class Worker:
         self._pops = 0
         self.empty_since_us = dict.fromkeys(plan.groups, 0)
         """By group: when a pop under the present op began that was given nothing."""
+        self._process: Process | None = None
         self.followed: list[Following] = []
         """The queues as the present life sees them."""
 
@@ -104,6 +106,7 @@ class Worker:
         """One life."""
         book = process.logbook(BOOK)
         plan = self._plan
+        self._process = process
         self.followed = [
             Following(
                 queue, shards, taker=self._rng.randbytes(8), member_us=plan.member_us, save_records=plan.save_records
@@ -172,7 +175,7 @@ class Worker:
             is_poison = queue == JOBS and self._plan.max_deliveries and rng.random() < 0.15
             payloads.append(f"{self.name}-{queue}-{_POISON if is_poison else ''}{self._numbers[queue]}")
         options: dict[str, Any] = {} if rng.random() < 0.2 else {"key": payloads[0]}
-        if queue == JOBS and rng.random() < 0.4:
+        if queue == JOBS and rng.random() < 0.6:
             options["group_keys"] = [f"key-{rng.randrange(_KEYS)}" for _ in payloads]
         if queue == JOBS and rng.random() < 0.2:
             options["delay_s"] = rng.randint(50, 1500) / 1000
@@ -295,24 +298,43 @@ class Worker:
         endings = self._ledger.endings
         endings.maybe_acked.append(message.value)
         try:
-            await jobs.ack(message)
+            with self._maybe_late(row):
+                await jobs.ack(message)
         except LeaseLost:
             endings.maybe_acked.remove(message.value)
         else:
+            row.is_done = True
             endings.acked.append(message.value)
 
     async def _commit(self, jobs: Queue[str], done: Queue[str], message: Message[str], row: Leased) -> None:
         await done.create()
         row.is_given_up = True
         try:
-            async with jobs.process(message) as out:
-                out.append(message.value.encode(), tags=[RESULT])
-                out.push(done, message.value)
+            with self._maybe_late(row):
+                async with jobs.process(message) as out:
+                    out.append(message.value.encode(), tags=[RESULT])
+                    out.push(done, message.value)
         except LeaseLost:
             self._clock.sometimes("a commit was refused, because its lease was lost")
         else:
+            row.is_done = True
             self._clock.note(f"{self.name} has done {message.value}")
             self._ledger.endings.committed.add(message.value)
+
+    @contextmanager
+    def _maybe_late(self, row: Leased) -> Iterator[None]:
+        """Sometimes what is appended here comes to the log only when another consumer has the message."""
+        process = self._process
+        assert process is not None
+        if not self._ledger.is_calm and self._rng.random() < 0.2:
+            process.holds_appends = lambda: not self._ledger.is_calm and not self._is_given_on(row)
+        try:
+            yield
+        finally:
+            process.holds_appends = None
+
+    def _is_given_on(self, row: Leased) -> bool:
+        return any(other.id == row.id and other.token > row.token for other in reversed(self._ledger.leased))
 
 
 class _PoisonedError(Exception):

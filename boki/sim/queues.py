@@ -74,6 +74,7 @@ class QueueClients:
         self._clock.note(f"{worker.name} starts on {engine.name if engine is not None else 'its own'}")
         process = self._begin(worker.name, engine)
         process.trouble = 0.0 if self._ledger.is_calm else self._world.options.queue_trouble
+        process.loses_reads = not self._plan.has_loose_pops  # else nobody could tell which message was lost with one
         process.on_death = lambda: self._clock.after(self._rng.randint(10_000, 500_000), self._start, worker)
         process.loop.create_task(worker.run(process))
 

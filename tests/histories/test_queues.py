@@ -85,10 +85,11 @@ def test_leases_that_end_before_others_begin_pass() -> None:
         ([lease("j1", 20, 1, 9, key="a"), lease("j2", 21, 5, 15, key="a")], "j2 was given at 21, while j1 was leased"),
         ([lease("j2", 20, 1, 9, key="a"), lease("j1", 21, 9, 15, key="a")], "j1 (1-0) of key a was given after j2"),
         ([lease("j1", 20, 1, 9, due_us=4)], "given 3 µs before it was due"),
+        ([lease("j1", 20, 1, 9, is_done=True), lease("j1", 21, 9, 15)], "was done under the lease of 20"),
     ],
 )
 def test_each_wrong_lease_is_noticed(rows: list[Leased], what: str) -> None:
-    """Given while another has it, two of one key, a key out of order, too early."""
+    """Given while another has it, two of one key, a key out of order, too early, done by one who has lost it."""
     found = list(find_wrong_leases(reversed(rows)))
     assert any(what in each for each in found), found
 
