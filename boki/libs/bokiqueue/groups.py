@@ -17,7 +17,7 @@ whoever appends under the condition that there was no fence since (see `boki.lib
 
 from __future__ import annotations
 
-from heapq import heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import msgspec
@@ -72,7 +72,9 @@ class Group:
         self.expired_count = 0
         self.rate = Rate()
         self._back: list[int] = []
-        self._due: list[tuple[int, int]] = []
+        self._leases: list[tuple[int, int]] = []
+        self._waits: list[tuple[int, int]] = []
+        """(due, position) of what is leased, and of what waits; an entry counts if the message says the same."""
         self._holders: dict[str, int] = {}
         self._parked: dict[str, list[int]] = {}
 
@@ -95,7 +97,7 @@ class Group:
             group.aside[pos] = aside
             key = aside.spot.key
             if aside.status in (LEASED, WAITING):
-                heappush(group._due, (aside.due_us, pos))
+                group._note_due(aside.status, aside.due_us, pos)
             elif aside.status == BACK:
                 heappush(group._back, pos)
             elif aside.status == PARKED:
@@ -125,33 +127,20 @@ class Group:
 
     def _bring_back(self, now_us: int) -> None:
         """What was delayed and is due."""
-        due = self._due
-        while due and due[0][0] <= now_us:
-            due_us, pos = due[0]
+        while self._waits and self._waits[0][0] <= now_us:
+            due_us, pos = heappop(self._waits)
             aside = self.aside.get(pos)
-            if aside is not None and aside.status == LEASED and aside.due_us == due_us:
-                break  # it stays until a fence
-            heappop(due)
             if aside is not None and aside.status == WAITING and aside.due_us == due_us:
                 aside.status = BACK
                 heappush(self._back, pos)
-        if due and due[0][0] <= now_us:
-            self._bring_back_behind_leases(now_us)
 
-    def _bring_back_behind_leases(self, now_us: int) -> None:
-        kept = []
-        while self._due and self._due[0][0] <= now_us:
-            due_us, pos = heappop(self._due)
-            aside = self.aside.get(pos)
-            if aside is None or aside.due_us != due_us:
-                continue
-            if aside.status == LEASED:
-                kept.append((due_us, pos))
-            elif aside.status == WAITING:
-                aside.status = BACK
-                heappush(self._back, pos)
-        for entry in kept:
-            heappush(self._due, entry)
+    def _note_due(self, status: int, due_us: int, pos: int) -> None:
+        """Have it in the heap of its status, which has no more than twice as many entries as it needs, about."""
+        heap = self._leases if status == LEASED else self._waits
+        heappush(heap, (due_us, pos))
+        if len(heap) > 2 * len(self.aside) + 100:
+            heap[:] = [(aside.due_us, at) for at, aside in self.aside.items() if aside.status == status]
+            heapify(heap)
 
     def _offer_back(self, pos: int, now_us: int, lease_us: int, token: int, taken: list[Delivery]) -> None:
         aside = self.aside.get(pos)
@@ -179,7 +168,7 @@ class Group:
             return
         aside.status, aside.due_us, aside.token, aside.deliveries = LEASED, now_us + lease_us, token, deliveries
         self.aside[spot.pos] = aside
-        heappush(self._due, (aside.due_us, spot.pos))
+        self._note_due(LEASED, aside.due_us, spot.pos)
         if spot.key:
             self._holders[spot.key] = spot.pos
         taken.append(Delivery(spot, token, deliveries, aside.due_us))
@@ -202,7 +191,7 @@ class Group:
             for index in range(start, stop):
                 spot = segment.spot(index)
                 self.aside[spot.pos] = Aside(spot, WAITING, segment.due_us)
-                heappush(self._due, (segment.due_us, spot.pos))
+                self._note_due(WAITING, segment.due_us, spot.pos)
             self.cursor = segment.first + stop
             return stop > start
         stop = min(segment.count, start + count - len(taken))
@@ -253,12 +242,12 @@ class Group:
             heappush(self._back, pos)
         else:
             aside.status, aside.due_us = WAITING, due_us
-            heappush(self._due, (due_us, pos))
+            self._note_due(WAITING, due_us, pos)
 
     def extend(self, pos: int, until_us: int) -> None:
         """The lease runs out then."""
         self.aside[pos].due_us = until_us
-        heappush(self._due, (until_us, pos))
+        self._note_due(LEASED, until_us, pos)
 
     def bury(self, pos: int, reason: str, now_us: int) -> None:
         """It becomes a dead letter."""
@@ -326,27 +315,29 @@ class Group:
 
     def next_due_us(self) -> int:
         """When the next delayed message is due, or the next lease runs out; 0: neither."""
-        due = self._due
-        while due:
-            due_us, pos = due[0]
+        due_us = [heap[0][0] for heap in (self._leases, self._waits) if self._has_live_head(heap)]
+        return min(due_us, default=0)
+
+    def _has_live_head(self, heap: list[tuple[int, int]]) -> bool:
+        status = LEASED if heap is self._leases else WAITING
+        while heap:
+            due_us, pos = heap[0]
             aside = self.aside.get(pos)
-            if aside is not None and aside.due_us == due_us and aside.status in (LEASED, WAITING):
-                return due_us
-            heappop(due)
-        return 0
+            if aside is not None and aside.due_us == due_us and aside.status == status:
+                return True
+            heappop(heap)
+        return False
 
     def overdue(self, now_us: int, limit: int) -> list[tuple[int, int]]:
         """(position, token) of leases that have run out, not yet fenced."""
-        if not self._due or self.next_due_us() > now_us:
-            return []
-        found: list[tuple[int, int]] = []
-        for due_us, pos in nsmallest(4 * limit, self._due):
-            if due_us > now_us or len(found) == limit:
-                break
-            aside = self.aside.get(pos)
-            if aside is not None and aside.status == LEASED and aside.due_us == due_us:
-                found.append((pos, aside.token))
-        return found
+        found: dict[int, tuple[int, int]] = {}
+        heap = self._leases
+        while len(found) < limit and self._has_live_head(heap) and heap[0][0] <= now_us:
+            entry = heappop(heap)
+            found[entry[1]] = entry
+        for entry in found.values():
+            heappush(heap, entry)
+        return [(pos, self.aside[pos].token) for pos in found]
 
     @property
     def back_count(self) -> int:

@@ -11,7 +11,7 @@ import boki.testing
 from boki import InvalidArgument
 from boki.libs.bokiqueue import LeaseLost, NoSuchGroup, Queue, groups, upkeep
 from boki.libs.bokiqueue.groups import BACK, WAITING
-from boki.libs.bokiqueue.records import NACK, Carry, OpenGroup, Saved
+from boki.libs.bokiqueue.records import ACK, EXTEND, NACK, Carry, OpenGroup, Saved
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
@@ -213,3 +213,37 @@ class Held(Process):
     def go_on(self) -> None:
         self.is_held = False
         self._gate.set()
+
+
+def test_what_is_noted_of_leases_is_bounded_by_what_is_aside() -> None:
+    """Not by how many there ever were: one long lease keeps nothing of all that are taken and acked behind it."""
+    stream = Stream()
+    stream.push(5_000)
+    assert stream.take(lease_s=10**6) == [0]
+    slow = stream.token
+    for pos in range(1, 2_000):
+        assert stream.take(lease_s=10**6) == [pos]
+        assert stream.settle(ACK, pos, stream.token)
+        assert stream.settle(EXTEND, 0, slow, 10**6)
+    group = stream.state.groups[""]
+    assert len(group.aside) == 1
+    assert len(group._leases) < 200
+    assert group.next_due_us() == group.aside[0].due_us
+
+
+def test_a_take_costs_nothing_for_leases_that_have_run_out() -> None:
+    """They lie still until they are fenced: what is due behind them is brought back without touching them."""
+    stream = Stream()
+    stream.push(1_000)
+    assert len(stream.take(1_000, lease_s=1)) == 1_000
+    leases = stream.token
+    stream.push(1, delay_us=2 * SECOND)
+    assert stream.take() == []
+    stream.now_us += 3 * SECOND
+    group = stream.state.groups[""]
+    before = list(group._leases)
+    assert stream.take() == [1_000]
+    assert group._leases == before
+    assert group.overdue(stream.now_us, 3) == [(pos, leases) for pos in range(3)]
+    stream.fence()
+    assert group.overdue(stream.now_us, 3) == []
