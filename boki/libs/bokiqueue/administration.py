@@ -11,10 +11,9 @@ import msgspec
 
 from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound, WrongType
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.bodies import ANSWER_BYTES
 from boki.libs.bokiqueue.checkpoints import newest_settings
 from boki.libs.bokiqueue.following import Following, following
-from boki.libs.bokiqueue.groups import DEAD, LEASED, WAITING, Aside, Delivery
+from boki.libs.bokiqueue.groups import DEAD, LEASED, TAKE_BYTES, WAITING, Aside, Delivery
 from boki.libs.bokiqueue.messages import Message
 from boki.libs.bokiqueue.peeking import next_spots
 from boki.libs.bokiqueue.records import PURGE, REDRIVE, DropGroup, OpenGroup, Settings, Settle, Setup
@@ -143,7 +142,7 @@ class Administration(Generic[T]):
             last, known = await newest_settings(self.logbook, self.name, fresh=True)
             if known is None:
                 with suppress(ConditionFailed):  # somebody else has just created it
-                    return await self._append_settings(settings, last)
+                    return await self._append_settings(settings, last, is_first=True)
             self._settings = known
         if known.shards != settings.shards:
             if settings.shards == 1:
@@ -153,10 +152,10 @@ class Administration(Generic[T]):
             )
         return known
 
-    async def _append_settings(self, settings: Settings, last_seqnum: int) -> Settings:
+    async def _append_settings(self, settings: Settings, last_seqnum: int, *, is_first: bool = False) -> Settings:
         tag = records.settings_tag(self.name)
         group: list[tuple[bytes, tuple[str, ...]]] = [
-            (records.encode(Setup(shard, settings)), records.record_tags(self.name, shard, settings.shards))
+            (records.encode(Setup(shard, settings, is_first)), records.record_tags(self.name, shard, settings.shards))
             for shard in range(settings.shards)
         ]
         group.append(
@@ -261,7 +260,7 @@ class Administration(Generic[T]):
         check_count(count, "count", 1_000)
         shared = await self._caught_up_group()
         found: list[Message[T]] = []
-        room = ANSWER_BYTES
+        room = TAKE_BYTES
         for line in shared.lines:
             now_us = max(shared.log_time_us(), line.state.time_us)
             wanted = [
@@ -280,7 +279,7 @@ class Administration(Generic[T]):
         check_count(limit, "limit", 10_000)
         shared = await self._caught_up_group()
         found: list[DeadLetter] = []
-        room = ANSWER_BYTES
+        room = TAKE_BYTES
         for line in shared.lines:
             group = line.state.groups.get(self.group)
             asides = [] if group is None else [one for _, one in sorted(group.aside.items()) if one.status == DEAD]

@@ -113,10 +113,11 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The queue's settings from here on."""
+    """The queue's settings from here on. `is_first`: it begins here; what was before was deleted, with its book."""
 
     shard: int
     settings: Settings
+    is_first: bool = False
 
 
 class OpenGroup(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -75,6 +75,10 @@ class ShardState:
         self.at = 0
         """The last record that was applied."""
         self.time_us = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """There is nothing: the queue begins, or begins anew because its book was deleted."""
         self.floor = 0
         self.settings = Settings()
         self.backlog = Backlog()
@@ -109,6 +113,8 @@ class ShardState:
             case Done():
                 self._done(record, time_us)
             case Setup():
+                if record.is_first:
+                    self._begin()
                 self.settings = record.settings
             case OpenGroup():
                 self._open(seqnum, time_us, record)

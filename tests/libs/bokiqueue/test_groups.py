@@ -247,3 +247,29 @@ def test_a_take_costs_nothing_for_leases_that_have_run_out() -> None:
     assert group.overdue(stream.now_us, 3) == [(pos, leases) for pos in range(3)]
     stream.fence()
     assert group.overdue(stream.now_us, 3) == []
+
+
+@asynchronous
+async def test_a_book_that_was_deleted_leaves_nothing_to_the_queue_that_begins_in_it() -> None:
+    """Also in processes that have followed it before, and wait: all have the same queue."""
+    port = MemoryPort()
+    book, other = Process(port).logbook(), Process(port).logbook()
+    queue: Queue[str] = Queue(book, "q")
+    await queue.push_many(["old 1", "old 2", "old 3"])
+    assert await queue.pop() is not None
+    assert await queue.lease(60) is not None
+    await book.delete()
+    fresh: Queue[str] = Queue(other, "q")
+    await fresh.push_many(["new 1", "new 2"])
+    message = await fresh.pop()
+    assert message is not None
+    assert message.value == "new 1"
+    followed: Queue[str] = Queue(book, "q")
+    assert await drain(followed) == ["new 2"]
+    waiting = asyncio.ensure_future(followed.pop(wait_s=60))
+    await book.delete()
+    await Queue[str](other, "q").create()
+    await Queue[str](other, "q").push("newest")
+    message = await waiting
+    assert message is not None
+    assert message.value == "newest"
