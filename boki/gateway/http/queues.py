@@ -20,7 +20,8 @@ from boki.gateway.http.connections import body_size, read_body, send
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.libs.bokiqueue import Message, Queue, queue_names
-from boki.libs.bokiqueue.refusals import MAX_DELAY_S, MAX_KEY_CHARS
+from boki.libs.bokiqueue.groups import TAKE_BYTES
+from boki.libs.bokiqueue.refusals import MAX_DELAY_S, MAX_KEY_CHARS, MAX_MESSAGE_BYTES
 from boki.log.checks import check_book, check_writable
 from boki.runtime.http_exchange import MAX_WAIT_S
 from boki.runtime.logbook import LogAccess
@@ -224,8 +225,9 @@ class Queues:
         values = query(request, {"count", "group"})
         access = self._door.access(request)
         handle = self._queue(access, book, queue, values.get("group", ""))
-        with self._door.admitted():
-            found = await handle.peek(query_int(values, "count", 10, 1_000))
+        count = query_int(values, "count", 10, 1_000)
+        with self._door.admitted(min(count * MAX_MESSAGE_BYTES, TAKE_BYTES)):
+            found = await handle.peek(count)
         return await self._send(request, access, {"messages": [_message(one) for one in found]})
 
     # Dead letters and groups
@@ -235,8 +237,9 @@ class Queues:
         values = query(request, {"limit", "group"})
         access = self._door.access(request)
         handle = self._queue(access, book, queue, values.get("group", ""))
-        with self._door.admitted():
-            letters = await handle.dead_letters(query_int(values, "limit", 100, 10_000))
+        limit = query_int(values, "limit", 100, 10_000)
+        with self._door.admitted(min(limit * MAX_MESSAGE_BYTES, TAKE_BYTES)):
+            letters = await handle.dead_letters(limit)
         body = [
             {
                 "handle": one.handle,

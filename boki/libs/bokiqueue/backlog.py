@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from boki.libs.bokiqueue.records import Push
+
 RATE_US: Final = 10_000_000
 
 
@@ -21,6 +23,8 @@ class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: str = ""
     carried_to: int = 0
     carried_index: int = 0
+    size_bytes: int = 0
+    """No body of its push has more."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -38,11 +42,23 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     due_us: int
     expires_us: int
     keys: list[str]
+    size_bytes: int = 0
+    """The largest body."""
+
+    @staticmethod
+    def of(seqnum: int, first: int, time_us: int, push: Push) -> Segment:
+        """That of a push at this time, with positions from `first` on."""
+        due_us = time_us + push.delay_us if push.delay_us else 0
+        expires_us = time_us + push.ttl_us if push.ttl_us else 0
+        size_bytes = max(map(len, push.bodies), default=0)
+        return Segment(seqnum, first, len(push.bodies), time_us, due_us, expires_us, push.keys, size_bytes)
 
     def spot(self, index: int) -> Spot:
         """One of its messages."""
         key = self.keys[index] if self.keys else ""
-        return Spot(self.first + index, self.seqnum, index, self.time_us, self.expires_us, key)
+        return Spot(
+            self.first + index, self.seqnum, index, self.time_us, self.expires_us, key, size_bytes=self.size_bytes
+        )
 
 
 class Backlog:
@@ -55,13 +71,11 @@ class Backlog:
         """What lies before it in the lists is forgotten, and deleted from time to time."""
         self.next_pos = next_pos
 
-    def add(
-        self, seqnum: int, count: int, time_us: int, due_us: int = 0, expires_us: int = 0, keys: list[str] | None = None
-    ) -> None:
+    def add(self, seqnum: int, time_us: int, push: Push) -> None:
         """A push."""
-        self._segments.append(Segment(seqnum, self.next_pos, count, time_us, due_us, expires_us, keys or []))
+        self._segments.append(Segment.of(seqnum, self.next_pos, time_us, push))
         self._firsts.append(self.next_pos)
-        self.next_pos += count
+        self.next_pos += len(push.bodies)
 
     def put_before(self, older: list[Segment]) -> None:
         """Pushes that lie right before the first one here."""

@@ -23,8 +23,6 @@ from boki.libs.bokiqueue.records import Carry, Push
 from boki.libs.bokiqueue.state import Given, ShardState
 
 BODY_BUDGET_BYTES: Final = 64 * 1024 * 1024
-ANSWER_BYTES: Final = 16 * 1024 * 1024
-"""Bodies that are given out at once have so many bytes together, if not one alone has more."""
 READ_TOGETHER: Final = 16
 """Records that are read again at once: each may have a megabyte."""
 

@@ -31,6 +31,8 @@ BACK: Final = 2
 PARKED: Final = 3
 DEAD: Final = 4
 
+TAKE_BYTES: Final = 16 * 1024 * 1024
+"""A take ends with the message that fills this: each counts as the largest of its push."""
 MAX_ASIDE: Final = 100_000
 """Messages of one group and shard that may be aside. At the limit the cursor stands still until some are done."""
 
@@ -114,15 +116,18 @@ class Group:
     # Taking
 
     def take(self, backlog: Backlog, now_us: int, count: int, lease_us: int, token: int) -> list[Delivery]:
-        """The next messages, in order."""
+        """The next messages, in order; fewer of large ones, of about `TAKE_BYTES` in all."""
         self._bring_back(now_us)
         taken: list[Delivery] = []
-        while len(taken) < count:
+        room_bytes = TAKE_BYTES
+        while len(taken) < count and room_bytes > 0:
+            before = len(taken)
             if self._back:
                 self._offer_back(heappop(self._back), now_us, lease_us, token, taken)
-            elif not self._take_untouched(backlog, now_us, count, lease_us, token, taken):
+            elif not self._take_untouched(backlog, now_us, count, room_bytes, lease_us, token, taken):
                 break
-        self.is_dry = len(taken) < count
+            room_bytes -= sum(one.spot.size_bytes for one in taken[before:])
+        self.is_dry = len(taken) < count and room_bytes > 0
         return taken
 
     def _bring_back(self, now_us: int) -> None:
@@ -174,7 +179,14 @@ class Group:
         taken.append(Delivery(spot, token, deliveries, aside.due_us))
 
     def _take_untouched(
-        self, backlog: Backlog, now_us: int, count: int, lease_us: int, token: int, taken: list[Delivery]
+        self,
+        backlog: Backlog,
+        now_us: int,
+        count: int,
+        room_bytes: int,
+        lease_us: int,
+        token: int,
+        taken: list[Delivery],
     ) -> bool:
         """Go on with the push at the cursor; False if there is none, or no room for what it would put aside."""
         segment = backlog.find(self.cursor)
@@ -194,7 +206,7 @@ class Group:
                 self._note_due(WAITING, segment.due_us, spot.pos)
             self.cursor = segment.first + stop
             return stop > start
-        stop = min(segment.count, start + count - len(taken))
+        stop = min(segment.count, start + count - len(taken), start + 1 + room_bytes // (segment.size_bytes or 1))
         if not segment.keys and not lease_us:
             taken += [Delivery(segment.spot(index), token, 1, 0) for index in range(start, stop)]
             self.done_count += stop - start

@@ -132,9 +132,7 @@ class ShardState:
         return None
 
     def _push(self, seqnum: int, time_us: int, push: Push) -> None:
-        due_us = time_us + push.delay_us if push.delay_us else 0
-        expires_us = time_us + push.ttl_us if push.ttl_us else 0
-        self.backlog.add(seqnum, len(push.bodies), time_us, due_us, expires_us, push.keys)
+        self.backlog.add(seqnum, time_us, push)
 
     def _act(self, seqnum: int, time_us: int, act: Act) -> Given | None:
         if ends_leases(act):
@@ -310,12 +308,7 @@ class ShardState:
 
     def put_before(self, pushes: list[tuple[int, int, Push]]) -> None:
         """Pushes (seqnum, time, record) of that part."""
-        older = []
-        for seqnum, time_us, push in pushes:
-            due_us = time_us + push.delay_us if push.delay_us else 0
-            expires_us = time_us + push.ttl_us if push.ttl_us else 0
-            older.append(Segment(seqnum, 0, len(push.bodies), time_us, due_us, expires_us, push.keys))
-        self.backlog.put_before(older)
+        self.backlog.put_before([Segment.of(seqnum, 0, time_us, push) for seqnum, time_us, push in pushes])
 
     # Checkpoints
 

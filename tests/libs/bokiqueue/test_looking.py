@@ -8,7 +8,7 @@ import pytest
 
 import boki.testing
 from boki.libs.bokiqueue import NoSuchGroup, Queue
-from boki.libs.bokiqueue.bodies import ANSWER_BYTES
+from boki.libs.bokiqueue.groups import TAKE_BYTES
 from tests.libs.bokiqueue.running import asynchronous
 
 
@@ -59,9 +59,26 @@ async def test_what_is_shown_at_once_is_bounded_by_bytes() -> None:
         queue: Queue[bytes] = Queue(ctx.logbook, "q")
         for _ in range(20):
             await queue.push(bytes(1_000_000))
-        assert len(await queue.peek(1_000)) == ANSWER_BYTES // 1_000_000
+        assert len(await queue.peek(1_000)) == TAKE_BYTES // 1_000_000
         for _ in range(20):
             message = await queue.lease()
             assert message is not None
             await queue.bury(message, reason="no")
-        assert len(await queue.dead_letters(10_000)) == ANSWER_BYTES // 1_000_000
+        assert len(await queue.dead_letters(10_000)) == TAKE_BYTES // 1_000_000
+
+
+@asynchronous
+async def test_what_is_taken_at_once_is_bounded_by_bytes() -> None:
+    """For good, under an op or a lease; what does not fit is there for the next take."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[bytes] = Queue(ctx.logbook, "q")
+        for number in range(50):
+            await queue.push(bytes([number]) * 1_000_000)
+        most = TAKE_BYTES // 1_000_000 + 1
+        first = await queue.pop_many(1_000, op="mine")
+        again = await queue.pop_many(1_000, op="mine")
+        second = await queue.pop_many(1_000)
+        third = await queue.lease_many(1_000)
+        assert [one.id for one in first] == [one.id for one in again]
+        assert [len(first), len(second), len(third)] == [most, most, 50 - 2 * most]
+        assert [one.data[0] for one in (*first, *second, *third)] == list(range(50))
