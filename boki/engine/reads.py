@@ -55,6 +55,8 @@ class PendingRead:
     is_done: bool = False
     seen_until: int = 0
     """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
+    missed_below: int = 0
+    """When it began to wait, trims had taken what was below this."""
     needs_term: Term = 0
     """The newest term in `needs`."""
     most: int = 1 << 62
@@ -191,6 +193,8 @@ class Reads:
         if len(seqnums):
             return self._collect(read, seqnums, now_us, is_rest=len(seqnums) < operation.limit)
         if read.wait_until_us > now_us:
+            if not read.seen_until:
+                read.missed_below = self._first_seqnum(read)
             read.seen_until = self._tail_of(operation.book)
             self._watching.setdefault(operation.book, []).append(read)
             return []
@@ -205,7 +209,7 @@ class Reads:
         assert isinstance(operation, Read | Get)
         floor = self._index.floor(operation.book, operation.tag if isinstance(operation, Read) else None)
         if isinstance(operation, Read) and floor <= read.seen_until:
-            return min(floor, operation.start)
+            return max(read.missed_below, min(floor, operation.start))
         return floor
 
     def _collect(self, read: PendingRead, seqnums: array[int], now_us: int, *, is_rest: bool) -> list[Effect]:

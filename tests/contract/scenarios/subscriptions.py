@@ -98,6 +98,23 @@ async def a_trim_that_overtakes_is_told(logs: Logs) -> None:
     assert [record.seqnum for record in records] == seqnums[6:]
 
 
+async def a_trim_that_left_nothing_is_told(logs: Logs) -> None:
+    """Who waits for what comes next learns, too, that records were trimmed before it asked."""
+    seqnums = [await logs.logbook.append(b"%d" % i, tags=["t"]) for i in range(4)]
+    await logs.logbook.trim(seqnums[3] + 1, tag="t")
+    waiting = asyncio.ensure_future(take(aiter(logs.logbook.subscribe("t", start=seqnums[2])), 1))
+    await asyncio.sleep(0)
+    last = await logs.logbook.append(b"last", tags=["t"])
+    try:
+        await waiting
+    except Trimmed as error:
+        assert seqnums[3] < error.next_seqnum <= last
+        records = await take(aiter(logs.logbook.subscribe("t", start=error.next_seqnum)), 1)
+    else:
+        raise AssertionError("no error")
+    assert [record.seqnum for record in records] == [last]
+
+
 async def a_trim_that_overtakes_can_be_passed_over(logs: Logs) -> None:
     """With `on_trimmed="skip"` what is left comes."""
     seqnums = [await logs.logbook.append(b"%d" % i, tags=["t"]) for i in range(10)]
