@@ -37,6 +37,8 @@ class Process:
         self.holds_appends: Callable[[], bool] | None = None
         """While this is so, what this process appends is on its way; but not for ever."""
         self.loses_reads = True
+        self.loses_next_append = False
+        """The next append of this process is carried out, and nobody hears of it."""
         self.trouble = 0.0
         """How often a request or an answer is slow on its way, or lost: a probability."""
         self.on_death: Callable[[], object] | None = None
@@ -95,6 +97,9 @@ class Process:
                 self.loop, lambda done: target.submit(operation, dict(positions), timeout_us, done), positions
             )
             await self._travel(operation)
+            if self.loses_next_append and isinstance(operation, Append):
+                self.loses_next_append = False
+                raise ConnectionLost("the connection broke before the answer")
             return answer
         finally:
             self.terms_waited += wait_us > 0 and len(self._world.coordinator.views) > terms

@@ -209,6 +209,8 @@ class Worker:
     async def _take_any_ticket(self, queue: Queue[str]) -> None:
         """Without an op: at most once."""
         name = queue_of(queue.group)
+        assert self._process is not None
+        self._process.loses_next_append = self._rng.random() < 0.3
         self._ledger.unheard[name] += 1
         message = await queue.pop(wait_s=_WAIT_S)
         self._ledger.unheard[name] -= 1

@@ -22,7 +22,7 @@ from boki.engine.tails import Tails
 from boki.follower import MetalogFollower
 from boki.libs.bokiqueue import queue
 from boki.libs.bokiqueue.groups import LEASED, Group
-from boki.libs.bokiqueue.records import Act, Take
+from boki.libs.bokiqueue.records import Take
 from boki.libs.bokiqueue.state import ShardState
 from boki.log.quorum import majority
 from boki.log.record import Expect
@@ -219,21 +219,6 @@ def no_memory_of_ops() -> Any:
     return without(ShardState, "_take", forgetful)
 
 
-def no_counting_of_acts() -> Any:
-    """An act that was appended again counts again."""
-    act = ShardState._act
-
-    def credulous(self: ShardState, seqnum: int, time_us: int, what: Act) -> Any:
-        last = self.takers.pop(what.taker, None)
-        if last is not None and what.number <= last.number:
-            self.takers[what.taker] = msgspec.structs.replace(last, number=what.number - 1)
-        elif last is not None:
-            self.takers[what.taker] = last
-        return act(self, seqnum, time_us, what)
-
-    return without(ShardState, "_act", credulous)
-
-
 def no_token_of_leases() -> Any:
     """Whoever was given a message once can settle it, also when its lease is another's by now."""
 
@@ -274,7 +259,6 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "fresh tails": no_fresh_tails,
     "fence under a commit": no_fence_under_a_commit,
     "memory of ops": no_memory_of_ops,
-    "acts counted once": no_counting_of_acts,
     "tokens of leases": no_token_of_leases,
     "order of keys": no_order_of_keys,
 }
