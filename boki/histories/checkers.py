@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from boki.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, Patience
+from boki.histories.cursors import Cursors
 from boki.histories.facts import Facts, Violation
 from boki.histories.history import History
 from boki.histories.order import NothingLost, NothingTwice, TimeForward, TotalOrder
@@ -35,6 +36,7 @@ def all_checkers(grace_us: int = 1_000_000, early_us: int = 1_000_000) -> Sequen
         NothingTwice(),
         TimeForward(),
         WholePrefix(),
+        Cursors(),
         MonotonicReads(),
         ReadYourWrites(),
         Causality(),

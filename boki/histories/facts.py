@@ -80,6 +80,8 @@ class Facts:
         self.calls = history.calls
         self.readouts = [row for row in history.rows if isinstance(row, Readout)]
         self.placed: dict[int, Placed] = {}
+        self.times: dict[int, int] = {}
+        """The log's time of each record that a reader got."""
         self.asked: dict[str, list[Call]] = defaultdict(list)
         """Per payload, the calls that asked to append it."""
         self.places: dict[tuple[str, str], int] = {}
@@ -97,6 +99,7 @@ class Facts:
         for source, seen in self.showings():
             at_us = source.end_us if isinstance(source, Call) else source.at_us
             self._place(seen.seqnum, source.book, seen.payload, seen.tags, at_us)
+            self.times[seen.seqnum] = seen.time_us
         for call in self.calls:
             if isinstance(call.request, Appending) and isinstance(call.result, Ordered):
                 for seqnum, record in zip(call.result.seqnums, call.request.records, strict=False):
@@ -248,6 +251,8 @@ class Facts:
         start = max(start, self.may_floor(call.book, request.tag, call.end_us))
         row = self.row(call.book, request.tag)
         due = row[bisect_left(row, start) : bisect_left(row, min(stop, until_seqnum + 1))]
+        if request.since_us:  # when a record was ordered that nobody read, nobody knows
+            due = [seqnum for seqnum in due if self.times.get(seqnum, 0) >= request.since_us]
         if not due:
             return []
         shown = {record.seqnum for record in result.records}

@@ -55,7 +55,11 @@ class Appending(msgspec.Struct, frozen=True, tag="append"):
 
 
 class Reading(msgspec.Struct, frozen=True, tag="read"):
-    """Records with `start <= seqnum < stop`, the first `limit` or, if `backward`, the last. → `Shown` or `Refused`"""
+    """Records with `start <= seqnum < stop`, the first `limit` or, if `backward`, the last. → `Shown` or `Refused`
+
+    `since_us`, if positive: only those that were ordered at or after that time of the log. `wait_us`: how long the
+    answer may wait for a record.
+    """
 
     tag: str | None = None
     start: int = 0
@@ -63,6 +67,8 @@ class Reading(msgspec.Struct, frozen=True, tag="read"):
     limit: int = 1
     backward: bool = False
     fresh: bool = False
+    since_us: int = 0
+    wait_us: int = 0
 
 
 class Getting(msgspec.Struct, frozen=True, tag="get"):
@@ -98,12 +104,14 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
     """Records in ascending order.
 
     `is_end`: there is nothing more in the range. Else, forwards, nothing but these is in `start` until `next_start`;
-    backwards, nothing but these is in `next_start` until `stop`.
+    backwards, nothing but these is in `next_start` until `stop`. `first_seqnum`: trims have taken what was below; None
+    if that was not written down.
     """
 
     records: tuple[Seen, ...]
     next_start: int = 0
     is_end: bool = True
+    first_seqnum: int | None = None
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):

@@ -56,7 +56,9 @@ class TotalOrder:
             fits = seqnums == [request.seqnum]
         elif isinstance(request, Reading):
             fits = len(seqnums) <= request.limit and all(
-                request.start <= record.seqnum < request.stop and (request.tag is None or request.tag in record.tags)
+                request.start <= record.seqnum < request.stop
+                and (request.tag is None or request.tag in record.tags)
+                and record.time_us >= request.since_us
                 for record in result.records
             )
             fits = fits and (bool(seqnums) or result.is_end)

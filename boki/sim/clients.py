@@ -11,6 +11,8 @@ from functools import lru_cache
 from math import log
 from typing import Any, Final
 
+import msgspec
+
 from boki.errors import BokiError
 from boki.histories.history import (
     Appending,
@@ -34,7 +36,7 @@ from boki.histories.history import (
 from boki.log.chunk import Chunk, Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions, merge_positions
-from boki.log.operations import Append, Appended, Done, Found, Get, Operation, Read, Sync, TrimBook
+from boki.log.operations import Append, Appended, Done, Found, Get, Operation, Read, SetAuxdata, Sync, TrimBook
 from boki.log.record import Expect
 from boki.sim.engines import EngineNode
 from boki.sim.gateways import GatewayNode
@@ -53,6 +55,8 @@ OPERATIONS: Final = (
     "poll",
     "trim",
 )
+WIDE: Final = ("bounded", "since", "pair", "follow", "annotate")
+"""What only some seeds ask for: bounded pages, times, two conditions, pages by their cursor, and auxiliary data."""
 _CALM: Final = ("append", "append", "read", "tail")
 """What is asked for when liveness is demanded: nothing that may rightly be refused."""
 
@@ -64,6 +68,8 @@ class Shared:
     history: History
     orders: list[tuple[str, Appending]] = field(default_factory=list)
     payloads: int = 0
+    problems: list[str] = field(default_factory=list)
+    """Auxiliary data that was another record's."""
     is_calm: bool = False
     is_over: bool = False
 
@@ -93,8 +99,11 @@ class Client:
         self._known: dict[str, list[int]] = {}
         self._last: dict[tuple[str, str], int] = {}
         self._again: tuple[str, Appending] | None = None
+        self._times: dict[str, int] = {}
+        self._cursors: dict[tuple[str, str | None], int] = {}
         options = world.options
         self._names = [name for name in OPERATIONS for _ in range(options.mix.get(name, 1))] or ["append"]
+        self._names += list(WIDE) * options.wide
         self._new_session()
         self._think()
 
@@ -220,6 +229,47 @@ class Client:
         known = self._known.get(self._book)
         return Reading(None, known[-1] + 1 if known else 0, limit=10)
 
+    def _make_bounded(self) -> Request:
+        """A page between two records, in either direction."""
+        known = self._known.get(self._book) or [0]
+        start, stop = sorted((self.rng.choice(known), self.rng.choice(known) + self.rng.randint(0, 2)))
+        tag = self._tag() if self.rng.random() < 0.5 else None
+        return Reading(tag, start, stop, self.rng.choice((1, 10)), backward=self.rng.random() < 0.5)
+
+    def _make_since(self) -> Request:
+        return Reading(self._tag(), limit=20, since_us=self._times.get(self._book, 0) + self.rng.randint(-1, 1))
+
+    def _make_pair(self) -> Request:
+        """Two conditions, the second of which does not hold as often as it does; half of them under a key."""
+        tags = (self._tag(), self._tag())
+        when = [Condition(tag, self._last.get((self._book, tag), 0)) for tag in dict.fromkeys(tags)]
+        if len(when) > 1 and self.rng.random() < 0.5:
+            when[1] = Condition(tags[1], self.rng.choice(self._known.get(self._book) or [1]))
+        records = tuple(self._written(tags[0]) for _ in range(self.rng.randint(1, 3)))
+        if self.rng.random() < 0.5:
+            return Appending(records, tuple(when))
+        request = Appending(records, tuple(when), key=f"key-{self.shared.payloads}")
+        self.shared.orders.append((self._book, request))
+        return request
+
+    def _make_follow(self) -> Request:
+        """The next page of a tag, or of the book, as a subscriber asks for it."""
+        tag = self._tag() if self.rng.random() < 0.8 else None
+        start = self._cursors.setdefault((self._book, tag), 0)
+        return Reading(tag, start, limit=self.rng.choice((1, 10)), wait_us=self.rng.choice((0, 200_000)))
+
+    def _make_annotate(self) -> Request:
+        """Auxiliary data beside a record, which is then read."""
+        known = self._known.get(self._book)
+        if not known:
+            return Reading()
+        seqnum = self.rng.choice(known)
+        target = self._gateway or self._engine
+        assert target is not None
+        data = _annotation(seqnum)
+        target.submit(SetAuxdata(self._book, seqnum, data), dict(self._positions), 1_000_000, lambda *_: None)
+        return Getting(seqnum)
+
     def _make_get(self) -> Request:
         known = self._known.get(self._book)
         return Getting(self.rng.choice(known)) if known else Reading()
@@ -237,6 +287,9 @@ class Client:
 
     def _call(self, book: str, request: Request) -> None:
         timeout_us = int(self.world.options.deadline_us * (0.3 + self.rng.random()))
+        if isinstance(request, Reading) and not (request.backward or request.fresh or request.wait_us):
+            wait_us = min(timeout_us, self.rng.choice((0, 0, self.world.options.poll_us)))
+            request = msgspec.structs.replace(request, wait_us=wait_us)
         operation = self._operation(book, request)
         now_us = self.clock.now_us
         call = self.shared.history.begin(self._session, book, request, now_us, now_us + timeout_us, self._positions)
@@ -276,9 +329,8 @@ class Client:
                 rows = [(record.payload.encode().ljust(fill, b"."), record.tags) for record in records]
                 expects = [Expect(condition.tag, condition.last_seqnum) for condition in when]
                 return Append(book, encode_chunk(book, [Group(rows, expects, key)]))
-            case Reading(tag, start, stop, limit, backward, fresh):
-                wait_us = self.rng.choice((0, 0, 300_000)) if not backward and not fresh else 0
-                return Read(book, tag, start, min(stop, MAX_SEQNUM), limit, backward, wait_us, fresh)
+            case Reading(tag, start, stop, limit, backward, fresh, since_us, wait_us):
+                return Read(book, tag, start, min(stop, MAX_SEQNUM), limit, backward, wait_us, fresh, since_us)
             case Getting(seqnum):
                 return Get(book, seqnum)
             case Trimming(before, tag, everything):
@@ -291,6 +343,8 @@ class Client:
     def _done(self, call: Call, answer: Any, positions: Positions) -> None:
         self.open_call = None
         result = _result(call.request, answer)
+        if isinstance(answer, Found):
+            self.shared.problems += _foreign_annotations(answer)
         if isinstance(answer, Appended) and answer.rejected and answer.rejected[0].seqnums:
             self.clock.sometimes("a key was used again")
         History.end(call, result, self.clock.now_us, positions)
@@ -310,6 +364,7 @@ class Client:
                     self._note_last(call.book, written.tags, seqnum)
             case Shown(records):
                 self.ok_count += 1
+                self._note_page(call, result)
                 for record in records[-3:]:
                     known.append(record.seqnum)
                     self._note_last(call.book, record.tags, record.seqnum)
@@ -329,6 +384,13 @@ class Client:
         elif call.request.key is not None and outcome == "unknown":
             self._again = (call.book, call.request)
 
+    def _note_page(self, call: Call, page: Shown) -> None:
+        request = call.request
+        if page.records:
+            self._times[call.book] = page.records[-1].time_us
+        if isinstance(request, Reading) and self._cursors.get((call.book, request.tag)) == request.start:
+            self._cursors[call.book, request.tag] = page.next_start
+
     def _note_last(self, book: str, tags: tuple[str, ...], seqnum: int) -> None:
         for tag in tags:
             self._last[book, tag] = max(seqnum, self._last.get((book, tag), 0))
@@ -345,12 +407,25 @@ def _result(request: Request, answer: Any) -> Result:
                 return Ordered(tuple(rejected[0].seqnums))
             return Refused("condition_failed", "not_applied", rejected[0].actual_seqnum)
         case Found():
-            return Shown(read_found(answer), answer.next_start, answer.is_end)
+            return Shown(read_found(answer), answer.next_start, answer.is_end, answer.first_seqnum)
         case Done():
             return Told()
         case BokiError():
             return Refused(answer.code, answer.outcome)
     raise AssertionError(f"an engine answered {answer!r}")
+
+
+def _annotation(seqnum: int) -> bytes:
+    return f"beside {seqnum}".encode()
+
+
+def _foreign_annotations(found: Found) -> list[str]:
+    return [
+        f"{seqnum} came with {data!r}"
+        for slab in found.slabs
+        for seqnum, data in slab.aux.items()
+        if data != _annotation(seqnum)
+    ]
 
 
 def read_found(found: Found) -> tuple[Seen, ...]:

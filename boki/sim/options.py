@@ -64,6 +64,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     deadline_us: int = 3_000_000
     mix: dict[str, int] = {}
     """Weights of the operations; those of `boki.sim.clients.OPERATIONS` that are missing have weight 1."""
+    wide: int = 0
+    """Weight of each of `boki.sim.clients.WIDE`."""
+    poll_us: int = 300_000
+    """How long every third forward read may wait for a record."""
     buffer_bytes: int = 1 << 20
     batch_bytes: int = 64 << 10
     index_memory_bytes: int = 64 << 20
@@ -89,8 +93,9 @@ def draw_options(seed: int) -> Options:
     """The options of a seed."""
     rng = Random(f"{seed}:options")
     queue_rng = Random(f"{seed}:options:queues")
+    wide_rng = Random(f"{seed}:options:wide")
     replicas = rng.choice((1, 2, 3, 3, 3, 3, 5))
-    return Options(
+    options = Options(
         seed=seed,
         chaos_us=int(_log_uniform(rng, 3_500_000, 8_000_000)),
         storage=replicas + rng.choice((0, 1, 1, 2)),
@@ -123,7 +128,11 @@ def draw_options(seed: int) -> Options:
         queue_shards=queue_rng.choice((1, 1, 2, 3)),
         queue_crashes=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.1, 1.0))),
         queue_trouble=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.01, 0.3), 0.1)),
+        wide=wide_rng.choice((0, 0, 1)),
     )
+    if not options.faults:  # who waits must be woken then, however long the wait
+        return msgspec.structs.replace(options, poll_us=3_000_000)
+    return options
 
 
 def _draw_faults(rng: Random) -> dict[str, float]:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from boki.histories.checkers import all_checkers, find_violations
+from boki.histories.checkers import Checker, all_checkers, find_violations
+from boki.histories.cursors import Wakes
 from boki.histories.facts import Violation
-from boki.histories.history import History, Seen
+from boki.histories.history import History, Readout, Seen
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Role
-from boki.log.operations import Found, Read, Sync
+from boki.log.operations import Books, Found, ListBooks, Read, Sync
 from boki.sim.calls import BOOK, CallClients, heard
 from boki.sim.clients import Client, Shared, read_found
 from boki.sim.clockwork import START_US, Clockwork
@@ -204,12 +205,30 @@ class Simulation:
                 if isinstance(records, str):
                     return [Violation("liveness", f"{reader.name} cannot read book-{number} in the end: {records}")]
                 self.history.read_out(reader.name, f"book-{number}", self.clock.now_us, records)
+            wrong = self._list_wrongly(reader)
+            if wrong:
+                return [Violation("books with records are listed", f"{reader.name}: {wrong}")]
         if self.options.calls:
             effects = self._read_book(fresh, BOOK)
             if isinstance(effects, str):
                 return [Violation("liveness", f"{fresh.name} cannot read {BOOK} in the end: {effects}")]
             self._effects = [record.payload for record in effects]
         return []
+
+    def _list_wrongly(self, reader: EngineNode) -> str:
+        """What is wrong with the list of books that a reader gives, who has just read them all."""
+        answer, _ = self._ask(reader, ListBooks("book-"), {})
+        listed = {info.name: info for info in answer.books} if isinstance(answer, Books) else None
+        if listed is None:
+            return repr(answer)
+        for readout in [row for row in self.history.rows if isinstance(row, Readout) and row.reader == reader.name]:
+            info = listed.get(readout.book)
+            records = readout.records
+            if records and (info is None or info.first_seqnum > records[0].seqnum):
+                return f"{readout.book} has {len(records)} records from {records[0].seqnum}, and is listed as {info}"
+            if records and info is not None and info.last_seqnum < records[-1].seqnum:
+                return f"{readout.book} ends with {records[-1].seqnum}, and is listed as {info}"
+        return ""
 
     def _ask(self, reader: EngineNode, operation: Any, positions: dict[int, int]) -> tuple[Any, dict[int, int]]:
         answers: list[tuple[Any, dict[int, int]]] = []
@@ -241,7 +260,11 @@ class Simulation:
         faults = self.options.faults
         grace_us = 1_500_000 + (2 * MAX_PAUSE_US if "pause" in faults else 0)
         wrong_us = 2 * MAX_OFFSET_US if "clock" in faults else 0
-        return find_violations(self.history, all_checkers(grace_us + wrong_us, _EARLY_US + wrong_us))
+        checkers: list[Checker] = [*all_checkers(grace_us + wrong_us, _EARLY_US + wrong_us)]
+        if not faults and self._script is None:
+            checkers.append(Wakes())
+        strange = [Violation("auxiliary data is a record's own", text) for text in self.shared.problems[:_SHOWN]]
+        return [*find_violations(self.history, checkers), *strange]
 
 
 def simulate(options: Options, tell: Callable[[str], None] | None = None) -> Outcome:

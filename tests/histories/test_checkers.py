@@ -8,6 +8,7 @@ import pytest
 
 from boki.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, Patience
 from boki.histories.checkers import Checker, all_checkers, find_violations
+from boki.histories.cursors import Cursors
 from boki.histories.history import (
     Appending,
     Condition,
@@ -456,6 +457,16 @@ def test_nothing_is_given_up_before_its_deadline(clients: Clients) -> None:
     assert clients.broken(Patience(100)) == []
     clients.call("one", Appending((Written("c"),)), given_up, start=2_000, end=2_899)
     assert len(clients.broken(Patience(100))) == 1
+
+
+def test_nothing_is_passed_over_between_two_pages(clients: Clients) -> None:
+    """Below `next_start` nothing may ever be that was neither shown nor, of a tag, told to be trimmed."""
+    clients.call("two", Reading("t", start=21), Shown((), 25, first_seqnum=21))
+    assert clients.broken(Cursors()) == []
+    clients.append("one", "z", 24, "t")
+    assert len(clients.broken(Cursors())) == 2  # it is passed over, and the page says that it has all
+    clients.call("one", Trimming(MAX, "t"), None, start=0)
+    assert len(clients.broken(Cursors())) == 1  # it may be trimmed, but then the page would say so
 
 
 def test_each_checker_is_tested_here_and_has_a_name_of_its_own() -> None:

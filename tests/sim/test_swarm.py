@@ -88,6 +88,13 @@ def test_every_fault_is_drawn_and_some_seeds_have_none_or_one() -> None:
     assert 20 < sum(len(faults) == 1 for faults in drawn) < 80
 
 
+def test_a_third_of_the_seeds_ask_for_everything_there_is() -> None:
+    """Bounded pages, times, pairs of conditions, cursors and auxiliary data; without faults waits are long."""
+    drawn = [draw_options(seed) for seed in range(1000)]
+    assert 250 < sum(options.wide > 0 for options in drawn) < 420
+    assert all((options.poll_us > 1_000_000) == (not options.faults) for options in drawn)
+
+
 @pytest.mark.parametrize("seed", [5, 6, 7])
 def test_nothing_strikes_after_everything_is_healed(seed: int) -> None:
     """What was drawn before and would come later does not come: liveness is demanded of a world without faults."""

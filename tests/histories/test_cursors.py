@@ -1,0 +1,39 @@
+"""Whoever waits for a record is woken by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from boki.histories.cursors import Wakes
+from boki.histories.history import Reading, Seen, Shown, Told, Trimming
+from tests.histories.test_checkers import MAX, Clients
+
+POLL = Reading("t", start=21, stop=50, wait_us=10_000)
+
+
+@pytest.fixture
+def clients() -> Clients:
+    found = Clients()
+    found.append("one", "y", 20, "t", start=10, end=20)
+    found.append("one", "z", 30, "t", start=1_000, end=1_100)
+    return found
+
+
+def test_a_poll_that_goes_on_waiting_is_noticed(clients: Clients) -> None:
+    """It may take a little longer than the append that it waits for, and not much longer."""
+    shown = Shown((Seen(30, "z", ("t",)),), 31)
+    clients.call("two", POLL, shown, start=100, end=1_200)
+    assert clients.broken(Wakes(100)) == []
+    clients.call("two", POLL, shown, start=100, end=1_201)
+    assert len(clients.broken(Wakes(100))) == 1
+
+
+def test_a_poll_that_ends_with_nothing_is_noticed_if_there_was_something(clients: Clients) -> None:
+    """Unless it was not asked for, or trimmed."""
+    clients.call("two", Reading("t", start=31, wait_us=10_000), Shown((), 31), start=100, end=10_100)
+    clients.call("two", Reading("t", start=21, stop=30, wait_us=10_000), Shown((), 30), start=100, end=10_100)
+    assert clients.broken(Wakes(100)) == []
+    clients.call("two", POLL, Shown((), 50), start=100, end=10_100)
+    assert len(clients.broken(Wakes(100))) == 1
+    clients.call("one", Trimming(MAX, "t"), Told(), start=1_500, end=1_600)
+    assert clients.broken(Wakes(100)) == []
