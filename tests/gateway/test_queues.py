@@ -163,6 +163,7 @@ def test_groups_begin_where_they_are_told() -> None:
         ("POST", "/q/push_many", {"json": {"messages": 1}}, "invalid_argument"),
         ("POST", "/q/settle", {"json": {"verb": "eat", "receipts": []}}, "invalid_argument"),
         ("PUT", "/q", {"json": {"shards": 0}}, "invalid_argument"),
+        ("PUT", "/q", {"json": {"shards": 4, "max_length": -1}}, "invalid_argument"),
         ("PUT", "/q", {"json": {"color": "red"}}, "invalid_argument"),
     ],
 )

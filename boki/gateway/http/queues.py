@@ -1,7 +1,8 @@
 """Queues over HTTP: BokiQueue for any language. Consumers that wait are held until a message comes (long poll).
 
 All requests of this gateway for one queue share its fold. A push under an `Idempotency-Key` happens once within 24
-hours; a pop under one is given the same messages again within an hour, so that a lost answer loses none.
+hours; a pop under one is given the same messages again within an hour, so that a lost answer loses none, as long as it
+is among the last 10,000 of its shard.
 """
 
 from __future__ import annotations
@@ -135,10 +136,10 @@ class Queues:
         access = self._door.access(request)
         handle = self._queue(access, book, queue)
         with self._door.admitted():
-            await handle.create(shards=wished.shards)
-            settings = await handle.configure(
-                max_deliveries=wished.max_deliveries, max_length=wished.max_length, retain_s=wished.retain_s
-            )
+            changed = {"max_deliveries": wished.max_deliveries, "max_length": wished.max_length}
+            named = {name: value for name, value in changed.items() if value is not None}
+            await handle.create(shards=wished.shards, retain_s=wished.retain_s or 0, **named)  # refused as a whole
+            settings = await handle.configure(**changed, retain_s=wished.retain_s)
         body = {
             "shards": settings.shards,
             "max_deliveries": settings.max_deliveries,
