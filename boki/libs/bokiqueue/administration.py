@@ -39,7 +39,8 @@ MAX_MESSAGES: Final = 1_000_000_000
 class GroupStats(msgspec.Struct, frozen=True):
     """A consumer group in figures. `depth` is what it has still to do, `in_flight` what is leased of that, and
     `delayed` what is not due yet; `oldest_age_s` is that of the oldest message that it has not done, and
-    `done_per_s` how many it has done lately. All by the log's time.
+    `done_per_s` how many it has done lately. All by the log's time. `blocked`: so many are leased, delayed, parked or
+    dead that nothing more is given out until some are done.
     """
 
     name: str
@@ -51,6 +52,7 @@ class GroupStats(msgspec.Struct, frozen=True):
     done: int
     expired: int
     done_per_s: float
+    blocked: bool
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -111,7 +113,7 @@ class Administration(Generic[T]):
 
         `shards`: how many parts it has, each in order, for ever. `max_deliveries`: a message that was leased so often
         without an ack becomes a dead letter (0: never). `max_length`: pushes wait, or are refused, while so many
-        messages are to be taken (0: no bound; what several producers push at once may go a little beyond it).
+        messages are to be taken (0: no bound; what processes push at the same moment may go a little beyond it).
         `retain_s`: how long messages that all groups have done can still be replayed.
         """
         settings = _settings(shards, max_deliveries, max_length, retain_s)
@@ -379,6 +381,7 @@ def _group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats
         sum(group.done_count for group in groups),
         sum(group.expired_count for group in groups),
         round(sum(group.rate.per_s(now_us) for group in groups), 3),
+        any(group.is_blocked for group in groups),
     )
 
 

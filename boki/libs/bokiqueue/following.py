@@ -80,6 +80,8 @@ class Following:
         self._is_starting = False
         self._turn = 0
         self._pushed = self.taker[0]
+        self.pushing = 0
+        """Messages that this process is about to push into a queue with a maximal length."""
         self.waited_s = 0.0
         """How long the log has waited for us, in its own time."""
         self._tag = records.stream_tag(queue, 0) if shards == 1 else records.feed_tag(queue)

@@ -233,6 +233,11 @@ class Group:
         aside = self.aside.get(pos)
         return aside if aside is not None and aside.status == LEASED and aside.token == token else None
 
+    def is_held(self, one: Delivery, now_us: int) -> bool:
+        """Whether that lease lasts."""
+        aside = self.leased(one.spot.pos, one.token)
+        return aside is not None and aside.due_us > now_us
+
     def ack(self, pos: int, now_us: int) -> None:
         """It is done."""
         self._finish(pos)
@@ -360,6 +365,11 @@ class Group:
         """When the first of those was pushed."""
         aside = self.aside.get(self._back[0])
         return aside.spot.time_us if aside is not None else 1
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the cursor stands still for what is aside."""
+        return len(self.aside) >= MAX_ASIDE
 
     def count(self, status: int) -> int:
         """How many are aside in that status."""

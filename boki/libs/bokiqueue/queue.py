@@ -24,8 +24,10 @@ from boki import (
     CorruptData,
     Expect,
     InvalidArgument,
+    KeyReused,
     NewRecord,
     NotFound,
+    TooLarge,
     Trimmed,
     WrongType,
 )
@@ -104,13 +106,12 @@ class Queue(Administration[T], Generic[T]):
         new = self._pushes(settings, bodies, delay_s, ttl_s, group_keys, shard)
         patience_s = check_span(wait_s, "wait_s") / 1e6
         if settings.max_length:
-            await self._wait_for_room(settings, patience_s)
-        tags = [records.record_tags(self.name, push.shard, settings.shards) for push, _ in new]
-        group = [(records.encode(push), own) for (push, _), own in zip(new, tags, strict=True)]
-        if len(group) == 1:
-            seqnums = [await self.logbook.append(*group[0], key=log_key)]
+            async with self._room(settings, len(bodies), patience_s):
+                seqnums = await self._append_pushes(settings, new, log_key)
         else:
-            seqnums = await self.logbook.append_many(group, key=log_key)
+            seqnums = await self._append_pushes(settings, new, log_key)
+        if key is not None and (len(seqnums) != len(new) or len(bodies) > 1):
+            await self._check_use(key, seqnums, new)
         ids = [""] * len(bodies)
         for seqnum, (_, places) in zip(seqnums, new, strict=True):
             for index, place in enumerate(places):
@@ -159,14 +160,55 @@ class Queue(Administration[T], Generic[T]):
                 found.append((push, some))
         return found
 
-    async def _wait_for_room(self, settings: Settings, wait_s: float) -> None:
-        """Back-pressure: until there are fewer messages to be taken than the maximal length."""
+    async def _append_pushes(
+        self, settings: Settings, new: list[tuple[Push, list[int]]], key: str | None
+    ) -> Sequence[int]:
+        tags = [records.record_tags(self.name, push.shard, settings.shards) for push, _ in new]
+        group = [(records.encode(push), own) for (push, _), own in zip(new, tags, strict=True)]
+        if len(group) == 1:
+            return [await self.logbook.append(*group[0], key=key)]
+        return await self.logbook.append_many(group, key=key)
+
+    async def _check_use(self, key: str, seqnums: Sequence[int], new: list[tuple[Push, list[int]]]) -> None:
+        """`KeyReused` if what stands under the key is not so many messages; what was trimmed nobody can tell."""
+        are_same = len(seqnums) == len(new)
+        if are_same:
+            with suppress(NotFound, Trimmed):
+                first = records.decode((await self.logbook.get(seqnums[0])).data)
+                are_same = isinstance(first, Push) and len(first.bodies) == len(new[0][0].bodies)
+        if not are_same:
+            raise KeyReused(
+                f"key {key!r} was used for another number of messages of queue {self.name!r}: nothing was pushed",
+                key=key,
+            )
+
+    @asynccontextmanager
+    async def _room(self, settings: Settings, count: int, wait_s: float) -> AsyncIterator[None]:
+        """Back-pressure: room for so many messages, for which this process does not let others push meanwhile."""
+        if count > settings.max_length:
+            raise TooLarge(
+                f"{count:,} messages never fit in queue {self.name!r}, whose maximal length is "
+                f"{settings.max_length:,}: push them in parts",
+                field="bodies",
+                limit=settings.max_length,
+            )
         shared = self._shared(settings)
+        await self._wait_for_room(shared, settings, count, wait_s)
+        shared.pushing += count
+        try:
+            yield
+        finally:
+            shared.pushing -= count
+
+    async def _wait_for_room(self, shared: Following, settings: Settings, count: int, wait_s: float) -> None:
         begun = shared.clocks()
         while True:
             await shared.catch_up(self.logbook)
-            length = sum(line.state.length() for line in shared.lines)
-            if length < settings.max_length:
+            length = shared.pushing + sum(line.state.length() for line in shared.lines)
+            if length + count > settings.max_length:
+                now_us = shared.log_time_us()
+                length = shared.pushing + sum(line.state.length(now_us) for line in shared.lines)
+            if length + count <= settings.max_length:
                 return
             left_s = wait_s - shared.since(begun)
             if left_s < 0.001:
@@ -184,7 +226,8 @@ class Queue(Administration[T], Generic[T]):
         """Take the next message for good, waiting up to `wait_s` for one; None if none came.
 
         `op` names this pop: whoever repeats it within an hour is given the very same message, also after a crash or
-        from another process. Of a queue with several shards an op always asks the same one.
+        from another process; but only the last 10,000 ops of a shard are remembered, or those of the last 100,000
+        messages. Of a queue with several shards an op always asks the same one.
         """
         found = await self._take(1, 0, wait_s, op)
         return found[0] if found else None
@@ -194,7 +237,10 @@ class Queue(Administration[T], Generic[T]):
         return await self._take(check_count(count, "count"), 0, wait_s, op)
 
     async def lease(self, lease_s: float = 30, *, wait_s: float = 0, op: str | None = None) -> Message[T] | None:
-        """Take the next message for `lease_s`: if it is not acked by then, by the log's time, others are given it."""
+        """Take the next message for `lease_s`: if it is not acked by then, by the log's time, others are given it.
+
+        Under an `op` whoever repeats it is given the same lease while that lasts, and then a new one.
+        """
         found = await self._take(1, check_span(lease_s, "lease_s", least_s=0.001), wait_s, op)
         return found[0] if found else None
 
@@ -360,19 +406,23 @@ class Queue(Administration[T], Generic[T]):
         tags = records.record_tags(self.name, shard, shared.shards)
         done = NewRecord(records.encode(Done(shard, self.group, [(pos, token)])), tags)
         key = f"!qd:{self.name}:{self.group}:{shard}:{pos}:{token}"
+        stranger = 0
         for _ in range(_COMMIT_TRIES):
             await shared.catch_up(self.logbook)
             group = line.state.groups.get(self.group)
             aside = group.leased(pos, token) if group is not None else None
             if message.is_settled or aside is None or aside.due_us <= shared.log_time_us():
                 raise self._lost(message)
-            fence = Expect(records.fence_tag(self.name, shard), line.state.last_fence)
+            fence = Expect(records.fence_tag(self.name, shard), max(line.state.last_fence, stranger))
             try:
                 seqnums = await self.logbook.append_many([done, *out.records], when=[fence, *out.conditions], key=key)
             except ConditionFailed as error:
-                if error.tag == fence.tag:
-                    continue  # a lease was taken away, maybe another one: look again
-                raise
+                if error.tag != fence.tag:
+                    raise
+                # A lease was taken away, maybe another one: look again. Or it is no fence, but a stranger's record.
+                tail = await self.logbook.check_tail(fence.tag)
+                stranger = tail.seqnum if tail is not None and not records.is_own(tail.data) else 0
+                continue
             if len(seqnums) != 1 + len(out.records):
                 raise self._lost(message)  # they are those of another block, which has committed under this lease
             message.is_settled = True

@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     max_deliveries: int = 10
     """A message that was leased so often without an ack becomes a dead letter; 0: never."""
     max_length: int = 0
-    """Pushes wait, or are refused, while a shard has so many messages to be taken; 0: no bound."""
+    """Pushes wait, or are refused, while the queue has so many messages to be taken; 0: no bound."""
     retain_us: int = 0
     """So long messages stay readable for new groups after every group has passed them."""
 

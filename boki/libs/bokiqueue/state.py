@@ -7,8 +7,9 @@ processes never contend for anything, and no condition is needed.
 **Once.** A process numbers its acts, and the fold counts each (taker, number) once: an append whose outcome is unknown
 is simply made again. What the last act of a taker was given is remembered until its next act, or for `TAKER_US`, and
 what it has taken for good and nobody has received yet for as long as it says so: that can be given back. A take
-with an `op` of its own is remembered for `OP_US`: whoever repeats it, also from another process, is given the same
-messages, and they are not trimmed until then.
+with an `op` of its own is remembered for `OP_US`, if there are not too many later ones: whoever repeats it, also from
+another process, is given the same messages, and they are not trimmed until then; of a lease, those still leased under
+it, and if there are none it is a new one.
 
 **Checkpoints.** A `Snapshot` holds what lies aside, and where the first untouched push is (`resume`), not the untouched
 messages themselves: who starts from it reads the stream from `resume` on, and takes from the records that it covers
@@ -26,7 +27,7 @@ from typing import Final
 import msgspec
 
 from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment, Spot
-from boki.libs.bokiqueue.groups import DEAD, Aside, Delivery, Group
+from boki.libs.bokiqueue.groups import DEAD, LEASED, Aside, Delivery, Group
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -59,7 +60,9 @@ TAKER_US: Final = 15 * 60 * 1_000_000
 OP_US: Final = 3_600 * 1_000_000
 """So long a take with an op of its own can be repeated."""
 MAX_OPS: Final = 10_000
-"""Remembered at most; the oldest go first."""
+"""Ops of a shard that are remembered at most; the oldest go first."""
+MAX_OP_MESSAGES: Final = 100_000
+"""Messages that all of them together may have been given."""
 MAX_POPPED: Final = 100_000
 """Messages that one taker may still give back, about; the oldest go first."""
 MAX_MARKS: Final = 1_000
@@ -86,6 +89,7 @@ class ShardState:
         self.takers: dict[bytes, Given] = {}
         self.popped: dict[bytes, list[Popped]] = {}
         self.ops: dict[str, OpDone] = {}
+        self._op_messages = 0
         self.marks: list[tuple[int, int, int]] = []
         """(time, seqnum, bytes of the stream before it) of checkpoints: for what is retained, and what is carried."""
         self.last_fence = 0
@@ -165,15 +169,18 @@ class ShardState:
             if take.group != DEFAULT_GROUP:
                 return None
             group = self.groups[DEFAULT_GROUP] = Group(self.backlog.first_pos)
-        op = f"{take.group}\n{take.op}"
+        op = f"{take.group}\n{'lease' if take.lease_us else 'pop'}\n{take.op}"
         if take.op:
             earlier = self.ops.get(op)
             if earlier is not None and earlier.time_us > time_us - OP_US:
-                return earlier.deliveries
+                held = [one for one in earlier.deliveries if not one.until_us or group.is_held(one, time_us)]
+                if held:
+                    return held
         deliveries = group.take(self.backlog, time_us, take.count, take.lease_us, seqnum)
         if take.op and deliveries:
-            self.ops.pop(op, None)
+            self._forget_op(op)
             self.ops[op] = OpDone(time_us, deliveries)
+            self._op_messages += len(deliveries)
         return deliveries
 
     def _settle(self, settle: Settle, time_us: int, popped: list[Popped]) -> list[bool]:
@@ -286,9 +293,14 @@ class ShardState:
             self.popped.pop(taker, None)
         while self.ops:
             op, done = next(iter(self.ops.items()))
-            if done.time_us > time_us - OP_US and len(self.ops) <= MAX_OPS:
+            are_few = len(self.ops) <= MAX_OPS and (self._op_messages <= MAX_OP_MESSAGES or len(self.ops) == 1)
+            if done.time_us > time_us - OP_US and are_few:
                 break
-            del self.ops[op]
+            self._forget_op(op)
+
+    def _forget_op(self, op: str) -> None:
+        done = self.ops.pop(op, None)
+        self._op_messages -= 0 if done is None else len(done.deliveries)
 
     def _forget_popped(self, group: str) -> None:
         """It begins anew or is no more: what was taken from it is nothing to it now."""
@@ -384,6 +396,7 @@ class ShardState:
             group.done_count, group.expired_count = saved.done_count, saved.expired_count
         state.takers, state.popped = snapshot.takers, snapshot.popped
         state.ops, state.marks = snapshot.ops, snapshot.marks
+        state._op_messages = sum(len(done.deliveries) for done in snapshot.ops.values())
         state.last_fence, state.push_rate = snapshot.last_fence, snapshot.push_rate
         state.members = {(member.group, member.taker): member for member in snapshot.members}
         return state
@@ -397,9 +410,24 @@ class ShardState:
             return self.backlog.next_pos - self.backlog.first_pos
         return self.backlog.next_pos - group.cursor + len(group.aside) - group.count(DEAD)
 
-    def length(self) -> int:
-        """Messages that some group has not done: what the maximal length bounds."""
-        return max((self.depth(name) for name in self.groups), default=self.depth(DEFAULT_GROUP))
+    def length(self, now_us: int = 0) -> int:
+        """Messages that some group has not done: what the maximal length bounds. With a time, those that live then."""
+        return max(self.depth(name) - self._expired(name, now_us) for name in self.groups or (DEFAULT_GROUP,))
+
+    def _expired(self, name: str, now_us: int) -> int:
+        """How many of them have expired by then, which goes through all of them."""
+        if not now_us:
+            return 0
+        group = self.groups.get(name)
+        cursor = self.backlog.first_pos if group is None else group.cursor
+        untouched = sum(
+            segment.first + segment.count - max(cursor, segment.first)
+            for segment in self.backlog.segments()
+            if 0 < segment.expires_us <= now_us and segment.first + segment.count > cursor
+        )
+        asides = () if group is None else group.aside.values()
+        late = [one for one in asides if one.status not in (LEASED, DEAD) and 0 < one.spot.expires_us <= now_us]
+        return untouched + len(late)
 
     def oldest_us(self, name: str) -> int:
         """When the oldest message was pushed that the group has not done, but for dead letters; 0 if there is none."""

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import boki.testing
-from boki import MAX_SEQNUM, InvalidArgument, TooLarge, WrongType
+from boki import MAX_SEQNUM, InvalidArgument, KeyReused, TooLarge, WrongType
 from boki.libs.bokiqueue import LeaseLost, NoSuchGroup, NoSuchQueue, Queue, QueueFull, queue_names
 from tests.libs.bokiqueue.running import asynchronous
 
@@ -411,3 +411,37 @@ async def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         assert await ctx.logbook.check_tail() == tail
         with pytest.raises(LeaseLost):
             await queue.ack("0-1-1")
+
+
+@asynchronous
+async def test_a_maximal_length_counts_what_is_pushed_and_what_lives() -> None:
+    """Batches count as a whole, those who push at the same time know of each other, and what has expired is gone."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.create(max_length=10)
+        with pytest.raises(TooLarge, match="never fit"):
+            await queue.push_many(range(11))
+        outcomes = await asyncio.gather(*(queue.push(number, ttl_s=5) for number in range(50)), return_exceptions=True)
+        assert sum(isinstance(one, QueueFull) for one in outcomes) == 40
+        assert (await queue.stats()).depth == 10
+        with pytest.raises(QueueFull):
+            await queue.push_many([1, 2])
+        await queue.push_many(range(9), wait_s=6)
+        with pytest.raises(QueueFull):
+            await queue.push_many([1, 2])
+        await queue.push(9)
+        assert await drain(queue) == list(range(10))
+
+
+@asynchronous
+async def test_a_key_is_for_one_number_of_messages() -> None:
+    """For another one it is refused; ids of messages that never were are not given out."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        await queue.push("a", key="k")
+        for bodies in ([1, 2, 3], [bytes(900_000)] * 3):
+            with pytest.raises(KeyReused, match="'k'"):
+                await queue.push_many(bodies, key="k")
+        ids = await queue.push_many([1, 2], key="two")
+        assert await queue.push_many([1, 2], key="two") == ids
+        assert await drain(queue) == ["a", 1, 2]

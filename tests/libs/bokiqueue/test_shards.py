@@ -145,3 +145,35 @@ def test_processes_share_one_fold_for_all_handles() -> None:
         assert following.following(Process(port).logbook(), "q", 1) is not one
 
     asyncio.run(scenario())
+
+
+@asynchronous
+async def test_shards_of_those_who_left_do_not_lie_still() -> None:
+    """Whoever has nothing else to take takes from them as soon as their messages have waited for a moment."""
+    port = MemoryPort()
+    first = await queue_of(port, 4)
+    second: Queue[Any] = Queue(Process(port).logbook(), "q")
+    consumers = [asyncio.ensure_future(queue.pop(wait_s=3600)) for queue in (first, second)]
+    await turns(60)
+    consumers[1].cancel()
+    await asyncio.gather(consumers[1], return_exceptions=True)
+    found: list[int] = []
+    ages_s: list[float] = []
+
+    async def consume() -> None:
+        while (message := await first.pop(wait_s=3600)) is not None:
+            found.append(message.value)
+            ages_s.append(port.clock.time() - message.time / 1e6)
+
+    consumers.append(asyncio.ensure_future(consume()))
+    pusher = await queue_of(port)
+    await pusher.push_many(range(40), group_keys=[f"key-{number}" for number in range(40)])
+    await turns(60)
+    await port.clock.advance(0.2)
+    await turns(60)
+    message = await consumers[0]
+    assert message is not None
+    assert sorted([message.value, *found]) == list(range(40))
+    assert max(ages_s) < 1
+    consumers[2].cancel()
+    await asyncio.gather(*consumers, return_exceptions=True)

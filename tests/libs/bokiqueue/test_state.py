@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boki import CorruptData, VersionTooNew
+from boki.libs.bokiqueue import state
 from boki.libs.bokiqueue.groups import MAX_ASIDE
 from boki.libs.bokiqueue.records import (
     ACK,
@@ -419,3 +420,49 @@ def test_records_keep_their_form() -> None:
     assert decode(bytes.fromhex("01970103c4010291c4027b7d050691a16b")) == Push(3, b"\x02", [b"{}"], 5, 6, ["k"])
     act = Act(0, b"t", 7, [Take("g", 2, 9, "op")], [Settle("", ACK, [(1, 2)])], [("", 3, 4)])
     assert decode(encode(act)) == act
+
+
+def test_what_is_remembered_of_ops_is_bounded_by_their_messages() -> None:
+    """Not by their number alone: the oldest go first, and the last one stays however much it was given."""
+    stream = Stream(reload_every=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "MAX_OP_MESSAGES", 10)
+        stream.push(100)
+        assert stream.take(6, op="a") == list(range(6))
+        assert stream.take(4, op="b") == list(range(6, 10))
+        assert stream.take(6, op="a") == list(range(6))
+        assert stream.take(1, op="c") == [10]
+        assert stream.take(4, op="b") == list(range(6, 10))
+        assert stream.take(1, op="a") == [11]
+        assert stream.take(20, op="d") == list(range(12, 32))
+        assert stream.take(20, op="d") == list(range(12, 32))
+        assert list(stream.state.ops) == ["\npop\nd"]
+
+
+def test_an_op_of_a_lease_is_answered_while_that_lasts() -> None:
+    """With what is still leased under it; then it is a new lease. A pop of the same name is another thing."""
+    stream = Stream(reload_every=1)
+    stream.push(4)
+    assert stream.take(2, lease_s=10, op="o") == [0, 1]
+    token = stream.token
+    assert stream.take(2, lease_s=10, op="o") == [0, 1]
+    assert stream.settle(ACK, 0, token)
+    assert stream.take(2, lease_s=10, op="o") == [1]
+    assert stream.take(1, op="o") == [2]
+    stream.now_us += 11 * SECOND
+    stream.fence()
+    assert stream.take(2, lease_s=10, op="o") == [1, 3]
+    assert stream.token > token
+    assert stream.take(1, op="o") == [2]
+
+
+def test_the_length_of_a_queue_does_not_count_what_has_expired() -> None:
+    """Whether somebody has looked at it or not."""
+    stream = Stream()
+    stream.push(3, ttl_us=5 * SECOND)
+    stream.push(2)
+    assert stream.state.length() == stream.state.length(stream.now_us) == 5
+    assert stream.state.length(stream.now_us + 5 * SECOND) == 2
+    assert stream.take(1, lease_s=100) == [0]
+    assert stream.settle(NACK, 0, stream.token)
+    assert stream.state.length(stream.now_us + 5 * SECOND) == 2
