@@ -31,14 +31,14 @@ class Written(WriterCommitMessage):
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame once. Under a `writeId` of the user's, a job that runs again adds what is missing."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool, fresh_id: str) -> None:
         check_rows(schema, options, overwrite=overwrite)
         self._options = options
         greet(options)
         self._write, self._batch = options.write_id or "", 0
         if options.write_id is None:
             with _open(options) as gateway:
-                self._write, self._batch = take_slot(gateway)
+                self._write, self._batch = take_slot(gateway, fresh_id)
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Append the rows of one task. Runs on an executor."""

@@ -12,7 +12,6 @@ that no slot is found, a write goes under tags of its own.
 from __future__ import annotations
 
 from typing import Final
-from uuid import uuid4
 
 import msgspec
 
@@ -30,8 +29,11 @@ _MOST_LANES: Final = 2_000
 """A slot that has written to so many partitions and books is left alone: its record grows with them."""
 
 
-def take_slot(gateway: Gateway) -> tuple[str, int]:
-    """The id of a write and the number of its batch, which nobody else has; `boki.spark.lane.commit` gives it back."""
+def take_slot(gateway: Gateway, fresh_id: str) -> tuple[str, int]:
+    """The id of a write and the number of its batch, which nobody else has; `boki.spark.lane.commit` gives it back.
+
+    `fresh_id` is taken where no slot is free.
+    """
     for number in range(_MOST_SLOTS):
         slot = f"{SLOT_PREFIX}{number}"
         records = tagged(gateway, LEDGER, slot)
@@ -39,7 +41,7 @@ def take_slot(gateway: Gateway) -> tuple[str, int]:
         last_seqnum = records[-1].seqnum if records else 0
         if not before.is_open and len(before.lanes) <= _MOST_LANES and _take(gateway, slot, before, last_seqnum):
             return slot, before.batch + 1
-    return uuid4().hex, 0
+    return fresh_id, 0
 
 
 def _take(gateway: Gateway, slot: str, before: Commit, last_seqnum: int) -> bool:

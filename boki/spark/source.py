@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -52,7 +53,7 @@ class LogBookSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
-        return BatchWriter(write_options(self.options, is_stream=False), schema, overwrite)
+        return BatchWriter(write_options(self.options, is_stream=False), schema, overwrite, uuid4().hex)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         """A streaming write."""

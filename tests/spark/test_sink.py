@@ -137,7 +137,9 @@ def tags_of_sinks(client: BlockingClient, book: str) -> set[str]:
     return found
 
 
-def test_writes_without_a_name_share_their_tags(spark: SparkSession, system: Child, client: BlockingClient) -> None:
+def test_writes_without_a_name_share_their_tags(
+    spark: SparkSession, system: Child, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One after the other they leave as many tags as one; also in a book that was deleted between, and under others
     that write at the same time, or that have failed.
     """
@@ -153,12 +155,15 @@ def test_writes_without_a_name_share_their_tags(spark: SparkSession, system: Chi
     assert tags_of_sinks(client, "unnamed") == tags
     gateway = Gateway(system.url, "")
     try:
-        first, second = take_slot(gateway), take_slot(gateway)
+        first, second = take_slot(gateway, "own"), take_slot(gateway, "own")
         assert first[0] != second[0]
+        with monkeypatch.context() as few:
+            few.setattr("boki.spark.slots._MOST_SLOTS", 2)
+            assert take_slot(gateway, "own") == ("own", 0), "none is free"
         save(frame, system, book="unnamed")
         assert len(tags_of_sinks(client, "unnamed")) == 2 * len(tags), "the slots that are taken are left alone"
         commit(gateway, *first, [])
-        again = take_slot(gateway)
+        again = take_slot(gateway, "own")
         assert again == (first[0], first[1] + 1)
         commit(gateway, *again, [])
         commit(gateway, *second, [])
