@@ -49,7 +49,7 @@ async def test_what_strangers_append_under_a_queues_tags_is_passed_by() -> None:
     await follows.logbook.append(b"hello", ["!qs:q", "!qc:q:0", "!q:q:0", "!queues", "!queues:q"])
     await follows.push(1)
     assert (await follows.stats()).depth == 1
-    for tag in ("!q:q:0", "!qs:q", "!qc:q:0"):
+    for tag in ("!q:q:0", "!qs:q", "!qc:q:0", "!qf:q:0"):
         await follows.logbook.append(b"hello", [tag])
     await follows.push(2)
     begins: Queue[int] = Queue(Process(port).logbook(), "q")
