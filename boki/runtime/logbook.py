@@ -14,7 +14,6 @@ from typing import Literal
 from boki.log.checks import check_book
 from boki.log.chunk import Group
 from boki.log.ids import MAX_SEQNUM
-from boki.log.limits import Limits
 from boki.log.operations import Answer, BookInfo, Books, Found, Get, Operation, Read, Sync
 from boki.log.record import Page, Record
 from boki.runtime import log_calls
@@ -81,10 +80,9 @@ class LogBook:
         """
         return self._access.appends
 
-    @property
-    def limits(self) -> Limits:
-        """What records of this caller are held to."""
-        return self._access.caller.limits
+    def check(self, data: bytes, tags: Tags = ()) -> None:
+        """Refuse, as an append would, what can never be appended: for who gathers records and appends them later."""
+        log_calls.one_record(data, tags, (), None, self._access.caller.limits)
 
     def detached(self) -> LogBook:
         """The same book, as this caller sees it, without the deadline of its call: for what must outlast that."""

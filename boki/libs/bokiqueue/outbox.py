@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from boki import Expect, LogBook, NewRecord, TooLarge, WrongType
-from boki.log.checks import check_data, check_tags
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue.queue import Queue
@@ -38,8 +37,7 @@ class Outbox:
         """What is appended, in this order, after the ack."""
         self.conditions: list[Expect] = []
         """What must hold besides the lease; `ConditionFailed` if it does not, and nothing happens."""
-        self._book = logbook.name
-        self._limits = logbook.limits
+        self._logbook = logbook
         self._size_bytes = 0
 
     def append(self, data: bytes, tags: list[str] | tuple[str, ...] = ()) -> None:
@@ -51,9 +49,9 @@ class Outbox:
 
         It does not wait for room in a queue with a maximal length.
         """
-        if queue.logbook.name != self._book:
+        if queue.logbook.name != self._logbook.name:
             raise WrongType(
-                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {self._book!r} commits with "
+                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {self._logbook.name!r} commits with "
                 "the ack",
                 field="queue",
             )
@@ -61,8 +59,7 @@ class Outbox:
             self._add(record)
 
     def _add(self, record: NewRecord) -> None:
-        check_data(record.data, self._limits.record_bytes)
-        check_tags(record.tags, self._limits)
+        self._logbook.check(record.data, record.tags)
         self._size_bytes += len(record.data) + 100
         if len(self.records) >= MAX_EFFECTS or self._size_bytes > MAX_EFFECT_BYTES:
             raise TooLarge(
