@@ -49,10 +49,10 @@ class Outbox:
 
         It does not wait for room in a queue with a maximal length.
         """
-        if queue.logbook.name != self._logbook.name:
+        book = self._logbook.name
+        if queue.logbook.name != book:
             raise WrongType(
-                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {self._logbook.name!r} commits with "
-                "the ack",
+                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {book!r} commits with the ack",
                 field="queue",
             )
         for record in queue.push_records([body], **options):
