@@ -52,7 +52,7 @@ class Outbox:
         book = self._logbook.name
         if queue.logbook.name != book:
             raise WrongType(
-                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {book!r} commits with the ack",
+                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {book!r} commits with it",
                 field="queue",
             )
         for record in queue.push_records([body], **options):
