@@ -64,7 +64,8 @@ class _SessionChecker(ABC):
                 and placed is not None
                 and placed.book == call.book
                 and seqnum <= until_seqnum
-                and not facts.may_be_gone(seqnum, None, call.end_us)
+                # what was there and was trimmed is "trimmed": who is told that it never was would not look further
+                and (call.result.code == "not_found" or not facts.may_be_gone(seqnum, None, call.end_us))
             ):
                 text = f"{call.session} knew {until_seqnum} of {call.book}; {seqnum} is {call.result.code} to it"
                 yield Violation(self.name, text, (call,))

@@ -68,6 +68,7 @@ def _smaller(options: Options) -> Iterator[Options]:
         ("engines", 1),
         ("controllers", 1),
         ("logs", 1),
+        ("wide", 0),
         ("calls", 0),
         ("queues", 0),
         ("queue_shards", 1),

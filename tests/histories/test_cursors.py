@@ -1,11 +1,12 @@
-"""Whoever waits for a record is woken by it."""
+"""Whoever waits for a record is woken by it, and what was trimmed is told as that."""
 
 from __future__ import annotations
 
 import pytest
 
 from boki.histories.cursors import Wakes
-from boki.histories.history import Reading, Seen, Shown, Told, Trimming
+from boki.histories.history import Getting, Reading, Refused, Seen, Shown, Told, Trimming
+from boki.histories.sessions import MonotonicReads
 from tests.histories.test_checkers import MAX, Clients
 
 POLL = Reading("t", start=21, stop=50, wait_us=10_000)
@@ -37,3 +38,13 @@ def test_a_poll_that_ends_with_nothing_is_noticed_if_there_was_something(clients
     assert len(clients.broken(Wakes(100))) == 1
     clients.call("one", Trimming(MAX, "t"), Told(), start=1_500, end=1_600)
     assert clients.broken(Wakes(100)) == []
+
+
+def test_what_was_trimmed_is_not_unknown(clients: Clients) -> None:
+    """A record that a session has seen is found, or is trimmed; nobody may say that it never was."""
+    clients.call("two", Reading("t", stop=40, limit=9), Shown((Seen(20, "y", ("t",)), Seen(30, "z", ("t",))), 31))
+    clients.call("one", Trimming(MAX, "t"), Told())
+    clients.call("two", Getting(20), Refused("trimmed", "not_applied"))
+    assert clients.broken(MonotonicReads()) == []
+    clients.call("two", Getting(20), Refused("not_found", "not_applied"))
+    assert len(clients.broken(MonotonicReads())) == 1

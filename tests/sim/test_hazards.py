@@ -4,8 +4,11 @@ A scenario is a cluster without drawn faults, under the ordinary workload, to wh
 promises are checked. Tested elsewhere, beside the code that they concern: H3 and H4 message by message in
 test_seal_race.py; H9 does not arise (a cut never leaves a hole, and nobody writes to a position); H13: an engine's
 appends are independent of each other, there is no session whose order could break; H24, H25 and H26 with the storage
-node's recovery; H28: books are not created or closed, so no append races with that; H30 with repair; H31 and H32 are
-about processes and clients, and stand with the links and with conditions (`when=` is a mandatory token).
+node's recovery; H28: a book is there with its first append, and is deleted by an entry of the metalog, so appends stand
+before or behind that; the swarm deletes books, and the checkers see to it; H30 with repair; H31 and H32 are about
+processes and clients, and stand with the links and with conditions (`when=` is a mandatory token).
+
+That a scenario fails when its remedy is off is tested in test_hazards_ablated.py.
 """
 
 from __future__ import annotations
@@ -179,7 +182,6 @@ def test_h14_a_tail_that_an_old_primary_tells_is_not_the_current_one() -> None:
 
     _, outcome = play(script, mix={"tail": 9, "read": 4, "trim": 0})
     assert outcome.terms > 1
-    assert outcome.seen["an entry of a zombie primary was rejected"] or outcome.terms > 1
 
 
 def test_h15_a_primary_that_dies_before_it_can_tell_the_others_how_far_it_was() -> None:
@@ -253,7 +255,6 @@ def test_h19_membership_changes_while_nodes_are_cut_off_and_die() -> None:
 
     def script(world: Simulation) -> None:
         others = [str(name) for name in world.nodes if name != "storage-1"]
-        later(world, 0.5, world.coordinator.change_plan)
         cut(world, ["storage-1"], others, 2)
         cut(world, others, ["storage-1"], 2)
         for name in ("storage-2", "sequencer-1", "engine-1"):
