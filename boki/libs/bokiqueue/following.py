@@ -37,6 +37,8 @@ LONG_WAIT_S: Final = 3_600.0
 _TRIES: Final = 5
 _MARGIN_S: Final = 0.0005
 _LEAST_WAIT_S: Final = 0.002
+_EARLY_US: Final = 1_000
+"""The log's time may lag so much behind our guess: who asks early gets nothing, and would ask again at once."""
 
 
 def following(logbook: LogBook, queue: str, shards: int) -> Following:
@@ -248,7 +250,7 @@ class Following:
             if group is not None and line.outstanding is None and (lines is None or line.shard in lines):
                 own_us = group.next_due_us()
                 due_us = min(due_us or own_us, own_us or due_us)
-        return (due_us - self.log_time_us()) / 1e6 + _MARGIN_S if due_us else LONG_WAIT_S
+        return (due_us + _EARLY_US - self.log_time_us()) / 1e6 + _MARGIN_S if due_us else LONG_WAIT_S
 
     def _shorten_read(self, waiter: Waiter) -> None:
         """The leader waits for longer than this one can: let it look again."""
@@ -417,7 +419,7 @@ class Following:
     def start_acts(self, logbook: LogBook) -> None:
         """Append what is to be asked for, at every shard that has no act on its way."""
         demand: Demand | None = None
-        now_us = self.log_time_us()
+        now_us = self.log_time_us() - _EARLY_US
         self._turn = (self._turn + 1) % self.shards  # each shard is the first to be asked in its turn
         for line in (*self.lines[self._turn :], *self.lines[: self._turn]):
             if line.outstanding is None:
