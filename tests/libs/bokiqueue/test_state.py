@@ -418,8 +418,12 @@ def test_records_keep_their_form() -> None:
     """What version 1 wrote is read by every later version: these bytes may never change."""
     assert encode(Push(3, b"\x02", [b"{}"], 5, 6, ["k"])).hex() == "01970103c4010291c4027b7d050691a16b"
     assert decode(bytes.fromhex("01970103c4010291c4027b7d050691a16b")) == Push(3, b"\x02", [b"{}"], 5, 6, ["k"])
-    act = Act(0, b"t", 7, [Take("g", 2, 9, "op")], [Settle("", ACK, [(1, 2)])], [("", 3, 4)])
-    assert decode(encode(act)) == act
+    act = Act(0, b"t", 7, [Take("g", 2, 9, "op")], [Settle("", GIVE_BACK, [(1, 2)])], [("", 3, 4)], 5)
+    assert encode(act).hex() == "01980200c40174079194a1670209a26f709195a0079192010200a09193a0030405"
+    assert encode(OpenGroup(1, "g", 2, 3, is_anew=True)).hex() == "01960501a1670203c3"
+    assert encode(Setup(0, Settings(2, 3, 4, 5), is_first=True)).hex() == "019404009402030405c3"
+    for record in (act, OpenGroup(1, "g", 2, 3, is_anew=True), Setup(0, Settings(2, 3, 4, 5), is_first=True)):
+        assert decode(encode(record)) == record
 
 
 def test_what_is_remembered_of_ops_is_bounded_by_their_messages() -> None:
