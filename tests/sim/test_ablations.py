@@ -11,7 +11,7 @@ FIRST_CAUGHT = {
     "completion on a majority": 24,
     "conditions": 2,
     "durable seal": 18,
-    "durable trim floors": 31,
+    "durable trim floors": 72,
     "fence under a commit": 0,
     "fresh tails": 54,
     "fsync before the report": 19,
