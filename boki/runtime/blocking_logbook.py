@@ -77,6 +77,15 @@ class LogBook:
         """Its caller's way to the log, the same for all LogBooks of a call."""
         return self._access
 
+    def check(self, data: bytes, tags: Tags = ()) -> None:
+        """Refuse, as an append would, what can never be appended: for who gathers records and appends them later."""
+        log_calls.one_record(data, tags, (), None, self._access.caller.limits)
+
+    def detached(self) -> LogBook:
+        """The same book, as this caller sees it, without the deadline of its call: for what must outlast that."""
+        access = self._access
+        return LogBook(self.name, LogAccess(access.port, access.caller.detached()))
+
     def append(
         self, data: bytes, tags: Tags = (), *, when: When = (), key: str | None = None, timeout_s: float | None = None
     ) -> int:

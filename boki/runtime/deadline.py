@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import monotonic
 from typing import Final
@@ -68,6 +68,10 @@ class Caller:
     longest_poll_s: float = LONGEST_POLL_S
     is_runtime: bool = False
     """Whether it is the runtime itself, which alone writes the books of the runtime."""
+
+    def detached(self) -> Caller:
+        """The same, as far as it has seen by now, with all the time in the world."""
+        return replace(self, positions=dict(self.positions), deadline=Deadline(clock=self.deadline.clock))
 
     def check_writable(self, book: str) -> None:
         """`InvalidArgument` if this caller may not write the book."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from boki.log.checks import check_book
@@ -18,7 +17,7 @@ from boki.log.operations import Answer, BookInfo, Books, Found, Get, Operation, 
 from boki.log.record import Page, Record
 from boki.runtime import log_calls
 from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.deadline import DEFAULT_TIMEOUT_S, Caller, Deadline
+from boki.runtime.deadline import DEFAULT_TIMEOUT_S, Caller
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When
 from boki.runtime.port import LogPort
 
@@ -87,9 +86,7 @@ class LogBook:
     def detached(self) -> LogBook:
         """The same book, as this caller sees it, without the deadline of its call: for what must outlast that."""
         access = self._access
-        deadline = Deadline(clock=access.caller.deadline.clock)
-        caller = replace(access.caller, positions=dict(access.caller.positions), deadline=deadline)
-        return LogBook(self.name, LogAccess(access.port, access.appends, caller))
+        return LogBook(self.name, LogAccess(access.port, access.appends, access.caller.detached()))
 
     async def append(
         self, data: bytes, tags: Tags = (), *, when: When = (), key: str | None = None, timeout_s: float | None = None
