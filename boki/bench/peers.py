@@ -41,10 +41,10 @@ class Kind(Protocol):
     """The Python package that speaks with it."""
 
     def command(self, program: str, folder: Path, port: int) -> list[str]:
-        """Starts a server over that folder which acknowledges nothing that is not synced."""
+        """What starts a server over that folder, which acknowledges nothing that is not synced."""
 
     def pipe(self, port: int, load: QueueLoad) -> AbstractAsyncContextManager[Pipe]:
-        """A fresh queue in that server. Connecting may fail while it starts."""
+        """A fresh queue in that server, named as the load says."""
 
 
 class RedisStreams:

@@ -82,7 +82,17 @@ def _wake(options: Options, step: Step, system: Target, *, is_leased: bool) -> R
     found: list[float] = system.run("wake_load", WakeLoad(f"wake-{how}", count, is_leased), list)
     p50, p99 = statistics.median(found), quantile(found, 0.99)
     details = {"producers": 1, "consumers": 1, "taken_by": how}
-    return _row(options, "queue-wake", 1, ops_per_s=None, p50_ms=p50, p99_ms=p99, errors=0, details=details)
+    return _row(
+        options,
+        "queue-wake",
+        1,
+        system=_name(options),
+        ops_per_s=None,
+        p50_ms=p50,
+        p99_ms=p99,
+        errors=0,
+        details=details,
+    )
 
 
 def _fill(options: Options, step: Step, system: Target) -> Row:
@@ -95,6 +105,7 @@ def _fill(options: Options, step: Step, system: Target) -> Row:
         options,
         "queue-push-many",
         4,
+        system=_name(options),
         ops_per_s=median([one.pushed_count / one.elapsed_s for one in rounds[1:]]),
         p50_ms=median([one.push_p50_ms for one in rounds[1:]]),
         p99_ms=median([one.push_p99_ms for one in rounds[1:]]),
@@ -107,13 +118,13 @@ def _name(options: Options) -> str:
     return "cluster" if options.is_cluster else "one process"
 
 
-def _row(options: Options, bench: str, inflight: int, *, system: str = "", **fields: Any) -> Row:
+def _row(options: Options, bench: str, inflight: int, *, system: str, **fields: Any) -> Row:
     return Row(
         bench=bench,
         inflight=inflight,
         size_bytes=options.size_bytes,
-        replicas=options.replicas if system in ("", _name(options)) else 1,
+        replicas=options.replicas if system == _name(options) else 1,
         durability=options.durability,
-        system=system or _name(options),
+        system=system,
         **fields,
     )
