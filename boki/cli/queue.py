@@ -22,7 +22,6 @@ app = typer.Typer(help="Push to, pop from and look into message queues.", no_arg
 R = TypeVar("R")
 
 PART_BYTES: Final = 3_000_000
-MAX_BATCH: Final = 10_000
 """So much is pushed at once."""
 REST_S: Final = 10.0
 """A checkpoint that is being written when a command is done has so long."""
@@ -245,6 +244,8 @@ def replay(
 
 def _parts(texts: list[str]) -> Iterator[list[str]]:
     """Texts as they are pushed together."""
+    from boki.libs.bokiqueue.refusals import MAX_BATCH
+
     start = size = 0
     for index, text in enumerate(texts):
         own = len(text.encode(errors="replace")) + 100

@@ -1,8 +1,8 @@
 """What all consumers of a queue in one process share: its fold, the reading of its stream, and the acts.
 
-Nothing runs in the background. Of those who wait one **leads**: it reads the stream on, with its own LogBook and so
-within its own call, and the fold wakes whoever has got something; when the leader is done another one goes on. Acts
-are appended beside it by whoever finds something to be asked for. A process in which nobody waits reads nothing.
+There is no timer. Of those who wait one **leads**: it reads the stream on, within its own call, and the fold wakes
+whoever has got something; then another one goes on. Acts are appended beside it by whoever finds something to be asked
+for. Where nobody waits, nothing is read but to give back what was left (`leavings`).
 
 Waits are measured by the event loop's clock, or by what the log itself has waited (in a test its time is virtual).
 """
