@@ -309,13 +309,11 @@ class Patient:
         nodes: dict[str, Any] = (await self.status()).get("nodes", {})
         storage = [nodes.get(node) or {} for node in self.nodes(Role.STORAGE)]
         leading = [told["controller"] for told in nodes.values() if told and told.get("leader")]
+        lacks = ("shards_incomplete", "shards_lacking_replicas", "index_copies_lacking")
         return all(
             told.get("at_work") and told.get("is_caught_up") and not told["repair"]["lacking_shards"]
             for told in storage
-        ) and any(
-            told["repair"] and not told["repair"]["shards_incomplete"] + told["repair"]["shards_lacking_replicas"]
-            for told in leading
-        )
+        ) and any(told["repair"] and not any(told["repair"][lack] for lack in lacks) for told in leading)
 
     async def change_plan(self, random: Random) -> str:
         """See `faults.Patient`."""

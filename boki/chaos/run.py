@@ -190,7 +190,6 @@ class Chaos:
 
     async def _inflict(self, queues: QueueWatch) -> None:
         """Faults until the time is up, and until every class has been felt, or has come in vain too often."""
-        await queues.hurt_once()
         hurting = asyncio.create_task(queues.hurt())
         try:
             await self._inflict_all()

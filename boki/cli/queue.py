@@ -84,9 +84,9 @@ def push(
     token: Token = "",
 ) -> None:
     """Push a message, and print its id once it is durable. Lines go in parts of 10,000: each part all or none."""
-    content = sys.stdin.read() if data == "-" else data
-    texts = content.splitlines() if lines else [content]
-    parts = [[_json_value(text) for text in part] if json else part for part in _parts(texts)]
+    content = sys.stdin.buffer.read() if data == "-" else data.encode(errors="surrogateescape")
+    bodies = _lines(content) if lines else [content]
+    parts = [[_json_value(body) if json else _text(body) for body in part] for part in _parts(bodies)]
 
     async def work(queue: Queue[Any]) -> list[str]:
         ids: list[str] = []
@@ -115,9 +115,16 @@ def pop(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Take messages for good, and print them. Exit code 1 if there is none."""
+    """Take messages for good, and print them whole. Exit code 1 if there is none.
+
+    One message (without --count) goes into a pipe or file as it is, without a line end of ours.
+    """
     found = _with_queue(url, token, book, name, group, lambda queue: queue.pop_many(count, wait_s=wait_s, op=op))
-    _show(found, as_json=as_json)
+    if found and count == 1 and not as_json and not results().is_terminal:
+        sys.stdout.buffer.write(found[0].data)
+        sys.stdout.buffer.flush()
+    else:
+        _show(found, as_json=as_json, is_whole=True)
     if not found:
         errors().print(f"no message in {name}", style="dim", markup=False)
         raise typer.Exit(1)
@@ -176,16 +183,16 @@ def dlq(
     token: Token = "",
 ) -> None:
     """List dead letters, with the reasons."""
+    from boki.libs.bokiqueue.shapes import letter_shape
+
     letters = _with_queue(url, token, book, name, group, lambda queue: queue.dead_letters(limit))
     if as_json:
         for one in letters:
-            print_json(
-                {"handle": one.handle, "id": one.id, "reason": one.reason, "deliveries": one.deliveries}
-                | {"data": one.data.decode(errors="replace")}
-            )
+            _print_shape(letter_shape(one))
         return
     rows = [
-        (one.handle, time_text(one.died_us), str(one.deliveries), one.reason, data_text(one.data)) for one in letters
+        (one.handle, time_text(one.died_us), str(one.deliveries), one.reason, data_text(one.data, _shown()))
+        for one in letters
     ]
     print_table(["handle~", "since (UTC)", "deliveries>", "reason~", "data~"], rows)
 
@@ -229,7 +236,7 @@ def replay(
     token: Token = "",
 ) -> None:
     """Let a group begin anew from any point that is kept; a group that is not there yet is created."""
-    at: int | str = int(start) if start.isdecimal() else start
+    at: int | str = int(start) if start.isascii() and start.isdecimal() and len(start) < 20 else start
 
     async def work(queue: Queue[Any]) -> None:
         from boki.libs.bokiqueue import NoSuchGroup
@@ -242,32 +249,66 @@ def replay(
     _with_queue(url, token, book, name, group, work)
 
 
-def _parts(texts: list[str]) -> Iterator[list[str]]:
-    """Texts as they are pushed together."""
+def _lines(content: bytes) -> list[bytes]:
+    r"""What stands between line feeds, which alone end a line: other characters that break one belong to the text.
+
+    >>> _lines("one\x0cstill one\r\n\ntwo\u2028still two\n".encode()) == [
+    ...     b"one\x0cstill one\r", b"", "two\u2028still two".encode()]
+    True
+    """
+    return content.removesuffix(b"\n").split(b"\n") if content else []
+
+
+def _text(content: bytes) -> str | bytes:
+    """Text, if it is text."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content
+
+
+def _parts(bodies: list[bytes]) -> Iterator[list[bytes]]:
+    """Bodies as they are pushed together."""
     from boki.libs.bokiqueue.refusals import MAX_BATCH
 
     start = size = 0
-    for index, text in enumerate(texts):
-        own = len(text.encode(errors="replace")) + 100
+    for index, body in enumerate(bodies):
+        own = len(body) + 100
         size += own
         if index > start and (size > PART_BYTES or index - start == MAX_BATCH):
-            yield texts[start:index]
+            yield bodies[start:index]
             start, size = index, own
-    if texts:
-        yield texts[start:]
+    if bodies:
+        yield bodies[start:]
 
 
-def _json_value(text: str) -> Any:
+def _json_value(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise InvalidArgument(f"{text[:60]!r} is not JSON: {error}") from None
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{_text(body[:60])!r} is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidArgument(f"{_text(body[:60])!r}… is nested too deeply") from None
 
 
-def _show(messages: list[Message[Any]], *, as_json: bool) -> None:
+def _show(messages: list[Message[Any]], *, as_json: bool, is_whole: bool = False) -> None:
     if as_json:
+        from boki.libs.bokiqueue.shapes import message_shape
+
         for one in messages:
-            print_json({"id": one.id, "time_us": one.time, "data": one.data.decode(errors="replace")})
+            _print_shape(message_shape(one))
         return
-    if messages:
-        print_table(["id~", "pushed (UTC)", "data~"], [(m.id, time_text(m.time), data_text(m.data)) for m in messages])
+    limit = None if is_whole else _shown()
+    rows = [(one.id, time_text(one.time), data_text(one.data, limit)) for one in messages]
+    if rows:
+        print_table(["id~", "pushed (UTC)", "data~"], rows)
+
+
+def _shown() -> int | None:
+    """For a screen, what is only looked at is cut to a line's length; in a pipe it is whole."""
+    return 80 if results().is_terminal else None
+
+
+def _print_shape(shape: dict[str, Any]) -> None:
+    """In the same form as over HTTP, and JSON that was pushed as it was."""
+    print(msgspec.json.encode(shape).decode(), flush=True)

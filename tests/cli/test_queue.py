@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from boki.child import Child
 from boki.cli.app import app
+from boki.cli.terminal import data_text
 from boki.client import Client
 from boki.config import DevConfig
 from boki.libs.bokiqueue import Queue
@@ -26,10 +28,20 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield child.url
 
 
-def boki(url: str, *words: str, code: int = 0, stdin: str = "") -> Result:
+def boki(url: str, *words: str, code: int = 0, stdin: str | bytes = "") -> Result:
     done = CliRunner().invoke(app, [*words, "--url", url], input=stdin)
     assert done.exit_code == code, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
     return done
+
+
+def shown(done: Result) -> list[Any]:
+    """The bodies of messages or dead letters that were printed as JSON."""
+    bodies = []
+    for line in done.stdout.removesuffix("\n").split("\n"):
+        shape = json.loads(line)
+        bodies.append(next((name, shape[name]) for name in ("text", "json", "base64") if name in shape))
+    return bodies
 
 
 def test_what_is_pushed_is_popped(url: str) -> None:
@@ -37,9 +49,9 @@ def test_what_is_pushed_is_popped(url: str) -> None:
     boki(url, "queue", "push", "shop", "orders", "tea")
     boki(url, "queue", "push", "shop", "orders", "--lines", "--json-value", stdin='{"n": 1}\n[2]\n')
     assert boki(url, "queue", "list", "shop").stdout == "orders\n"
-    peeked = boki(url, "queue", "peek", "shop", "orders", "--json").stdout.splitlines()
-    popped = boki(url, "queue", "pop", "shop", "orders", "-n", "9", "--json").stdout.splitlines()
-    assert [json.loads(line)["data"] for line in peeked] == ["tea", '{"n":1}', "[2]"]
+    peeked = shown(boki(url, "queue", "peek", "shop", "orders", "--json"))
+    popped = shown(boki(url, "queue", "pop", "shop", "orders", "-n", "9", "--json"))
+    assert peeked == [("text", "tea"), ("json", {"n": 1}), ("json", [2])]
     assert peeked == popped
     boki(url, "queue", "pop", "shop", "orders", code=1)
     (stats,) = boki(url, "queue", "stats", "shop", "orders", "--json").stdout.splitlines()
@@ -61,14 +73,14 @@ def test_dead_letters_are_listed_redriven_and_purged(url: str) -> None:
     asyncio.run(bury_all(url))
     assert "cannot read b" in boki(url, "queue", "dlq", "shop", "bad").stdout
     letters = [json.loads(line) for line in boki(url, "queue", "dlq", "shop", "bad", "--json").stdout.splitlines()]
-    assert [(one["data"], one["reason"]) for one in letters] == [(text, f"cannot read {text}") for text in "abc"]
+    assert [(one["text"], one["reason"]) for one in letters] == [(text, f"cannot read {text}") for text in "abc"]
     boki(url, "queue", "redrive", "shop", "bad", "0-99", code=1)
     boki(url, "queue", "purge", "shop", "bad", code=2)
     boki(url, "queue", "redrive", "shop", "bad", letters[1]["handle"])
     boki(url, "queue", "purge", "shop", "bad", "--yes", letters[0]["handle"])
     boki(url, "queue", "redrive", "shop", "bad")
-    popped = boki(url, "queue", "pop", "shop", "bad", "-n", "9", "--json").stdout.splitlines()
-    assert [json.loads(line)["data"] for line in popped] == ["b", "c"]
+    popped = shown(boki(url, "queue", "pop", "shop", "bad", "-n", "9", "--json"))
+    assert popped == [("text", "b"), ("text", "c")]
 
 
 def test_many_lines_are_pushed_in_parts(url: str) -> None:
@@ -79,7 +91,7 @@ def test_many_lines_are_pushed_in_parts(url: str) -> None:
     assert len(set(first)) == 10_001
     assert boki(url, *push, stdin=lines).stdout.splitlines() == first
     popped = boki(url, "queue", "pop", "shop", "many", "-n", "3", "--json")
-    assert [json.loads(line)["data"] for line in popped.stdout.splitlines()] == ["0", "1", "2"]
+    assert shown(popped) == [("text", "0"), ("text", "1"), ("text", "2")]
     assert popped.stderr == ""
 
 
@@ -98,3 +110,60 @@ def test_a_queue_that_is_not_there_is_said_so(url: str) -> None:
     """And an empty list is printed for a book without queues."""
     assert "there is no queue" in boki(url, "queue", "pop", "shop", "nothing", code=1).stderr
     assert boki(url, "queue", "list", "empty").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("pushed", "shape"),
+    [
+        (b"\xff\xfe\x00", ("base64", "//4A")),
+        (b"x" * 3_000 + b"END", ("text", "x" * 3_000 + "END")),
+        ("two\nlines\u2028\n".encode(), ("text", "two\nlines\u2028\n")),
+    ],
+    ids=["bytes", "long", "lines"],
+)
+def test_what_is_taken_for_good_is_printed_whole(url: str, pushed: bytes, shape: tuple[str, str]) -> None:
+    """It is nowhere else any more. One in a pipe is the message itself; as JSON bytes are told from text."""
+    push = ("queue", "push", "shop", "whole")
+    for _ in range(4):
+        boki(url, *push, stdin=pushed)
+    assert boki(url, "queue", "pop", "shop", "whole").stdout_bytes == pushed
+    assert shown(boki(url, "queue", "peek", "shop", "whole", "-n", "1", "--json")) == [shape]
+    assert shown(boki(url, "queue", "pop", "shop", "whole", "--json")) == [shape]
+    (_, first, second) = boki(url, "queue", "pop", "shop", "whole", "-n", "9").stdout.splitlines()
+    in_line = data_text(pushed, limit=None)
+    assert [line.split("\t")[2] for line in (first, second)] == [in_line, in_line]
+
+
+def test_lines_end_with_line_feeds_alone(url: str) -> None:
+    """What else breaks lines on some screens belongs to the text; so do bytes that are no text."""
+    lines = "one\u2028still one\ntwo\x0cstill two\n\nfour\r\n".encode() + b"\xff"
+    boki(url, "queue", "push", "shop", "lines", "--lines", stdin=lines)
+    assert shown(boki(url, "queue", "pop", "shop", "lines", "-n", "9", "--json")) == [
+        ("text", "one\u2028still one"),
+        ("text", "two\x0cstill two"),
+        ("text", ""),
+        ("text", "four\r"),
+        ("base64", "/w=="),
+    ]
+    boki(url, "queue", "push", "shop", "lines", "--lines", "--json-value", stdin='{"a":"x\u2028y"}\n')
+    assert shown(boki(url, "queue", "pop", "shop", "lines", "--json")) == [("json", {"a": "x\u2028y"})]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("replay", "shop", "q", "--start", "9" * 5_000),
+        ("push", "shop", "q", "--json-value", "[" * 200_000),
+        ("push", "shop", "q", "--json-value", "--lines", "[" * 200_000),
+        ("push", "shop", "q", "--json-value", "[" * 900 + "]" * 900 + "]"),
+        ("push", "shop", "q", "--json-value", "{"),
+    ],
+    ids=["digits", "deep", "deep lines", "deep and wrong", "no JSON"],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(url: str, words: tuple[str, ...]) -> None:
+    """No traceback, whatever was typed, and not all of it again."""
+    boki(url, "queue", "push", "shop", "q", "one")
+    told = boki(url, "queue", *words, code=2).stderr
+    assert told
+    assert "Traceback" not in told
+    assert len(told) < 1_000

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
 
-from boki.calls import Call, Consumption, FunctionInfo, Outcome
-from boki.errors import FunctionFailed
-from boki.gateway.http import consumers
-from boki.log.operations import Failure
+from boki.calls import Call, Consumption, FunctionInfo, Outcome, Payload
+from boki.errors import CallLost, FunctionFailed
+from boki.gateway.http import consumers, places
+from boki.gateway.http.suspects import MAX_EXCUSES
+from boki.gateway.server import Gateway
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Failure, Operation
 from tests.gateway import fake_backend
-from tests.gateway.fake_backend import FakeBackend, outcome_of, run, serving
+from tests.gateway.fake_backend import FakeBackend, outcome_of, run, serving, turns_until
 
 ONE_BY_ONE = Consumption(queue="q", group="g", batch=0, concurrency=1, retry_s=1.0)
+SINGLE = Consumption(queue="q", concurrency=1, retry_s=0)
+RETURNED = Outcome(Payload("json", b"null"), None)
 
 
 @asynccontextmanager
@@ -24,12 +32,25 @@ async def consuming(
     consumes: Consumption = ONE_BY_ONE,
 ) -> AsyncIterator[tuple[FakeBackend, aiohttp.ClientSession]]:
     """A gateway whose function `take` consumes queue `q` of book `b`, for the group `g` if it is not told otherwise."""
-    monkeypatch.setattr(consumers, "PAUSE_S", 0.0)
+    async with gateway_of(monkeypatch, info_of("take", consumes)) as (_, backend, http):
+        yield backend, http
+
+
+def info_of(name: str, consumes: Consumption) -> FunctionInfo:
+    return FunctionInfo(name=name, module="m", is_async=True, book="b", consumes=consumes)
+
+
+@asynccontextmanager
+async def gateway_of(
+    monkeypatch: pytest.MonkeyPatch, info: FunctionInfo
+) -> AsyncIterator[tuple[Gateway, FakeBackend, aiohttp.ClientSession]]:
+    """A gateway with that function; the calls of one that is named `hang` end when the test says so."""
+    monkeypatch.setattr(places, "PAUSE_S", 0.0)
     monkeypatch.setattr(consumers, "LOOK_S", 0.0)
     backend = FakeBackend()
-    backend.functions = {"take": FunctionInfo(name="take", module="m", is_async=True, book="b", consumes=consumes)}
-    async with serving(backend) as (_, _backend, http):
-        yield backend, http
+    backend.functions = {info.name: info}
+    async with serving(backend) as parts:
+        yield parts
 
 
 async def push(backend: FakeBackend, http: aiohttp.ClientSession, text: str) -> None:
@@ -102,3 +123,197 @@ def test_a_message_that_fails_takes_no_others_of_its_batch_along(monkeypatch: py
     assert payloads[0] == b'["bad",0,1,2,3,4]'
     assert sorted(payloads[1:7]) == sorted([b'["bad"]', *(b"[%d]" % number for number in range(5))])
     assert payloads[7:] == [b'["bad"]', b'["good"]']
+
+
+# How it ends
+
+
+async def push_many(http: aiohttp.ClientSession, *messages: Any) -> None:
+    async with http.post("/queue/b/q/push_many", json={"messages": messages}) as response:
+        assert response.status == 200, await response.text()
+
+
+async def group_of(http: aiohttp.ClientSession) -> dict[str, Any]:
+    """The figures of the only group."""
+    async with http.get("/queue/b/q") as response:
+        (group,) = (await response.json())["groups"]
+        return dict(group)
+
+
+async def group_after(backend: FakeBackend) -> dict[str, Any]:
+    """The figures of the only group after the gateway's end, as another gateway sees them."""
+    backend.functions = {}
+    async with serving(backend) as (_, _backend, http):
+        return await group_of(http)
+
+
+async def enough_turns() -> None:
+    """As many turns of the loop as a place needs to be seen to, to lease and to call, and more."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+def end_calls(backend: FakeBackend, outcome: Outcome = RETURNED) -> None:
+    """All calls that hang end so."""
+    hanging, backend.hanging = backend.hanging, {}
+    for done in hanging.values():
+        done(outcome)
+
+
+def test_a_call_that_ends_while_the_gateway_stops_is_acked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would run twice; the stop ends with it, and what was not begun stays in the queue, uncounted.
+
+    The ack is waited for: it is not ended with the long polls.
+    """
+    caplog.set_level(logging.DEBUG)
+
+    async def scenario() -> None:
+        async with gateway_of(monkeypatch, info_of("hang", SINGLE)) as (gateway, backend, http):
+            await push_many(http, 1, 2)
+            await backend.until(lambda: bool(backend.hanging))
+            request = backend.request
+
+            async def slowly(operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+                await enough_turns()
+                return await request(operation, positions, timeout_s)
+
+            monkeypatch.setattr(backend, "request", slowly)
+            stopping = asyncio.create_task(gateway.stop(1_000))
+            await turns_until(lambda: gateway.core.is_draining)
+            end_calls(backend)
+            async with asyncio.timeout(20):
+                await stopping
+            assert [call.payload.data for call in backend.started] == [b"1"]
+        group = await group_after(backend)
+        assert (group["done"], group["depth"], group["in_flight"]) == (1, 1, 0)
+
+    run(scenario())
+    assert "cannot consume" not in caplog.text
+
+
+def test_what_is_leased_and_not_begun_is_given_back_when_the_gateway_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when its lease runs out."""
+
+    async def scenario() -> None:
+        consumes = Consumption(queue="q", batch=10, concurrency=1, retry_s=0)
+        async with gateway_of(monkeypatch, info_of("hang", consumes)) as (gateway, backend, http):
+            await push_many(http, 1, 2, 3)
+            await backend.until(lambda: bool(backend.hanging))
+            end_calls(backend, Outcome(None, Failure.of(FunctionFailed("no"))))  # from now on they come singly
+            await backend.until(lambda: bool(backend.hanging))
+            stopping = asyncio.create_task(gateway.stop(1_000))
+            await turns_until(lambda: gateway.core.is_draining)
+            end_calls(backend)
+            await stopping
+            assert [call.payload.data for call in backend.started[1:]] == [b"[1]"]
+        group = await group_after(backend)
+        assert (group["done"], group["depth"], group["in_flight"]) == (1, 2, 0)
+
+    run(scenario())
+
+
+def test_a_call_that_outlasts_the_stop_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted, and its lease brings the message back."""
+
+    async def scenario() -> None:
+        async with gateway_of(monkeypatch, info_of("hang", SINGLE)) as (gateway, backend, http):
+            await push_many(http, 1)
+            await backend.until(lambda: bool(backend.hanging))
+            with caplog.at_level(logging.WARNING):
+                await gateway.stop(0)
+        assert (await group_after(backend))["in_flight"] == 1
+
+    run(scenario())
+    assert "stopping with 1 calls and 0 requests in flight" in caplog.text
+
+
+def test_a_function_that_changes_in_its_call_is_not_called_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old place settles what it has; the new one begins after it, so that no more run at once than may."""
+
+    async def scenario() -> None:
+        async with gateway_of(monkeypatch, info_of("hang", SINGLE)) as (_, backend, http):
+            await push_many(http, 1, 2)
+            await backend.until(lambda: bool(backend.hanging))
+            for retry_s in (5.0, 6.0):
+                changed = Consumption(queue="q", concurrency=1, retry_s=retry_s)
+                backend.functions = {"hang": info_of("hang", changed)}
+                await enough_turns()
+            assert [call.payload.data for call in backend.started] == [b"1"]
+            end_calls(backend)
+            await backend.until(lambda: bool(backend.hanging))
+            end_calls(backend)
+            await backend.until_waiting()
+            assert [call.payload.data for call in backend.started] == [b"1", b"2"]
+            group = await group_of(http)
+            assert (group["done"], group["in_flight"]) == (2, 0)
+
+    run(scenario())
+
+
+# Whose fault a crash was
+
+
+def lost_with(calls: int) -> Outcome:
+    return Outcome(None, Failure.of(CallLost("the worker exited", calls=calls)))
+
+
+async def set_up(http: aiohttp.ClientSession, max_deliveries: int) -> None:
+    async with http.put("/queue/b/q", json={"max_deliveries": max_deliveries}) as response:
+        assert response.status == 200
+
+
+def test_a_crash_that_may_be_another_calls_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was alone in its worker is to blame, though; and nobody is excused for ever."""
+
+    async def scenario(crashes: list[int], dead: int) -> None:
+        async with gateway_of(monkeypatch, info_of("hang", SINGLE)) as (_, backend, http):
+            await set_up(http, 1)
+            await push_many(http, 1)
+            for calls in crashes:
+                await backend.until(lambda: bool(backend.hanging))
+                end_calls(backend, lost_with(calls))
+            if not dead:
+                await backend.until(lambda: bool(backend.hanging))
+                end_calls(backend)
+            await backend.until_waiting()
+            await turns_until(lambda: not backend.hanging)
+            group = await group_of(http)
+            assert (group["dead"], group["done"], group["depth"]) == (dead, 1 - dead, 0)
+
+    run(scenario([2], dead=0))
+    run(scenario([7] * MAX_EXCUSES, dead=0))
+    run(scenario([1], dead=1))
+    run(scenario([2, 1], dead=1))
+    run(scenario([2] * (MAX_EXCUSES + 1), dead=1))
+
+
+def test_messages_that_were_lost_together_are_called_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by several places, and out of a batch; so a second crash shows who it was, and others are done."""
+
+    async def scenario() -> None:
+        consumes = Consumption(queue="q", batch=2, concurrency=2, retry_s=0)
+        async with gateway_of(monkeypatch, info_of("hang", consumes)) as (_, backend, http):
+            await set_up(http, 2)
+            await push_many(http, 0, 1, 2, 3)
+            await backend.until(lambda: sum(call.payload.data.count(b",") + 1 for call in backend.started) == 4)
+            begun = len(backend.started)
+            end_calls(backend, lost_with(begun + 1))
+            alone: list[bytes] = []
+            while len(alone) < 4:
+                await backend.until(lambda: bool(backend.hanging))
+                await enough_turns()
+                assert len(backend.hanging) == 1
+                alone.append(backend.started[-1].payload.data)
+                end_calls(backend, lost_with(1) if alone[-1] == b"[3]" else RETURNED)
+            assert sorted(alone) == [b"[0]", b"[1]", b"[2]", b"[3]"]
+            await backend.until(lambda: bool(backend.hanging))  # who was to blame, once more: then it is dead
+            end_calls(backend, lost_with(1))
+            await backend.until_waiting()
+            group = await group_of(http)
+            assert (group["done"], group["dead"], group["depth"]) == (3, 1, 0)
+
+    run(scenario())

@@ -150,6 +150,41 @@ def test_groups_begin_where_they_are_told() -> None:
     run(scenario())
 
 
+def test_a_message_that_nobody_could_take_is_refused() -> None:
+    """It would have expired before its delay is over."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            await ask(http, "POST", "/q?delay_s=0.001&ttl_s=60", json=1)
+            await refusal(http, "POST", "/q?delay_s=10&ttl_s=5", 400, "invalid_argument", json=1)
+            too_short = {"messages": [1, 2], "delay_s": 5, "ttl_s": 5}
+            await refusal(http, "POST", "/q/push_many", 400, "invalid_argument", json=too_short)
+            assert (await ask(http, "GET", "/q"))["pushed"] == 1
+
+    run(scenario())
+
+
+def test_numbers_of_any_length_are_refused() -> None:
+    """By name, where a handle, a receipt or a seqnum is due; Python reads no more than 4,300 digits."""
+
+    async def scenario() -> None:
+        digits = "9" * 5_000
+        async with serving() as (_, _backend, http):
+            await ask(http, "POST", "/q", json=1)
+            for path, asked in (
+                ("redrive", {"handles": [f"{digits}-1"]}),
+                ("purge", {"handles": [f"{digits}-1"]}),
+                ("purge", {"handles": [f"0-{digits}"]}),
+                ("settle", {"verb": "ack", "receipts": [f"0-{digits}-1"]}),
+                ("replay", {"start": digits}),
+                ("groups", {"group": "g", "start": digits}),
+            ):
+                await refusal(http, "POST", f"/q/{path}", 400, "invalid_argument", json=asked)
+            await refusal(http, "POST", f"/q/pop?count={digits}", 400, "invalid_argument")
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("method", "path", "arguments", "code"),
     [

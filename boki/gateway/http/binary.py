@@ -7,13 +7,14 @@ never reached the log.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Final
 
 import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki.errors import BokiError, CorruptData, InvalidArgument, VersionTooNew
-from boki.gateway.http.connections import body_size, read_body, send
+from boki.gateway.http.connections import body_size, read_body, send, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_append, check_operation
@@ -57,7 +58,9 @@ class BinaryEndpoint:
                 self._door.check_positions(positions)
                 check_all(asked.operation, self._limits)
                 operation = _with_wait_bounded(asked.operation, asked.timeout_us)
-                answer = await self._door.request(operation, positions, asked.timeout_us / 1e6)
+                is_poll = isinstance(operation, Read) and operation.wait_us > 0
+                with while_connected(request) if is_poll else nullcontext():
+                    answer = await self._door.request(operation, positions, asked.timeout_us / 1e6)
             except BokiError as error:
                 answer = Failure.of(error)
         body = _encode(Reply(asked.id, positions, answer))

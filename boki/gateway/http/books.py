@@ -11,7 +11,7 @@ from aiohttp.web import BaseRequest, Response
 from boki.errors import InvalidArgument, KeyReused
 from boki.gateway.http import answers, arguments, records
 from boki.gateway.http.arguments import json_body, query, query_flag, query_int, query_list, query_seconds, whole_number
-from boki.gateway.http.connections import body_size, read_body, send
+from boki.gateway.http.connections import body_size, read_body, send, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book, check_writable
@@ -161,7 +161,7 @@ class LogBooks:
         if read.backward and read.wait_us:
             raise InvalidArgument("a backward read looks at what is there: leave wait_s out", field="wait_s")
         access = self._door.access(request, wait_s)
-        with self._door.admitted():
+        with self._door.admitted(), while_connected(request):
             found = await access.ask(read, wait_s)
         assert isinstance(found, Found)
         body = {
@@ -178,7 +178,7 @@ class LogBooks:
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
         access = self._door.access(request, wait_s)
         min_seqnum = query_int(values, "min_seqnum", 0)
-        with self._door.admitted():
+        with self._door.admitted(), while_connected(request):
             record = await access.logbook(book).read_next(values.get("tag"), min_seqnum=min_seqnum, wait_s=wait_s)
         return await self._send_record(request, access, record)
 

@@ -24,7 +24,7 @@ from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers, arguments
-from boki.gateway.http.connections import body_size, read_body, send
+from boki.gateway.http.connections import body_size, read_body, send, while_connected
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
@@ -140,7 +140,8 @@ class FunctionCalls:
         wait_s = arguments.query_seconds(values, "wait_s", MAX_WAIT_S)
         self._core.begin_request(0)
         try:
-            state = await self._backend.ledger.state(invocation_id, wait_s)
+            with while_connected(request):
+                state = await self._backend.ledger.state(invocation_id, wait_s)
         finally:
             self._core.end_request(0)
         if state.failure is not None and not self._config.show_tracebacks:

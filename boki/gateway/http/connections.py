@@ -1,13 +1,16 @@
 """Connections that cannot be abused: how many, how long a head or a body may take, how long a reader may stall.
 
 aiohttp parses; this file sets the bounds that it leaves open and gives its own errors (a head that is not HTTP, a head
-that is too large) the form of all others.
+that is too large) the form of all others. A handler goes on when its client leaves, so that what was begun is finished;
+only waiting ends then, where a handler says so (`while_connected`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from aiohttp.web import BaseRequest, RequestHandler, Response, Server, StreamResponse
@@ -58,7 +61,19 @@ def _raw(response: Response) -> bytes:
 
 
 class _Connection(RequestHandler):
-    __slots__ = ()
+    __slots__ = ("waiting",)
+
+    waiting: asyncio.Task[object] | None
+    """The handler that has nothing to do but wait, if it does: there is one handler at a time."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.waiting = None
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self.waiting is not None:
+            self.waiting.cancel()
 
     def handle_error(
         self,
@@ -124,6 +139,20 @@ async def read_body(request: BaseRequest, limit: int, patience: Patience, what: 
 
 def _too_large(limit: int, what: str) -> TooLarge:
     return TooLarge(what.format(limit=limit), field="body", limit=limit)
+
+
+@contextmanager
+def while_connected(request: BaseRequest) -> Iterator[None]:
+    """For a long poll: what is awaited here is cancelled if the connection closes. Nobody would have its answer."""
+    connection = request.protocol
+    assert isinstance(connection, _Connection), "made by Connections"
+    if request.transport is None:
+        raise ConnectionResetError("the client has left")
+    connection.waiting = asyncio.current_task()
+    try:
+        yield
+    finally:
+        connection.waiting = None
 
 
 async def send(request: BaseRequest, response: Response, patience: Patience) -> Response:

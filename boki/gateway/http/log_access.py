@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from aiohttp.web import BaseRequest
 
-from boki.errors import Unavailable
+from boki.errors import Outcome, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
@@ -30,6 +30,7 @@ class LogDoor:
         self._backend = backend
         self.appends = AppendGatherer(self, config.limits)
         self._closed: asyncio.Future[Answer] | None = None
+        self._polls: set[asyncio.Task[object]] = set()
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`. A read that waits ends as `Unavailable` when the gateway drains."""
@@ -42,21 +43,48 @@ class LogDoor:
                 return answer.result()
         finally:
             answer.cancel()
-        raise Unavailable("this gateway is shutting down")
+        raise _shutting_down()
 
     def close(self) -> None:
-        """End the reads that wait."""
+        """End the reads that wait, and what else does."""
         closed = self._closing()
         if not closed.done():
             closed.cancel()
+            for poll in self._polls:
+                poll.cancel()
+
+    @contextmanager
+    def polling(self, outcome: Outcome) -> Iterator[None]:
+        """What is awaited here ends as `Unavailable` with that outcome when the gateway drains.
+
+        Unlike a read that is ended, it is cancelled, and may give back what it was about to get.
+        """
+        poll = asyncio.current_task()
+        assert poll is not None, "a handler"
+        if self._closing().done():
+            raise _shutting_down()  # nothing was begun
+        self._polls.add(poll)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._closing().done() or poll.uncancel():  # its client has left
+                raise
+            raise _shutting_down(outcome) from None
+        finally:
+            self._polls.discard(poll)
 
     def access(self, request: BaseRequest, wait_s: float = 0.0) -> LogAccess:
         """The log for one request: what its caller has seen, and the deadline that it has."""
+        return LogAccess(self, self.appends, self._caller(request, wait_s))
+
+    def lasting_access(self, request: BaseRequest, wait_s: float = 0.0) -> LogAccess:
+        """The same for who must finish what it has begun while the gateway drains, and waits in `polling`."""
+        return LogAccess(self._backend, self.appends, self._caller(request, wait_s))
+
+    def _caller(self, request: BaseRequest, wait_s: float) -> Caller:
         asked_us = arguments.timeout_us(request.headers)
         timeout_s = DEFAULT_TIMEOUT_S + wait_s if asked_us is None else asked_us / 1e6
-        return LogAccess(
-            self, self.appends, Caller(self.positions(request), Deadline.after(timeout_s), self.config.limits)
-        )
+        return Caller(self.positions(request), Deadline.after(timeout_s), self.config.limits)
 
     def positions(self, request: BaseRequest) -> Positions:
         """What the caller says that it has seen; `InvalidArgument` if there is no such place in the log."""
@@ -83,3 +111,7 @@ class LogDoor:
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_future()
         return self._closed
+
+
+def _shutting_down(outcome: Outcome = "not_applied") -> Unavailable:
+    return Unavailable("this gateway is shutting down", outcome=outcome)

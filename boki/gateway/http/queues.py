@@ -7,27 +7,26 @@ is among the last 10,000 of its shard.
 
 from __future__ import annotations
 
-import base64
+from contextlib import nullcontext
 from hashlib import sha256
 from typing import Any, Final, Literal
 
 import msgspec
 from aiohttp.web import BaseRequest, Response
 
-from boki.errors import InvalidArgument
+from boki.errors import InvalidArgument, Outcome
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.arguments import json_body, query, query_int, query_seconds
-from boki.gateway.http.connections import body_size, read_body, send
+from boki.gateway.http.connections import body_size, read_body, send, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
-from boki.libs.bokiqueue import Message, Queue, queue_names
+from boki.libs.bokiqueue import Queue, queue_names
 from boki.libs.bokiqueue.groups import TAKE_BYTES
 from boki.libs.bokiqueue.refusals import MAX_DELAY_S, MAX_KEY_CHARS, MAX_MESSAGE_BYTES
+from boki.libs.bokiqueue.shapes import letter_shape, message_shape
 from boki.log.checks import check_book, check_writable
 from boki.runtime.http_exchange import MAX_WAIT_S
 from boki.runtime.logbook import LogAccess
-
-_FORMS: Final = ("bytes", "text", "json")
 
 
 class PushMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,14 +158,15 @@ class Queues:
         with self._door.admitted(size):
             body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
             access = self._door.access(request, wait_s)
-            name = await self._queue(access, book, queue).push(
-                _value(request, body),
-                key=_key(request),
-                delay_s=spans[0],
-                ttl_s=spans[1],
-                group_key=values.get("group_key", ""),
-                wait_s=wait_s,
-            )
+            with while_connected(request) if wait_s else nullcontext():
+                name = await self._queue(access, book, queue).push(
+                    _value(request, body),
+                    key=_key(request),
+                    delay_s=spans[0],
+                    ttl_s=spans[1],
+                    group_key=values.get("group_key", ""),
+                    wait_s=wait_s,
+                )
         return self._answer(access, {"id": name})
 
     async def push_many(self, request: BaseRequest, book: str, queue: str) -> Response:
@@ -177,36 +177,38 @@ class Queues:
             body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
             asked = json_body(body, _PUSH_MANY)
             access = self._door.access(request, min(max(asked.wait_s, 0), MAX_WAIT_S))
-            ids = await self._queue(access, book, queue).push_many(
-                asked.messages,
-                key=_key(request),
-                delay_s=asked.delay_s,
-                ttl_s=asked.ttl_s,
-                group_keys=asked.group_keys,
-                wait_s=min(asked.wait_s, MAX_WAIT_S),
-            )
+            with while_connected(request) if asked.wait_s else nullcontext():
+                ids = await self._queue(access, book, queue).push_many(
+                    asked.messages,
+                    key=_key(request),
+                    delay_s=asked.delay_s,
+                    ttl_s=asked.ttl_s,
+                    group_keys=asked.group_keys,
+                    wait_s=min(asked.wait_s, MAX_WAIT_S),
+                )
         return self._answer(access, {"ids": ids})
 
     async def pop(self, request: BaseRequest, book: str, queue: str) -> Response:
-        """Take messages, for good or under a lease, waiting for the first."""
+        """Take messages, for good or under a lease, waiting for the first. If the client leaves others have them."""
         values = query(request, {"wait_s", "count", "lease_s", "group"})
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
         lease_s = query_seconds(values, "lease_s", MAX_DELAY_S)
         count = query_int(values, "count", 1, 1_000)
         op = _key(request)
-        access = self._door.access(request, wait_s)
+        access = self._door.lasting_access(request, wait_s)
         handle = self._queue(access, book, queue, values.get("group", ""))
-        with self._door.admitted():
+        how_it_ends: Outcome = "unknown" if op else "not_applied"  # under an op it is kept for who asks again
+        with self._door.admitted(), while_connected(request), self._door.polling(how_it_ends):
             if "lease_s" in values:
                 found = await handle.lease_many(count, lease_s, wait_s=wait_s, op=op)
             else:
                 found = await handle.pop_many(count, wait_s=wait_s, op=op)
-        return await self._send(request, access, {"messages": [_message(one) for one in found]})
+        return await self._send(request, access, {"messages": [message_shape(one) for one in found]})
 
     async def settle(self, request: BaseRequest, book: str, queue: str) -> Response:
         """Ack, nack, extend, release or bury leased messages by their receipts."""
         asked = await self._body(request, _SETTLE, self._limits.request_bytes)
-        access = self._door.access(request)
+        access = self._door.lasting_access(request)
         handle = self._queue(access, book, queue, asked.group)
         with self._door.admitted():
             if asked.verb == "ack":
@@ -229,7 +231,7 @@ class Queues:
         count = query_int(values, "count", 10, 1_000)
         with self._door.admitted(min(count * MAX_MESSAGE_BYTES, TAKE_BYTES)):
             found = await handle.peek(count)
-        return await self._send(request, access, {"messages": [_message(one) for one in found]})
+        return await self._send(request, access, {"messages": [message_shape(one) for one in found]})
 
     # Dead letters and groups
 
@@ -241,19 +243,7 @@ class Queues:
         limit = query_int(values, "limit", 100, 10_000)
         with self._door.admitted(min(limit * MAX_MESSAGE_BYTES, TAKE_BYTES)):
             letters = await handle.dead_letters(limit)
-        body = [
-            {
-                "handle": one.handle,
-                "id": one.id,
-                "reason": one.reason,
-                "deliveries": one.deliveries,
-                "pushed_us": one.pushed_us,
-                "died_us": one.died_us,
-                **_data(one.form, one.data),
-            }
-            for one in letters
-        ]
-        return await self._send(request, access, {"dead": body})
+        return await self._send(request, access, {"dead": [letter_shape(one) for one in letters]})
 
     async def redrive(self, request: BaseRequest, book: str, queue: str) -> Response:
         """Let dead letters be taken again."""
@@ -332,22 +322,3 @@ def _value(request: BaseRequest, body: bytes) -> Any:
 
 def _start(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text
-
-
-def _message(message: Message[Any]) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "receipt": message.receipt if message.until else "",
-        "deliveries": message.deliveries,
-        "time_us": message.time,
-        "until_us": message.until,
-        "group_key": message.group_key,
-        **_data(message.form, message.data),
-    }
-
-
-def _data(form: int, data: bytes) -> dict[str, Any]:
-    """The message as text or JSON if it was pushed so, and as base64 if not."""
-    if _FORMS[form] == "json":
-        return {"json": msgspec.Raw(data)}
-    return {"text": data.decode()} if _FORMS[form] == "text" else {"base64": base64.b64encode(data).decode()}

@@ -21,7 +21,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 from boki.errors import BokiError, InvalidArgument, Trimmed
 from boki.gateway.http import answers
 from boki.gateway.http.arguments import query, whole_number
-from boki.gateway.http.connections import cut_off
+from boki.gateway.http.connections import cut_off, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.records import record_body
 from boki.gateway.http.routing import Route
@@ -87,7 +87,7 @@ class Subscriptions:
     async def _follow(self, request: BaseRequest, response: StreamResponse, access: LogAccess, cursor: Cursor) -> None:
         size = _PageSize()
         while request.transport is not None and not request.transport.is_closing():
-            await self._pass_on(request, response, await self._read(access, cursor, size))
+            await self._pass_on(request, response, await self._read(request, access, cursor, size))
 
     async def _pass_on(self, request: BaseRequest, response: StreamResponse, events: bytes) -> None:
         core = self._door.core
@@ -97,11 +97,12 @@ class Subscriptions:
         finally:
             core.release_for_stream(len(events))
 
-    async def _read(self, access: LogAccess, cursor: Cursor, size: _PageSize) -> bytes:
+    async def _read(self, request: BaseRequest, access: LogAccess, cursor: Cursor, size: _PageSize) -> bytes:
         """The next page as events. Nothing else of it is alive when this returns."""
         read = cursor.read()
         read = msgspec.structs.replace(read, limit=min(read.limit, size.limit))
-        found = await access.ask(read, read.wait_us / 1e6)
+        with while_connected(request):
+            found = await access.ask(read, read.wait_us / 1e6)
         assert isinstance(found, Found)
         page = cursor.take(found)
         if page is None:

@@ -14,7 +14,7 @@ from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.checkpoints import newest_settings
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.groups import DEAD, LEASED, TAKE_BYTES, WAITING, Aside, Delivery
-from boki.libs.bokiqueue.messages import Message
+from boki.libs.bokiqueue.messages import BYTES, Message
 from boki.libs.bokiqueue.peeking import next_spots
 from boki.libs.bokiqueue.records import PURGE, REDRIVE, DropGroup, OpenGroup, Settings, Settle, Setup
 from boki.libs.bokiqueue.refusals import (
@@ -67,7 +67,10 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that failed too often, or that a consumer gave up. `id` is the message's, `handle` names it here."""
+    """A message that failed too often, or that a consumer gave up. `id` is the message's, `handle` names it here.
+
+    Of one whose body cannot be read any more `data` is empty.
+    """
 
     handle: str
     id: str
@@ -89,6 +92,7 @@ class Administration(Generic[T]):
         self.group = check_group(group)
         self.kind = type
         self._settings: Settings | None = None
+        self._settings_seqnum = 0
         self._settings_read_at = 0.0
 
     def __repr__(self) -> str:
@@ -96,15 +100,23 @@ class Administration(Generic[T]):
 
     # Settings
 
-    async def read_settings(self) -> Settings | None:
-        """The queue's settings; None if there is no such queue."""
-        if self._settings is None or asyncio.get_running_loop().time() - self._settings_read_at > SETTINGS_S:
-            _, found = await newest_settings(self.logbook, self.name)
-            if found is None:
-                _, found = await newest_settings(self.logbook, self.name, fresh=True)
-            if found is not None:
-                self._settings, self._settings_read_at = found, asyncio.get_running_loop().time()
+    async def read_settings(self, *, fresh: bool = False) -> Settings | None:
+        """The queue's settings; None if there is no such queue. They may be a second old, unless they are `fresh`."""
+        is_old = asyncio.get_running_loop().time() - self._settings_read_at > SETTINGS_S
+        if fresh or is_old or self._settings is None:
+            last, found = await newest_settings(self.logbook, self.name, fresh=fresh)
+            if found is None and not fresh:
+                last, found = await newest_settings(self.logbook, self.name, fresh=True)
+            self._know(found, last)
         return self._settings
+
+    def _know(self, settings: Settings | None, seqnum: int) -> None:
+        self._settings, self._settings_seqnum = settings, seqnum
+        self._settings_read_at = asyncio.get_running_loop().time()
+
+    def stands(self) -> Expect:
+        """The condition that the queue is there, as this handle knows it: its book may have been deleted meanwhile."""
+        return Expect(records.settings_tag(self.name), self._settings_seqnum)
 
     async def create(
         self, *, shards: int = 1, max_deliveries: int = 10, max_length: int = 0, retain_s: float = 0
@@ -145,7 +157,7 @@ class Administration(Generic[T]):
             if known is None:
                 with suppress(ConditionFailed):  # somebody else has just created it
                     return await self._append_settings(settings, last, is_first=True)
-            self._settings = known
+            self._know(known, last)
         if known.shards != settings.shards:
             if settings.shards == 1:
                 return known
@@ -163,9 +175,20 @@ class Administration(Generic[T]):
         group.append(
             (records.encode(Setup(0, settings)), (tag, f"{records.QUEUES_TAG}:{self.name}", records.QUEUES_TAG))
         )
-        await self.logbook.append_many(group, when=Expect(tag, last_seqnum))
-        self._settings, self._settings_read_at = settings, asyncio.get_running_loop().time()
+        seqnums = await self.logbook.append_many(group, when=Expect(tag, last_seqnum))
+        self._know(settings, seqnums[-1])
         return settings
+
+    async def check_stands(self, shards: int) -> None:
+        """`NoSuchQueue` if it is no more, or another one by now; else `stands` is a condition that holds."""
+        settings = await self.read_settings(fresh=True)
+        if settings is None or settings.shards != shards:
+            raise no_such_queue(self.name, self.logbook.name)
+
+    @property
+    def shards(self) -> int:
+        """How many parts it has. The queue must have been opened."""
+        return self._known_settings().shards
 
     def _known_settings(self) -> Settings:
         if self._settings is None:
@@ -243,7 +266,7 @@ class Administration(Generic[T]):
         """The queue in figures."""
         shared = await self._caught_up()
         states = [line.state for line in shared.lines]
-        now_us = shared.log_time_us()
+        now_us = shared.clock.looking_us(self.logbook.likely_time_us())
         names = sorted({name for state in states for name in state.groups})
         return QueueStats(
             self.name,
@@ -263,15 +286,16 @@ class Administration(Generic[T]):
         shared = await self._caught_up_group()
         found: list[Message[T]] = []
         room = TAKE_BYTES
+        now_us = shared.clock.looking_us(self.logbook.likely_time_us())
         for line in shared.lines:
-            now_us = max(shared.log_time_us(), line.state.time_us)
             wanted = [
                 Delivery(spot, 0, 0, 0) for spot in next_spots(line.state, self.group, count - len(found), now_us)
             ]
             bodies = await shared.bodies.fetch(self.logbook, wanted, room)
-            for one, (form, data) in zip(wanted, bodies, strict=False):
-                found.append(Message(self.name, line.shard, self.group, one, form, data, self.kind))
-                room -= len(data)
+            for one, body in zip(wanted, bodies, strict=False):
+                if isinstance(body, tuple):  # else no take would find it either
+                    found.append(Message(self.name, line.shard, self.group, one, *body, self.kind))
+                    room -= len(body[1])
             if len(bodies) < len(wanted) or room <= 0:
                 break
         return found
@@ -288,7 +312,8 @@ class Administration(Generic[T]):
             asides = asides[: limit - len(found)]
             wanted = [Delivery(aside.spot, 0, 0, 0) for aside in asides]
             bodies = await shared.bodies.fetch(self.logbook, wanted, room)
-            for aside, (form, data) in zip(asides, bodies, strict=False):
+            for aside, body in zip(asides, bodies, strict=False):
+                form, data = body if isinstance(body, tuple) else (BYTES, b"")
                 found.append(_dead_letter(line.shard, aside, form, data))
                 room -= len(data)
             if len(bodies) < len(wanted) or room <= 0:
@@ -304,6 +329,7 @@ class Administration(Generic[T]):
         return await self._change_dead(PURGE, handles)
 
     async def _change_dead(self, verb: int, handles: tuple[str, ...]) -> int:
+        wanted = {_place(handle) for handle in handles}
         shared = await self._caught_up_group()
         changed = 0
         for line in shared.lines:
@@ -312,14 +338,13 @@ class Administration(Generic[T]):
                 continue
             dead = [pos for pos, aside in sorted(group.aside.items()) if aside.status == DEAD]
             if handles:
-                wanted = {_position(handle, line.shard) for handle in handles}
-                dead = [pos for pos in dead if pos in wanted]
+                dead = [pos for pos in dead if (line.shard, pos) in wanted]
             for start in range(0, len(dead), 1_000):
                 settle = Settle(self.group, verb, [(pos, 0) for pos in dead[start : start + 1_000]])
                 changed += sum(await shared.settle(self.logbook, line.shard, settle))
-        if changed < len(set(handles)):
+        if changed < len(wanted):
             raise NotFound(
-                f"{len(set(handles)) - changed} of {len(set(handles))} are no dead letters of queue {self.name!r}",
+                f"{len(wanted) - changed} of {len(wanted)} are no dead letters of queue {self.name!r}",
                 field="handle",
             )
         return changed
@@ -399,8 +424,9 @@ def _dead_letter(shard: int, aside: Aside, form: int, data: bytes) -> DeadLetter
     )
 
 
-def _position(handle: object, shard: int) -> int:
-    own, _, pos = handle.partition("-") if isinstance(handle, str) else ("", "", "")
-    if not (own.isascii() and own.isdigit() and pos.isascii() and pos.isdigit() and len(pos) < 20):
+def _place(handle: object) -> tuple[int, int]:
+    """The shard and the position that a dead letter's handle names."""
+    parts = handle.split("-") if isinstance(handle, str) else []
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
         raise InvalidArgument(f"a dead letter's handle has the form 0-17, not {handle!r:.60}", field="handle")
-    return int(pos) if int(own) == shard else -1
+    return int(parts[0]), int(parts[1])

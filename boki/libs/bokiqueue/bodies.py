@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from boki import CorruptData, LogBook
+from boki import CorruptData, LogBook, NotFound, Trimmed
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.groups import BACK, PARKED, WAITING, Delivery
 from boki.libs.bokiqueue.records import Carry, Push
@@ -25,6 +25,11 @@ from boki.libs.bokiqueue.state import Given, ShardState
 BODY_BUDGET_BYTES: Final = 64 * 1024 * 1024
 READ_TOGETHER: Final = 16
 """Records that are read again at once: each may have a megabyte."""
+LOST: Final = 255
+"""The form of a body that could not be read any more when it was carried."""
+
+Lost = NotFound | Trimmed | CorruptData
+"""What is raised for a record that is gone for good."""
 
 
 class _Kept:
@@ -162,30 +167,33 @@ class Bodies:
 
     async def fetch(
         self, logbook: LogBook, deliveries: Iterable[Delivery], most_bytes: int | None = None
-    ) -> list[tuple[int, bytes]]:
-        """(form, body) of each; read from the log where they are not here.
+    ) -> list[tuple[int, bytes] | Lost]:
+        """(form, body) of each; read from the log where they are not here. What is gone for good comes as the error.
 
         With `most_bytes` of the first of them only, as many as have so many bytes together; of one at least.
         """
         places = [one.spot.place for one in deliveries]
         here = {seqnum: self._kept[seqnum].kind for seqnum, _ in places if seqnum in self._kept}
-        read: dict[int, Push | Carry] = {}
-        found: list[tuple[int, bytes]] = []
+        read: dict[int, Push | Carry | Lost] = {}
+        found: list[tuple[int, bytes] | Lost] = []
         size = 0
         for at, (seqnum, index) in enumerate(places):
             kind = here.get(seqnum) or read.get(seqnum)
             if kind is None:
                 read = await _read_some(logbook, (one for one, _ in places[at:] if one not in here))
                 kind = read[seqnum]
-            body = kind.bodies[index]
+            if isinstance(kind, Lost):
+                found.append(kind)
+                continue
+            body, form = kind.bodies[index], records.form_of(kind.forms, index)
             size += len(body)
             if most_bytes is not None and found and size > most_bytes:
                 break
-            found.append((records.form_of(kind.forms, index), body))
+            found.append((form, body) if form != LOST else CorruptData("it was lost before it was carried"))
         return found
 
 
-async def _read_some(logbook: LogBook, seqnums: Iterable[int]) -> dict[int, Push | Carry]:
+async def _read_some(logbook: LogBook, seqnums: Iterable[int]) -> dict[int, Push | Carry | Lost]:
     """The first few of those records."""
     some: dict[int, None] = {}
     for seqnum in seqnums:
@@ -195,8 +203,11 @@ async def _read_some(logbook: LogBook, seqnums: Iterable[int]) -> dict[int, Push
     return dict(zip(some, await asyncio.gather(*(_read(logbook, seqnum) for seqnum in some)), strict=True))
 
 
-async def _read(logbook: LogBook, seqnum: int) -> Push | Carry:
-    kind = records.decode((await logbook.get(seqnum)).data)
+async def _read(logbook: LogBook, seqnum: int) -> Push | Carry | Lost:
+    try:
+        kind = records.decode((await logbook.get(seqnum)).data)
+    except (NotFound, Trimmed, CorruptData) as error:
+        return error
     if not isinstance(kind, Push | Carry):
-        raise CorruptData(f"record {seqnum} of book {logbook.name!r} should hold messages of a queue, and does not")
+        return CorruptData(f"record {seqnum} of book {logbook.name!r} should hold messages of a queue, and does not")
     return kind

@@ -9,6 +9,7 @@ import msgspec
 
 from boki import CorruptData, LogBook, NotFound, Record, Trimmed, Unavailable
 from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.backlog import Segment
 from boki.libs.bokiqueue.records import Part, Push, Saved, Settings, Setup
 from boki.libs.bokiqueue.snapshots import Snapshot
 from boki.libs.bokiqueue.state import ShardState
@@ -33,7 +34,7 @@ async def newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardS
 
 async def _newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
     tag = records.checkpoint_tag(queue, shard)
-    found = await _last_saved(logbook, tag)
+    found = await last_saved(logbook, tag)
     if found is None:
         return ShardState(shard), 0
     record, saved = found
@@ -55,7 +56,8 @@ async def _newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[Shard
     return ShardState.restored(shard, snapshot), snapshot.resume
 
 
-async def _last_saved(logbook: LogBook, tag: str) -> tuple[Record, Saved] | None:
+async def last_saved(logbook: LogBook, tag: str) -> tuple[Record, Saved] | None:
+    """The last record of that tag that completes a checkpoint."""
     record = await logbook.check_tail(tag)
     while record is not None:
         kind = records.decode_own(record.data)
@@ -78,19 +80,22 @@ async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) 
     return last, None
 
 
-async def pushes_between(
-    logbook: LogBook, queue: str, shard: int, start: int, stop: int
-) -> list[tuple[int, int, Push]]:
-    """The pushes (seqnum, time, record) in a part of the stream that was passed before."""
+async def history(logbook: LogBook, queue: str, shard: int, start: int, stop: int) -> tuple[list[Segment], int]:
+    """The pushes in a part of the stream that was passed before, and from where on it is still there (0: all of it).
+
+    Without their bodies: all that is retained may be many times what a process has room for.
+    """
     tag = records.stream_tag(queue, shard)
-    pushes = []
+    segments: list[Segment] = []
+    kept_from = 0
     while start < stop:
         page = await logbook.read(tag, start=start, stop=stop, limit=_PAGE_RECORDS)
+        kept_from = max(kept_from, page.first_seqnum)
         for record in page.records:
             kind = records.decode_own(record.data)
             if isinstance(kind, Push):
-                pushes.append((record.seqnum, record.time, kind))
+                segments.append(Segment.of(record.seqnum, 0, record.time, kind))
         if not page.records:
             break
         start = page.next_start
-    return pushes
+    return segments, kept_from

@@ -34,7 +34,7 @@ class Dealing:
         """Say which shards those who wait take from, and in the log that this process is there."""
         queue = self._queue
         waiting = [one for one in queue.waiters if isinstance(one, Want) and one.patience_s is not None and not one.op]
-        now_us = queue.log_time_us()
+        now_us = queue.clock.lately_us()
         self.look_again_us = 0
         for group in dict.fromkeys(want.group for want in waiting if not want.is_done):
             members = present(queue.lines[0].state.members, group, now_us)

@@ -23,6 +23,7 @@ MAX_SETTLED: Final = 5_000
 MAX_TAKES: Final = 500
 """Takes of their own in one act: of those who name an op."""
 _PROBES: Final = 3
+_SOME_DAY_US: Final = 1 << 63
 
 
 class Waiter:
@@ -98,9 +99,11 @@ class Settlement(Waiter):
 class Demand:
     """What all wants of a process come to, for one round of acts: who waits is counted together, by kind."""
 
-    __slots__ = ("bound", "missing", "probed", "spare", "special")
+    __slots__ = ("bound", "is_sure", "missing", "probed", "spare", "special")
 
-    def __init__(self, wants: Iterable[Waiter], lines: Sequence[Line]) -> None:
+    def __init__(self, wants: Iterable[Waiter], lines: Sequence[Line], *, is_sure: bool = True) -> None:
+        self.is_sure = is_sure or any(line.outstanding is not None for line in lines)
+        """Whether the log's time is known, or is being asked for. If not, what is due later may be due now."""
         self.missing: dict[tuple[str, int], int] = {}
         """How many messages are wanted that no act asks for yet."""
         self.special: list[Want] = []
@@ -130,7 +133,7 @@ class Demand:
 class Outstanding:
     """An act that the fold has not seen yet."""
 
-    __slots__ = ("act", "is_uncertain", "is_under_way", "settlements", "tries", "wants")
+    __slots__ = ("act", "asked", "is_uncertain", "is_under_way", "settlements", "tries", "wants")
 
     def __init__(self, act: Act, settlements: list[Settlement], wants: list[Want | None]) -> None:
         self.act = act
@@ -141,6 +144,8 @@ class Outstanding:
         self.is_uncertain = False
         """An append of it may have been carried out, though nobody was told."""
         self.tries = 0
+        self.asked: tuple[float, float] | None = None
+        """When it was first appended, by the clock of those who wait."""
 
 
 class Line:
@@ -158,6 +163,8 @@ class Line:
         """By token: how many of the messages that it took nobody has received yet. They may be given back."""
         self.committing: set[tuple[str, int, int]] = set()
         """Leases (group, position, token) whose effects are on their way: one block at a time commits for each."""
+        self.commits = 0
+        """How many blocks of this process have begun to commit."""
         self.outstanding: Outstanding | None = None
         self.saved_records = 0
         """Records of the stream since the last checkpoint, and their bytes."""
@@ -193,6 +200,7 @@ class Line:
         settles = [one.settle for one in settlements]
         act = Act(self.shard, self._taker, self._number, takes, settles, fences, min(self.held, default=0))
         self.outstanding = Outstanding(act, settlements, owners)
+        demand.is_sure = True  # its record will say
         return self.outstanding
 
     def _due_settlements(self) -> list[Settlement]:
@@ -229,7 +237,7 @@ class Line:
             bound = demand.bound.get(kind)
             if bound is not None and self.shard not in bound and kind not in demand.probed:
                 continue
-            if count > 0 and (kind in demand.probed or self._has(kind[0], now_us)):
+            if count > 0 and (kind in demand.probed or self._has(kind[0], now_us if demand.is_sure else _SOME_DAY_US)):
                 asked = count if kind in demand.probed else min(count, self.state.ready_count(kind[0]) + demand.spare)
                 demand.missing[kind] = count - asked
                 takes.append(Take(kind[0], asked, kind[1]))
@@ -313,7 +321,7 @@ class Line:
 
     def give_back_unknown(self) -> None:
         """Pops of acts that nobody waits for any more: that they were carried out is only known now."""
-        for popped in self.state.popped.get(self._taker, []):
+        for popped in self.state.takers.popped.get(self._taker, []):
             if popped.token > self._last_token:
                 self._hold(popped.deliveries)
                 self.release(popped.group, popped.deliveries)

@@ -2,15 +2,12 @@
 
 There is no timer. Of those who wait one **leads**: it reads the stream on, within its own call, and the fold wakes
 whoever has got something; then another one goes on. Acts are appended beside it by whoever finds something to be asked
-for. Where nobody waits, nothing is read but to give back what was left (`leavings`).
-
-Waits are measured by the event loop's clock, or by what the log itself has waited (in a test its time is virtual).
+for. Where nobody waits, nothing is read but to give back what was left (`leavings`). What time it is: see `clock`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterable
 from secrets import token_bytes
 from typing import Any, Final
@@ -18,19 +15,18 @@ from typing import Any, Final
 from boki import BokiError, DeadlineExceeded, LogBook, Record
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.bodies import Bodies, BodyStore
-from boki.libs.bokiqueue.checkpoints import newest_state, pushes_between
+from boki.libs.bokiqueue.checkpoints import newest_state
+from boki.libs.bokiqueue.clock import LogClock
 from boki.libs.bokiqueue.dealing import Dealing
 from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settlement, Waiter, Want
+from boki.libs.bokiqueue.folding import fold
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.leavings import ANSWER_S, Leavings, Rest
 from boki.libs.bokiqueue.membership import MEMBER_US
-from boki.libs.bokiqueue.records import Carry, Join, Push, Saved
 from boki.libs.bokiqueue.refusals import no_such_group, uncertain
 from boki.libs.bokiqueue.snapshots import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
 from boki.libs.bokiqueue.ways import way_of
-
-_log = logging.getLogger("boki.queue")
 
 PAGE_RECORDS: Final = 1_000
 LONG_WAIT_S: Final = 3_600.0
@@ -84,44 +80,28 @@ class Following:
         self._pushed = self.taker[0]
         self.pushing = 0
         """Messages that this process is about to push into a queue with a maximal length."""
-        self.waited_s = 0.0
-        """How long the log has waited for us, in its own time."""
+        self.clock = LogClock(lambda: asyncio.get_running_loop().time())
         self._tag = records.stream_tag(queue, 0) if shards == 1 else records.feed_tag(queue)
         self._next = 0
         self._begun_below = 0
+        self._missed: set[tuple[int, int]] = set()
+        """(record, from where on the stream was there) for which this fold has begun anew."""
         self.is_loaded = False
         self._leader: Waiter | None = None
         self._leads_with: LogBook | None = None
         self._read: asyncio.Future[Any] | None = None
         self._read_ends: tuple[float, float] = (0.0, 0.0)
-        self._heard = (0.0, 0.0)
-        self._time_us = 0
         self.bodies = Bodies(shards, BodyStore() if store is None else store)
         self.tasks: set[asyncio.Task[None]] = set()
         """What goes on beside those who wait."""
         self.upkeep = Upkeep(self, save_records)
-        self._dealing = Dealing(self, member_us)
+        self.dealing = Dealing(self, member_us)
         self._leavings = Leavings(self)
 
     @property
     def is_busy(self) -> bool:
         """Whether somebody waits here, or something is under way or to be said."""
         return bool(self.waiters or self.tasks) or any(line.outstanding or line.settlements for line in self.lines)
-
-    # Time
-
-    def clocks(self) -> tuple[float, float]:
-        """Now, by the event loop and by the log's waits; whichever has gone farther counts."""
-        return asyncio.get_running_loop().time(), self.waited_s
-
-    def since(self, before: tuple[float, float]) -> float:
-        """How long ago that was."""
-        now = self.clocks()
-        return max(now[0] - before[0], now[1] - before[1])
-
-    def log_time_us(self) -> int:
-        """About what time the log has; 0 if nothing was heard of it."""
-        return self._time_us + round(self.since(self._heard) * 1e6) if self._time_us else 0
 
     # Waiting
 
@@ -197,7 +177,7 @@ class Following:
             elif isinstance(waiter, Rest | Arrival) and self._has_come(waiter):
                 waiter.finish(None)
             elif waiter.patience_s is not None:
-                late_s = self.since(waiter.since) - waiter.patience_s + _MARGIN_S
+                late_s = self.clock.since(waiter.since) - waiter.patience_s + _MARGIN_S
                 # While an act asks for it, it waits for the answer: nobody else may be there to take what comes.
                 if late_s >= 0 and (late_s > ANSWER_S or not self._is_under_way(waiter)):
                     waiter.finish([])
@@ -227,11 +207,11 @@ class Following:
         """How long the leader may wait for a record before something is due here."""
         patience_s = LONG_WAIT_S
         groups: dict[str, frozenset[int] | None] = {}
-        if self._dealing.look_again_us:
-            patience_s = max(0.05, (self._dealing.look_again_us - self.log_time_us()) / 1e6)
+        if self.dealing.look_again_us:
+            patience_s = max(0.05, (self.dealing.look_again_us - self.clock.lately_us()) / 1e6)
         for waiter in self.waiters:
             if not waiter.is_done and waiter.patience_s is not None:
-                left_s = waiter.patience_s - self.since(waiter.since)
+                left_s = waiter.patience_s - self.clock.since(waiter.since)
                 patience_s = min(patience_s, left_s if left_s > 0 else ANSWER_S)
                 if isinstance(waiter, Want):
                     groups[waiter.group] = waiter.lines
@@ -250,7 +230,7 @@ class Following:
             if group is not None and line.outstanding is None and (lines is None or line.shard in lines):
                 own_us = group.next_due_us()
                 due_us = min(due_us or own_us, own_us or due_us)
-        return (due_us + _EARLY_US - self.log_time_us()) / 1e6 + _MARGIN_S if due_us else LONG_WAIT_S
+        return (due_us + _EARLY_US - self.clock.now_us()) / 1e6 + _MARGIN_S if due_us else LONG_WAIT_S
 
     def _shorten_read(self, waiter: Waiter) -> None:
         """The leader waits for longer than this one can: let it look again."""
@@ -258,7 +238,7 @@ class Following:
             patience_s = waiter.patience_s
             if isinstance(waiter, Want):
                 patience_s = min(patience_s, self._due_s(waiter.group, waiter.lines))
-            now = self.clocks()
+            now = self.clock.here()
             if patience_s < max(self._read_ends[0] - now[0], self._read_ends[1] - now[1]):
                 self._read.cancel()
 
@@ -274,12 +254,22 @@ class Following:
             line.begin(state, resume)
         self.is_loaded = True
         for line in self.lines:  # before anything can fail: what is covered by now is not read again
-            given = line.state.takers.get(self.taker)
+            given = line.state.takers.given.get(self.taker)
             if given is not None:
-                self._served(line, given)
+                self._hear_again(logbook, line, given)
             line.give_back_unknown()
         while await self._read_on(logbook, 0):
             pass
+
+    def _hear_again(self, logbook: LogBook, line: Line, given: Given) -> None:
+        """A checkpoint says what the last act of this process came to, or only that it was counted."""
+        outstanding = line.outstanding
+        if given.is_forgotten and outstanding is not None and outstanding.act.number == given.number:
+            outstanding.is_uncertain = True
+            text = f"what came of an act of queue {self.queue!r} is forgotten: others were given too much since"
+            self._refuse(logbook, line, outstanding, BokiError(text))
+        else:
+            self.served(line, given)
 
     async def catch_up(self, logbook: LogBook) -> None:
         """Until the fold has come to what this LogBook sees now."""
@@ -290,7 +280,7 @@ class Following:
 
     async def wait_for_record(self, logbook: LogBook, wait_s: float) -> None:
         """Until something happens to the queue, or so long."""
-        await self.wait(logbook, Arrival(self._next, wait_s, self.clocks()))
+        await self.wait(logbook, Arrival(self._next, wait_s, self.clock.here()))
 
     def next_shard(self) -> int:
         """Where the next push goes: in turn, each process from another start."""
@@ -300,9 +290,10 @@ class Following:
     async def _read_on(self, logbook: LogBook, wait_s: float) -> bool:
         """One page; False if there was none. It may be cut short by somebody with less patience."""
         reading = asyncio.ensure_future(logbook.read(self._tag, start=self._next, limit=PAGE_RECORDS, wait_s=wait_s))
+        begun_us = self.clock.now_us()
         if wait_s:
             self._read = reading
-            now = self.clocks()
+            now = self.clock.here()
             self._read_ends = (now[0] + wait_s, now[1] + wait_s)
         try:
             page = await reading
@@ -320,15 +311,13 @@ class Following:
             await self.load(logbook)
             return True
         self.bodies.let_go()
+        self.clock.wait_over(wait_s, page.records[-1].time if page.records else 0, begun_us)
         if not page.records:
-            self.waited_s += wait_s
             return False
-        if wait_s:
-            passed_s = (page.records[-1].time - self._time_us) / 1e6 if self._time_us else 0.0
-            self.waited_s += min(wait_s, max(0.0, passed_s))
-        self._heard = self.clocks()
         for record in page.records:
-            await self._fold(logbook, record)
+            if not await fold(self, logbook, record):
+                await self.load(logbook)
+                return True
         self._next = max(self._next, page.next_start)
         if any(line.settlements for line in self.lines):
             self._start_soon(logbook)  # what nobody was there to take goes back
@@ -336,46 +325,24 @@ class Following:
                 self._leavings.see_through(logbook)
         return True
 
-    async def _fold(self, logbook: LogBook, record: Record) -> None:
-        kind = records.decode_own(record.data)
-        if kind is None:
-            _log.warning("record %d of queue %s is a stranger's, and is passed by", record.seqnum, self.queue)
-        if kind is None or kind.shard >= self.shards or record.seqnum < self.lines[kind.shard].resume:
-            self._pass(record)
-            return
-        line = self.lines[kind.shard]
-        state = line.state
-        history = state.history_for(kind) if record.seqnum > state.at else None
-        if history is not None:  # if this fails the record is read again: it has not been passed yet
-            state.put_before(await pushes_between(logbook, self.queue, line.shard, *history))
-        self._pass(record)
-        given = state.apply(record.seqnum, record.time, kind)
-        line.saved_records += 1
-        line.saved_bytes += len(record.data)
-        if isinstance(kind, Push | Carry):
-            self.bodies.keep(record.seqnum, kind, state)
-        else:
-            self.bodies.pass_by(state, given)
-        if given is not None:
-            assert isinstance(kind, records.Act)
-            if kind.taker == self.taker:
-                self._served(line, given)
-                line.give_back_unknown()
-                self.upkeep.consider(logbook, line)
-        elif isinstance(kind, Join):
-            if kind.taker == self.taker:
-                self._dealing.said(kind.group)
-                self.upkeep.consider(logbook, line)
-        elif isinstance(kind, Saved):
-            self.upkeep.saved(logbook, line, kind)
+    def begins_anew_for(self, seqnum: int, kept_from: int) -> bool:
+        """Whether a later checkpoint may help with that record: not if it has come up again, though none was missed."""
+        is_new = (seqnum, kept_from) not in self._missed
+        self._missed.add((seqnum, kept_from))
+        return is_new
 
-    def _pass(self, record: Record) -> None:
+    def passed(self, record: Record) -> None:
+        """The reading goes on behind it."""
         self._next = record.next_seqnum
-        self._time_us = max(self._time_us, record.time)
+        self.clock.hear(record.time)
 
     # Serving
 
-    def _served(self, line: Line, given: Given) -> None:
+    def served(self, line: Line, given: Given) -> None:
+        """An act of this process counts: whoever waits for it is given what it came to."""
+        own = line.outstanding
+        if own is not None and own.act.number == given.number and own.asked is not None:
+            self.clock.hear_answer(given.time_us, own.asked)
         for outstanding, index, deliveries in line.settle(given, self.queue):
             want = outstanding.wants[index]
             if want is not None:
@@ -419,16 +386,17 @@ class Following:
     def start_acts(self, logbook: LogBook) -> None:
         """Append what is to be asked for, at every shard that has no act on its way."""
         demand: Demand | None = None
-        now_us = self.log_time_us() - _EARLY_US
+        now_us = self.clock.now_us() - _EARLY_US
         self._turn = (self._turn + 1) % self.shards  # each shard is the first to be asked in its turn
         for line in (*self.lines[self._turn :], *self.lines[: self._turn]):
             if line.outstanding is None:
                 if demand is None:
-                    demand = Demand(self.waiters, self.lines)
+                    demand = Demand(self.waiters, self.lines, is_sure=self.clock.is_sure)
                 if line.settlements or demand.missing or demand.special:
                     line.compose(demand, now_us)
             if line.outstanding is not None and not line.outstanding.is_under_way:
                 line.outstanding.is_under_way = True
+                line.outstanding.asked = line.outstanding.asked or self.clock.here()
                 self.spawn(self._append_act(logbook, line, line.outstanding))
 
     def _start_soon(self, logbook: LogBook) -> None:
@@ -441,7 +409,7 @@ class Following:
         self._is_starting = False
         if self.is_loaded:
             if self.shards > 1:
-                self._dealing.bind(logbook)
+                self.dealing.bind(logbook)
             self.start_acts(logbook)
             self._finish_late()
 

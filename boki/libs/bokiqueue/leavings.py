@@ -54,11 +54,11 @@ class Leavings:
 
     async def _work(self, logbook: LogBook) -> None:
         queue = self._queue
-        begun = queue.clocks()
+        begun = queue.clock.here()
         try:
-            while self._is_left() and (left_s := ANSWER_S - queue.since(begun)) > 0:
+            while self._is_left() and (left_s := ANSWER_S - queue.clock.since(begun)) > 0:
                 acts = [line.outstanding for line in queue.lines if line.outstanding is not None]
-                rest = Rest(acts, left_s, queue.clocks())
+                rest = Rest(acts, left_s, queue.clock.here())
                 try:
                     await queue.wait(logbook, rest)
                 except BokiError:

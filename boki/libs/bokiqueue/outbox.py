@@ -10,7 +10,7 @@ When the block ends, the ack, the pushes and the records are appended as one gro
 shard was taken away since the fold last looked. If one was, but not this one, it is tried again; if this one was,
 nothing happens and `LeaseLost` is raised. A key that names the lease makes a repeated append harmless, so from queue to
 queue a message takes effect exactly once. If the block raises, or what it wants is refused, nothing is appended and the
-message is nacked with the error. Of several blocks for one lease one commits.
+message is nacked with the error. Of several blocks for one lease one commits: the others find its name in the ack.
 
 `Outbox.records` and `Outbox.conditions` are the seam for other libraries: whatever a workflow or a transaction would
 append to the same book joins the group there.
@@ -39,6 +39,8 @@ class Outbox:
         """What must hold besides the lease; `ConditionFailed` if it does not, and nothing happens."""
         self._logbook = logbook
         self._size_bytes = 0
+        self.targets: dict[str, tuple[Queue[Any], int]] = {}
+        """Queues that something is pushed to, by the tag of their settings, and how many shards they have."""
 
     def append(self, data: bytes, tags: list[str] | tuple[str, ...] = ()) -> None:
         """A record of the application, in the same book."""
@@ -57,6 +59,11 @@ class Outbox:
             )
         for record in queue.push_records([body], **options):
             self._add(record)
+        self.targets[queue.stands().tag] = queue, queue.shards
+
+    def standing(self) -> list[Expect]:
+        """The conditions that those queues are there."""
+        return [queue.stands() for queue, _ in self.targets.values()]
 
     def _add(self, record: NewRecord) -> None:
         self._logbook.check(record.data, record.tags)

@@ -13,6 +13,7 @@ A queue exists from its first push, or from `create`. Handles cost nothing: make
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
@@ -27,7 +28,6 @@ from boki import (
     KeyReused,
     NewRecord,
     NotFound,
-    TooLarge,
     Trimmed,
     WrongType,
 )
@@ -36,26 +36,30 @@ from boki.libs.bokiqueue.administration import Administration
 from boki.libs.bokiqueue.demand import MAX_SETTLED, Line, Want
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.messages import Message, encode_body, parse_receipt
+from boki.libs.bokiqueue.messages import BYTES, Message, encode_body, parse_receipt
 from boki.libs.bokiqueue.outbox import Outbox
-from boki.libs.bokiqueue.records import ACK, BURY, EXTEND, NACK, RELEASE, Done, Push, Settings, Settle
+from boki.libs.bokiqueue.records import ACK, BURY, EXTEND, NACK, RELEASE, Done, OpenGroup, Push, Settings, Settle
 from boki.libs.bokiqueue.refusals import (
     MAX_BATCH,
     LeaseLost,
-    QueueFull,
     check_count,
     check_key,
+    check_life,
     check_span,
     no_such_group,
     no_such_queue,
+    uncertain,
 )
+from boki.libs.bokiqueue.room import room
 from boki.libs.bokiqueue.state import DEFAULT_GROUP
 
 T = TypeVar("T")
 
+_log = logging.getLogger("boki.queue")
+
 RECORD_BYTES: Final = 900_000
 """Messages of a push are put into records of about this size."""
-_COMMIT_TRIES: Final = 20
+_TRIES: Final = 20
 
 
 class Queue(Administration[T], Generic[T]):
@@ -77,7 +81,7 @@ class Queue(Administration[T], Generic[T]):
 
         `body`: bytes, text, or what JSON can say. `key`: the same key within 24 hours pushes once, and returns the
         first id. `delay_s`: it can be taken only then; `ttl_s`: it is dropped if nobody has taken it by then (0:
-        never).
+        never), so it must be the longer one.
         `group_key`: messages of one key are taken in order and one at a time. `wait_s`: how long to wait for room
         in a queue with a maximal length, before `QueueFull`.
         """
@@ -100,16 +104,23 @@ class Queue(Administration[T], Generic[T]):
         `key` is for all of them together; `group_keys` has one for each.
         """
         bodies = _listed(bodies)
-        settings = await self._settings_to_push()
         log_key = None if key is None else records.push_key(self.name, check_key(key, "key"))
-        shard = None if key is None else crc32(key.encode()) % settings.shards
-        new = self._pushes(settings, bodies, delay_s, ttl_s, group_keys, shard)
         patience_s = check_span(wait_s, "wait_s") / 1e6
-        if settings.max_length:
-            async with self._room(settings, len(bodies), patience_s):
-                seqnums = await self._append_pushes(settings, new, log_key)
+        for tries in range(_TRIES):
+            settings = await self._settings_to_push(fresh=tries > 0)
+            shard = None if key is None else crc32(key.encode()) % settings.shards
+            new = self._pushes(settings, bodies, delay_s, ttl_s, group_keys, shard)
+            try:
+                if settings.max_length:
+                    async with room(self.logbook, self._shared(settings), settings, len(bodies), patience_s):
+                        seqnums = await self._append_pushes(settings, new, log_key)
+                else:
+                    seqnums = await self._append_pushes(settings, new, log_key)
+                break
+            except ConditionFailed:
+                continue  # its settings were changed, or it was deleted and is no more
         else:
-            seqnums = await self._append_pushes(settings, new, log_key)
+            raise BokiError(f"settings of queue {self.name!r} change too quickly: nothing was pushed", retryable=True)
         if key is not None and (len(seqnums) != len(new) or len(bodies) > 1):
             await self._check_use(key, seqnums, new)
         ids = [""] * len(bodies)
@@ -122,7 +133,7 @@ class Queue(Administration[T], Generic[T]):
         self, bodies: Sequence[Any], *, delay_s: float = 0, ttl_s: float = 0, group_key: str = ""
     ) -> list[NewRecord]:
         """The records of a push, for whoever appends them together with others. The queue must have been opened."""
-        shards = self._known_settings().shards
+        shards = self.shards
         keys = [group_key] * len(bodies) if group_key else []
         new = self._pushes(Settings(shards), bodies, delay_s, ttl_s, keys, None)
         return [NewRecord(records.encode(push), records.record_tags(self.name, push.shard, shards)) for push, _ in new]
@@ -137,7 +148,7 @@ class Queue(Administration[T], Generic[T]):
         shard: int | None,
     ) -> list[tuple[Push, list[int]]]:
         """Records that hold the bodies, and which body stands where in them."""
-        delay_us, ttl_us = check_span(delay_s, "delay_s"), check_span(ttl_s, "ttl_s")
+        delay_us, ttl_us = check_life(delay_s, ttl_s)
         if group_keys:
             if not isinstance(group_keys, (list, tuple)) or len(group_keys) != len(bodies):
                 raise InvalidArgument("group_keys must be a list of one key for each message", field="group_keys")
@@ -166,8 +177,8 @@ class Queue(Administration[T], Generic[T]):
         tags = [records.record_tags(self.name, push.shard, settings.shards) for push, _ in new]
         group = [(records.encode(push), own) for (push, _), own in zip(new, tags, strict=True)]
         if len(group) == 1:
-            return [await self.logbook.append(*group[0], key=key)]
-        return await self.logbook.append_many(group, key=key)
+            return [await self.logbook.append(*group[0], key=key, when=self.stands())]
+        return await self.logbook.append_many(group, key=key, when=self.stands())
 
     async def _check_use(self, key: str, seqnums: Sequence[int], new: list[tuple[Push, list[int]]]) -> None:
         """`KeyReused` if what stands under the key is not so many messages; what was trimmed nobody can tell."""
@@ -181,44 +192,6 @@ class Queue(Administration[T], Generic[T]):
                 f"key {key!r} was used for another number of messages of queue {self.name!r}: nothing was pushed",
                 key=key,
             )
-
-    @asynccontextmanager
-    async def _room(self, settings: Settings, count: int, wait_s: float) -> AsyncIterator[None]:
-        """Back-pressure: room for so many messages, for which this process does not let others push meanwhile."""
-        if count > settings.max_length:
-            raise TooLarge(
-                f"{count:,} messages never fit in queue {self.name!r}, whose maximal length is "
-                f"{settings.max_length:,}: push them in parts",
-                field="bodies",
-                limit=settings.max_length,
-            )
-        shared = self._shared(settings)
-        await self._wait_for_room(shared, settings, count, wait_s)
-        shared.pushing += count
-        try:
-            yield
-        finally:
-            shared.pushing -= count
-
-    async def _wait_for_room(self, shared: Following, settings: Settings, count: int, wait_s: float) -> None:
-        begun = shared.clocks()
-        while True:
-            await shared.catch_up(self.logbook)
-            length = shared.pushing + sum(line.state.length() for line in shared.lines)
-            if length + count > settings.max_length:
-                now_us = shared.log_time_us()
-                length = shared.pushing + sum(line.state.length(now_us) for line in shared.lines)
-            if length + count <= settings.max_length:
-                return
-            left_s = wait_s - shared.since(begun)
-            if left_s < 0.001:
-                raise QueueFull(
-                    f"queue {self.name!r} has {length:,} messages, and its maximal length is {settings.max_length:,}: "
-                    "push again when some were taken, or wait with wait_s",
-                    queue=self.name,
-                    limit=settings.max_length,
-                )
-            await shared.wait_for_record(self.logbook, left_s)
 
     # Taking
 
@@ -261,33 +234,70 @@ class Queue(Administration[T], Generic[T]):
             await shared.catch_up(self.logbook)
         elif not shared.is_loaded:
             await shared.catch_up(self.logbook)
-        if self.group != DEFAULT_GROUP and not any(self.group in line.state.groups for line in shared.lines):
-            await shared.catch_up(self.logbook)
-            if self.group not in shared.lines[0].state.groups:
-                raise no_such_group(self.name, self.group)
-        want = Want(self.group, count, lease_us, op, patience_s or None, shared.clocks())
-        if op and settings.shards > 1:
-            want.lines = frozenset([crc32(op.encode()) % settings.shards])
+        if not all(self.group in line.state.groups for line in shared.lines):
+            await self._enter_group(shared)
+        left_s = patience_s
+        begun = shared.clock.here()
+        while True:
+            want = Want(self.group, count, lease_us, op, left_s or None, shared.clock.here())
+            if op and settings.shards > 1:
+                want.lines = frozenset([crc32(op.encode()) % settings.shards])
+            found = await self._receive(shared, want)
+            if found or not want.result:
+                return found
+            left_s = patience_s - shared.clock.since(begun)  # none of what it was given could be read
+            if patience_s and left_s <= 0:
+                return found
+
+    async def _receive(self, shared: Following, want: Want) -> list[Message[T]]:
+        """What is given to the want. Messages whose bodies are gone for good take no others along: of a lease they
+        become dead letters; of a pop they are told of, and the others are given back, or to whoever named the op.
+        """
         try:
             served: list[tuple[Line, Delivery]] = await shared.wait(self.logbook, want)
-            found = await self._messages(shared, served)
-        except (NotFound, Trimmed, CorruptData):
-            raise  # a body is gone for good: given back they would be taken, and fail, for ever
+            bodies = await shared.bodies.fetch(self.logbook, [delivery for _, delivery in served])
+            both = list(zip(served, bodies, strict=True))
+            found = [self._message(*one, *body) for one, body in both if isinstance(body, tuple)]
+            lost = [(self._message(*one), body) for one, body in both if not isinstance(body, tuple)]
+            if lost:
+                _log.warning("%d messages cannot be read, %r first: %s", len(lost), *lost[0])
+            if lost and want.lease_us:
+                with suppress(BokiError):  # else their leases run out
+                    await self.bury(*(one for one, _ in lost), reason=f"its body cannot be read: {lost[0][1]}")
         except BaseException:
-            if want.result and not op:
+            if want.result and not want.op:
                 shared.give_back(self.logbook, self.group, want.result)
             raise
-        if not op:
+        is_refused = lost and not want.lease_us and not (found and want.op)
+        kept = [one for one, body in both if is_refused and isinstance(body, tuple)]
+        if not want.op:
             for line, delivery in served:
-                line.received(delivery)
+                if (line, delivery) not in kept:
+                    line.received(delivery)
+            if kept:
+                shared.give_back(self.logbook, self.group, kept)
+        if is_refused:
+            raise CorruptData(
+                f"{len(lost)} messages that were popped from queue {self.name!r} cannot be read, and are gone: "
+                f"{', '.join(one.id for one, _ in lost[:10])}: {lost[0][1]}; the {len(kept)} others can be taken again",
+                queue=self.name,
+            )
         return found
 
-    async def _messages(self, shared: Following, served: list[tuple[Line, Delivery]]) -> list[Message[T]]:
-        bodies = await shared.bodies.fetch(self.logbook, [delivery for _, delivery in served])
-        return [
-            Message(self.name, line.shard, self.group, delivery, form, data, self.kind)
-            for (line, delivery), (form, data) in zip(served, bodies, strict=True)
-        ]
+    def _message(self, line: Line, delivery: Delivery, form: int = BYTES, data: bytes = b"") -> Message[T]:
+        return Message(self.name, line.shard, self.group, delivery, form, data, self.kind)
+
+    async def _enter_group(self, shared: Following) -> None:
+        """Have the group before anything is asked for on its behalf; the default one is made by its first take.
+
+        In all shards at one place: what is pushed from then on is given to it, whichever group takes it first.
+        """
+        await shared.catch_up(self.logbook)
+        if self.group != DEFAULT_GROUP:
+            if self.group not in shared.lines[0].state.groups:
+                raise no_such_group(self.name, self.group)
+        elif not all(self.group in line.state.groups for line in shared.lines):
+            await self._append_to_all(shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
 
     # Settling
 
@@ -404,30 +414,45 @@ class Queue(Administration[T], Generic[T]):
     ) -> None:
         shard, (_, pos, token) = line.shard, lease
         tags = records.record_tags(self.name, shard, shared.shards)
-        done = NewRecord(records.encode(Done(shard, self.group, [(pos, token)])), tags)
+        line.commits += 1
+        by = shared.taker + line.commits.to_bytes(4, "little")
+        done = NewRecord(records.encode(Done(shard, self.group, [(pos, token)], by)), tags)
         key = f"!qd:{self.name}:{self.group}:{shard}:{pos}:{token}"
         stranger = 0
-        for _ in range(_COMMIT_TRIES):
+        for _ in range(_TRIES):
             await shared.catch_up(self.logbook)
             group = line.state.groups.get(self.group)
             aside = group.leased(pos, token) if group is not None else None
-            if message.is_settled or aside is None or aside.due_us <= shared.log_time_us():
+            if message.is_settled or aside is None or aside.due_us <= shared.clock.now_us():
                 raise self._lost(message)
             fence = Expect(records.fence_tag(self.name, shard), max(line.state.last_fence, stranger))
+            when = [fence, *out.standing(), *out.conditions]
             try:
-                seqnums = await self.logbook.append_many([done, *out.records], when=[fence, *out.conditions], key=key)
+                seqnums = await self.logbook.append_many([done, *out.records], when=when, key=key)
             except ConditionFailed as error:
+                if error.tag in out.targets:
+                    target, shards = out.targets[error.tag]
+                    await target.check_stands(shards)
+                    continue
                 if error.tag != fence.tag:
                     raise
                 # A lease was taken away, maybe another one: look again. Or it is no fence, but a stranger's record.
                 tail = await self.logbook.check_tail(fence.tag)
                 stranger = tail.seqnum if tail is not None and not records.is_own(tail.data) else 0
                 continue
-            if len(seqnums) != 1 + len(out.records):
-                raise self._lost(message)  # they are those of another block, which has committed under this lease
+            if await self._whose(seqnums[0]) != by:
+                raise self._lost(message)  # another block has committed under this lease, and so under this key
             message.is_settled = True
             return
         raise BokiError("leases of this shard run out too quickly to commit: nothing was done", retryable=True)
+
+    async def _whose(self, seqnum: int) -> bytes:
+        """The block whose effects were appended there."""
+        try:
+            done = records.decode((await self.logbook.get(seqnum)).data)
+        except BokiError as error:
+            raise uncertain(error) from error
+        return done.by if isinstance(done, Done) else b""
 
     # Opening
 
@@ -437,8 +462,8 @@ class Queue(Administration[T], Generic[T]):
             raise no_such_queue(self.name, self.logbook.name)
         return settings
 
-    async def _settings_to_push(self) -> Settings:
-        settings = await self.read_settings()
+    async def _settings_to_push(self, *, fresh: bool) -> Settings:
+        settings = await self.read_settings(fresh=fresh)
         return settings if settings is not None else await self.create()
 
 

@@ -110,6 +110,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=3):
     shard: int
     group: str
     messages: list[tuple[int, int]]
+    by: bytes = b""
+    """Names the block whose effects these are: of several for one lease each looks whether it is this one."""
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag=4):

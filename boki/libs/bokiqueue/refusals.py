@@ -120,6 +120,18 @@ def check_span(value: object, field: str, *, least_s: float = 0.0) -> int:
     return round(value * 1e6)
 
 
+def check_life(delay_s: object, ttl_s: object) -> tuple[int, int]:
+    """How long a message is delayed and lives, in microseconds: both count from its push."""
+    delay_us, ttl_us = check_span(delay_s, "delay_s"), check_span(ttl_s, "ttl_s")
+    if 0 < ttl_us <= delay_us:
+        raise InvalidArgument(
+            f"ttl_s must be longer than delay_s, both from the push on: after {shown(ttl_s)} s the message would be "
+            f"dropped, and it could be taken after {shown(delay_s)} s only",
+            field="ttl_s",
+        )
+    return delay_us, ttl_us
+
+
 def check_count(value: object, field: str, most: int = MAX_BATCH, *, least: int = 1) -> int:
     """A whole number."""
     if type(value) is not int:

@@ -19,6 +19,11 @@ class Given(msgspec.Struct, frozen=True, array_like=True):
     takes: list[list[Delivery] | None]
     settles: list[list[bool]]
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Only its number is known: every act takes or settles something."""
+        return not self.takes and not self.settles
+
 
 class Popped(msgspec.Struct, frozen=True, array_like=True):
     """What a taker took for good and may give back, as long as it does not say that somebody has received it."""
@@ -71,3 +76,4 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     last_fence: int
     push_rate: Rate
     members: list[Member]
+    opened_at: int = 0

@@ -5,8 +5,8 @@ their times. A take is a request: the fold gives it what comes next at its place
 processes never contend for anything, and no condition is needed.
 
 **Once.** A process numbers its acts, and the fold counts each (taker, number) once: an append whose outcome is unknown
-is simply made again. What the last act of a taker was given is remembered until its next act, or for `TAKER_US`, and
-what it has taken for good and nobody has received yet for as long as it says so: that can be given back. A take
+is simply made again. What the last act of a taker was given is remembered until its next act, and what it has taken for
+good and nobody has received yet for as long as it says so: that can be given back. `takers` has the bounds. A take
 with an `op` of its own is remembered for `OP_US`, if there are not too many later ones: whoever repeats it, also from
 another process, is given the same messages, and they are not trimmed until then; of a lease, those still leased under
 it, and if there are none it is a new one.
@@ -54,17 +54,14 @@ from boki.libs.bokiqueue.records import (
 )
 from boki.libs.bokiqueue.snapshots import Given as Given
 from boki.libs.bokiqueue.snapshots import GroupSnapshot, Member, OpDone, Popped, Snapshot
+from boki.libs.bokiqueue.takers import Takers
 
-TAKER_US: Final = 15 * 60 * 1_000_000
-"""A process that has acted for so long is forgotten, with what its last act was given."""
 OP_US: Final = 3_600 * 1_000_000
 """So long a take with an op of its own can be repeated."""
 MAX_OPS: Final = 10_000
 """Ops of a shard that are remembered at most; the oldest go first."""
 MAX_OP_MESSAGES: Final = 100_000
 """Messages that all of them together may have been given."""
-MAX_POPPED: Final = 100_000
-"""Messages that one taker may still give back, about; the oldest go first."""
 MAX_MARKS: Final = 1_000
 """Points in the retained past that are told apart."""
 DEFAULT_GROUP: Final = ""
@@ -86,13 +83,14 @@ class ShardState:
         self.settings = Settings()
         self.backlog = Backlog()
         self.groups: dict[str, Group] = {}
-        self.takers: dict[bytes, Given] = {}
-        self.popped: dict[bytes, list[Popped]] = {}
+        self.takers = Takers({}, {})
         self.ops: dict[str, OpDone] = {}
         self._op_messages = 0
         self.marks: list[tuple[int, int, int]] = []
         """(time, seqnum, bytes of the stream before it) of checkpoints: for what is retained, and what is carried."""
         self.last_fence = 0
+        self.opened_at = 0
+        """The last record that made a group: no checkpoint of the state before it moves the floor any more."""
         self.push_rate = Rate()
         self.members: dict[tuple[str, bytes], Member] = {}
 
@@ -119,12 +117,13 @@ class ShardState:
             case Setup():
                 if record.is_first:
                     self._begin()
+                    self.floor = seqnum
                 self.settings = record.settings
             case OpenGroup():
                 self._open(seqnum, time_us, record)
             case DropGroup():
                 self.groups.pop(record.group, None)
-                self._forget_popped(record.group)
+                self.takers.forget_group(record.group)
                 self.last_fence = seqnum
                 self._forget_passed()
             case Saved():
@@ -141,13 +140,10 @@ class ShardState:
     def _act(self, seqnum: int, time_us: int, act: Act) -> Given | None:
         if ends_leases(act):
             self.last_fence = seqnum  # also if it counts no more: it stands under the fence tag, where commits look
-        last = self.takers.pop(act.taker, None)
-        if last is not None and act.number <= last.number:
-            self.takers[act.taker] = last
+        if not self.takers.counts(act.taker, act.number):
             return None
         self._fence(time_us, act.fences)
-        popped = self.popped.pop(act.taker, [])
-        popped = [one for one in popped if one.token >= act.kept_from] if act.kept_from else []
+        popped = self.takers.unreceived(act.taker, act.kept_from) if act.kept_from else []
         settles = [self._settle(settle, time_us, popped) for settle in act.settles]
         takes = [self._take(seqnum, time_us, take) for take in act.takes]
         popped += [
@@ -155,10 +151,8 @@ class ShardState:
             for take, deliveries in zip(act.takes, takes, strict=True)
             if deliveries and not take.lease_us and not take.op
         ]
-        if popped:
-            self.popped[act.taker] = _bounded(popped)
         given = Given(act.number, time_us, takes, settles)
-        self.takers[act.taker] = given  # at the end: the dictionary is in the order of last acts
+        self.takers.note(act.taker, given, popped)
         self._forget_passed()
         self._forget_old(time_us)
         return given
@@ -236,9 +230,10 @@ class ShardState:
     def _open(self, seqnum: int, time_us: int, record: OpenGroup) -> None:
         if record.is_anew:
             self.last_fence = seqnum
-            self._forget_popped(record.group)
+            self.takers.forget_group(record.group)
         elif record.group in self.groups:
             return
+        self.opened_at = seqnum
         cursor = self.backlog.next_pos
         for segment in self.backlog.segments():
             if segment.seqnum >= record.start_seqnum and segment.time_us >= record.start_time_us:
@@ -268,7 +263,8 @@ class ShardState:
     def _saved(self, seqnum: int, time_us: int, saved: Saved) -> None:
         before = self.marks[-1][2] if self.marks else 0
         self.marks.append((time_us, seqnum, before + saved.grown_bytes))
-        self.floor = max(self.floor, min(saved.floor, self.needed_floor(time_us)))
+        if saved.covers >= self.opened_at:  # else who begins from it comes to that group, and needs its history
+            self.floor = max(self.floor, min(saved.floor, self.needed_floor(time_us)))
         while len(self.marks) > 1 and self.marks[1][1] <= self.floor:
             del self.marks[0]
         if len(self.marks) > MAX_MARKS:
@@ -285,12 +281,7 @@ class ShardState:
             self.backlog.drop_below(min(group.cursor for group in self.groups.values()))
 
     def _forget_old(self, time_us: int) -> None:
-        while self.takers:
-            taker, given = next(iter(self.takers.items()))
-            if given.time_us > time_us - TAKER_US:
-                break
-            del self.takers[taker]
-            self.popped.pop(taker, None)
+        self.takers.forget_old(time_us)
         while self.ops:
             op, done = next(iter(self.ops.items()))
             are_few = len(self.ops) <= MAX_OPS and (self._op_messages <= MAX_OP_MESSAGES or len(self.ops) == 1)
@@ -302,15 +293,13 @@ class ShardState:
         done = self.ops.pop(op, None)
         self._op_messages -= 0 if done is None else len(done.deliveries)
 
-    def _forget_popped(self, group: str) -> None:
-        """It begins anew or is no more: what was taken from it is nothing to it now."""
-        for taker, popped in list(self.popped.items()):
-            self.popped[taker] = [one for one in popped if one.group != group]
-
     # History: a group that begins before what is kept here
 
     def history_for(self, record: Kind) -> tuple[int, int] | None:
-        """The part of the stream whose pushes must be given to `put_before` before this record is applied."""
+        """The part of the stream whose pushes must be given to `put_before` before this record is applied.
+
+        If any of it was trimmed this fold cannot go on: there is a checkpoint beyond the record, to begin anew from.
+        """
         if not isinstance(record, OpenGroup) or (record.group in self.groups and not record.is_anew):
             return None
         first = self.backlog.find(self.backlog.first_pos)
@@ -318,9 +307,9 @@ class ShardState:
         start = max(self.floor, record.start_seqnum)
         return (start, stop) if start < stop else None
 
-    def put_before(self, pushes: list[tuple[int, int, Push]]) -> None:
-        """Pushes (seqnum, time, record) of that part."""
-        self.backlog.put_before([Segment.of(seqnum, 0, time_us, push) for seqnum, time_us, push in pushes])
+    def put_before(self, segments: list[Segment]) -> None:
+        """All pushes of that part."""
+        self.backlog.put_before(segments)
 
     # Checkpoints
 
@@ -343,10 +332,8 @@ class ShardState:
         floor = self._resume()[0]
         for spot in self.lingering().values():
             floor = min(floor, spot.place[0])
-        last = [deliveries or [] for given in self.takers.values() for deliveries in given.takes]
-        for deliveries in (*last, *(one.deliveries for popped in self.popped.values() for one in popped)):
-            for one in deliveries:
-                floor = min(floor, one.spot.place[0])
+        for one in self.takers.deliveries():
+            floor = min(floor, one.spot.place[0])
         if self.settings.retain_us:
             kept = [seqnum for mark_us, seqnum, _ in self.marks if mark_us <= time_us - self.settings.retain_us]
             floor = min(floor, kept[-1] if kept else self.floor)
@@ -374,13 +361,14 @@ class ShardState:
             self.floor,
             self.settings,
             groups,
-            self.takers,
-            self.popped,
+            self.takers.given,
+            self.takers.popped,
             self.ops,
             self.marks,
             self.last_fence,
             self.push_rate,
             list(self.members.values()),
+            self.opened_at,
         )
 
     @staticmethod
@@ -394,10 +382,11 @@ class ShardState:
             group = state.groups[name] = Group.restored(saved.cursor, saved.aside)
             group.is_dry, group.rate = saved.is_dry, saved.rate
             group.done_count, group.expired_count = saved.done_count, saved.expired_count
-        state.takers, state.popped = snapshot.takers, snapshot.popped
+        state.takers = Takers(snapshot.takers, snapshot.popped)
         state.ops, state.marks = snapshot.ops, snapshot.marks
         state._op_messages = sum(len(done.deliveries) for done in snapshot.ops.values())
         state.last_fence, state.push_rate = snapshot.last_fence, snapshot.push_rate
+        state.opened_at = snapshot.opened_at
         state.members = {(member.group, member.taker): member for member in snapshot.members}
         return state
 
@@ -469,15 +458,6 @@ def _put_back(group: Group, settle: Settle, popped: list[Popped]) -> set[tuple[i
                         back.add((delivery.spot.pos, one.token))
                 popped[index] = Popped(one.group, one.token, kept)
     return back
-
-
-def _bounded(popped: list[Popped]) -> list[Popped]:
-    count = 0
-    for index in range(len(popped) - 1, -1, -1):
-        count += len(popped[index].deliveries)
-        if count > MAX_POPPED and index < len(popped) - 1:
-            return popped[index + 1 :]
-    return popped
 
 
 def _carried(spot: Spot, place: tuple[int, int]) -> Spot:

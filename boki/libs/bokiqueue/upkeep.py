@@ -14,9 +14,11 @@ import msgspec
 
 from boki import BokiError, ConditionFailed, Expect, LogBook
 from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.bodies import LOST
+from boki.libs.bokiqueue.checkpoints import last_saved
 from boki.libs.bokiqueue.demand import Line
 from boki.libs.bokiqueue.groups import Delivery, Spot
-from boki.libs.bokiqueue.records import Carry, Part, Saved
+from boki.libs.bokiqueue.records import Act, Carry, Part, Saved
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue.following import Following
@@ -28,6 +30,9 @@ FEED_BYTES: Final = 4 * SAVE_BYTES
 PART_BYTES: Final = 500_000
 CARRY_WORTH: Final = 4
 """Messages that linger are carried when what could be trimmed then has so many times their bytes."""
+
+_NOBODY: Final = b""
+"""As the taker of an act that wants nothing."""
 
 _log = logging.getLogger("boki.queue")
 
@@ -41,6 +46,10 @@ class Upkeep:
         self._mine: dict[int, int] = {}
         """By shard, where the last checkpoint of this process begins, if the fold has not come to it."""
         self._feed_bytes = 0
+        """How much of the feed came, as far as this process has seen to it."""
+        self._brought_up_at = 0
+        self._carried_at: dict[int, int] = {}
+        """How much it was when shards that lie still were brought up, and when each of them was carried."""
 
     def consider(self, logbook: LogBook, line: Line) -> None:
         """Write a checkpoint if it is due."""
@@ -49,8 +58,11 @@ class Upkeep:
             line.is_saving = True
             self._queue.spawn(self.save(logbook, line))
 
-    async def save(self, logbook: LogBook, line: Line) -> None:
-        """Append a checkpoint of the shard as it is now. The trim follows when the fold has come to it."""
+    async def save(self, logbook: LogBook, line: Line, fed_bytes: int = 0) -> None:
+        """Append a checkpoint of the shard as it is now. The trim follows when the fold has come to it.
+
+        `fed_bytes`: so much of the feed lies behind what lingers in it.
+        """
         state = line.state
         floor = state.needed_floor(state.time_us)
         data = msgspec.msgpack.encode(state.snapshot())  # now: the state goes on at the next await
@@ -58,9 +70,12 @@ class Upkeep:
         tag = records.checkpoint_tag(self._queue.queue, line.shard)
         tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
         try:
-            if self._is_worth_carrying(line, floor):
+            if self._is_worth_carrying(line, floor, fed_bytes):
                 await self._carry(logbook, line)
             tail = await logbook.check_tail(tag)
+            newest = await last_saved(logbook, tag)
+            if newest is not None and newest[0].seqnum > covers:
+                return  # what it has let go of this one may need
             last = 0 if tail is None else tail.seqnum
             first = 0
             for start in range(0, len(data), PART_BYTES):
@@ -100,17 +115,29 @@ class Upkeep:
         """The feed can go below what every shard has done without; shards that lie still are brought up first."""
         self._feed_bytes += SAVE_BYTES
         lines = [other for other in self._queue.lines if other.state.at]
-        if self._feed_bytes > FEED_BYTES:
-            self._feed_bytes = 0
+        if self._feed_bytes - self._brought_up_at > FEED_BYTES:
+            self._brought_up_at = self._feed_bytes
             for other in lines:
                 if other.state.floor < line.state.floor and not other.is_saving:
                     other.is_saving = True
-                    await self.save(logbook, other)
+                    await self._bring_up(logbook, other)
         await logbook.trim(min(other.state.floor for other in lines), tag=records.feed_tag(self._queue.queue))
+
+    async def _bring_up(self, logbook: LogBook, line: Line) -> None:
+        """Nobody acts in that shard: what is too old to be remembered goes by an act that wants nothing."""
+        state = line.state
+        if state.ops or next(state.takers.deliveries(), None) is not None:
+            tick = Act(line.shard, _NOBODY, state.at)
+            try:
+                tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
+                await logbook.append(records.encode(tick), tags)
+            except BokiError as error:
+                _log.warning("shard %d of queue %s could not be brought up: %s", line.shard, self._queue.queue, error)
+        await self.save(logbook, line, self._feed_bytes - self._carried_at.get(line.shard, 0))
 
     # Messages that linger
 
-    def _is_worth_carrying(self, line: Line, floor: int) -> bool:
+    def _is_worth_carrying(self, line: Line, floor: int, fed_bytes: int) -> bool:
         """Whether the stream between what lingers and what is new is long enough to be worth a copy."""
         lingering = line.state.lingering()
         marks = line.state.marks
@@ -118,15 +145,17 @@ class Upkeep:
             return False
         before = next(bytes_before for _, seqnum, bytes_before in marks if seqnum >= floor)
         between = marks[-1][2] + line.saved_bytes - before
-        return between >= max(SAVE_BYTES, CARRY_WORTH * 1_000 * len(lingering))
+        return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * 1_000 * len(lingering))
 
     async def _carry(self, logbook: LogBook, line: Line) -> None:
         """Append messages anew that stand before the last checkpoint."""
         newest = line.state.marks[-1][1]
+        self._carried_at[line.shard] = self._feed_bytes
         spots = [spot for spot in line.state.lingering().values() if spot.place[0] < newest]
         tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
         for some in _batches(spots, 100):
-            found = await self._queue.bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
+            bodies = await self._queue.bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
+            found = [body if isinstance(body, tuple) else (LOST, b"") for body in bodies]
             for carry in _carries(line.shard, some, found):
                 await logbook.append(records.encode(carry), tags)
 

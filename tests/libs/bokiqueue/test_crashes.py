@@ -33,7 +33,7 @@ class Process:
         self.fuel = fuel
         self.is_answered = is_answered
         self.appends = AppendGatherer(self)
-        caller = Caller(deadline=Deadline(clock=port.clock.time), longest_poll_s=ENDLESS_S)
+        caller = Caller(deadline=Deadline(clock=port.clock.time), longest_poll_s=ENDLESS_S, wall_clock=port.clock.time)
         self.access = LogAccess(self, self.appends, caller)
 
     def logbook(self) -> LogBook:

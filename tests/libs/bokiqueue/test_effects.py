@@ -11,7 +11,10 @@ import pytest
 import boki.testing
 from boki import ConditionFailed, Expect, InvalidArgument, TooLarge
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
+from boki.log.operations import Answer, Append, Operation
+from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokiqueue.test_crashes import Process
 from tests.libs.bokiqueue.test_queue import drain
 
 
@@ -34,6 +37,78 @@ async def test_of_two_blocks_for_one_lease_one_commits() -> None:
         assert ends[0] is None
         assert isinstance(ends[1], LeaseLost)
         assert await drain(target) == ["a"]
+
+
+class Held(Process):
+    """A process whose appends wait until they may go."""
+
+    def __init__(self, port: MemoryPort) -> None:
+        super().__init__(port)
+        self.may_go = asyncio.Event()
+        self.may_go.set()
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Append):
+            await self.may_go.wait()
+        return await super().request(operation, positions, timeout_s)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@asynchronous
+async def test_of_two_processes_that_were_given_one_lease_by_its_op_one_is_told_that_it_has_committed(
+    count: int,
+) -> None:
+    """Also if the other one has as many effects; its own have not happened, and it is told so."""
+    port = MemoryPort()
+    held = Held(port)
+    a: Queue[str] = Queue(Process(port).logbook(), "q")
+    b: Queue[str] = Queue(held.logbook(), "q")
+    await a.push("m")
+    first, second = await a.lease(60, op="x"), await b.lease(60, op="x")
+    assert first is not None
+    assert second is not None
+    assert first.id == second.id
+
+    async def commit() -> None:
+        async with b.process(second) as out:
+            for _ in range(count):
+                out.append(b"by b", tags=["effects"])
+
+    held.may_go.clear()
+    committing = asyncio.ensure_future(commit())
+    for _ in range(60):
+        await asyncio.sleep(0)
+    async with a.process(first) as out:
+        out.append(b"by a", tags=["effects"])
+    held.may_go.set()
+    with pytest.raises(LeaseLost):
+        await committing
+    assert [record.data for record in (await a.logbook.read("effects")).records] == [b"by a"]
+    assert (await a.stats()).depth == 0
+
+
+class Repeating(Process):
+    """A process whose way to the log makes each append twice, and hears of the second one."""
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Append):
+            await super().request(operation, positions, timeout_s)
+        return await super().request(operation, positions, timeout_s)
+
+
+@asynchronous
+async def test_a_commit_that_is_made_again_on_its_way_is_its_own() -> None:
+    """It stands under its key once, and the block finds its own name there."""
+    port = MemoryPort()
+    producer: Queue[str] = Queue(Process(port).logbook(), "q")
+    await producer.push("m")
+    queue: Queue[str] = Queue(Repeating(port).logbook(), "q")
+    message = await queue.lease(60)
+    assert message is not None
+    async with queue.process(message) as out:
+        out.append(b"once", tags=["effects"])
+    assert len((await queue.logbook.read("effects")).records) == 1
+    assert (await producer.stats()).depth == 0
 
 
 @asynchronous

@@ -92,6 +92,7 @@ async def test_what_could_not_be_given_back_is_given_back_later() -> None:
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
     await queue.push_many([1, 2, 3])
+    await queue.create_group("")
 
     class Refusing(Hurt):
         count = 0
@@ -206,6 +207,7 @@ async def test_whatever_goes_wrong_with_an_act_is_said_to_those_who_wait() -> No
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
     await queue.push(1)
+    await queue.create_group("")
 
     class Broken(Hurt):
         count = 0

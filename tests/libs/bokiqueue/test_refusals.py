@@ -8,11 +8,15 @@ import pytest
 
 import boki.testing
 from boki import InvalidArgument, WrongType
-from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue import Outbox, Queue
 from boki.libs.bokiqueue.messages import encode_body
 from tests.libs.bokiqueue.running import asynchronous
 
 HUGE = 10**5000
+
+
+async def push_in_a_block(queue: Queue[Any], **options: Any) -> None:
+    Outbox(queue.logbook).push(queue, "x", **options)
 
 
 @asynchronous
@@ -25,6 +29,12 @@ async def test_values_of_the_wrong_size_or_kind_are_refused_by_name() -> None:
             ("delay_s", queue.push("x", delay_s=10**400)),
             ("delay_s", queue.push("x", delay_s=HUGE)),
             ("ttl_s", queue.push("x", ttl_s=float("nan"))),
+            ("ttl_s", queue.push("x", delay_s=10, ttl_s=5)),
+            ("ttl_s", queue.push_many(["x"], delay_s=10, ttl_s=10)),
+            ("ttl_s", push_in_a_block(queue, delay_s=10, ttl_s=10)),
+            ("handle", queue.redrive("0" * 5000 + "-1")),
+            ("handle", queue.purge("0-" + "1" * 5000)),
+            ("receipt", queue.ack("0-0-" + "1" * 5000)),
             ("count", queue.pop_many(HUGE)),
             ("count", queue.pop_many(-HUGE)),
             ("start_time_s", queue.create_group("g", start_time_s=HUGE)),
@@ -42,6 +52,7 @@ async def test_values_of_the_wrong_size_or_kind_are_refused_by_name() -> None:
                 await refused
             assert error.value.details["field"] == field
         assert (await queue.stats()).pushed == 0
+        assert await queue.push("x", delay_s=10, ttl_s=10.1)
 
 
 def test_none_is_null_and_nothing_else_is() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from boki import CorruptData, VersionTooNew
 from boki.libs.bokiqueue import state
+from boki.libs.bokiqueue.backlog import Segment
 from boki.libs.bokiqueue.groups import MAX_ASIDE
 from boki.libs.bokiqueue.records import (
     ACK,
@@ -37,7 +38,8 @@ from boki.libs.bokiqueue.records import (
     encode,
 )
 from boki.libs.bokiqueue.snapshots import Given, Snapshot
-from boki.libs.bokiqueue.state import OP_US, TAKER_US, ShardState
+from boki.libs.bokiqueue.state import OP_US, ShardState
+from boki.libs.bokiqueue.takers import TAKER_US
 from tests.libs.bokiqueue.naive import NaiveShard
 
 SECOND = 1_000_000
@@ -66,9 +68,9 @@ class Stream:
             self.reload()
         return given
 
-    def pushes(self, start: int, stop: int) -> list[tuple[int, int, Push]]:
+    def pushes(self, start: int, stop: int) -> list[Segment]:
         start = max(start, self.state.floor)
-        return [(s, t, r) for s, t, r in self.records if start <= s < stop and isinstance(r, Push)]
+        return [Segment.of(s, 0, t, r) for s, t, r in self.records if start <= s < stop and isinstance(r, Push)]
 
     def reload(self) -> None:
         """Start anew from a checkpoint, and from what a trim up to its floor would have left."""
@@ -208,7 +210,7 @@ def test_what_a_taker_was_given_is_kept_until_it_acts_again() -> None:
     stream.take()
     stream.now_us += TAKER_US + SECOND
     stream.act(b"other")
-    assert b"me" not in stream.state.takers
+    assert b"me" not in stream.state.takers.given
     assert stream.state.needed_floor(stream.now_us) > second
 
 

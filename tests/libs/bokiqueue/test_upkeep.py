@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -115,3 +116,39 @@ async def test_a_process_that_ends_first_comes_to_rest(monkeypatch: pytest.Monke
     await way.come_to_rest(0)
     assert never.cancelled()
     assert not followed.is_busy
+
+
+@pytest.mark.parametrize("left", ["popped", "op", "delayed", "dead"])
+@asynchronous
+async def test_a_shard_that_lies_still_does_not_keep_the_feed(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+    """Whatever is left in it: what was popped there, or under an op, a message that is delayed, a dead letter."""
+    for name, bound in {"SAVE_RECORDS": 20, "SAVE_BYTES": 1_000, "FEED_BYTES": 4_000}.items():
+        monkeypatch.setattr(upkeep, name, bound)
+    keys = {crc32(key.encode()) % 2: key for key in map(str, range(20))}
+    port = MemoryPort()
+    queue: Queue[bytes] = Queue(Process(port).logbook(), "q")
+    await queue.create(shards=2)
+    await queue.push(b"still", group_key=keys[1], delay_s=3e7 if left == "delayed" else 0)
+    if left == "dead":
+        message = await queue.lease()
+        assert message is not None
+        await queue.bury(message, reason="no")
+    elif left != "delayed":
+        while await queue.pop(op=keys[1] if left == "op" else None) is None:
+            pass
+    for number in range(240):
+        await queue.push(bytes(50), group_key=keys[0])
+        assert await queue.pop() is not None
+        if number % 10 == 0:
+            await way_of(queue.logbook.origin).come_to_rest(20)
+            await port.clock.advance(600)
+    feed = await queue.logbook.read("!q:q", limit=10_000)
+    assert len(feed.records) < 320
+    fresh: Queue[bytes] = Queue(Process(port).logbook(), "q")
+    if left == "dead":
+        assert [letter.data for letter in await fresh.dead_letters()] == [b"still"]
+    elif left == "delayed":
+        await port.clock.advance(3e7)
+        late = await fresh.pop()
+        assert late is not None
+        assert late.data == b"still"

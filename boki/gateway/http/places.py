@@ -1,0 +1,216 @@
+"""One place of a consuming function: it takes messages, calls the function with them, and settles what comes of it.
+
+They are acked if it returned; they come back later if it raised (or become dead letters, with the reason), at once and
+uncounted if it was never begun, or was lost to what may be another call's fault (see `suspects`).
+
+A place that leaves takes nothing more, and ends when its call has, with that settled. What it took and has not begun it
+gives back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from boki.calls import Call, Consumption, Encoding, FunctionInfo, Outcome, Payload
+from boki.errors import BokiError, NotFound
+from boki.gateway.http.calls import FunctionCalls
+from boki.gateway.http.suspects import Name, Suspects
+from boki.libs.bokiqueue import LeaseLost, Message, Queue
+from boki.log.operations import Failure
+
+_log = logging.getLogger("boki.gateway")
+
+WAIT_S: Final = 3_600.0
+PAUSE_S: Final = 0.5
+"""Before trying again what the system could not do."""
+LEASE_MARGIN_S: Final = 15.0
+"""A lease outlasts the function's own time by this much."""
+MAX_RETRY_S: Final = 3_600.0
+_ENCODINGS: Final[tuple[Encoding, ...]] = ("bytes", "text", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a function consumes, and with what help."""
+
+    info: FunctionInfo
+    consumes: Consumption
+    queue: Queue[Any]
+    calls: FunctionCalls
+    suspects: Suspects
+
+    @property
+    def lease_s(self) -> float:
+        """How long messages are leased for a call."""
+        return self.info.timeout_s + LEASE_MARGIN_S
+
+    def name(self, message: Message[Any]) -> Name:
+        """The message, among all of this gateway."""
+        return self.info.book or self.info.name, self.consumes.queue, self.consumes.group, message.id
+
+
+class Place:
+    """One place. It begins when `before`, whose place it takes, has ended."""
+
+    def __init__(self, work: Work, before: asyncio.Task[None] | None = None) -> None:
+        self._work = work
+        self._before = before
+        self._is_leaving = False
+        self._is_idle = False
+        self._is_open = False
+        self.task = asyncio.get_running_loop().create_task(self._serve())
+
+    def leave(self) -> None:
+        """Take nothing more: at once if no call is under way, else after it."""
+        self._is_leaving = True
+        if self._is_idle:
+            self.task.cancel()
+
+    async def _serve(self) -> None:
+        """Messages, a call, and so on."""
+        work = self._work
+        name, queue = work.info.name, work.consumes.queue
+        if self._before is not None:
+            await asyncio.wait([self._before])
+            self._before = None
+        while not self._is_leaving:
+            try:
+                self._is_idle = True
+                messages = await self._take()
+                self._is_idle = False
+                if messages:
+                    await self._call_with_all(messages)
+            except NotFound as error:
+                _log.warning("%s: %s; it is made again", name, error)  # dropped, by whoever
+                self._is_open = False
+                await self._pause()
+            except BokiError as error:
+                level = logging.DEBUG if error.retryable else logging.WARNING
+                _log.log(level, "%s cannot consume %s now: %s", name, queue, error)
+                await self._pause()
+            except Exception:  # noqa: BLE001  # whatever it is, the place goes on
+                _log.exception("%s cannot consume %s now, and tries again", name, queue)
+                await self._pause()
+
+    async def _take(self) -> list[Message[Any]]:
+        queue, consumes = self._work.queue, self._work.consumes
+        if not self._is_open:
+            await queue.create()
+            if consumes.group:
+                await queue.create_group(consumes.group)
+            self._is_open = True
+        return await queue.lease_many(max(consumes.batch, 1), self._work.lease_s, wait_s=WAIT_S)
+
+    async def _pause(self) -> None:
+        if not self._is_leaving:
+            self._is_idle = True
+            await asyncio.sleep(PAUSE_S)
+
+    # Calls
+
+    async def _call_with_all(self, messages: list[Message[Any]]) -> None:
+        """One call with those that are new, and one with each that may be what failed before."""
+        queue = self._work.queue
+        calls = self._calls_of(await self._fit(messages))
+        while calls:
+            if self._is_leaving:
+                await queue.release(*_all(calls))
+                return
+            if not self._is_suspect(calls[0][0]):
+                await self._call(calls.pop(0))
+            elif not await self._call_alone(calls):
+                return
+            if calls and not self._is_leaving:  # each call has the whole of a lease before it
+                await queue.extend(*_all(calls), lease_s=self._work.lease_s)
+
+    async def _fit(self, messages: list[Message[Any]]) -> list[Message[Any]]:
+        """Those that the function can be called with; the others are buried."""
+        unfit = [one for one in messages if self._work.consumes.batch and _ENCODINGS[one.form] == "bytes"]
+        if unfit:
+            await self._work.queue.bury(*unfit, reason="a batch of JSON cannot hold bytes: consume it without batch")
+        return [one for one in messages if one not in unfit]
+
+    def _calls_of(self, messages: list[Message[Any]]) -> list[list[Message[Any]]]:
+        new = [one for one in messages if one.deliveries <= 1 and not self._is_suspect(one)]
+        singly = [[one] for one in messages if one not in new]
+        return [new, *singly] if new else singly
+
+    def _is_suspect(self, message: Message[Any]) -> bool:
+        return self._work.name(message) in self._work.suspects
+
+    async def _call_alone(self, calls: list[list[Message[Any]]]) -> bool:
+        """Call with the first, a suspect, while no other suspect is. If one is: give all back, and wait for it."""
+        turn = self._work.suspects.turn(self._work.info.module)
+        if not turn.locked():
+            async with turn:
+                await self._call(calls.pop(0))
+            return True
+        await self._work.queue.release(*_all(calls))
+        self._is_idle = True
+        if not self._is_leaving:
+            async with turn:
+                pass
+        return False
+
+    async def _call(self, messages: list[Message[Any]]) -> None:
+        info = self._work.info
+        payload = payload_of(messages) if self._work.consumes.batch else _single(messages[0])
+        invocation_id = os.urandom(16).hex()
+        timeout_us = int(info.timeout_s * 1e6)
+        call = Call(invocation_id, info.name, payload, info.book or info.name, timeout_us, 0, {}, "", "")
+        try:
+            outcome = await self._work.calls.run(call)
+        except BokiError as error:
+            outcome = Outcome(None, Failure.of(error))
+        try:
+            await self._settle(messages, outcome.failure)
+        except LeaseLost as error:
+            _log.warning("%s took longer than its messages were leased: %s", info.name, error)
+
+    async def _settle(self, messages: list[Message[Any]], failure: Failure | None) -> None:
+        work = self._work
+        names = [work.name(message) for message in messages]
+        if failure is None:
+            work.suspects.clear(names)
+            await work.queue.ack(*messages)
+            return
+        if failure.outcome == "not_applied" and failure.retryable:
+            await work.queue.release(*messages)
+            await self._rest()
+            return
+        name, queue = work.info.name, work.consumes.queue
+        _log.info("%s failed on %d messages of %s: %s", name, len(messages), queue, failure.message)
+        if work.suspects.excuse(names, failure):
+            await work.queue.release(*messages)
+            return
+        times = max(message.deliveries for message in messages) - 1
+        delay_s = min(MAX_RETRY_S, work.consumes.retry_s * 2 ** min(times, 20))
+        await work.queue.nack(*messages, delay_s=delay_s, reason=failure.message)
+
+    async def _rest(self) -> None:
+        """After a call that could not be made: others may still be to be given back."""
+        if not self._is_leaving:
+            await asyncio.sleep(PAUSE_S)
+
+
+def _all(calls: list[list[Message[Any]]]) -> list[Message[Any]]:
+    return [message for one in calls for message in one]
+
+
+def _single(message: Message[Any]) -> Payload:
+    return Payload(_ENCODINGS[message.form], message.data)
+
+
+def payload_of(messages: list[Message[Any]]) -> Payload:
+    """The messages, none of them bytes, as a JSON list."""
+    items = []
+    for message in messages:
+        is_json = _ENCODINGS[message.form] == "json"
+        items.append(message.data if is_json else msgspec.json.encode(message.data.decode()))
+    return Payload("json", b"[" + b",".join(items) + b"]")

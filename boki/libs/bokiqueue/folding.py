@@ -1,0 +1,55 @@
+"""One record of a queue's stream: it is applied to the fold of its shard, and whoever it concerns here hears of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from boki import LogBook, Record
+from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.checkpoints import history
+from boki.libs.bokiqueue.records import Carry, Join, Push, Saved
+
+if TYPE_CHECKING:
+    from boki.libs.bokiqueue.following import Following
+
+_log = logging.getLogger("boki.queue")
+
+
+async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
+    """Go on by a record that was read. False if that cannot be from here: begin anew from the newest checkpoint."""
+    kind = records.decode_own(record.data)
+    if kind is None:
+        _log.warning("record %d of queue %s is a stranger's, and is passed by", record.seqnum, queue.queue)
+    if kind is None or kind.shard >= queue.shards or record.seqnum < queue.lines[kind.shard].resume:
+        queue.passed(record)
+        return True
+    line = queue.lines[kind.shard]
+    state = line.state
+    part = state.history_for(kind) if record.seqnum > state.at else None
+    if part is not None:  # if this fails the record is read again: it has not been passed yet
+        segments, kept_from = await history(logbook, queue.queue, line.shard, *part)
+        if kept_from > part[0] and queue.begins_anew_for(record.seqnum, kept_from):
+            return False  # others go by what was trimmed since: they had read it, or began from a later checkpoint
+        state.put_before(segments)
+    queue.passed(record)
+    given = state.apply(record.seqnum, record.time, kind)
+    line.saved_records += 1
+    line.saved_bytes += len(record.data)
+    if isinstance(kind, Push | Carry):
+        queue.bodies.keep(record.seqnum, kind, state)
+    else:
+        queue.bodies.pass_by(state, given)
+    if given is not None:
+        assert isinstance(kind, records.Act)
+        if kind.taker == queue.taker:
+            queue.served(line, given)
+            line.give_back_unknown()
+            queue.upkeep.consider(logbook, line)
+    elif isinstance(kind, Join):
+        if kind.taker == queue.taker:
+            queue.dealing.said(kind.group)
+            queue.upkeep.consider(logbook, line)
+    elif isinstance(kind, Saved):
+        queue.upkeep.saved(logbook, line, kind)
+    return True

@@ -1,0 +1,77 @@
+"""Back-pressure: room for pushes in a queue that has a maximal length.
+
+What is pushed is appended after somebody has looked, so it goes by this machine's clock whether messages have expired:
+nothing depends on it but how soon there is room for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from boki import LogBook, TooLarge
+from boki.libs.bokiqueue.following import Following
+from boki.libs.bokiqueue.groups import DEAD, LEASED
+from boki.libs.bokiqueue.records import Settings
+from boki.libs.bokiqueue.refusals import QueueFull
+from boki.libs.bokiqueue.state import ShardState
+
+_MARGIN_S: Final = 0.001
+
+
+@asynccontextmanager
+async def room(
+    logbook: LogBook, shared: Following, settings: Settings, count: int, patience_s: float
+) -> AsyncIterator[None]:
+    """Room for so many messages, for which this process does not let others push meanwhile. `QueueFull`"""
+    if count > settings.max_length:
+        raise TooLarge(
+            f"{count:,} messages never fit in queue {shared.queue!r}, whose maximal length is "
+            f"{settings.max_length:,}: push them in parts",
+            field="bodies",
+            limit=settings.max_length,
+        )
+    await _wait(logbook, shared, settings, count, patience_s)
+    shared.pushing += count
+    try:
+        yield
+    finally:
+        shared.pushing -= count
+
+
+async def _wait(logbook: LogBook, shared: Following, settings: Settings, count: int, patience_s: float) -> None:
+    begun = shared.clock.here()
+    while True:
+        await shared.catch_up(logbook)
+        states = [line.state for line in shared.lines]
+        length = shared.pushing + sum(state.length() for state in states)
+        now_us = shared.clock.looking_us(logbook.likely_time_us())
+        if length + count > settings.max_length:
+            length = shared.pushing + sum(state.length(now_us) for state in states)
+        if length + count <= settings.max_length:
+            return
+        left_s = patience_s - shared.clock.since(begun)
+        if left_s < _MARGIN_S:
+            raise QueueFull(
+                f"queue {shared.queue!r} has {length:,} messages, and its maximal length is {settings.max_length:,}: "
+                "push again when some were taken, or wait with wait_s",
+                queue=shared.queue,
+                limit=settings.max_length,
+            )
+        expiries_us = [due_us for state in states if (due_us := next_expiry_us(state, now_us))]
+        if expiries_us:
+            left_s = min(left_s, (min(expiries_us) - now_us) / 1e6 + _MARGIN_S)
+        await shared.wait_for_record(logbook, left_s)
+
+
+def next_expiry_us(state: ShardState, now_us: int) -> int:
+    """When the next message expires that somebody has still to take; 0: none does."""
+    untouched = (segment.expires_us for segment in state.backlog.segments())
+    asides = (
+        aside.spot.expires_us
+        for group in state.groups.values()
+        for aside in group.aside.values()
+        if aside.status not in (LEASED, DEAD)
+    )
+    return min((due_us for dues in (untouched, asides) for due_us in dues if due_us > now_us), default=0)

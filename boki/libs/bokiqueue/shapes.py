@@ -1,0 +1,44 @@
+"""Messages and dead letters as JSON objects: the same over HTTP and on the command line."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+
+from boki.libs.bokiqueue.administration import DeadLetter
+from boki.libs.bokiqueue.messages import JSON, TEXT, Message
+
+
+def message_shape(message: Message[Any]) -> dict[str, Any]:
+    """A message; without a receipt if it was popped or only looked at."""
+    return {
+        "id": message.id,
+        "receipt": message.receipt if message.until else "",
+        "deliveries": message.deliveries,
+        "time_us": message.time,
+        "until_us": message.until,
+        "group_key": message.group_key,
+        **_body(message.form, message.data),
+    }
+
+
+def letter_shape(letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter."""
+    return {
+        "handle": letter.handle,
+        "id": letter.id,
+        "reason": letter.reason,
+        "deliveries": letter.deliveries,
+        "pushed_us": letter.pushed_us,
+        "died_us": letter.died_us,
+        **_body(letter.form, letter.data),
+    }
+
+
+def _body(form: int, data: bytes) -> dict[str, Any]:
+    """What was pushed: as text or JSON if it was pushed so, and as base64 if not."""
+    if form == JSON:
+        return {"json": msgspec.Raw(data)}
+    return {"text": data.decode()} if form == TEXT else {"base64": base64.b64encode(data).decode()}

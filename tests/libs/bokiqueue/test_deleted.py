@@ -1,0 +1,94 @@
+"""Handles that are kept while their book is deleted: what they say was pushed is there for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from boki.libs.bokiqueue import NoSuchQueue, Queue, administration
+from boki.runtime.memory_port import MemoryPort
+from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokiqueue.test_crashes import Process, drain
+
+
+def handle(port: MemoryPort, name: str = "q") -> Queue[Any]:
+    """As a new process has it."""
+    return Queue(Process(port).logbook(), name)
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}, {"group_key": "g"}])
+@asynchronous
+async def test_a_push_makes_the_queue_anew_and_is_taken_by_others(options: dict[str, Any]) -> None:
+    """At once, before the handle would look at its settings by itself; also under a key that was used before."""
+    port = MemoryPort()
+    kept = handle(port)
+    await kept.create(shards=2)
+    await kept.push("before", **options)
+    assert await kept.pop() is not None
+    await Process(port).logbook().delete()
+    await kept.push("after", **options)
+    await kept.push_many(["and", "more"])
+    other = handle(port)
+    assert (await other.stats()).depth == 3
+    assert sorted(await drain(other)) == ["after", "and", "more"]
+    await other.push("last")
+    assert await drain(kept) == ["last"]
+
+
+@asynchronous
+async def test_all_else_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as a handle looks at its settings again."""
+    monkeypatch.setattr(administration, "SETTINGS_S", -1.0)
+    port = MemoryPort()
+    kept = handle(port)
+    await kept.push("before")
+    message = await kept.lease()
+    assert message is not None
+    await Process(port).logbook().delete()
+    refused: list[Awaitable[Any]] = [kept.pop(), kept.lease(wait_s=5), kept.ack(message), kept.stats(), kept.peek()]
+    refused += [kept.dead_letters(), kept.configure(max_length=3), kept.replay()]
+    for one in refused:
+        with pytest.raises(NoSuchQueue):
+            await one
+
+
+@asynchronous
+async def test_settings_that_change_keep_nobody_from_pushing() -> None:
+    """The push is made by the new ones, also from a block that has begun before."""
+    port = MemoryPort()
+    kept, other = handle(port), handle(port)
+    await kept.push(1)
+    await other.configure(max_deliveries=3)
+    await kept.push(2)
+    message = await kept.lease()
+    assert message is not None
+    async with kept.process(message) as out:
+        out.push(kept, 3)
+        await other.configure(max_deliveries=4)
+    assert await drain(other) == [2, 3]
+
+
+@asynchronous
+async def test_effects_in_a_queue_that_is_no_more_do_not_happen() -> None:
+    """It was deleted and made anew in another form meanwhile, or not at all."""
+    for shards in (0, 2):
+        port = MemoryPort()
+        source, target = handle(port), handle(port, "target")
+        await target.create()
+        await source.push("m")
+        await Process(port).logbook().delete()
+        await source.push("n")
+        message = await source.lease()
+        assert message is not None
+        if shards:
+            await handle(port, "target").create(shards=shards)
+        with pytest.raises(NoSuchQueue, match="target"):
+            async with source.process(message) as out:
+                out.append(b"effect", tags=["effects"])
+                out.push(target, "lost")
+        assert (await source.logbook.read("effects")).records == []
+        again = await source.lease()
+        assert again is not None
+        assert again.deliveries == 2

@@ -1,0 +1,109 @@
+"""Messages whose bodies no replica can read any more: they are told of, and take no others along."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from boki import CorruptData
+from boki.libs.bokiqueue import Queue, upkeep
+from boki.libs.bokiqueue.ways import way_of
+from boki.log.operations import Answer, Get, Operation
+from boki.runtime.memory_port import MemoryPort
+from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokiqueue.test_crashes import Process
+
+
+class Rotten(Process):
+    """A process that cannot read some records by themselves, and keeps no bodies."""
+
+    rotten: frozenset[int] = frozenset()
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Get) and operation.seqnum in self.rotten:
+            raise CorruptData("no copy of it can be read")
+        return await super().request(operation, positions, timeout_s)
+
+
+async def with_rot(rotten: set[int], count: int = 20) -> tuple[Rotten, Queue[Any], list[str]]:
+    """A queue of numbers, some of which cannot be read; their ids."""
+    process = Rotten(MemoryPort())
+    way_of(process.appends).bodies.budget_bytes = 0
+    queue: Queue[Any] = Queue(process.logbook(), "q")
+    ids = [await queue.push(number) for number in range(count)]
+    process.rotten = frozenset(int(ids[number].split("-")[0]) for number in rotten)
+    return process, queue, ids
+
+
+@asynchronous
+async def test_a_body_that_cannot_be_popped_takes_no_others_along() -> None:
+    """It is named, and gone; what was to come with it comes next, in order."""
+    process, queue, ids = await with_rot({3, 7})
+    with pytest.raises(CorruptData) as error:
+        await queue.pop_many(6)
+    assert ids[3] in str(error.value)
+    assert [message.value for message in await queue.pop_many(4)] == [0, 1, 2, 4]
+    with pytest.raises(CorruptData, match=ids[7]):
+        await queue.pop_many(20)
+    other: Queue[int] = Queue(Process(process.port).logbook(), "q")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [message.value for message in await other.pop_many(20)] == [5, 6, *range(8, 20)]
+    assert (await queue.stats()).depth == 0
+
+
+@asynchronous
+async def test_a_pop_under_an_op_gives_what_can_be_read() -> None:
+    """Whoever repeats it has no other way to the rest."""
+    _, queue, ids = await with_rot({1, 2})
+    for _ in range(2):
+        assert [message.value for message in await queue.pop_many(3, op="mine")] == [0]
+    _, queue, ids = await with_rot({0})
+    for _ in range(2):
+        with pytest.raises(CorruptData, match=ids[0]):
+            await queue.pop(op="mine")
+    assert [message.value for message in await queue.pop_many(20)] == list(range(1, 20))
+
+
+@asynchronous
+async def test_a_body_that_cannot_be_leased_is_a_dead_letter() -> None:
+    """With the reason; who leases it is given the next one. If it can be read again it is redriven."""
+    process, queue, ids = await with_rot({0, 1, 5}, count=8)
+    assert [message.value for message in await queue.peek()] == [2, 3, 4, 6, 7]
+    first = await queue.lease()
+    assert first is not None
+    assert first.value == 2
+    rest = await queue.lease_many(20, wait_s=5)
+    assert [message.value for message in rest] == [3, 4, 6, 7]
+    await queue.ack(first, *rest)
+    assert await queue.lease(wait_s=5) is None
+    letters = await queue.dead_letters()
+    assert [(letter.id, letter.data) for letter in letters] == [(ids[number], b"") for number in (0, 1, 5)]
+    assert all("cannot be read: no copy" in letter.reason for letter in letters)
+    process.rotten = frozenset()
+    assert await queue.redrive() == 3
+    assert [message.value for message in await queue.pop_many(9)] == [0, 1, 5]
+
+
+@asynchronous
+async def test_a_lost_body_does_not_keep_checkpoints_and_trims_from_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its message is carried without it, and is not taken for an empty one."""
+    monkeypatch.setattr(upkeep, "SAVE_RECORDS", 10)
+    monkeypatch.setattr(upkeep, "SAVE_BYTES", 8_000)
+    process, queue, ids = await with_rot({0}, count=1)
+    assert await queue.lease() is None
+    for _ in range(20):
+        for _ in range(20):
+            await queue.push("x" * 100)
+            assert await queue.pop() is not None
+        await way_of(process.appends).come_to_rest(5)
+        await process.port.clock.advance(20 * 60)
+    assert len((await queue.logbook.read("!q:q:0", limit=10_000)).records) < 300
+    process.rotten = frozenset()
+    assert await queue.redrive() == 1
+    assert await queue.lease() is None
+    (letter,) = await queue.dead_letters()
+    assert letter.id == ids[0]
+    assert "lost" in letter.reason

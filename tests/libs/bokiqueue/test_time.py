@@ -1,0 +1,171 @@
+"""What depends on the log's time, in processes that begin while a queue lies still.
+
+All records are old then, and none says what time it is now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue.clock import PROMPT_S, SURE_S, LogClock
+from boki.runtime.memory_port import MemoryPort
+from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokiqueue.test_crashes import Process
+
+DAY_S = 24 * 3600
+
+
+def handle(port: MemoryPort, name: str = "q") -> Queue[Any]:
+    """As a new process has it."""
+    return Queue(Process(port).logbook(), name)
+
+
+@pytest.mark.parametrize(("shards", "delay_s", "left_s"), [(1, 30 * DAY_S, DAY_S), (3, 300, 30)])
+@asynchronous
+async def test_what_is_due_comes_in_time_to_a_process_that_began_later(
+    shards: int, delay_s: float, left_s: float
+) -> None:
+    """A delayed message, and one whose lease runs out."""
+    port = MemoryPort()
+    await handle(port).create(shards=shards)
+    await handle(port).push("later", delay_s=delay_s)
+    assert await handle(port).pop(wait_s=1) is None
+    await port.clock.advance(delay_s - left_s)
+    begun_s = port.clock.time()
+    later = handle(port)
+    message = None
+    while message is None and port.clock.time() - begun_s < delay_s:
+        message = await later.lease(300, wait_s=left_s / 4)
+    assert message is not None
+    assert left_s - 2 < port.clock.time() - begun_s < left_s + 2
+
+    await port.clock.advance(200)
+    begun_s = port.clock.time()
+    again = await handle(port).lease(300, wait_s=1000)
+    assert again is not None
+    assert again.id == message.id
+    assert 98 < port.clock.time() - begun_s < 102
+
+
+@asynchronous
+async def test_who_waits_asks_the_log_for_its_time_and_does_not_ask_again() -> None:
+    """One record, however many wait; none if nothing is to come."""
+    port = MemoryPort()
+    await handle(port).push("tomorrow", delay_s=DAY_S)
+    assert await handle(port).pop() is None
+    await port.clock.advance(1)
+    idle = handle(port, "idle")
+    await idle.push("x")
+    assert await idle.pop() is not None
+    await port.clock.advance(1)
+    for name, most in (("q", 1), ("idle", 0)):
+        book = Process(port).logbook()
+        before = len((await book.read(f"!q:{name}:0")).records)
+        later = handle(port, name)
+        assert await asyncio.gather(*(later.pop(wait_s=SURE_S / 2) for _ in range(5))) == [None] * 5
+        assert len((await book.read(f"!q:{name}:0")).records) - before == most
+
+
+@asynchronous
+async def test_who_only_looks_sees_ages_and_what_is_due_now_and_appends_nothing() -> None:
+    """In a process that has just begun, and in one that has looked before."""
+    port = MemoryPort()
+    await handle(port).push("old")
+    await handle(port).push("soon", delay_s=12)
+    before = handle(port)
+    assert (await before.stats()).groups == []
+    assert await handle(port).pop() is not None
+    assert await handle(port).pop() is None
+    tail = await Process(port).logbook().check_tail()
+    await port.clock.advance(20)
+    for queue in (handle(port), before):
+        (group,) = (await queue.stats()).groups
+        assert group.oldest_age_s == 20.0
+        assert [message.value for message in await queue.peek()] == ["soon"]
+    assert await Process(port).logbook().check_tail() == tail
+
+
+@asynchronous
+async def test_what_has_expired_makes_room_for_a_process_that_began_later() -> None:
+    """It need not be taken first."""
+    port = MemoryPort()
+    await handle(port).create(max_length=1)
+    await handle(port).push("old", ttl_s=10)
+    await port.clock.advance(12)
+    await handle(port).push("new")
+    assert [message.value for message in await handle(port).pop_many(9)] == ["new"]
+
+
+@asynchronous
+async def test_a_push_that_waits_for_room_is_woken_when_a_message_expires() -> None:
+    """Nobody writes a record then."""
+    port = MemoryPort()
+    queue = handle(port)
+    await queue.create(max_length=2)
+    await queue.push("short", ttl_s=30)
+    await queue.push("long", ttl_s=300)
+    begun_s = port.clock.time()
+    await queue.push("third", wait_s=3600)
+    assert 30 <= port.clock.time() - begun_s < 31
+    await queue.push_many(["fourth"], wait_s=3600)
+    assert 300 <= port.clock.time() - begun_s < 301
+
+
+class Loop:
+    """A loop's clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_clock_is_never_behind_a_record_nor_ahead_of_an_answer() -> None:
+    """An old record does not set it back, an answer does, and it goes on by itself."""
+    loop = Loop()
+    clock = LogClock(loop)
+    assert clock.now_us() == 0
+    clock.hear(5_000_000)
+    loop.now_s += 10
+    clock.hear(6_000_000)
+    assert clock.now_us() == 15_000_000
+    was_sure = clock.is_sure
+    clock.hear_answer(14_000_000, clock.here())
+    assert (was_sure, clock.is_sure, clock.now_us()) == (False, True, 14_000_000)
+    asked = clock.here()
+    loop.now_s += PROMPT_S * 3
+    clock.hear_answer(14_500_000, asked)
+    assert clock.now_us() == 14_500_000 + 2_500_000
+    loop.now_s += SURE_S
+    assert not clock.is_sure
+
+
+def test_how_long_others_let_a_message_wait_is_counted_from_what_was_read_last() -> None:
+    """Who is slow to hear of a message does not take it for one that was abandoned."""
+    loop = Loop()
+    clock = LogClock(loop)
+    clock.hear_answer(5_000_000, clock.here())
+    loop.now_s += 10
+    clock.wait_over(0, 6_000_000, clock.now_us())
+    clock.hear(6_000_000)
+    loop.now_s += 1
+    assert clock.lately_us() == 7_000_000
+    assert clock.now_us() == 16_000_000
+
+
+def test_a_read_that_is_ended_by_a_record_has_waited_no_longer_than_it_has() -> None:
+    """However old the record before is; else all others who wait would have waited, too."""
+    loop = Loop()
+    clock = LogClock(loop)
+    clock.hear(5_000_000)
+    clock.wait_over(10, 900_000_000, clock.now_us())
+    assert clock.waited_s == 0
+    clock.hear_answer(900_000_000, clock.here())
+    clock.wait_over(10, 0, clock.now_us())
+    clock.wait_over(10, 913_000_000, clock.now_us())
+    assert clock.waited_s == 13
