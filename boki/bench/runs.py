@@ -62,9 +62,10 @@ def read(options: Options, step: Step) -> Iterator[Row]:
         rounds = list(_rounds(options, step, "cached read_next", system, "read_next_load", load))
         yield _row(options, "read_next", 1, options.size_bytes, **summary(rounds))
     with target(options) as system:
-        step(f"appending {SCAN_RECORDS:,} records to read")
-        system.run("fill", Fill(SCAN_RECORDS, 100), int)
-        rounds = list(_rounds(options, step, "subscribe().batches()", system, "scan_load", SCAN_RECORDS))
+        record_count = min(SCAN_RECORDS, options.record_count)
+        step(f"appending {record_count:,} records to read")
+        system.run("fill", Fill(record_count, 100), int)
+        rounds = list(_rounds(options, step, "subscribe().batches()", system, "scan_load", record_count))
         yield _row(options, "subscribe", 1, 100, **summary(rounds))
 
 

@@ -29,7 +29,7 @@ def command(
         list[int] | None, typer.Option(min=1, help="Operations (for `invoke`: callers) in flight; may be repeated.")
     ] = None,
     size_bytes: Annotated[int, typer.Option(min=0, help="Size of a record, where it can be chosen.")] = 1024,
-    records: Annotated[int, typer.Option(min=1000, help="Records, for `restart`, `memory` and `spark`.")] = 1_000_000,
+    records: Annotated[int, typer.Option(min=1000, help="Records, for read, restart, memory and spark.")] = 1_000_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up; the median counts.")] = 3,
     duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
     cluster: Annotated[

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import signal
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from boki.cli.connection import AsJson, Token
 from boki.cli.terminal import errors, print_json, print_table, progress
-from boki.errors import BokiError, Unavailable
 
 if TYPE_CHECKING:
-    from boki.spark.pipeline import Pipeline, Progress
+    from pyspark.sql import SparkSession
+
+    from boki.spark.ingest import Report
+    from boki.spark.pipeline import Pipeline
+    from boki.spark.progress import Progress
 
 app = typer.Typer(help="Pipelines from LogBooks to Parquet.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -35,53 +37,48 @@ def run(
 ) -> None:
     """Write LogBooks into Parquet, batch after batch: each whole, and once, whenever it is killed and run again."""
     pipeline = _pipeline(file, url, token)
+    from boki.spark.ingest import claimed
+    from boki.spark.ingest import run as run_pipeline
+    from boki.spark.lag import lags
     from boki.spark.local_session import session
 
-    spark = session(pipeline.name, master=master)
-    spark.sparkContext.setLogLevel("OFF")
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _run(spark, pipeline, once=once, as_json=as_json)
-    finally:
-        spark.stop()
+        with claimed(pipeline) as door:
+            behind = sum(lag.behind for lag in lags(pipeline)) if once else None
+
+            def open_session() -> SparkSession:
+                spark = session(pipeline.name, master=master)
+                spark.sparkContext.setLogLevel("OFF")
+                ending.callback(spark.stop)
+                return spark
+
+            with ExitStack() as ending, progress(counted=once) as bar:
+                report = _reporting(bar, pipeline, behind, as_json=as_json)
+                run_pipeline(open_session, pipeline, door, once=once, report=report)
+    except KeyboardInterrupt:
+        errors().print("stopped; the next run goes on from here")
+        raise
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _reporting(bar: Any, pipeline: Pipeline, behind: int | None, *, as_json: bool) -> Report:
+    """What tells of each batch: the bar, and with `as_json` a line."""
+    task = bar.add_task(f"{pipeline.name}: waiting", total=behind)
 
+    def report(count: int, so_far: Progress) -> None:
+        assert so_far.done is not None, "a batch is done"
+        number = so_far.done.batch.number
+        bar.update(task, advance=count, description=f"{pipeline.name}: batch {number}, {count:,} records")
+        if as_json:
+            total = sum(book.records for book in so_far.books.values())
+            print_json({"pipeline": pipeline.name, "batch": number, "records": count, "records_in_all": total})
 
-def _run(spark: Any, pipeline: Pipeline, *, once: bool, as_json: bool) -> None:
-    from boki.spark.causes import cause_of
-    from boki.spark.ingest import lags, start
-
-    behind = sum(lag.behind for lag in lags(pipeline))
-    with progress(counted=once) as bar:
-        task = bar.add_task(f"{pipeline.name}: waiting", total=behind if once else None)
-
-        def report(count: int, done: Progress) -> None:
-            bar.update(task, advance=count, description=f"{pipeline.name}: batch {done.batch}, {count:,} records")
-            if as_json:
-                total = sum(book.records for book in done.books.values())
-                print_json({"pipeline": pipeline.name, "batch": done.batch, "records": count, "records_in_all": total})
-
-        query = start(spark, pipeline, once=once, report=report)
-        try:
-            query.awaitTermination()
-        except KeyboardInterrupt:
-            query.stop()
-            errors().print("stopped; the next run goes on from here")
-        except BokiError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises has a reason inside
-            raise Unavailable(
-                f"pipeline {pipeline.name} has ended: {cause_of(error)}", retryable=False, pipeline=pipeline.name
-            ) from None
+    return report
 
 
 @app.command()
 def status(file: File, url: Gateway = "", token: Token = "", as_json: AsJson = False) -> None:
     """How far a pipeline is in each of its books, from its progress book; it need not run."""
-    from boki.spark.ingest import MOST_COUNTED, lags
+    from boki.spark.lag import MOST_COUNTED, lags
 
     found = lags(_pipeline(file, url, token))
     if as_json:

@@ -34,20 +34,21 @@ QUEUE_EVENTS = "shard int, kind string, consumers string, time timestamp, messag
 def queue_events(records: DataFrame, queue: str) -> DataFrame:
     """What happened in a queue, from the records of its LogBook: pushes, and deliveries with the message's age.
 
-    Each shard's records are folded as the queue itself does it. Ages are right from where its records begin: a queue
-    trims what all groups have passed, unless its settings retain it.
+    Each shard's records are folded as the queue itself does it, those of each book by themselves. Ages are right from
+    where its records begin: a queue trims what all groups have passed, unless its settings retain it.
     """
     from pyspark.sql import functions as f
 
     prefix = f"!q:{queue}:"
     tag = f.try_element_at(f.filter("tags", lambda tag: tag.startswith(prefix)), f.lit(1))
     streams = records.where(tag.isNotNull()).select(
+        "book",
         f.substring_index(tag, ":", -1).cast("int").alias("shard"),
         "seqnum",
         f.unix_micros("time").alias("time_us"),
         "data",
     )
-    return streams.groupBy("shard").applyInPandas(_fold, QUEUE_EVENTS)
+    return streams.groupBy("book", "shard").applyInPandas(_fold, QUEUE_EVENTS)
 
 
 def _fold(rows: pd.DataFrame) -> pd.DataFrame:

@@ -21,6 +21,8 @@ from boki.log.record import Record
 
 SINK_TAG_PREFIX: Final = "!spark:"
 """The tags by which sinks find their place again; they stand on some records, and no reader of rows wants them."""
+UNTAGGED: Final = "spark:untagged"
+"""Stands beside those on a row without tags: a record goes with the last of its tags, and sinks trim theirs."""
 LEDGER: Final = "spark:sinks"
 """The book in which sinks note their commits: the last one of each query, by its id as a tag."""
 _SMALL: Final = 24
@@ -70,12 +72,13 @@ def _records(slabs: Iterator[Slab]) -> Iterator[Record]:
         yield from chunk.records(np.frombuffer(slab.seqnums, "<i8").tolist(), slab.time_us)
 
 
-def _is_of_sink(tag: str) -> bool:
-    return tag.startswith(SINK_TAG_PREFIX)
+def is_of_sink(tag: str) -> bool:
+    """Whether a tag is none of the row's own."""
+    return tag.startswith(SINK_TAG_PREFIX) or tag == UNTAGGED
 
 
 def _tag_lists(records: list[Record]) -> Any:
-    return pa.array([[tag for tag in record.tags if not _is_of_sink(tag)] for record in records], _TAGS)
+    return pa.array([[tag for tag in record.tags if not is_of_sink(tag)] for record in records], _TAGS)
 
 
 def _of_records(records: list[Record], wants_tags: bool) -> Columns:
@@ -114,7 +117,7 @@ def _tags(chunk: Chunk, entries: Any) -> Any:
     numbers = np.frombuffer(chunk.raw.tags, "<u4").astype(np.int32)
     offsets = np.zeros(len(entries) + 1, np.int32)
     offsets[1:] = entries[:, 1]
-    hidden = np.array([text.startswith((KEY_TAG_PREFIX, SINK_TAG_PREFIX)) for text in chunk.strings])
+    hidden = np.array([text.startswith(KEY_TAG_PREFIX) or is_of_sink(text) for text in chunk.strings])
     if hidden.any():
         kept = ~hidden[numbers]
         kept_before = np.zeros(len(numbers) + 1, np.int32)

@@ -1,16 +1,18 @@
 """The gateway as Spark's planner and tasks use it: whole pages as they are stored, and patience with what passes.
 
 A task that fails is started again from its beginning, which costs more than to wait: while a gateway restarts or the
-log is reconfigured, requests are repeated for a minute. The first request of a plan is not: an address at which nothing
-answers is told at once.
+log is reconfigured, requests are repeated for a minute. The first request of a plan is not, nor the first one of a
+process that no gateway has answered yet: an address at which nothing answers is told within ten seconds.
 """
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from time import monotonic, sleep
 from typing import Final
 
-from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Unauthorized, Unavailable
+from boki.errors import BokiError, ConnectionLost, CorruptData, DeadlineExceeded, Unauthorized, Unavailable
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions
 from boki.log.operations import (
@@ -28,7 +30,9 @@ from boki.log.operations import (
 from boki.runtime.blocking_http_port import BlockingHttpPort
 
 _FIRST_S: Final = 5.0
-"""The first request of a plan: who asked is told within ten seconds that nothing answers."""
+"""How long the gateway may take over the first request of a plan."""
+_TOLD_S: Final = 8.0
+"""Names, connections and answers together: who asked first is told within ten seconds that nothing answers."""
 _REQUEST_S: Final = 30.0
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.1
@@ -39,11 +43,42 @@ NEVER_US: Final = 1 << 62
 """A time that no log comes to."""
 
 
+def first_seqnum(found: Found) -> int:
+    """The first record of a page that has one: where the page goes on may be further behind it."""
+    return int.from_bytes(found.slabs[0].seqnums[:8], "little", signed=True)
+
+
+class Patience:
+    """How long something that passes by itself is waited for."""
+
+    def __init__(self) -> None:
+        self._until = monotonic() + _PATIENCE_S
+        self._pause_s = _PAUSE_S
+
+    def pause(self) -> bool:
+        """Wait a little, each time a little longer; False, at once, if the time is over."""
+        if monotonic() + self._pause_s > self._until:
+            return False
+        sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return True
+
+
+_answered: set[str] = set()
+"""The gateways that have answered this process."""
+
+
+def has_answered(url: str) -> bool:
+    """Whether that gateway has answered this process before, so that it is worth waiting for."""
+    return url in _answered
+
+
 class Gateway:
     """Requests of one planner or task, which is one reader in the sense of the log's promises."""
 
     def __init__(self, url: str, token: str, positions: Positions | None = None, *, is_known: bool = False) -> None:
         """`positions`: what a plan has seen. `is_known`: it has answered this query before, so it is waited for."""
+        self._url = url
         self._port = BlockingHttpPort(url, token)
         self._has_token = bool(token)
         self.positions: Positions = dict(positions or {})
@@ -56,51 +91,70 @@ class Gateway:
 
     def ask(self, operation: Operation, *, is_repeatable: bool = True) -> Answer:
         """The answer. What passes by itself is waited for, if repeating the request does no harm."""
-        until = monotonic() + _PATIENCE_S
-        pause_s = _PAUSE_S
+        patience = Patience()
         while True:
             try:
-                timeout_s = _REQUEST_S if self._has_answered else _FIRST_S
-                answer = self._port.request(operation, self.positions, timeout_s)
+                answer = self._request(operation)
             except BokiError as error:
                 passes = error.retryable or isinstance(error, ConnectionLost | DeadlineExceeded)
                 may_repeat = is_repeatable or error.outcome == "not_applied"
-                is_first = not self._has_answered and isinstance(error, Unavailable | DeadlineExceeded)
-                if is_first or not (passes and may_repeat) or monotonic() + pause_s > until:
+                is_first = not self._has_answered and isinstance(error, Unavailable | ConnectionLost | DeadlineExceeded)
+                if is_first or not (passes and may_repeat and patience.pause()):
                     raise self._explained(error, is_first=is_first) from None
-                sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 self._has_answered = True
+                _answered.add(self._url)
                 return answer
+
+    def _request(self, operation: Operation) -> Answer:
+        """Ask once. The first time in a thread of its own: what looks up names, or trickles, keeps to no deadline."""
+        if self._has_answered:
+            return self._port.request(operation, self.positions, _REQUEST_S)
+        future: Future[Answer] = Future()
+
+        def ask() -> None:
+            try:
+                future.set_result(self._port.request(operation, self.positions, _FIRST_S))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the answer is waited for
+                future.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True, name="boki-first-request").start()
+        try:
+            return future.result(_TOLD_S)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self._port.url} did not answer within {_TOLD_S:g} s") from None
 
     def _explained(self, error: BokiError, *, is_first: bool) -> BokiError:
         """What somebody who has only Spark's options can do about it."""
         if isinstance(error, Unauthorized):
             given = "does not take the token that it was given" if self._has_token else "needs a token"
             return Unauthorized(f"the gateway at {self._port.url} {given}: say it by the option token")
+        if is_first and isinstance(error, ConnectionLost):
+            return Unavailable(f"{error.message}: is it a gateway?", retryable=False, outcome=error.outcome)
         if is_first and isinstance(error, DeadlineExceeded):
             return Unavailable(
                 f"{self._port.url} takes connections and answers nothing: is it a gateway, and has its log a primary "
                 "and a write quorum? `boki status` tells",
                 retryable=False,
+                outcome=error.outcome,
             )
         return error
 
+    def greet(self) -> None:
+        """Find out, and soon, whether anything answers there."""
+        self.some_books("", 1)
+
     def find(self, read: Read) -> Found:
-        """A page."""
+        """A page, behind which there is another one or nothing: whoever reads on comes to an end."""
         found = self.ask(read)
         assert isinstance(found, Found)
+        if not (found.is_end or read.backward or read.start < found.next_start):
+            raise CorruptData(f"a page of book {read.book!r} from {read.start} goes on at {found.next_start}")
         return found
 
     def first(self, book: str, tag: str | None, start: int, stop: int = MAX_SEQNUM, start_time_us: int = 0) -> Found:
         """A page of at most one record: the first one there is. Its `first_seqnum` is the floor of trims."""
         return self.find(Read(book, tag, start, stop, start_time_us=start_time_us))
-
-    def last_seqnum(self, book: str, tag: str | None, stop: int) -> int:
-        """The last record below `stop`; 0 if there is none."""
-        found = self.find(Read(book, tag, 0, stop, backward=True))
-        return found.next_start if found.slabs else 0
 
     def tail(self, book: str) -> int:
         """Everything that was acknowledged in the log of that book before this call lies below this seqnum."""
@@ -110,8 +164,11 @@ class Gateway:
         """All books that have records and whose name starts so, by name."""
         found: list[BookInfo] = []
         while True:
-            page = self.ask(ListBooks(prefix, found[-1].name if found else "", _LISTED))
+            after = found[-1].name if found else ""
+            page = self.ask(ListBooks(prefix, after, _LISTED))
             assert isinstance(page, Books)
+            if any(info.name <= after for info in page.books):
+                raise CorruptData(f"the books after {after!r} begin with {page.books[0].name!r}")
             found += page.books
             if len(page.books) < _LISTED:
                 return found

@@ -1,8 +1,8 @@
 """Running a pipeline: micro-batches of LogBooks into Parquet, of which any reader sees whole ones only, each once.
 
-A batch is written into a folder whose name no reader looks at, and renamed to its place when it is complete; a batch
-that comes again, because something was killed in between, finds its place taken. So the folder of a batch is the proof
-that it is written, and the record in the progress book follows it.
+One run at a time has the claim (`boki.spark.claim`). Each batch is brought to its place by one renaming
+(`boki.spark.lake`) and noted in the progress book (`boki.spark.progress`), in this order: so the folder of a batch is
+the proof that it is written, and a batch that comes again, because something was killed in between, finds it there.
 
 The checkpoint lies beside the records, so that one cannot be moved without the other. Renaming is at once on a local
 disk and on HDFS; an object store copies, and its readers may see a batch come.
@@ -11,15 +11,18 @@ disk and on HDFS; an object store copies, and its readers may see a batch come.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
-
-from boki.client import BlockingClient
-from boki.errors import ConfigError, Unavailable
-from boki.log.record import Record
-from boki.spark.pipeline import PROGRESS_TAG, BookProgress, Pipeline, Progress
+from boki.errors import BokiError, ConfigError, Unavailable
+from boki.spark.causes import cause_of
+from boki.spark.claim import Claim, Doorkeeper, Run
+from boki.spark.files import files_of
+from boki.spark.gateway import Gateway
+from boki.spark.lake import Lake, Manifest, Origin
+from boki.spark.pipeline import Pipeline
+from boki.spark.progress import Batch, BookProgress, Progress, note, read_progress, regain
 from boki.spark.schemas import ERROR_COLUMN
 
 if TYPE_CHECKING:
@@ -28,25 +31,97 @@ if TYPE_CHECKING:
 
 Report = Callable[[int, Progress], None]
 """Called with the number of records of a batch that is written, and how far the pipeline is."""
-_RECORDS: Final = "records"
-_DEAD: Final = "dead"
-_CHECKPOINT: Final = "_checkpoint"
 _NAMED_S: Final = 60.0
+_STOPPED_S: Final = 10.0
+_GATHERING: Final = "4"
+DATE: Final = "date_from_unix_date(cast(unix_micros(time) div 86400000000 as int))"
+"""The date of the log's time in UTC, whatever the session's time zone is."""
 
 
-def start(spark: SparkSession, pipeline: Pipeline, *, once: bool, report: Report) -> StreamingQuery:
-    """Start the pipeline: until there is nothing left if `once`, else until the query is stopped."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.types import StructType
+@contextmanager
+def claimed(pipeline: Pipeline, run: Run | None = None) -> Iterator[Doorkeeper]:
+    """The right to run the pipeline, for as long as the block. `Unavailable` names the run that has it.
 
+    Ask for it before Spark starts: who is refused, or finds no gateway, is told within seconds.
+    """
+    with closing(Gateway(pipeline.gateway, pipeline.token)) as gateway:
+        claim = Claim(gateway, pipeline.progress_book, pipeline.name, run or Run.new())
+        claim.take()
+        door = Doorkeeper(claim, lambda: Gateway(pipeline.gateway, pipeline.token, is_known=True))
+        try:
+            yield door
+        finally:
+            door.close()
+            # who has no patience with a gateway that is away: the next run knocks
+            with suppress(BokiError), closing(Gateway(pipeline.gateway, pipeline.token)) as parting:
+                claim.end(parting)
+
+
+def run(
+    open_session: Callable[[], SparkSession], pipeline: Pipeline, door: Doorkeeper, *, once: bool, report: Report
+) -> None:
+    """Run the pipeline: until there is nothing left if `once`, else until this thread is interrupted.
+
+    Spark is asked by another thread: a call into its JVM that is interrupted would leave half an answer behind it, on
+    which the next call of the same thread stumbles.
+    """
+    work = _Work(lambda: start(open_session(), pipeline, door.claim, once=once, report=report), door)
+    work.thread.start()
     try:
-        json_columns = cast("StructType", StructType.fromDDL(pipeline.schema)).fieldNames()
-    except PySparkException as error:
-        raise ConfigError(f"the schema of pipeline {pipeline.name!r} cannot be read: {_first_line(error)}") from None
-    writer = _BatchWriter(spark, pipeline, pipeline.columns(json_columns), report)
+        work.thread.join()
+    finally:
+        work.end()
+    error = door.lost or work.error
+    if error is None:
+        return
+    if isinstance(error, BokiError):
+        raise error
+    raise Unavailable(
+        f"pipeline {pipeline.name!r} has ended: {cause_of(error)}", retryable=False, pipeline=pipeline.name
+    ) from None
+
+
+class _Work:
+    """A query from its start to its end, in a thread of its own."""
+
+    def __init__(self, start: Callable[[], StreamingQuery], door: Doorkeeper) -> None:
+        self._start = start
+        self._door = door
+        self._query: StreamingQuery | None = None
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True, name="boki-ingest")
+
+    def _run(self) -> None:
+        try:
+            self._query = self._start()
+            self._door.when_lost(self._query.stop)
+            self._query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises has a reason inside
+            self.error = error
+
+    def end(self) -> None:
+        """Stop the query, if it still runs."""
+        if self._query is not None and self.thread.is_alive():
+            self._query.stop()
+            self.thread.join(_STOPPED_S)
+
+
+def start(spark: SparkSession, pipeline: Pipeline, claim: Claim, *, once: bool, report: Report) -> StreamingQuery:
+    """Start the pipeline, as the run that has the claim. `ConfigError` if what is there cannot be gone on with."""
+    columns = _columns(pipeline)
+    lake = Lake(files_of(spark, pipeline.output), pipeline.output, claim.run.id)
+    origin = Origin(pipeline=pipeline.name, book=pipeline.book, tag=pipeline.tag, start=pipeline.start)
+    try:
+        lake.check(origin)
+        lake.begin(origin)
+        lake.recover()
+    except OSError as error:
+        raise ConfigError(f"output: {pipeline.output} cannot be used: {error}") from None
+    progress = known_progress(lake, claim, pipeline)
+    writer = _BatchWriter(lake, origin, claim, progress, columns, report)
     stream = spark.readStream.format("logbook").schema(pipeline.source_schema).options(**pipeline.source_options).load()
     output = stream.writeStream.foreachBatch(writer.write).queryName(pipeline.name)
-    output = output.option("checkpointLocation", f"{pipeline.output}/{_CHECKPOINT}")
+    output = output.option("checkpointLocation", lake.checkpoint)
     trigger = (
         output.trigger(availableNow=True)
         if once
@@ -57,16 +132,57 @@ def start(spark: SparkSession, pipeline: Pipeline, *, once: bool, report: Report
     return query
 
 
+def _columns(pipeline: Pipeline) -> list[str]:
+    """The columns of the JSON; `ConfigError` if the schema cannot be read, or is not such as a pipeline has."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    from boki.spark.schemas import layout
+
+    try:
+        names = cast("StructType", StructType.fromDDL(pipeline.schema)).fieldNames()
+        pipeline.columns(names)
+        layout(cast("StructType", StructType.fromDDL(pipeline.source_schema)), is_json=True)
+    except PySparkException as error:
+        raise ConfigError(f"schema: that of pipeline {pipeline.name!r} cannot be read: {_first_line(error)}") from None
+    return names
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def known_progress(lake: Lake, claim: Claim, pipeline: Pipeline) -> Progress:
+    """What the progress book tells of the lake. If another lake was begun meanwhile under the same name, it is what the
+    batches themselves tell; `ConfigError` if the book has never heard of any.
+    """
+    progress = read_progress(claim.gateway, pipeline.progress_book, pipeline.name)
+    last = lake.last()
+    if last is None or last[1] is None:
+        return progress
+    query = last[1].batch.query
+    is_other = progress.done is not None and progress.done.batch.query != query
+    if not is_other and last[0] <= progress.number(query) + 1:
+        return progress  # each batch but the last one is noted
+    if progress.done is None:
+        raise ConfigError(
+            f"{pipeline.output} holds batches up to {last[0]}, and book {pipeline.progress_book!r} at "
+            f"{pipeline.gateway} tells of no batch of them: is that the system, and the progress book, with which they "
+            "were written? If they are gone, begin anew with another output"
+        )
+    return regain(claim, progress, last[1].batch, lake.books())
 
 
 class _BatchWriter:
     """Writes the batches of one query."""
 
-    def __init__(self, spark: SparkSession, pipeline: Pipeline, json_columns: list[str], report: Report) -> None:
-        self._spark = spark
-        self._pipeline = pipeline
+    def __init__(
+        self, lake: Lake, origin: Origin, claim: Claim, progress: Progress, json_columns: list[str], report: Report
+    ) -> None:
+        self._lake = lake
+        self._origin = origin
+        self._claim = claim
+        self._progress = progress
         self._columns = json_columns
         self._report = report
         self._query = ""
@@ -77,135 +193,63 @@ class _BatchWriter:
         self._query = query
         self._is_named.set()
 
-    def write(self, frame: DataFrame, batch: int) -> None:
+    def write(self, frame: DataFrame, number: int) -> None:
         """Spark's callback: the batch, and its number in this checkpoint."""
-        from pyspark.sql import functions as f
-
         if not self._is_named.wait(_NAMED_S):
             raise Unavailable("the query did not start")
+        batch = Batch.of(self._query, number, self._lake.end(number))
+        if self._progress.has(batch):
+            return  # killed between its note and Spark's own
         frame = frame.persist()
         try:
-            books = _count(frame)
-            dead_count = sum(book.dead for book in books.values())
-            dead = frame.where(f.col(ERROR_COLUMN).isNotNull())
-            good = frame.where(f.col(ERROR_COLUMN).isNull()).withColumn("date", f.to_date("time"))
-            if dead_count:
-                error = f.col(ERROR_COLUMN).alias("error")
-                self._place(dead.select("seqnum", "book", "time", "tags", "data", error), _DEAD, batch, [])
-            if sum(book.records for book in books.values()) > dead_count:
-                columns = ["seqnum", "time", "tags", *self._columns, "book", "date"]
-                self._place(good.select(columns), _RECORDS, batch, ["book", "date"])
+            manifest = Manifest(origin=self._origin, batch=batch, books=_count(frame))
+            if manifest.books:
+                manifest = self._place(frame, manifest)
         finally:
             frame.unpersist()
-        progress = note_progress(self._pipeline, self._query, batch, books)
-        self._report(sum(book.records for book in books.values()), progress)
+        self._progress = note(self._claim, self._progress, batch, manifest.books)
+        self._report(sum(book.records for book in manifest.books.values()), self._progress)
 
-    def _place(self, rows: DataFrame, kind: str, batch: int, partition_by: list[str]) -> None:
-        """Write the rows to where that batch belongs, unless they are there."""
-        name = f"batch={batch:09d}"
-        place = f"{self._pipeline.output}/{kind}/{name}"
-        fresh = f"{self._pipeline.output}/{kind}/_writing/{name}"
-        files, path = self._files(place)
-        if files.exists(path(place)):
-            return
-        rows.write.mode("overwrite").partitionBy(*partition_by).parquet(fresh)
-        if not files.rename(path(fresh), path(place)):
-            raise ConfigError(f"{fresh} could not be renamed to {place}: is {self._pipeline.output} writable?")
+    def _place(self, frame: DataFrame, manifest: Manifest) -> Manifest:
+        """Bring the batch into the lake; what the lake has of it."""
+        from pyspark.sql import functions as f
 
-    def _files(self, where: str) -> tuple[Any, Callable[[str], Any]]:
-        """Hadoop's file system for that path, as Spark itself uses it."""
-        jvm: Any = self._spark.sparkContext._jvm  # noqa: SLF001 - there is no other way to Hadoop's file systems
-        path = jvm.org.apache.hadoop.fs.Path
-        configuration = self._spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
-        return path(where).getFileSystem(configuration), path
+        def write_records(folder: str) -> None:
+            columns = ["seqnum", "time", "tags", *self._columns, "book", "date"]
+            good = frame.where(f.col(ERROR_COLUMN).isNull()).withColumn("date", f.expr(DATE))
+            good.select(columns).write.mode("overwrite").partitionBy("book", "date").parquet(folder)
+
+        def write_dead(folder: str) -> None:
+            error = f.col(ERROR_COLUMN).alias("error")
+            dead = frame.where(f.col(ERROR_COLUMN).isNotNull())
+            dead.select("seqnum", "book", "time", "tags", "data", error).write.mode("overwrite").parquet(folder)
+
+        dead_count = sum(book.dead for book in manifest.books.values())
+        is_all_dead = dead_count == sum(book.records for book in manifest.books.values())
+        return self._lake.place(
+            manifest,
+            records=None if is_all_dead else write_records,
+            dead=write_dead if dead_count else None,
+            check=self._claim.check,
+        )
 
 
 def _count(frame: DataFrame) -> dict[str, BookProgress]:
     """What the batch has of each book."""
     from pyspark.sql import functions as f
 
+    # of what is gathered here there is one row for each book, and streams have no plans that adapt
+    frame.sparkSession.conf.set("spark.sql.shuffle.partitions", _GATHERING)
     counted = frame.groupBy("book").agg(
         f.count("*").alias("records"),
         f.count(ERROR_COLUMN).alias("dead"),
         f.max("seqnum").alias("last_seqnum"),
         f.max(f.unix_micros("time")).alias("last_time_us"),
     )
+    rows: list[Any] = counted.collect()
     return {
         row.book: BookProgress(
             records=row.records, dead=row.dead, last_seqnum=row.last_seqnum, last_time_us=row.last_time_us
         )
-        for row in counted.collect()
+        for row in rows
     }
-
-
-# Progress
-
-
-def read_progress(client: BlockingClient, pipeline: Pipeline) -> tuple[Record | None, Progress]:
-    """The last record of the pipeline's progress, and what it says."""
-    record = client.logbook(pipeline.progress_book).check_tail(PROGRESS_TAG + pipeline.name, fresh=True)
-    if record is None:
-        return None, Progress(pipeline=pipeline.name, query="", batch=-1)
-    return record, msgspec.json.decode(record.data, type=Progress)
-
-
-def note_progress(pipeline: Pipeline, query: str, batch: int, books: dict[str, BookProgress]) -> Progress:
-    """Write the batch into the progress book, once: under a key, and not at all if a later record stands there."""
-    with BlockingClient(pipeline.gateway, token=pipeline.token) as client:
-        _, before = read_progress(client, pipeline)
-        progress = before.after(query, batch, books)
-        if progress is not before:
-            client.logbook(pipeline.progress_book).append(
-                msgspec.json.encode(progress),
-                [PROGRESS_TAG + pipeline.name],
-                key=f"ingest:{pipeline.name}:{query}:{batch}",
-            )
-        return progress
-
-
-class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the pipeline is behind in one book."""
-
-    book: str
-    records: int
-    dead: int
-    behind: int
-    """Records that are not in the Parquet yet; counted up to `MOST_COUNTED`."""
-    behind_s: float
-    """Between the last record that is and the last one there is, by the log's time."""
-
-
-MOST_COUNTED: Final = 1_000_000
-
-
-def lags(pipeline: Pipeline) -> list[Lag]:
-    """The lag of each book, by name."""
-    from boki.spark.gateway import Gateway
-    from boki.spark.options import read_options
-    from boki.spark.planning import Planner
-
-    with BlockingClient(pipeline.gateway, token=pipeline.token) as client:
-        _, progress = read_progress(client, pipeline)
-    options = read_options(pipeline.source_options, is_stream=True)
-    gateway = Gateway(pipeline.gateway, pipeline.token)
-    try:
-        planner = Planner(options, gateway)
-        tail = planner.tail()
-        names = sorted({name for name, _ in planner.books()} | set(progress.books))
-        found: list[Lag] = []
-        for name in names:
-            done = progress.books.get(name, BookProgress())
-            behind, last_us = gateway.count(name, options.tag, done.last_seqnum + 1, tail.bound(name), MOST_COUNTED)
-            first_us = done.last_time_us or last_us
-            found.append(
-                Lag(
-                    book=name,
-                    records=done.records,
-                    dead=done.dead,
-                    behind=behind,
-                    behind_s=max(0, last_us - first_us) / 1e6 if behind else 0.0,
-                )
-            )
-        return found
-    finally:
-        gateway.close()

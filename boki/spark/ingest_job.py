@@ -5,22 +5,31 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from boki.spark.ingest import start
+from boki.errors import BokiError
+from boki.spark.ingest import claimed, run
 from boki.spark.local_session import session
-from boki.spark.pipeline import Progress, load_pipeline
+from boki.spark.pipeline import load_pipeline
+from boki.spark.progress import Progress
 
 
 def main(words: list[str]) -> None:
     """Run the pipeline of the named file until it is done, or stopped."""
     names = [word for word in words if word != "--once"]
-    if len(names) != 1:
+    if len(names) != 1 or names[0].startswith("-"):
         raise SystemExit("usage: spark-submit ingest_job.py PIPELINE.toml [--once]")
-    pipeline = load_pipeline(Path(names[0]), {})
-    start(session(pipeline.name, master=None), pipeline, once="--once" in words, report=_tell).awaitTermination()
+    try:
+        pipeline = load_pipeline(Path(names[0]), {})
+        with claimed(pipeline) as door:
+            run(lambda: session(pipeline.name, master=None), pipeline, door, once="--once" in words, report=_tell)
+    except BokiError as error:
+        raise SystemExit(f"error: {error.message}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def _tell(count: int, progress: Progress) -> None:
-    print(f"batch {progress.batch}: {count:,} records", flush=True)
+    number = progress.done.batch.number if progress.done is not None else -1
+    print(f"batch {number}: {count:,} records", flush=True)
 
 
 if __name__ == "__main__":

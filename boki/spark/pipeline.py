@@ -1,22 +1,25 @@
-"""What an ingest pipeline is, as `pipeline.toml` says it, and how far it has come, as its progress book says it."""
+"""What an ingest pipeline is, as `pipeline.toml` says it."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from boki.errors import ConfigError
+from boki.errors import ConfigError, InvalidArgument
 from boki.log.checks import check_book
-from boki.log.ids import check_tag
+from boki.log.ids import check_name
 from boki.spark.options import DEFAULT_GATEWAY, read_options
 from boki.spark.schemas import ERROR_COLUMN, SCHEMA
 
 _OWN: Final = frozenset({"batch", "book", "date", "seqnum", "time", "tags", "data", ERROR_COLUMN})
-PROGRESS_TAG: Final = "pipeline:"
+PROGRESS_PREFIX: Final = "ingest:"
+"""Progress books are called so: no pipeline over a prefix takes them for its input (`boki.spark.options`)."""
+_KEYS: Final = {"onTrimmed": "on_trimmed", "maxRecordsPerBatch": "max_records_per_batch", "tags": "tag"}
+"""Keys of the file for what the source's options call otherwise."""
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,16 +47,31 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How often a pipeline that goes on looks for new records."""
 
     def __post_init__(self) -> None:
-        check_tag(PROGRESS_TAG + self.name, 200)
-        check_book(self.progress_book)
-        if self.max_records_per_batch < 1 or not 0 <= self.trigger_s <= 86_400:
-            raise ValueError("max_records_per_batch must be at least 1 and trigger_s 0 to 86,400")
-        read_options(self.source_options, is_stream=True)
+        _checked("name", lambda: check_name(self.name, "a name"))
+        for key, value in (("schema", self.schema), ("output", self.output)):
+            if not value.strip():
+                raise ValueError(f"{key}: must not be empty")
+        if self.max_records_per_batch < 1:
+            raise ValueError("max_records_per_batch: must be at least 1")
+        if not 0 <= self.trigger_s <= 86_400:
+            raise ValueError("trigger_s: must be 0 to 86,400 seconds")
+        key = "progress" if self.progress else "name"
+        _checked(key, lambda: check_book(self.progress_book))
+        if not self.progress_book.startswith(PROGRESS_PREFIX):
+            raise ValueError(
+                f"progress: must begin with {PROGRESS_PREFIX!r}, so that no pipeline over a prefix reads it as input"
+            )
+        options = _checked("", lambda: read_options(self.source_options, is_stream=True))
+        if options.books.takes(self.progress_book):
+            raise ValueError(
+                f"{key}: {self.progress_book!r} is also among the input, so that each batch would make the next one: "
+                "name another book by the key progress"
+            )
 
     @property
     def progress_book(self) -> str:
         """Where its progress is written."""
-        return self.progress or f"ingest:{self.name}"
+        return self.progress or PROGRESS_PREFIX + self.name
 
     @property
     def source_options(self) -> dict[str, str]:
@@ -76,9 +94,18 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def columns(self, names: list[str]) -> list[str]:
         """The columns of the JSON among those names; `ConfigError` if one is the pipeline's own."""
-        if taken := sorted(_OWN.intersection(names)):
-            raise ConfigError(f"the schema names {', '.join(taken)}, which the pipeline writes itself: rename them")
+        if taken := sorted(_OWN.intersection(name.lower() for name in names)):
+            raise ConfigError(f"schema: it names {', '.join(taken)}, which the pipeline writes itself: rename them")
         return names
+
+
+def _checked(key: str, check: Callable[[], Any]) -> Any:
+    """What the check gives; if it refuses, the message begins with the key of the file."""
+    try:
+        return check()
+    except InvalidArgument as error:
+        field = str(error.details.get("field", ""))
+        raise ValueError(f"{key or _KEYS.get(field, field)}: {error.message}") from None
 
 
 def load_pipeline(path: Path, overrides: Mapping[str, str]) -> Pipeline:
@@ -90,49 +117,10 @@ def load_pipeline(path: Path, overrides: Mapping[str, str]) -> Pipeline:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     values |= {name: value for name, value in overrides.items() if value}
-    if isinstance(output := values.get("output"), str) and "://" not in output:
+    if isinstance(output := values.get("output"), str) and output and ":/" not in output:
         values["output"] = str((path.parent / output).resolve())
     try:
         return msgspec.convert(values, Pipeline)
     except msgspec.ValidationError as error:
         known = ", ".join(Pipeline.__struct_fields__)
         raise ConfigError(f"{path}: {error}. The keys are {known}") from None
-
-
-class BookProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one book, since the pipeline began."""
-
-    records: int = 0
-    dead: int = 0
-    last_seqnum: int = 0
-    last_time_us: int = 0
-
-    def plus(self, other: BookProgress) -> BookProgress:
-        """Both together.
-
-        >>> BookProgress(records=2, last_seqnum=5).plus(BookProgress(records=1, dead=1, last_seqnum=9)).records
-        3
-        """
-        return BookProgress(
-            records=self.records + other.records,
-            dead=self.dead + other.dead,
-            last_seqnum=max(self.last_seqnum, other.last_seqnum),
-            last_time_us=max(self.last_time_us, other.last_time_us),
-        )
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A record of the progress book: everything until this batch is in the Parquet. The last one says it all."""
-
-    pipeline: str
-    query: str
-    batch: int
-    books: dict[str, BookProgress] = {}
-
-    def after(self, query: str, batch: int, books: Mapping[str, BookProgress]) -> Progress:
-        """The progress when that batch is written, too; itself if it was counted."""
-        if query == self.query and batch <= self.batch:
-            return self
-        nothing = BookProgress()
-        together = self.books | {name: self.books.get(name, nothing).plus(more) for name, more in books.items()}
-        return Progress(pipeline=self.pipeline, query=query, batch=batch, books=together)

@@ -13,10 +13,10 @@ import pyarrow as pa
 from boki.errors import InvalidArgument, TooLarge
 from boki.log.operations import Found, Read
 from boki.spark.columns import FIELDS, Columns, columns_of
-from boki.spark.gateway import Gateway
+from boki.spark.gaps import note_gap
+from boki.spark.gateway import Gateway, has_answered
 from boki.spark.json_rows import parse
 from boki.spark.options import ReadOptions
-from boki.spark.planning import note_gap
 from boki.spark.ranges import Segment, Task
 from boki.spark.schemas import ERROR_COLUMN, Layout
 
@@ -26,8 +26,10 @@ _PAGE_RECORDS = 10_000
 def read_task(task: Task, options: ReadOptions, layout: Layout) -> Iterator[Any]:
     """Arrow batches of everything that the task is to read."""
     _spare_imports()
-    gateway = Gateway(options.gateway, options.token, task.positions, is_known=True)
+    gateway = Gateway(options.gateway, options.token, task.positions, is_known=has_answered(options.gateway))
     try:
+        if not has_answered(options.gateway):
+            gateway.greet()  # this process may not reach what the driver reaches, and a page may take its time
         yield from _one_ahead(_batches(gateway, task, options, layout))
     finally:
         gateway.close()

@@ -22,11 +22,16 @@ from boki.log.checks import check_book, check_writable
 from boki.log.chunk import JOINED, assemble_chunk, pack_condition
 from boki.log.ids import check_tag
 from boki.log.limits import DEFAULT_LIMITS
-from boki.spark.columns import SINK_TAG_PREFIX
+from boki.spark.columns import LEDGER, SINK_TAG_PREFIX, UNTAGGED, is_of_sink
 
 CHUNK_ROWS: Final = 8192
 CHUNK_BYTES: Final = 1 << 20
-"""A chunk ends with the row that crosses this; with the largest record it is still within a request's limit."""
+"""A chunk ends with the row whose data crosses this."""
+_MOST_BYTES: Final = DEFAULT_LIMITS.request_bytes - 1024
+"""With tags and all, and without those of the sink and the name of the book, a chunk has no more."""
+_ROW_BYTES: Final = 16
+_NUMBER_BYTES: Final = 4
+_LENGTH_BYTES: Final = 2
 _MOST_BOOKS: Final = 256
 """Books that one task writes at once: of each it holds back rows for a chunk."""
 _MOST_TAGS: Final = DEFAULT_LIMITS.tags_per_record - 2
@@ -45,6 +50,12 @@ class Rows(msgspec.Struct, frozen=True):
     """Where in `tag_numbers` each row's tags end."""
 
     @property
+    def encoded_bytes(self) -> int:
+        """What they take in a request."""
+        names = sum(len(name.encode()) + _LENGTH_BYTES for name in self.tag_names)
+        return len(_content(self.data)) + _ROW_BYTES * len(self.data) + _NUMBER_BYTES * len(self.tag_numbers) + names
+
+    @property
     def digest(self) -> str:
         """The same for the same rows; for others another one, for all purposes."""
         seen = blake2b(digest_size=16)
@@ -57,7 +68,7 @@ class Rows(msgspec.Struct, frozen=True):
 
     def chunk(self, book: str, first_tag: str, last_tag: str, last_seqnum: int) -> bytes:
         """The rows, with a tag more on the first and on the last of them, on condition that `last_seqnum` is the last
-        record of the latter.
+        record of the latter. These rows outlive those tags: see `UNTAGGED`.
         """
         count = len(self.data)
         payloads = _content(self.data)
@@ -65,15 +76,20 @@ class Rows(msgspec.Struct, frozen=True):
         ends = np.cumsum(_lengths(self.data))
         starts = [0, *ends.tolist()]
         entries[:, 0] = ends
-        entries[:, 1] = self.tag_ends + 1
-        entries[-1, 1] += 1
+        tag_counts = np.diff(self.tag_ends, prepend=0)
+        numbers: dict[str, int] = {}  # a tag may be called as the book is
+        for text in (book, first_tag, last_tag, UNTAGGED, *self.tag_names):
+            numbers.setdefault(text, len(numbers))
+        first = [first_tag] if tag_counts[0] else [first_tag, UNTAGGED]
+        last = [last_tag] if tag_counts[-1] or count == 1 else [UNTAGGED, last_tag]
+        own = np.array([numbers[name] for name in self.tag_names], np.int64)[self.tag_numbers]
+        tags = np.concatenate(([numbers[tag] for tag in first], own, [numbers[tag] for tag in last])).astype("<u4")
+        entries[:, 1] = self.tag_ends + len(first)
+        entries[-1, 1] += len(last)
         entries[:, 2] = [crc32(payloads[start:end]) for start, end in pairwise(starts)]
         entries[1:, 3] = JOINED
-        tags = np.concatenate(([2], self.tag_numbers + 3, [1])).astype("<u4")
-        strings = [book, last_tag, first_tag, *self.tag_names]
-        return assemble_chunk(
-            strings, count, entries.tobytes(), tags.tobytes(), pack_condition(0, 1, last_seqnum), bytes(payloads)
-        )
+        condition = pack_condition(0, numbers[last_tag], last_seqnum)
+        return assemble_chunk(list(numbers), count, entries.tobytes(), tags.tobytes(), condition, bytes(payloads))
 
 
 def _lengths(data: Any) -> Any:
@@ -104,18 +120,31 @@ class Held:
         self._data = pa.concat_arrays([self._data, data])
         self._tags = pa.concat_arrays([self._tags, tags])
 
-    def cut(self, count: int | None = None, *, is_last: bool = False) -> Rows | None:
-        """The next chunk: of `count` rows, else a full one, or (if no rows come any more) the rest. None: not yet."""
-        if count is None:
-            ends = np.cumsum(_lengths(self._data))
-            count = min(CHUNK_ROWS, int(np.searchsorted(ends, CHUNK_BYTES)) + 1)
-            if is_last:
-                count = min(count, len(self))
-        if not 0 < count <= len(self):
+    def peek(self, count: int | None = None, most: int | None = None, *, is_last: bool = False) -> Rows | None:
+        """The next chunk: of `count` rows, else a full one, or (if no rows come any more) the rest. None: not yet.
+
+        No chunk but one of `count` rows has more than `most`, if that is said.
+        """
+        if count is not None:
+            return self._first(count) if count <= len(self) else None
+        ends = np.cumsum(_lengths(self._data))
+        size = min(CHUNK_ROWS, int(np.searchsorted(ends, CHUNK_BYTES)) + 1, most or CHUNK_ROWS)
+        if is_last:
+            size = min(size, len(self))
+        if not 0 < size <= len(self):
             return None
-        rows = rows_of(self._data[:count], self._tags[:count])
-        self._data, self._tags = self._data[count:], self._tags[count:]
+        rows = self._first(size)
+        while size > 1 and rows.encoded_bytes > _MOST_BYTES:
+            size //= 2
+            rows = self._first(size)
         return rows
+
+    def _first(self, count: int) -> Rows:
+        return rows_of(self._data[:count], self._tags[:count])
+
+    def drop(self, count: int) -> None:
+        """The first rows have been written."""
+        self._data, self._tags = self._data[count:], self._tags[count:]
 
 
 class Sorter:
@@ -154,18 +183,26 @@ class Sorter:
         if column.null_count:
             raise InvalidArgument("a row has no book: the column book is null", field="book")
         for name in column.unique().to_pylist():
-            check_writable(check_book(name))
+            check_target(name)
             yield name, pc.equal(column, name)
+
+
+def check_target(book: str) -> None:
+    """Refuse a name that no book may have, and books that rows are not for."""
+    check_writable(check_book(book))
+    if book == LEDGER:
+        raise InvalidArgument(f"book {book!r} is the sinks' own ledger: write to another one", field="book")
 
 
 def _data_of(batch: Any, *, is_json: bool) -> Any:
     if is_json:
         members = [name for name in batch.schema.names if name not in {"book", "tags"}]
-        return pa.array([_encode_json(row) for row in batch.select(members).to_pylist()], pa.binary())
-    data = batch.column("data")
-    if data.null_count:
-        raise InvalidArgument("a row has no data: the column data is null", field="data")
-    data = data.cast(pa.binary())
+        data = pa.array([_encode_json(row) for row in batch.select(members).to_pylist()], pa.binary())
+    else:
+        data = batch.column("data")
+        if data.null_count:
+            raise InvalidArgument("a row has no data: the column data is null", field="data")
+        data = data.cast(pa.binary())
     largest = int(_lengths(data).max(initial=0))
     if largest > DEFAULT_LIMITS.record_bytes:
         raise TooLarge(
@@ -183,31 +220,46 @@ def _tags_of(batch: Any) -> Any:
     tags = batch.column("tags").cast(kind)
     if tags.null_count:
         tags = pc.coalesce(tags, pa.scalar([], kind))
+    _check_tags(rows_of(batch.column(0), tags))
     return tags
 
 
-def rows_of(data: Any, tags: Any) -> Rows:
-    """Arrow columns as rows; `InvalidArgument` or `TooLarge` if their tags are not such as records may have."""
-    values = tags.flatten()
-    if values.null_count:
-        raise InvalidArgument("a tag is null", field="tags")
-    encoded = values.dictionary_encode()
-    names = tuple(encoded.dictionary.to_pylist())
-    for name in names:
+def _check_tags(rows: Rows) -> None:
+    """`InvalidArgument` or `TooLarge` if the tags are not such as records may have."""
+    for name in rows.tag_names:
         check_tag(name, DEFAULT_LIMITS.tag_bytes)
-        if name.startswith(SINK_TAG_PREFIX):
+        if is_of_sink(name):
             raise InvalidArgument(
-                f"tags that start with {SINK_TAG_PREFIX} are the sink's own, not {name!r}", field="tags"
+                f"tags that start with {SINK_TAG_PREFIX} are the sink's own, and so is {UNTAGGED}: not {name!r}",
+                field="tags",
             )
-    counts = pc.list_value_length(tags).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = np.diff(rows.tag_ends, prepend=0)
     if len(counts) and counts.max() > _MOST_TAGS:
         raise TooLarge(
             f"a row has {counts.max()} tags, and may have {_MOST_TAGS}: two of a record's are the sink's",
             field="tags",
             limit=_MOST_TAGS,
         )
-    numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    places = np.repeat(np.arange(len(counts)), counts) * (len(names) + 1) + numbers
+    places = np.repeat(np.arange(len(counts)), counts) * (len(rows.tag_names) + 1) + rows.tag_numbers
     if len(np.unique(places)) != len(places):
         raise InvalidArgument("a row carries a tag twice, and a record each tag once", field="tags")
-    return Rows(data, names, numbers, np.cumsum(counts))
+
+
+def rows_of(data: Any, tags: Any) -> Rows:
+    """Arrow columns as rows."""
+    values = tags.flatten()
+    if values.null_count:
+        raise InvalidArgument("a tag is null", field="tags")
+    encoded = values.dictionary_encode()
+    counts = pc.list_value_length(tags).to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return Rows(data, tuple(encoded.dictionary.to_pylist()), numbers, np.cumsum(counts))
+
+
+def fold(before: str, digest: str) -> str:
+    """The digest of chunks in a row.
+
+    >>> fold(fold("", "a"), "b") != fold(fold("", "b"), "a")
+    True
+    """
+    return blake2b(f"{before}/{digest}".encode(), digest_size=16).hexdigest()

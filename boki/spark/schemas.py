@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 SCHEMA: Final = "seqnum bigint, book string, time timestamp, tags array<string>, data binary"
 ERROR_COLUMN: Final = "_error"
 """Why a record's JSON does not fit the schema; in a schema that has it, such records are rows of nulls."""
-_SIMPLE: Final = {"bigint": 0, "int": 0, "smallint": 0, "tinyint": 0, "double": 0, "float": 0, "string": 0}
-_OF_JSON: Final = frozenset({*_SIMPLE, "boolean", "timestamp"})
+_OF_JSON: Final = frozenset(
+    {"bigint", "int", "smallint", "tinyint", "double", "float", "string", "boolean", "timestamp"}
+)
 _OWN: Final = {
     "seqnum": "bigint",
     "book": "string",
@@ -44,12 +45,16 @@ def layout(schema: StructType, *, is_json: bool) -> Layout:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     json_names: list[str] = []
+    if twice := sorted({name for name in schema.fieldNames() if schema.fieldNames().count(name) > 1}):
+        raise InvalidArgument(f"the schema names {', '.join(twice)} twice: leave one out", field=twice[0])
     for field in schema.fields:
         kind = field.dataType.simpleString()
         own = _OWN.get(field.name) if field.name != ERROR_COLUMN or is_json else None
         if own is not None:
             if kind != own:
                 raise InvalidArgument(f"the column {field.name} is of type {own}, not {kind}", field=field.name)
+            if field.name == ERROR_COLUMN:
+                _check_nullable(field.name, is_nullable=field.nullable)
         elif not is_json:
             raise InvalidArgument(
                 f"a LogBook has no column {field.name}: there are {SCHEMA}. With the option json=true, other columns "
@@ -57,7 +62,7 @@ def layout(schema: StructType, *, is_json: bool) -> Layout:
                 field=field.name,
             )
         else:
-            _check_json_type(field.name, field.dataType)
+            _check_json_type(field.name, field.dataType, is_nullable=field.nullable)
             json_names.append(field.name)
     if is_json and not json_names:
         raise InvalidArgument("with json=true, give a schema that names members of the JSON: .schema('a int, …')")
@@ -71,17 +76,27 @@ def layout(schema: StructType, *, is_json: bool) -> Layout:
     )
 
 
-def _check_json_type(name: str, kind: DataType) -> None:
+def _check_json_type(name: str, kind: DataType, *, is_nullable: bool) -> None:
     from pyspark.sql.types import ArrayType, StructType
 
+    _check_nullable(name, is_nullable=is_nullable)
     if isinstance(kind, ArrayType):
-        _check_json_type(f"{name}[]", kind.elementType)
+        _check_json_type(f"{name}[]", kind.elementType, is_nullable=kind.containsNull)
     elif isinstance(kind, StructType):
         for field in kind.fields:
-            _check_json_type(f"{name}.{field.name}", field.dataType)
+            _check_json_type(f"{name}.{field.name}", field.dataType, is_nullable=field.nullable)
     elif kind.simpleString() not in _OF_JSON:
         raise InvalidArgument(
             f"the column {name} cannot be of type {kind.simpleString()}: members of JSON are read as "
             f"{', '.join(sorted(_OF_JSON))}, and arrays and structs of these",
+            field=name,
+        )
+
+
+def _check_nullable(name: str, *, is_nullable: bool) -> None:
+    """A record may lack any member, and Spark does not look for nulls where a schema promises that there are none."""
+    if not is_nullable:
+        raise InvalidArgument(
+            f"the column {name} cannot be NOT NULL: what a record lacks is null. Leave NOT NULL out, and filter",
             field=name,
         )

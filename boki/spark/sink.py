@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from boki.errors import InvalidArgument
-from boki.log.checks import check_writable
+from boki.errors import BokiError, InvalidArgument
+from boki.spark.commit import commit, give_up
 from boki.spark.gateway import Gateway
-from boki.spark.lane import Lane, LaneNote, commit
+from boki.spark.lane import Attempt, Lane
+from boki.spark.ledger import LaneNote
 from boki.spark.options import WriteOptions
 from boki.spark.slots import take_slot
+from boki.spark.steps import Steps, run
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -38,7 +41,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._write, self._batch = options.write_id or "", 0
         if options.write_id is None:
             with _open(options) as gateway:
-                self._write, self._batch = take_slot(gateway, fresh_id)
+                self._write, self._batch = run(gateway, take_slot(fresh_id))
 
     def write(self, iterator: Iterator[Any]) -> Written:
         """Append the rows of one task. Runs on an executor."""
@@ -48,10 +51,13 @@ class BatchWriter(DataSourceArrowWriter):
         """All tasks are done."""
         lanes = [lane for message in messages if isinstance(message, Written) for lane in message.lanes]
         with _open(self._options) as gateway:
-            commit(gateway, self._write, self._batch, lanes)
+            run(gateway, commit(self._write, self._batch, lanes))
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - as Spark calls it
         """The job has failed. What was appended stays; under a `writeId` the next run goes on from there."""
+        if self._options.write_id is None:
+            with suppress(BokiError), _open(self._options, is_known=False) as gateway:
+                run(gateway, give_up(self._write, self._batch))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -78,7 +84,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if written:
             lanes = [lane for message in written for lane in message.lanes]
             with _open(self._options) as gateway:
-                commit(gateway, written[0].write, batchId, lanes)
+                run(gateway, commit(written[0].write, batchId, lanes))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """The batch has failed. Whoever runs it again goes on from what is there."""
@@ -101,25 +107,25 @@ def write_rows(
     batches: Iterable[Any], options: WriteOptions, write: str, batch: int, partition: int, *, is_known: bool = True
 ) -> list[LaneNote]:
     """Append the rows of a partition; what each book got. `is_known`: the gateway has answered this query before."""
+    with _open(options, is_known=is_known) as gateway:
+        return run(gateway, writing(batches, options, Attempt(write, batch, partition)))
+
+
+def writing(batches: Iterable[Any], options: WriteOptions, attempt: Attempt) -> Steps[list[LaneNote]]:
+    """The same, step by step."""
     from boki.spark.rows import Sorter
 
-    with _open(options, is_known=is_known) as gateway:
-        lanes: dict[str, Lane] = {}
-        sorter = Sorter(options.book, is_json=options.is_json)
-
-        def drain(book: str, *, is_last: bool) -> None:
+    sorter = Sorter(options.book, is_json=options.is_json)
+    lanes: dict[str, Lane] = {}
+    yield from attempt.start()
+    for arrow in batches:
+        for book in sorter.add(arrow):
             if book not in lanes:
-                lanes[book] = Lane(gateway, write, batch, partition, book)
-            lane, held = lanes[book], sorter.held[book]
-            while (rows := held.cut(lane.next_rows, is_last=is_last)) is not None:
-                lane.write(rows)
-
-        for arrow in batches:
-            for book in sorter.add(arrow):
-                drain(book, is_last=False)
-        for book in sorter.held:
-            drain(book, is_last=True)
-        return [lane.end() for lane in lanes.values()]
+                lanes[book] = yield from attempt.lane(book)
+            yield from lanes[book].drain(sorter.held[book], is_last=False)
+    for book, lane in lanes.items():
+        yield from lane.drain(sorter.held[book], is_last=True)
+    return [lane.end() for lane in lanes.values()]
 
 
 def greet(options: WriteOptions) -> None:
@@ -133,10 +139,12 @@ def greet(options: WriteOptions) -> None:
 
 def check_rows(schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
     """`InvalidArgument` says which column is missing or of another type."""
+    from boki.spark.rows import check_target
+
     if overwrite:
         raise InvalidArgument('a LogBook is only appended to: say mode("append")', field="mode")
     if options.book is not None:
-        check_writable(options.book)
+        check_target(options.book)
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     if options.book is None and kinds.get("book") != "string":
         raise InvalidArgument(

@@ -2,57 +2,91 @@
 
 A write needs tags of its own while it goes on, and what fences its late tasks must outlive them (`boki.spark.lane`). If
 each write had its own, they would pile up in the index for ever. So writes are batches of **slots**, as micro-batches
-are of a query: a write takes the first slot that is free, by a conditional record in the book of the sinks, and its
-commit gives it back. There are as many slots as writes at a time.
+are of a query: a write takes the first slot that is free, by a conditional record in the ledger, and its commit gives
+it back. There are as many slots as writes at a time.
 
-A write that fails gives nothing back: its rows are in its lanes, and its tasks may still run. Where so many have failed
-that no slot is found, a write goes under tags of its own.
+A write that fails gives its slot back as well, after a while in which its last tasks end; one whose driver died is
+taken for failed when nothing was noted of it for very long. Both by the log's time, as far as the slots' notes tell
+it. The next write begins where the lanes stand, and a task of the old one reads that its batch is over.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
-from boki.errors import ConnectionLost, DeadlineExceeded
-from boki.log.chunk import Group, encode_chunk
-from boki.log.operations import Append
-from boki.log.record import Expect
+from boki.errors import Overloaded
+from boki.log.operations import TrimBook
 from boki.spark.columns import LEDGER
-from boki.spark.gateway import Gateway
-from boki.spark.lane import SLOT_PREFIX, Commit, tagged
+from boki.spark.commit import tidy
+from boki.spark.ledger import Ledger, Opened
+from boki.spark.steps import Steps, again
 
-_MOST_SLOTS: Final = 64
-"""So many are looked at."""
-_MOST_LANES: Final = 2_000
-"""A slot that has written to so many partitions and books is left alone: its record grows with them."""
+SLOT_PREFIX: Final = "!batch:"
+"""Ids of writes that have no name start so, and those that have one do not."""
+MOST_SLOTS: Final = 1024
+"""So many writes may be under way, or have failed a moment ago."""
+_MINUTE_US: Final = 60_000_000
+_FAILED_US: Final = 5 * _MINUTE_US
+"""After this a slot whose write has failed is given to the next."""
+_SILENT_US: Final = 48 * 60 * _MINUTE_US
+"""After this a slot of whose write nothing was noted any more is given to the next."""
 
 
-def take_slot(gateway: Gateway, fresh_id: str) -> tuple[str, int]:
-    """The id of a write and the number of its batch, which nobody else has; `boki.spark.lane.commit` gives it back.
+def take_slot(owner: str) -> Steps[tuple[str, int]]:
+    """The id of a write and the number of its batch, which nobody else has. `boki.spark.commit` gives it back.
 
-    `fresh_id` is taken where no slot is free.
+    `owner`: an id that nobody else has, by which an answer that was lost is found again.
     """
-    for number in range(_MOST_SLOTS):
+    busy: list[tuple[str, Ledger]] = []
+    now_us = 0
+    for number in range(MOST_SLOTS):
         slot = f"{SLOT_PREFIX}{number}"
-        records = tagged(gateway, LEDGER, slot)
-        before = msgspec.json.decode(records[-1].data, type=Commit) if records else Commit(batch=-1, lanes=())
-        last_seqnum = records[-1].seqnum if records else 0
-        if not before.is_open and len(before.lanes) <= _MOST_LANES and _take(gateway, slot, before, last_seqnum):
-            return slot, before.batch + 1
-    return fresh_id, 0
+        ledger = Ledger(slot)
+        yield from ledger.catch_up()
+        now_us = max(now_us, ledger.last_time_us)
+        if ledger.under_way > ledger.complete:
+            busy.append((slot, ledger))
+            continue
+        if not ledger.last_seqnum:  # nobody has had it: rather one that was given up
+            taken = yield from _take_given_up(busy, now_us, owner)
+            if taken is not None:
+                return taken
+        if (yield from _take(ledger, slot, owner)):
+            return slot, ledger.under_way
+        busy.append((slot, ledger))
+    taken = yield from _take_given_up(busy, now_us, owner)
+    if taken is not None:
+        return taken
+    raise Overloaded(
+        f"{MOST_SLOTS:,} writes without a writeId are under way, or have failed within the last minutes: give this one "
+        "a writeId, or wait",
+        limit=MOST_SLOTS,
+    )
 
 
-def _take(gateway: Gateway, slot: str, before: Commit, last_seqnum: int) -> bool:
-    """Open the slot, if it is still as it was. Where no answer comes it may have been opened, for nobody."""
-    note = msgspec.json.encode(msgspec.structs.replace(before, is_open=True))
-    group = Group([(note, (slot,))], (Expect(slot, last_seqnum),))
-    try:
-        answer = gateway.append(Append(LEDGER, encode_chunk(LEDGER, [group])))
-    except (ConnectionLost, DeadlineExceeded):
+def _take_given_up(busy: list[tuple[str, Ledger]], now_us: int, owner: str) -> Steps[tuple[str, int] | None]:
+    for slot, ledger in busy:
+        patience_us = _FAILED_US if ledger.is_failed else _SILENT_US
+        if now_us - ledger.last_time_us >= patience_us and (yield from _take(ledger, slot, owner)):
+            return slot, ledger.under_way
+    return None
+
+
+def _take(ledger: Ledger, slot: str, owner: str) -> Steps[bool]:
+    """Open the slot, if it is still as it was."""
+    was, tries = ledger.last_seqnum, 0
+    batch = ledger.newest + 1
+    while True:
+        if ledger.is_untidy:
+            yield from tidy(ledger, slot)
+        seqnum = yield from ledger.note(Opened(batch=batch, owner=owner), if_unchanged=True)
+        yield from ledger.catch_up()
+        if (ledger.under_way, ledger.owner) == (batch, owner):
+            if seqnum is not None:
+                yield TrimBook(LEDGER, seqnum, ledger.tag)
+            return True
+        if seqnum is None and ledger.last_seqnum == was:  # nobody has, so the answer was lost before it was appended
+            yield from again(tries, f"slot {slot} could not be opened")
+            tries += 1
+            continue
         return False
-    if answer.rejected:
-        return False
-    gateway.trim_tag(LEDGER, slot, answer.first_seqnum)
-    return True

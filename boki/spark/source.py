@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -28,7 +29,6 @@ from boki.spark.options import ReadOptions, read_options, write_options
 from boki.spark.planning import Planner
 from boki.spark.ranges import Task
 from boki.spark.schemas import SCHEMA, layout
-from boki.spark.sink import BatchWriter, StreamWriter
 
 
 class LogBookSource(DataSource):
@@ -53,10 +53,14 @@ class LogBookSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
+        from boki.spark.sink import BatchWriter  # who only reads need not wait for it
+
         return BatchWriter(write_options(self.options, is_stream=False), schema, overwrite, uuid4().hex)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         """A streaming write."""
+        from boki.spark.sink import StreamWriter
+
         return StreamWriter(write_options(self.options, is_stream=True), schema, overwrite)
 
 
@@ -82,8 +86,7 @@ class BatchReader(DataSourceReader):
             planner = Planner(self._options, gateway)
             tail = planner.tail()
             planner.check_books()
-            tasks = planner.tasks(Offset(), tail)
-            return [_Partition(task) for task in tasks or [Task((), {})]]  # Spark asks for one, if only for nothing
+            return _partitions(planner.tasks(Offset(), tail))
         finally:
             gateway.close()
 
@@ -101,6 +104,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
         """Where a query that takes what is available now ends."""
         self._initial: Offset | None = None
+        self._has_planned = False
+        """Whether it has planned a batch, be it one that an earlier run of the query had begun."""
         self._is_known = False
         """Whether the gateway has answered before."""
         layout(schema, is_json=options.is_json)
@@ -123,9 +128,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch ends; `start` if there is nothing for it."""
         begin = Offset.from_json(start)
         with self._planner() as planner:
-            tail = self._target or planner.tail()
+            tail = planner.tail()
+            planner.check_reached(begin, tail)
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-            end = planner.step(begin, tail, most)
+            end = planner.step(begin, self._target or tail, most)
+        if self._options.starts_now and begin == self._initial and not self._has_planned:
+            # after a restart the log's end is elsewhere: the first batch, with or without records, says where it was
+            end = msgspec.structs.replace(end, origin=begin.logs)
         return start if end == begin else end.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -135,10 +144,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch: the same records whenever it is planned."""
+        until = Offset.from_json(end)
+        since = Offset(until.origin) if until.origin else Offset.from_json(start)
+        self._has_planned = True
         with self._planner() as planner:
-            planner.tail()  # an index that answers from here on has come as far as `end`
-            tasks = planner.tasks(Offset.from_json(start), Offset.from_json(end))
-        return [_Partition(task) for task in tasks]
+            planner.check_reached(until, planner.tail())  # an index that answers from here on has come as far
+            return _partitions(planner.tasks(since, until))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Arrow batches of one task. Runs on an executor."""
@@ -153,6 +164,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_known = True
         finally:
             gateway.close()
+
+
+def _partitions(tasks: Sequence[Task]) -> list[InputPartition]:
+    return [_Partition(task) for task in tasks or [Task((), {})]]  # Spark asks for one, if only for nothing
 
 
 def _read(partition: InputPartition, options: ReadOptions, schema: StructType) -> Iterator[Any]:

@@ -16,16 +16,16 @@ from boki.cli.bench import NAMES
 
 FIELDS = {"bench", "inflight", "size_bytes", "replicas", "durability", "ops_per_s", "p50_ms", "p99_ms", "errors"}
 FLOWS = [("queue", 64), ("queue", 64), ("queue", 16), ("queue-offered", 64)]
-SMALL = ["--rounds", "1", "--duration-s", "0.2", "--records", "20000"]
+SMALL = ["--rounds", "1", "--duration-s", "0.1", "--records", "20000"]
 
 
-def rows(*words: str, timeout_s: float = 120) -> list[dict[str, object]]:
+def rows(*words: str) -> list[dict[str, object]]:
     done = subprocess.run(
-        [sys.executable, "-m", "boki", "bench", *words, "--json", *SMALL],
+        [sys.executable, "-m", "boki", "bench", words[0], "--json", *SMALL, *words[1:]],
         capture_output=True,
         text=True,
         check=False,
-        timeout=timeout_s,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -43,7 +43,7 @@ def rows(*words: str, timeout_s: float = 120) -> list[dict[str, object]]:
         (["restart"], [("restart", 1), ("restart", 1)]),
         (["memory"], [("memory", 1), ("memory", 1)]),
         (
-            ["queue"],
+            ["queue", "--duration-s", "0.5"],  # on a busy machine no message may come through in less
             [
                 *FLOWS,
                 *[("queue-wake", 1), ("queue-wake", 1), ("queue-push-many", 4)],
@@ -59,14 +59,6 @@ def test_every_benchmark_prints_its_rows(words: list[str], expected: list[tuple[
     assert [(row["bench"], row["inflight"]) for row in found] == expected
     for row in found:
         assert row["ops_per_s"] or row["p50_ms"] or row["bytes_per_record"], row
-
-
-@pytest.mark.xdist_group("spark")
-def test_spark_is_measured_in_every_mode() -> None:
-    """A row each for the sink, the batch and the streaming read, and the latency."""
-    found = rows("spark", timeout_s=400)
-    assert [row["mode"] for row in found] == ["sink", "batch-read", "stream-read", "latency"]
-    assert all(row["records"] == 20_000 for row in found[:3])
 
 
 def test_replicas_and_durability_are_those_that_were_asked_for() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 from boki.child import Child
-from boki.spark.pipeline import load_pipeline
+from boki.cli.app import app
+from boki.spark import ingest_job
+from boki.spark.pipeline import Pipeline, load_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +38,27 @@ def test_every_snippet_runs(spark: SparkSession, system: Child) -> None:
 
 
 def test_the_pipeline_is_one(tmp_path: Path) -> None:
-    """The example of a pipeline is complete."""
+    """The example of a pipeline is complete, and the page names all other keys, and no more."""
     file = tmp_path / "pipeline.toml"
     file.write_text(snippets("toml")[0])
     assert load_pipeline(file, {}).progress_book == "ingest:flights"
+    example = set(tomllib.loads(snippets("toml")[0]))
+    (others,) = re.findall(r"^Other keys: (.*)\.$", PAGE.read_text(), re.MULTILINE)
+    assert example | set(re.findall(r"`(\w+)`", others)) == set(Pipeline.__struct_fields__)
+
+
+def test_the_commands_are_there() -> None:
+    """Every line of a console that calls `boki` or a job of it names a command, and a file, that there is."""
+    lines = [line for snippet in snippets("console") for line in snippet.splitlines()]
+    commands = [line.split() for line in lines if line.startswith("boki ")]
+    assert len(commands) >= 4
+    for _, *words in commands:
+        names = list(itertools.takewhile(lambda word: word.isalpha(), words))
+        done = CliRunner().invoke(app, [*names, "--help"])
+        assert done.exit_code == 0, names
+        assert all(word in done.output for word in words if word.startswith("--"))
+    assert any("boki.spark.ingest_job" in line for line in lines)
+    with pytest.raises(SystemExit, match=r"usage: spark-submit ingest_job.py PIPELINE.toml \[--once\]"):
+        ingest_job.main(["--once"])
+    with pytest.raises(SystemExit, match=r"error: .*missing.toml cannot be read"):
+        ingest_job.main(["missing.toml", "--once"])

@@ -86,12 +86,13 @@ def test_tasks_have_about_the_same_weight_and_leave_nothing_out() -> None:
 
 def test_columns_are_the_records_of_the_chunks() -> None:
     """Large and small chunks, keys, no tags, and the records that a sink writes for itself."""
+    own = ["!spark:q:0:first", "spark:untagged", "!spark:q:0"]
     groups = {
         "large": [Group([(b"%d" % n, ["t", f"n:{n % 5}"][: n % 3]) for n in range(100)])],
         "keyed": [Group([(b"k", ["t"])] * 60, key="k"), Group([(b"", ())] * 5)],
         "small": [Group([(b"s", ("t", "u"))])],
-        "sink": [Group([(b"first", ["!spark:q:0:first", "t"]), *[(b"row", ["t"])] * 50, (b"last", ["!spark:q:0"])])],
-        "small sink": [Group([(b"row", ["!spark:q:0"])])],
+        "sink": [Group([(b"first", [*own[:1], "t"]), *[(b"row", ["t"])] * 50, (b"last", own[1:])])],
+        "small sink": [Group([(b"row", own)])],
     }
     slabs, expected, seqnum = [], [], make_seqnum(2, 0, 0)
     for turn, one in enumerate(groups.values()):
@@ -100,7 +101,7 @@ def test_columns_are_the_records_of_the_chunks() -> None:
         seqnum += len(records)
         slabs.append(Slab(pack(f"<{len(records)}q", *seqnums), turn + 1, encode_chunk("b", one)))
         expected += [
-            (number, turn + 1, [tag for tag in tags if not tag.startswith("!spark:")], data)
+            (number, turn + 1, [tag for tag in tags if tag not in own], data)
             for number, (data, tags) in zip(seqnums, records, strict=True)
         ]
     found = columns_of(slabs)

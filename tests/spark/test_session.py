@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from boki.errors import ConfigError
-from boki.spark.local_session import java_home_around, prepare_environment
+from boki.spark.local_session import java_home_around, prepare_environment, spark_home_around
 from boki.zookeeper.parts import package_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def test_the_java_of_pip_takes_what_spark_tells_it() -> None:
@@ -31,6 +36,30 @@ def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr("boki.spark.local_session.find_java", lambda: None)
     with pytest.raises(ConfigError, match=r"there is no Java: set JAVA_HOME, put java on PATH, or pip install"):
         prepare_environment(is_local=True)
+
+
+@pytest.mark.xdist_group("spark")
+def test_workers_import_what_is_installed(spark: SparkSession) -> None:
+    """Not the copy in a zip, which each process would compile again. Theirs is the driver's own PySpark and py4j."""
+
+    def origins(_: int) -> list[str]:
+        return [str(import_module(name).__file__) for name in ("pyspark", "py4j")]
+
+    here = [str(import_module(name).__file__) for name in ("pyspark", "py4j")]
+    assert spark.sparkContext.parallelize([0], 1).map(origins).collect() == [here]
+
+
+def test_a_home_that_belonged_to_another_spark_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the parts of the given one, whatever stood there, and no Python code."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    package = tmp_path / "pyspark"
+    for part in ("bin", "jars", "python"):
+        (package / part).mkdir(parents=True)
+    home = spark_home_around(package)
+    (home / "jars").unlink()
+    (home / "jars").symlink_to(tmp_path / "gone")
+    assert spark_home_around(package) == home
+    assert {part.name: part.resolve() for part in home.iterdir()} == {"bin": package / "bin", "jars": package / "jars"}
 
 
 def test_spark_finds_the_format_by_its_module() -> None:

@@ -1,0 +1,162 @@
+"""The few things that a pipeline does to folders, on this machine's disk and on what Hadoop knows.
+
+What matters is `move`: a folder comes to its place at once, and only if nothing is there. Hadoop's own rename puts it
+*into* a folder that is there, and on a local disk copies file by file where the system call has failed.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_SCHEME: Final = re.compile(r"^file:(//[^/]*)?")
+
+
+class Files(Protocol):
+    """Folders and small files, by paths with slashes. Failures are `OSError`s."""
+
+    def names(self, folder: str) -> list[str]:
+        """What stands in the folder, in order; nothing if it is not there."""
+
+    def read(self, file: str) -> bytes | None:
+        """The content of the file; None if it is not there."""
+
+    def write(self, file: str, data: bytes) -> None:
+        """Make the file, and the folders around it."""
+
+    def move(self, folder: str, place: str) -> bool:
+        """Bring the folder to its place, at once; False if something is there. `FileNotFoundError`: it is gone."""
+
+    def remove(self, folder: str) -> None:
+        """Take the folder away, if it is there, with everything in it."""
+
+
+def _local(path: str) -> Path:
+    """A path as Hadoop spells it, on this machine.
+
+    >>> str(_local("file:///lake/a")), str(_local("/lake/a"))
+    ('/lake/a', '/lake/a')
+    """
+    return Path(_SCHEME.sub("", path))
+
+
+class LocalFiles:
+    """Those of this machine."""
+
+    def names(self, folder: str) -> list[str]:
+        """See `Files`."""
+        try:
+            return sorted(path.name for path in _local(folder).iterdir())
+        except FileNotFoundError:
+            return []
+
+    def read(self, file: str) -> bytes | None:
+        """See `Files`."""
+        try:
+            return _local(file).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, file: str, data: bytes) -> None:
+        """See `Files`."""
+        path = _local(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def move(self, folder: str, place: str) -> bool:
+        """See `Files`."""
+        _local(place).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _local(folder).rename(_local(place))
+        except OSError as error:
+            if error.errno in _TAKEN:
+                return False
+            raise
+        return True
+
+    def remove(self, folder: str) -> None:
+        """See `Files`."""
+        try:
+            shutil.rmtree(_local(folder))
+        except FileNotFoundError:
+            return
+
+
+class HadoopFiles:
+    """Those of one of Hadoop's file systems, as Spark itself uses it."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm  # noqa: SLF001 - there is no other way to Hadoop's file systems
+        self._new_array = context._gateway.new_array  # noqa: SLF001
+        configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._path = self._jvm.org.apache.hadoop.fs.Path
+        path = self._path(folder)
+        self._system = path.getFileSystem(configuration)
+        self._context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(
+            self._system.makeQualified(path).toUri(), configuration
+        )
+
+    def names(self, folder: str) -> list[str]:
+        """See `Files`."""
+        path = self._path(folder)
+        if not self._system.exists(path):
+            return []
+        return sorted(status.getPath().getName() for status in self._system.listStatus(path))
+
+    def read(self, file: str) -> bytes | None:
+        """See `Files`."""
+        path = self._path(file)
+        if not self._system.exists(path):
+            return None
+        stream = self._system.open(path)
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def write(self, file: str, data: bytes) -> None:
+        """See `Files`."""
+        stream = self._system.create(self._path(file), True)
+        try:
+            stream.write(bytearray(data))
+        finally:
+            stream.close()
+
+    def move(self, folder: str, place: str) -> bool:
+        """See `Files`."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        source, target = self._path(folder), self._path(place)
+        kind: Any = getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename")
+        options = self._new_array(kind, 1)
+        options[0] = kind.NONE
+        self._system.mkdirs(target.getParent())
+        try:
+            self._context.rename(source, target, options)
+        except Py4JJavaError as error:
+            if self._system.exists(target):
+                return False
+            if not self._system.exists(source):
+                raise FileNotFoundError(errno.ENOENT, "is gone", folder) from None
+            raise OSError(errno.EIO, str(error.java_exception.getMessage()), place) from None
+        return True
+
+    def remove(self, folder: str) -> None:
+        """See `Files`."""
+        self._system.delete(self._path(folder), True)
+
+
+def files_of(spark: SparkSession, folder: str) -> Files:
+    """What Spark writes a folder of that name with."""
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001
+    system = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    return LocalFiles() if str(system.getScheme()) == "file" else HadoopFiles(spark, folder)

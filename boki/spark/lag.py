@@ -1,0 +1,77 @@
+"""How far a pipeline is behind, book by book: what its progress book says against what the log has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from boki.errors import InvalidArgument
+from boki.log.operations import Read
+from boki.runtime.log_calls import records_of
+from boki.spark.gateway import Gateway
+from boki.spark.offsets import Offset
+from boki.spark.options import ReadOptions, read_options
+from boki.spark.pipeline import Pipeline
+from boki.spark.planning import Planner
+from boki.spark.progress import BookProgress, Progress, read_progress
+
+MOST_COUNTED: Final = 1_000_000
+
+
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the pipeline is behind in one book."""
+
+    book: str
+    records: int
+    dead: int
+    behind: int
+    """Records that are not in the Parquet yet; counted up to `MOST_COUNTED`."""
+    behind_s: float
+    """Between the last record that is in the Parquet (or else the first that is not) and the last one there is, by the
+    log's time."""
+
+
+def lags(pipeline: Pipeline) -> list[Lag]:
+    """The lag of each book, by name."""
+    gateway = Gateway(pipeline.gateway, pipeline.token)
+    try:
+        return lags_at(pipeline, gateway)
+    finally:
+        gateway.close()
+
+
+def lags_at(pipeline: Pipeline, gateway: Gateway) -> list[Lag]:
+    """The same, asked of that gateway."""
+    options = read_options(pipeline.source_options, is_stream=True)
+    planner = Planner(options, gateway)
+    progress = read_progress(gateway, pipeline.progress_book, pipeline.name)
+    tail = planner.tail()
+    start = _reached(progress)
+    if start is None and options.starts_now:
+        start = tail  # it would begin now
+    names = {name for name, _ in planner.books()} | set(progress.books)
+    return [_lag(gateway, options, name, progress, start or Offset(), tail) for name in sorted(names)]
+
+
+def _reached(progress: Progress) -> Offset | None:
+    """Where the last batch ends; None if that is not known."""
+    if progress.done is None:
+        return None
+    try:
+        return Offset.from_json(progress.done.batch.position)
+    except InvalidArgument:
+        return None
+
+
+def _lag(gateway: Gateway, options: ReadOptions, name: str, progress: Progress, start: Offset, tail: Offset) -> Lag:
+    done = progress.books.get(name, BookProgress())
+    low, high = max(done.last_seqnum + 1, start.bound(name), options.start.seqnum), tail.bound(name)
+    behind, behind_us = 0, 0
+    if low < high:
+        first = records_of(gateway.first(name, options.tag, low, high, options.start.time_us))
+        if first:
+            behind, _ = gateway.count(name, options.tag, first[0].seqnum, high, MOST_COUNTED)
+            last = records_of(gateway.find(Read(name, options.tag, 0, high, backward=True)))
+            behind_us = last[-1].time - (done.last_time_us or first[0].time)
+    return Lag(book=name, records=done.records, dead=done.dead, behind=behind, behind_s=max(0, behind_us) / 1e6)

@@ -1,0 +1,227 @@
+"""The folders of a pipeline's Parquet, and the one step by which a batch comes into them.
+
+::
+
+    records/batch=…/book=…/date=…    what fits the schema
+    records/batch=…/_batch.json      whose batch this is, and what it holds
+    dead/batch=…                     what does not fit
+    _writing/RUN/batch=…             a batch that is not there yet
+    _begun/_origin.json              what the lake was begun with
+    _checkpoint                      Spark's own
+
+A batch is written below `_writing` as a whole, dead letters and all, and renamed to its place below `records`: that
+is the moment at which it is there. Of two runs that write the same batch the rename takes one. The dead letters are
+inside, in a folder that no reader looks at, and are renamed to their own place next; whoever finds them there after a
+crash does it. So at every moment each table has whole batches only, and each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from boki.errors import ConfigError
+from boki.spark.files import Files
+from boki.spark.progress import Batch, BookProgress, added
+
+_RECORDS: Final = "records"
+_DEAD: Final = "dead"
+_WRITING: Final = "_writing"
+_BEGUN: Final = "_begun"
+_ORIGIN: Final = "_origin.json"
+_CHECKPOINT: Final = "_checkpoint"
+_INSIDE: Final = "_dead"
+_MANIFEST: Final = "_batch.json"
+_PREFIX: Final = "batch="
+
+Write = Callable[[str], None]
+"""Writes Parquet into the folder of that name, which is not there yet."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides which records a pipeline's checkpoint stands for: a lake is of one of these for ever."""
+
+    pipeline: str
+    book: str
+    tag: str
+    start: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch holds, in words that stay with it."""
+
+    origin: Origin
+    batch: Batch
+    books: dict[str, BookProgress]
+
+
+class Lake:
+    """The folders of one pipeline, as one run of it uses them."""
+
+    def __init__(self, files: Files, root: str, run: str) -> None:
+        self._files = files
+        self._root = root
+        self._run = run
+
+    @property
+    def checkpoint(self) -> str:
+        """Where Spark keeps how far it is: beside the records, so that one cannot be moved without the other."""
+        return f"{self._root}/{_CHECKPOINT}"
+
+    def query(self) -> str | None:
+        """The id of the query whose checkpoint it is; None if there is no checkpoint."""
+        data = self._files.read(f"{self.checkpoint}/metadata")
+        return str(msgspec.json.decode(data)["id"]) if data else None
+
+    def end(self, batch: int) -> str:
+        """Where a batch that is under way ends: the last line that Spark has noted about it."""
+        data = self._files.read(f"{self.checkpoint}/offsets/{batch}") or b""
+        return data.decode().rstrip("\n").rpartition("\n")[2]
+
+    def last(self) -> tuple[int, Manifest | None] | None:
+        """The last batch that is there; None if there is none. Without a manifest it is nobody's."""
+        batches = self._batches()
+        return (batches[-1], self.manifest(batches[-1])) if batches else None
+
+    def books(self) -> dict[str, BookProgress]:
+        """What all batches together that are still there hold of each book."""
+        together: dict[str, BookProgress] = {}
+        for batch in self._batches():
+            manifest = self.manifest(batch)
+            if manifest is not None:
+                together |= added(together, manifest.books)
+        return together
+
+    def manifest(self, batch: int) -> Manifest | None:
+        """What the batch holds; None if it is not there."""
+        data = self._files.read(f"{self._place(_RECORDS, batch)}/{_MANIFEST}")
+        return msgspec.json.decode(data, type=Manifest) if data else None
+
+    def check(self, origin: Origin) -> None:
+        """`ConfigError` if what is there cannot be gone on with, and what to do."""
+        found = self.last()
+        if found is None:
+            return
+        batch, manifest = found
+        where = f"{self._root}/{_RECORDS}"
+        if manifest is None:
+            raise ConfigError(
+                f"{where}/{_PREFIX}{batch:09d} was not written by a pipeline: it has no {_MANIFEST}. Give the pipeline "
+                "an output of its own"
+            )
+        self._check_origin(manifest.origin, origin)
+        query = self.query()
+        if query is None:
+            raise ConfigError(
+                f"{where} has batches up to {batch}, and their checkpoint, {self.checkpoint}, is gone: a new one would "
+                f"begin at batch 0 again. Put it back; or begin anew with another output, or remove {self._root}"
+            )
+        if query != manifest.batch.query:
+            raise ConfigError(
+                f"{where} was written with another checkpoint than {self.checkpoint}: that of query "
+                f"{manifest.batch.query}, not {query}. Put it back, or begin anew with another output"
+            )
+
+    def begin(self, origin: Origin) -> None:
+        """Say what the lake is of, before a checkpoint stands for anything. `ConfigError` if it was begun with
+        something else; of two that begin at the same time one does.
+        """
+        place = f"{self._root}/{_BEGUN}"
+        if self._files.read(f"{place}/{_ORIGIN}") is None:
+            fresh = f"{self._root}/{_WRITING}/{self._run}/{_BEGUN}"
+            self._files.write(f"{fresh}/{_ORIGIN}", msgspec.json.encode(origin))
+            if not self._take(fresh, place):
+                self._files.remove(fresh)
+        data = self._files.read(f"{place}/{_ORIGIN}")
+        if not data:
+            raise ConfigError(f"{place} does not say what the lake was begun with: begin anew with another output")
+        self._check_origin(msgspec.json.decode(data, type=Origin), origin)
+
+    def _check_origin(self, begun: Origin, origin: Origin) -> None:
+        if begun != origin:
+            raise ConfigError(
+                f"{self._root} was begun with {_words(begun)}, and this is {_words(origin)}: its checkpoint "
+                "knows nothing of the others. Give the pipeline another output (and another name), or put back what "
+                "was changed"
+            )
+
+    def recover(self) -> None:
+        """Finish what an earlier run has begun: bring the dead letters of the last batch to their place, and take away
+        what it was writing. Only the run that may write does so.
+        """
+        batches = self._batches()
+        if batches:
+            self._bring_dead(batches[-1])
+        writing = f"{self._root}/{_WRITING}"
+        for name in self._files.names(writing):
+            old, aside = f"{writing}/{name}", f"{writing}/_old"
+            if name == self._run:
+                continue
+            if name != "_old":
+                # whoever still writes there must not bring a part of it to its place: first it is gone, at once
+                self._files.remove(aside)
+                if not self._take(old, aside):
+                    continue
+            self._files.remove(aside)
+
+    def place(
+        self, manifest: Manifest, *, records: Write | None, dead: Write | None, check: Callable[[], None]
+    ) -> Manifest:
+        """Bring a batch to its place, unless it is there; what is there. `records` and `dead` write it, if there are
+        any; `check` raises if this run is not to write any more. `ConfigError` if another batch stands in the place.
+        """
+        batch = manifest.batch.number
+        found = self.manifest(batch)
+        if found is None:
+            fresh = f"{self._root}/{_WRITING}/{self._run}/{_PREFIX}{batch:09d}"
+            if records:
+                records(fresh)
+            if dead:
+                dead(f"{fresh}/{_INSIDE}")
+            self._files.write(f"{fresh}/{_MANIFEST}", msgspec.json.encode(manifest))
+            check()
+            if self._files.move(fresh, self._place(_RECORDS, batch)):
+                found = manifest
+            else:
+                self._files.remove(fresh)
+                found = self.manifest(batch)
+        self._check_same(found, manifest)
+        self._bring_dead(batch)
+        return found or manifest
+
+    def _check_same(self, found: Manifest | None, manifest: Manifest) -> None:
+        if found is None or found.batch != manifest.batch:
+            raise ConfigError(
+                f"{self._place(_RECORDS, manifest.batch.number)} holds another batch than {self.checkpoint} says: was "
+                "a checkpoint put back, or were the folders? Put both back as they were at one time, or begin anew "
+                "with another output"
+            )
+
+    def _bring_dead(self, batch: int) -> None:
+        inside = f"{self._place(_RECORDS, batch)}/{_INSIDE}"
+        if self._files.names(inside) and not self._take(inside, self._place(_DEAD, batch)):
+            raise ConfigError(
+                f"{self._place(_DEAD, batch)} is there, and so are dead letters in {inside}, which belong there: move "
+                "the one that is not of this pipeline away"
+            )
+
+    def _take(self, folder: str, place: str) -> bool:
+        """Move it; also True if somebody else just has."""
+        try:
+            return self._files.move(folder, place)
+        except FileNotFoundError:
+            return True
+
+    def _place(self, kind: str, batch: int) -> str:
+        return f"{self._root}/{kind}/{_PREFIX}{batch:09d}"
+
+    def _batches(self) -> list[int]:
+        names = self._files.names(f"{self._root}/{_RECORDS}")
+        numbers = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
+        return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def _words(origin: Origin) -> str:
+    return ", ".join(f"{name} = {value!r}" for name, value in msgspec.structs.asdict(origin).items() if value)

@@ -1,0 +1,151 @@
+"""Schemas and JSON without Spark: what fits comes out as the schema has it, and what does not says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from boki.errors import InvalidArgument
+from boki.spark.json_rows import parse
+from boki.spark.schemas import layout
+
+ARROW = pa.schema(
+    [
+        ("n", pa.int32()),
+        ("s", pa.string()),
+        ("list", pa.list_(pa.int64())),
+        ("inner", pa.struct([("x", pa.int64())])),
+        ("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+def parsed(*payloads: bytes) -> tuple[list[dict[str, Any]], list[str | None]]:
+    """What each record has that is not null, and why it does not fit."""
+    found = parse(pa.array(payloads, pa.binary()), ARROW)
+    columns = {name: column.to_pylist() for name, column in found.columns.items()}
+    rows = [
+        {name: column[i] for name, column in columns.items() if column[i] is not None} for i in range(len(payloads))
+    ]
+    errors = found.errors.to_pylist()
+    firsts = [at for at, error in enumerate(errors) if error is not None][:1]
+    assert ([] if found.first_error is None else [found.first_error[0]]) == firsts
+    return rows, errors
+
+
+def fields(**kinds: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+FITS = [
+    (b'{"n": 1, "s": "a", "other": [1, {}]}', {"n": 1, "s": "a"}),
+    (b"{}", {}),
+    (b'{"n": null, "list": [1, null], "inner": {"x": 3, "y": 4}}', {"list": [1, None], "inner": {"x": 3}}),
+    (b' \r\n{"n": 2}\n', {"n": 2}),
+    (b'{\n  "n": 3,\n  "s": "b"\n}', {"n": 3, "s": "b"}),
+    ('{"s": "ü\\u0000\\n"}'.encode(), {"s": "ü\0\n"}),
+]
+DOES_NOT = [
+    (b"", "not a JSON object"),
+    (b"  ", "not a JSON object"),
+    (b"[1]", "not a JSON object"),
+    (b"7", "not a JSON object"),
+    (b'{"n": 1', "not a JSON object"),
+    (b'{"n": "1"}', "changed from number to string"),
+    (b'{"n": 1.5}', "couldn't parse:1.5"),
+    (b'{"n": 3000000000}', "couldn't parse:3000000000"),
+    (b'{"n": 1}{"n": 2}', "not one JSON object"),
+    (b'{"n": 1}\n{"n": 2}', "not one JSON object"),
+    (b'{"n": 1, "n": 2}', "specified twice"),
+    (b'{"s": "a\nb"}', "Invalid encoding in string"),
+    (b'{"s": "\xff"}', "UTF8"),
+    (b'{"at": "soon"}', "couldn't parse:soon"),
+]
+
+
+def test_records_are_judged_alike_alone_and_among_others() -> None:
+    """A batch is parsed at once: whatever stands beside a record changes nothing about it."""
+    for payload, row in FITS:
+        assert parsed(payload) == ([row], [None]), payload
+    for payload, why in DOES_NOT:
+        rows, (error,) = parsed(payload)
+        assert rows == [{}]
+        assert why in str(error), payload
+    everything = [*FITS, *DOES_NOT] * 3 + FITS
+    rows, errors = parsed(*(payload for payload, _ in everything))
+    for row, error, (payload, expected) in zip(rows, errors, everything, strict=True):
+        if isinstance(expected, dict):
+            assert (row, error) == (expected, None), payload
+        else:
+            assert str(expected) in str(error), payload
+
+
+def test_parts_of_a_column_are_parsed_as_they_are() -> None:
+    """Arrow hands slices around, whose bytes begin anywhere."""
+    data = pa.array([b'{"n": 1}', b"x", b'{"n": 2}', b'{"n": 3}'], pa.binary())
+    found = parse(data[2:], ARROW)
+    assert found.columns["n"].to_pylist() == [2, 3]
+    assert found.first_error is None
+
+
+GOOD = [
+    (fields(seqnum=LongType(), tags=ArrayType(StringType()), time=TimestampType()), False),
+    (fields(n=IntegerType(), _error=StringType(), data=BinaryType()), True),
+    (fields(inner=fields(x=ArrayType(fields(y=ByteType())))), True),
+]
+BAD = [
+    (fields(seqnum=StringType()), False, "the column seqnum is of type bigint, not string"),
+    (fields(data=StringType()), False, "the column data is of type binary, not string"),
+    (fields(carrier=StringType()), False, "a LogBook has no column carrier.*json=true"),
+    (fields(_error=StringType()), False, "a LogBook has no column _error"),
+    (fields(seqnum=LongType(), _error=StringType()), True, "give a schema that names members"),
+    (fields(n=IntegerType(), _error=IntegerType()), True, "the column _error is of type string, not int"),
+    (fields(n=BinaryType()), True, "the column n cannot be of type binary: members of JSON are read as"),
+    (fields(n=DecimalType(10, 2)), True, "n cannot be of type decimal"),
+    (fields(n=DateType()), True, "n cannot be of type date"),
+    (fields(n=MapType(StringType(), IntegerType())), True, "n cannot be of type map"),
+    (fields(n=ArrayType(fields(x=BinaryType()))), True, r"the column n\[\]\.x cannot be of type binary"),
+    (StructType([StructField("n", DoubleType(), nullable=False)]), True, "the column n cannot be NOT NULL"),
+    (fields(n=ArrayType(LongType(), containsNull=False)), True, r"the column n\[\] cannot be NOT NULL"),
+    (
+        StructType([StructField("n", LongType()), StructField("_error", StringType(), nullable=False)]),
+        True,
+        "the column _error cannot be NOT NULL",
+    ),
+    (StructType([StructField("n", LongType()), StructField("n", LongType())]), True, "the schema names n twice"),
+    (StructType([StructField("seqnum", LongType())] * 2), False, "the schema names seqnum twice"),
+]
+
+
+def test_schemas_that_fit_have_their_columns_in_order() -> None:
+    """The record's own columns and those of its JSON, as the schema has them."""
+    for schema, is_json in GOOD:
+        found = layout(schema, is_json=is_json)
+        assert found.names == tuple(schema.fieldNames()) == tuple(found.arrow.names)
+        assert set(found.json_names) == set(found.json_schema.names)
+        assert found.has_error == ("_error" in found.names)
+
+
+@pytest.mark.parametrize(("schema", "is_json", "message"), BAD, ids=range(len(BAD)))
+def test_a_schema_that_does_not_fit_is_refused_by_the_column(schema: StructType, is_json: bool, message: str) -> None:
+    """When the query is defined, by the name of the column and what would fit."""
+    with pytest.raises(InvalidArgument, match=message):
+        layout(schema, is_json=is_json)
