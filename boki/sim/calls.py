@@ -1,10 +1,10 @@
 """Logged calls: the code that engines run (`boki.engine.calls`), over simulated engines, in virtual time.
 
-Some processes ask for calls under keys, any engine, and again at another one when that is gone. A call's body appends a
-few records, so that it leaves traces of each of its starts. What is promised:
+Some processes ask for calls under keys: a gateway, or, as a function does, an engine; and again elsewhere when whoever
+was asked is gone. A call's body appends a few records, so that it leaves traces of each of its starts. Promised is:
 
 - a key has one call, and a call has one outcome, whoever asks wherever;
-- what was accepted ends, whatever becomes of its engine;
+- what was accepted is known from then on, and ends, whatever becomes of its engine;
 - once another engine has started a call again, nothing of the earlier start is appended any more.
 """
 
@@ -15,17 +15,18 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from boki.calls import Call, Outcome, Payload
+from boki.calls import Call, InvocationState, Outcome, Payload
 from boki.engine.calls.ledger import Owner
 from boki.engine.calls.logged_calls import LoggedCalls
-from boki.errors import BokiError
+from boki.errors import BokiError, NoSuchInvocation
 from boki.histories.facts import Violation
 from boki.log.chunk import Group, encode_chunk
 from boki.log.membership import Membership
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Append, Done, Operation
+from boki.log.operations import Answer, Append, Done, Failure, Operation
+from boki.sim.gateways import GatewayNode
 from boki.sim.loops import SimulatedLoop, answer_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ _STEPS: Final = 3
 _CALL_US: Final = 5_000_000
 _PATIENCE_US: Final = 3_000_000
 _RUNNING: Final = 64
+_BY_GATEWAY: Final = 0.7
+_LATER: Final = 0.4
+_STATE_S: Final = 0.5
 _GRACE_S: Final = 0.5
 """An engine that is registered no more is soon taken for lost: wrongly, sometimes, which must do no harm."""
 
@@ -50,6 +54,30 @@ class Asked:
     ids: set[str] = field(default_factory=set)
     outcomes: set[bytes] = field(default_factory=set)
     is_answered: bool = False
+    unknown: str = ""
+    """Who did not know of it after it was accepted."""
+
+
+class CallLedger(Protocol):
+    """What takes logged calls: `boki.gateway.backend.CallLedger`, or those of an engine."""
+
+    async def accept(self, call: Call, *, key: str | None = None) -> str:
+        """Log the call: its id."""
+
+    async def call_once(self, call: Call, key: str) -> tuple[str, Outcome]:
+        """Run the call and wait for its end."""
+
+    async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
+        """What is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """Where one can ask for calls, and the loop of whoever answers there."""
+
+    name: str
+    loop: SimulatedLoop
+    ledger: CallLedger
 
 
 class _Story(logging.Handler):
@@ -88,8 +116,9 @@ class LoggedEngine:
         self._node = node
         self._incarnation = node.incarnation
         self._is_dead = False
-        self.is_open = False
-        self.loop = SimulatedLoop(node.clock, lambda: node.is_paused)  # type: ignore[abstract] # no sockets in there
+        self._is_used = bool(node.world.options.calls)
+        self.is_open = not self._is_used
+        self.loop = node.loop
         self.calls = LoggedCalls(
             self,
             self._run,
@@ -99,6 +128,9 @@ class LoggedEngine:
             grace_s=_GRACE_S,
             max_running=_RUNNING,
         )
+
+    def start(self) -> None:
+        """The index is there, and everybody is known."""
         self.loop.create_task(self._start())
 
     async def _start(self) -> None:
@@ -113,11 +145,11 @@ class LoggedEngine:
         """The process is gone, with everything that it was doing."""
         self._is_dead = True
         self.is_open = self.calls._is_open = False  # noqa: SLF001 - what is cancelled begins nothing new
-        self.loop.cancel_all()
 
     def on_membership(self, membership: Membership) -> None:
         """Who is registered."""
-        self.loop.call_soon(self.calls.on_membership, membership)
+        if self._is_used:
+            self.loop.call_soon(self.calls.on_membership, membership)
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
@@ -172,31 +204,56 @@ class CallClients:
         self.asked.append(asked)
         self._ask(asked)
 
-    def _engines(self) -> list[LoggedEngine]:
-        nodes = [node for node in self._world.nodes.values() if node.role.value == "engine" and node.core is not None]
-        found = [getattr(node, "logged", None) for node in nodes]
-        return [each for each in found if each is not None and each.is_open]
+    def _doors(self) -> list[_Door]:
+        """Whom one could ask."""
+        nodes = [node for node in self._world.nodes.values() if node.core is not None]
+        gateways = [_Door(node.name, node.loop, node.backend.ledger) for node in nodes if isinstance(node, GatewayNode)]
+        if gateways and self._rng.random() < _BY_GATEWAY:
+            return gateways
+        logged = [getattr(node, "logged", None) for node in nodes]
+        return [_Door(each.name, each.loop, each.calls) for each in logged if each is not None and each.is_open]
 
     def _ask(self, asked: Asked) -> None:
         if asked.is_answered:
             return
-        engines = self._engines()
-        if engines:
-            engine = self._rng.choice(engines)
-            self._clock.note(f"somebody asks {engine.name} for call {asked.key}")
-            engine.loop.create_task(self._call(engine, asked))
+        doors = self._doors()
+        if doors:
+            self._knock(self._rng.choice(doors), asked)
         # whoever was asked may die of it: then nobody answers, and another one is asked, under the same key
-        self._clock.after(_PATIENCE_US if engines else 100_000, self._ask, asked)
+        self._clock.after(_PATIENCE_US if doors else 100_000, self._ask, asked)
 
-    async def _call(self, engine: LoggedEngine, asked: Asked) -> None:
+    def _knock(self, door: _Door, asked: Asked) -> None:
+        self._clock.note(f"somebody asks {door.name} for call {asked.key}")
+        call = self._call_later if self._rng.random() < _LATER else self._call_once
+        door.loop.create_task(call(door.ledger, asked))
+
+    async def _call_once(self, ledger: CallLedger, asked: Asked) -> None:
         try:
-            invocation, outcome = await engine.calls.call_once(asked.call, asked.key)
+            invocation, outcome = await ledger.call_once(asked.call, asked.key)
         except BokiError as error:
             self._clock.note(f"call {asked.key} is not told: {error.code}")
-            return
-        asked.ids.add(invocation)
-        asked.outcomes.add(outcome.result.data if outcome.result is not None else repr(outcome.failure).encode())
-        self._clock.note(f"call {asked.key} has ended", outcome)
+        else:
+            asked.ids.add(invocation)
+            self._tell(asked, outcome.result, outcome.failure)
+
+    async def _call_later(self, ledger: CallLedger, asked: Asked) -> None:
+        """Have it logged, and ask what became of it until it has ended."""
+        invocation = ""
+        try:
+            invocation = await ledger.accept(asked.call, key=asked.key)
+            asked.ids.add(invocation)
+            while (state := await ledger.state(invocation, _STATE_S)).state not in ("done", "failed"):
+                self._clock.note(f"call {asked.key} is {state.state}")
+        except NoSuchInvocation:
+            asked.unknown = invocation
+        except BokiError as error:
+            self._clock.note(f"call {asked.key} is not told: {error.code}")
+        else:
+            self._tell(asked, state.result, state.failure)
+
+    def _tell(self, asked: Asked, result: Payload | None, failure: Failure | None) -> None:
+        asked.outcomes.add(result.data if result is not None else repr(failure).encode())
+        self._clock.note(f"call {asked.key} has ended", result or failure)
         if not asked.is_answered:
             asked.is_answered = True
             if self._rng.random() < 0.3:  # asked once more, later, perhaps elsewhere: it must hear the same
@@ -204,16 +261,9 @@ class CallClients:
             self._think()
 
     def _ask_again(self, asked: Asked) -> None:
-        engines = self._engines()
-        if engines and not self.is_over:
-            engine = self._rng.choice(engines)
-            engine.loop.create_task(self._call(engine, asked))
-
-    def end(self) -> None:
-        """The run is over: what engines still do ends here."""
-        for engine in self._engines():
-            engine.die()
-        self._clock.run_until(self._clock.now_us)
+        doors = self._doors()
+        if doors and not self.is_over:
+            self._knock(self._rng.choice(doors), asked)
 
     def check(self, effects: list[str]) -> list[Violation]:
         """What was told, and what the bodies have left in the log, in its order."""
@@ -223,6 +273,8 @@ class CallClients:
                 found.append(Violation("a key has one call", f"{asked.key} is {sorted(asked.ids)}"))
             if len(asked.outcomes) > 1:
                 found.append(Violation("a call ends once", f"{asked.key} ended as {sorted(asked.outcomes)}"))
+            if asked.unknown:
+                found.append(Violation("accepted calls are known", f"nobody knows {asked.unknown} of {asked.key}"))
             if not asked.is_answered:
                 found.append(Violation("accepted calls end", f"{asked.key} has not ended"))
         starts: dict[str, list[int]] = {}

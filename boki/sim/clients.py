@@ -1,7 +1,8 @@
 """The workload: clients with sessions, keys, conditions, trims and child calls; each writes down what it sees.
 
-Half of them come through the gateway, each operation to any engine, with the token handed on. The others are calls that
-run on one engine and speak to its core directly; when that engine dies they die with it, and a new call begins.
+Half of them come through a gateway, each time any, with their token: as log operations, or by calling a function that
+does it. The others are calls that run on one engine and speak to its core directly; when that engine dies they die with
+it, and a new call begins.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ _CALM: Final = ("append", "append", "read", "tail")
 """What is asked for when liveness is demanded: nothing that may rightly be refused."""
 
 
+_BY_CALL: Final = 0.2
+"""So often a client of a gateway has a function do it, on any engine: its session goes along, and comes back."""
+
+
 @dataclass(slots=True)
 class Shared:
     """What all clients of a run know of each other. `orders`: keyed appends that were made, to be made again."""
@@ -86,6 +91,7 @@ class Client:
         self.ok_count = 0
         """Operations that were done, since it was last set to 0."""
         self.open_call: Call | None = None
+        self._count = 0
         self._gateways = gateways if number % 2 == 0 else []
         self._gateway: GatewayNode | None = None
         self._engine: EngineNode | None = None
@@ -129,12 +135,15 @@ class Client:
         if not ready:
             return False
         self._engine = self.rng.choice(ready)
+        self._engine.on_death.append(self._on_death)
         self._engine_life = self._engine.incarnation
         self._new_session()
         return True
 
     def _think(self) -> None:
-        delay_us = int(-log(1.0 - self.rng.random()) * self.world.options.pause_us) + 1
+        options = self.world.options
+        pause_us = options.pause_us * (1 + self._count // options.patience_operations)
+        delay_us = int(-log(1.0 - self.rng.random()) * pause_us) + 1
         self.clock.after(delay_us, self._act)
 
     # acting
@@ -281,7 +290,9 @@ class Client:
         known = self._known.get(self._book)
         before = MAX_SEQNUM if self.rng.random() < 0.1 else self.rng.choice(known) if known else 1
         tag = self._tag() if self.rng.random() < 0.5 else None
-        return Trimming(before, tag, everything=tag is None and self.rng.random() < 0.1)
+        if tag is None and self.rng.random() < 0.1:
+            return Trimming(MAX_SEQNUM, everything=True)
+        return Trimming(before, tag)
 
     # asking
 
@@ -291,6 +302,7 @@ class Client:
             wait_us = min(timeout_us, self.rng.choice((0, 0, self.world.options.poll_us)))
             request = msgspec.structs.replace(request, wait_us=wait_us)
         operation = self._operation(book, request)
+        self._count += 1
         now_us = self.clock.now_us
         call = self.shared.history.begin(self._session, book, request, now_us, now_us + timeout_us, self._positions)
         self.open_call = call
@@ -300,27 +312,24 @@ class Client:
             if self.open_call is call:
                 self._done(call, answer, positions)
 
+        if self._gateway is not None and self.rng.random() < _BY_CALL:
+            self._gateway.call(operation, dict(self._positions), timeout_us, done)
+            return
         target = self._gateway or self._engine
         assert target is not None
-        engine = self._engine
-        if not self._gateways and engine is not None:
-            self.clock.after(100_000, self._watch_engine, call, engine, self._engine_life)
         target.submit(operation, dict(self._positions), timeout_us, done)
 
-    def _watch_engine(self, call: Call, engine: EngineNode, life: int) -> None:
+    def _on_death(self) -> None:
         """A call dies with its engine: nobody is there to be answered."""
-        if self.open_call is not call:
+        call, self.open_call = self.open_call, None
+        if call is None:
             return
-        if engine.core is None or engine.incarnation != life:
-            call.is_abandoned = True
-            self.open_call = None
-            if isinstance(call.request, Appending) and call.request.key is not None:
-                again = (call.book, call.request)
-                self._new_session()
-                self._again = again
-            self._think()
-        else:
-            self.clock.after(100_000, self._watch_engine, call, engine, life)
+        call.is_abandoned = True
+        if isinstance(call.request, Appending) and call.request.key is not None:
+            again = (call.book, call.request)
+            self._new_session()
+            self._again = again
+        self._think()
 
     def _operation(self, book: str, request: Request) -> Operation:
         match request:

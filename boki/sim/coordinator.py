@@ -67,6 +67,10 @@ class Coordinator:
         self.stale = stale
         self.slow_us = 0
         """So much longer everything takes that is asked for: the ensemble's disks are slow."""
+        self.uninformed: set[NodeId] = set()
+        """Nodes whose watches of the membership come later than this."""
+        self.on_placement: list[Callable[[], None]] = []
+        """Called when closed shards are to be on other nodes than before."""
         self._is_cut = is_cut
         self._session_us = session_us
         self._sessions: dict[int, Session] = {}
@@ -104,7 +108,7 @@ class Coordinator:
         """The ensemble gives up the session, rightly or not."""
         if not session.is_over:
             self._end(session)
-            self.clock.after(self._delay(), session.on_state, "expired")
+            self.clock.after(self._delay(), self._tell_expiry, session)
 
     def lose_touch(self, session: Session) -> None:
         """The connection breaks at this moment; both are silent until they hear each other again."""
@@ -215,6 +219,8 @@ class Coordinator:
         if placement.version == self.placement.version:
             self.placement = msgspec.structs.replace(placement, version=placement.version + 1)
             self._changed("placement")
+            for hear in list(self.on_placement):
+                hear()
             return True
         # a repeated write finds its own
         return placement.version + 1 == self.placement.version and placement.moved == self.placement.moved
@@ -261,6 +267,9 @@ class Coordinator:
         self.clock.after(delay_us, self._tell, session, what)
 
     def _tell(self, session: Session, what: str) -> None:
+        if what == "membership" and session.node in self.uninformed:
+            self.clock.after(50_000, self._tell, session, what)
+            return
         session.pending.discard(what)
         if session.is_over or not session.is_reachable or session.silent_since_us:
             return

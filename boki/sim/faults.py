@@ -9,6 +9,7 @@ other disks, if all that is on them is elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -18,13 +19,18 @@ from boki.log.membership import Role
 from boki.log.view import View
 from boki.messages import Seal
 from boki.sim.coordinator import NAME as ZOOKEEPER
+from boki.sim.echoes import Echo
+from boki.sim.lost_indexes import LostIndex
+from boki.sim.mistakes import Mistake
 from boki.sim.nodes import Node, StorageNode
 from boki.sim.options import seconds_between
-from boki.sim.schemes import Cluster, LoneCopy, OldPrimary, Swap
+from boki.sim.schemes import Cluster, LoneCopy, OldPrimary, Scheme, Swap
+from boki.sim.short_lives import ShortLife
 
 MAX_PAUSE_US: Final = 2_500_000
 MAX_OFFSET_US: Final = 1_000_000
 _RATES_ELSEWHERE: Final = {"loss", "repeat", "reorder", "delay", "doubt", "stale", "seal_crash"}
+_SHORT_LIFE_RATE: Final = 0.6
 
 
 class Faults:
@@ -40,6 +46,18 @@ class Faults:
         self._swapping = Swap(cluster, self._later, self.victims)
         self._keeping = LoneCopy(cluster, self._later, self.victims)
         self._waking = OldPrimary(cluster, self._later)
+        self._short_life = ShortLife(cluster, self._later)
+        if "crash" in self._options.faults:
+            rng = Random(f"{self._options.seed}:fault:short life")
+            self._schedule(partial(self._short_life.strike, rng), _SHORT_LIFE_RATE, rng)
+        self._schemes: dict[str, Scheme] = {
+            "mistake": Mistake(cluster, self._later),
+            "echo": Echo(cluster, self._later),
+            "lost_index": LostIndex(cluster, self._later, self.victims),
+        }
+        for name, rate in sorted(self._options.schemes.items()):
+            rng = Random(f"{self._options.seed}:scheme:{name}")
+            self._schedule(partial(self._schemes[name].strike, rng), rate, rng)
         if "seal_crash" in self._options.faults:
             self._seal_rng = Random(f"{self._options.seed}:fault:seal_crash")
             cluster.sightings.on_seal.append(self._on_seal)
@@ -74,9 +92,13 @@ class Faults:
         self._swapping.stop()
         self._keeping.stop()
         self._waking.stop()
+        self._short_life.stop()
+        for scheme in self._schemes.values():
+            scheme.stop()
         self._clock.note("everything is healed")
         self._cluster.network.heal()
         self._cluster.coordinator.slow_us = 0
+        self._cluster.coordinator.uninformed.clear()
         self._cluster.coordinator.doubt = self._cluster.coordinator.stale = 0.0
         for node in self._cluster.nodes.values():
             node.resume()
@@ -106,7 +128,7 @@ class Faults:
     # nodes
 
     def _crash(self) -> None:
-        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        node = self._pick(*Role)
         node.crash()
         self._later(self._some_us(10_000, 3_000_000), node.start)
 
@@ -166,13 +188,12 @@ class Faults:
 
     def _fail_power(self) -> None:
         for node in self._cluster.nodes.values():
-            if node.role is not Role.GATEWAY:
-                node.crash()
-                # not `self._rng`, which may be another fault's by now
-                self._later(self._clock.fault_rng.randint(10_000, 1_000_000), node.start)
+            node.crash()
+            # not `self._rng`, which may be another fault's by now
+            self._later(self._clock.fault_rng.randint(10_000, 1_000_000), node.start)
 
     def _stop(self) -> None:
-        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        node = self._pick(*Role)
         self._clock.note(f"{node.name} shall stop")
         node.stop()
 
@@ -180,7 +201,7 @@ class Faults:
         self._pick(Role.STORAGE, Role.ENGINE).save()
 
     def _pause(self) -> None:
-        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        node = self._pick(*Role)
         node.pause()
         self._later(self._some_us(20_000, MAX_PAUSE_US), node.resume)
 
@@ -216,7 +237,7 @@ class Faults:
             self._later(down_us, node.start)
 
     def _clock_jump(self) -> None:
-        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        node = self._pick(*Role)
         node.offset_us = self._rng.randint(-MAX_OFFSET_US, MAX_OFFSET_US)
         self._clock.note(f"the clock of {node.name} is wrong by {node.offset_us} us")
 
@@ -288,7 +309,7 @@ class Faults:
     # coordination and changes
 
     def _session(self) -> None:
-        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+        node = self._pick(*Role)
         if node.session is not None and self._rng.random() < 0.3:
             self._clock.note(f"the session of {node.name} is given up")
             self._cluster.coordinator.expire(node.session)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from math import ceil
 from typing import Any, TypeVar
 
 from boki.errors import BokiError
@@ -19,13 +21,16 @@ _PAUSED_US = 10_000
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """As much of a loop as tasks, futures and timers need. `is_paused` says whether the process stands still.
 
-    There is one for each life of a process. Its tasks are ended by `cancel_all`, in the order in which they began.
+    There is one for each life of a process, which ends with `end`: tasks are cancelled, those first that began first.
     """
 
     def __init__(self, clock: Clockwork, is_paused: Callable[[], bool]) -> None:
         self._clock = clock
         self._is_paused = is_paused
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._ready: deque[asyncio.Handle] = deque()
+        self._has_turn = False
+        self._is_over = False
         self.raised: list[str] = []
         """What no task and no callback has caught: bugs."""
 
@@ -38,7 +43,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         """See `asyncio`."""
         handle = asyncio.Handle(callback, args, self, context)
-        self._clock.after(0, self._run, handle)
+        self._ready.append(handle)
+        if not self._has_turn:
+            self._has_turn = True
+            self._clock.after(0, self._turn)
         return handle
 
     def call_at(  # type: ignore[override]
@@ -46,7 +54,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         """See `asyncio`."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._clock.after(max(0, round((when - self.time()) * 1e6)), self._run, handle)
+        if not self._is_over:
+            self._clock.after(max(0, ceil((when - self.time()) * 1e6)), self._ring, handle)  # never too early
         return handle
 
     def call_later(  # type: ignore[override]
@@ -71,8 +80,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
 
-    def cancel_all(self) -> None:
+    def end(self) -> None:
         """The process has died, and with it all that it did."""
+        self._is_over = True
         for task in list(self._tasks):
             task.cancel()
 
@@ -95,12 +105,30 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Nothing to do: what is cancelled does nothing when its time has come."""
 
-    def _run(self, handle: asyncio.Handle) -> None:
-        if handle.cancelled():
+    def _turn(self) -> None:
+        """Run what is ready now; what becomes ready meanwhile is for the next turn."""
+        if self._is_paused() and not self._is_over:
+            self._clock.after(_PAUSED_US, self._turn)
+            return
+        ready = self._ready
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                self._run(handle)
+        self._has_turn = bool(ready)
+        if ready:
+            self._clock.after(0, self._turn)
+
+    def _ring(self, handle: asyncio.Handle) -> None:
+        """A timer has run out."""
+        if handle.cancelled() or self._is_over:
             return
         if self._is_paused():
-            self._clock.after(_PAUSED_US, self._run, handle)
-            return
+            self._clock.after(_PAUSED_US, self._ring, handle)
+        else:
+            self._run(handle)
+
+    def _run(self, handle: asyncio.Handle) -> None:
         # a run may be started from inside another loop's callback, as tests do
         outer = asyncio._get_running_loop()  # noqa: SLF001 - this is how loops are told apart
         asyncio._set_running_loop(self)  # noqa: SLF001

@@ -25,6 +25,8 @@ class Network:
         self._cuts: dict[tuple[str, str], int] = {}
         self._last_us: dict[tuple[str, str], int] = {}
         self.sent_count = 0
+        self.withheld: dict[tuple[str, str], type] = {}
+        """Per link, messages of what type do not come through."""
 
     def cut(self, sources: Iterable[str], targets: Iterable[str]) -> list[tuple[str, str]]:
         """Let nothing through in this direction until `mend` is given what this returns."""
@@ -50,6 +52,7 @@ class Network:
         """All links are good from now on."""
         self._loss = self._repeat = self._reorder = self._delay = 0.0
         self._cuts.clear()
+        self.withheld.clear()
 
     def send(self, source: str, target: str, deliver: Callable[..., None], *arguments: Any) -> None:
         """Bring something to its target, or not."""
@@ -57,6 +60,9 @@ class Network:
         pair = (source, target)
         if pair in self._cuts:
             self._tell(pair, arguments, "meets a cut")
+            return
+        if self.withheld and any(isinstance(each, self.withheld.get(pair, ())) for each in arguments):
+            self._tell(pair, arguments, "is withheld")
             return
         if self._loss and self._rng.random() < self._loss:
             self._tell(pair, arguments, "is lost")

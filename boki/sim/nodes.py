@@ -96,10 +96,6 @@ class Node:
             lambda is_leader: self._if_alive(life, self._on_leadership, is_leader),
             lambda state: self._if_alive(life, self._on_state, state),
         )
-        if self.core is not None:  # a gateway goes on
-            self.world.coordinator.register(self.session, self.member())
-            self.world.coordinator.follow(self.session)
-            return
         stored = self.disk.get(_INCARNATION_KEY) if self.HAS_DISK_LIFE else None
         if stored is not None:
             self._begin(life, int(stored))
@@ -167,6 +163,14 @@ class Node:
 
     def save(self) -> None:
         """Checkpoint now what would be checkpointed some time."""
+
+    @property
+    def has_come(self) -> bool:
+        """Whether it does what it is there for."""
+        return self.core is not None
+
+    def end(self) -> None:
+        """The run is over: nothing of this node is to be left."""
 
     def stop(self) -> None:
         """SIGTERM: stop in good order, and come back."""
@@ -245,7 +249,7 @@ class Node:
         if judge is not None:
             judge()
 
-    def _run(self, method: Callable[..., Iterable[Effect]], *arguments: Any) -> None:
+    def _run(self, method: Callable[..., Iterable[Effect] | None], *arguments: Any) -> None:
         try:
             effects = method(*arguments)
             if effects:
@@ -373,11 +377,9 @@ class ControllerNode(Node):
         self._is_leader = False
         self._is_connected = True
         self._writing: set[str] = set()
-        return ControllerCore(
-            self.name,
-            self.incarnation,
-            ControllerConfig(ping_interval_us=200_000, fence_grace_us=2_000_000, repair_after_us=3_000_000),
-        )
+        config = ControllerConfig(ping_interval_us=200_000, fence_grace_us=2_000_000, repair_after_us=3_000_000)
+        self.controller = ControllerCore(self.name, self.incarnation, config)
+        return self.controller
 
     def _on_leadership(self, is_leader: bool) -> None:
         self._is_leader = is_leader

@@ -30,7 +30,7 @@ _RATES: Final = {
     "seal_crash": (0.3, 0.95),
 }
 """Of these a rate is a probability per message or request; of all others it is events per virtual second."""
-_EVENT_RATE: Final = (0.1, 1.5)
+_EVENT_RATE: Final = (0.15, 2.0)
 _RARE: Final = {
     "power_cut": (0.15, 0.8),
     "wipe": (0.1, 0.6),
@@ -40,6 +40,16 @@ _RARE: Final = {
     "clock": (0.1, 1.0),
     "hide": (0.3, 1.5),
 }
+
+
+_SCHEME_RATES: Final = {"mistake": 1.0, "lost_index": 2.0, "echo": 10.0}
+SCHEMES: Final = tuple(_SCHEME_RATES)
+"""Orders of events that are brought about in a few seeds only: `boki.sim.schemes`, and the files beside it."""
+_SCHEME_SHARE: Final = 0.18
+_FAULTS_BESIDE: Final = 3
+_FAREWELL_SHARE: Final = 0.14
+_PATIENCE_OPERATIONS: Final = 40
+"""What a client of a fast cluster does for the hundredth time shows little that is new, and takes time."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +62,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How many a view has; `spare_sequencers` more run."""
     spare_sequencers: int = 1
     engines: int = 2
+    relays: int = 0
+    """Engines without the index."""
     controllers: int = 2
     logs: int = 1
     replicas: int = 3
@@ -61,6 +73,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tags: int = 3
     pause_us: int = 60_000
     """How long a client thinks between two operations, on average."""
+    patience_operations: int = 1_000_000
+    """After so many operations a client thinks twice as long, after as many again three times, and so on."""
     deadline_us: int = 3_000_000
     mix: dict[str, int] = {}
     """Weights of the operations; those of `boki.sim.clients.OPERATIONS` that are missing have weight 1."""
@@ -77,6 +91,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sync_us: int = 400
     session_us: int = 4_000_000
     faults: dict[str, float] = {}
+    checkpoint_us: int = 30_000_000
+    checkpoint_page_bytes: int = 128 << 10
+    has_farewell: bool = False
+    """Whether, when all has been read, whole disks go, as many as may: see `boki.sim.farewell`."""
+    schemes: dict[str, float] = {}
+    """Which of `SCHEMES` there are, and how often each is tried per virtual second."""
     calls: int = 0
     """How many ask for logged calls."""
     queues: int = 0
@@ -94,22 +114,24 @@ def draw_options(seed: int) -> Options:
     rng = Random(f"{seed}:options")
     queue_rng = Random(f"{seed}:options:queues")
     wide_rng = Random(f"{seed}:options:wide")
+    index_rng = Random(f"{seed}:options:checkpoints")
     replicas = rng.choice((1, 2, 3, 3, 3, 3, 5))
     options = Options(
         seed=seed,
-        chaos_us=int(_log_uniform(rng, 3_500_000, 8_000_000)),
+        chaos_us=int(_log_uniform(rng, 2_500_000, 5_000_000)),
         storage=replicas + rng.choice((0, 1, 1, 2)),
-        sequencers=rng.choice((1, 3, 3, 3, 3, 5)),
+        sequencers=rng.choice((1, 3, 3, 3, 3, 3, 5)),
         spare_sequencers=rng.choice((0, 1, 1, 2)),
         engines=rng.choice((1, 2, 2, 3)),
         controllers=rng.choice((1, 2, 2)),
         logs=rng.choice((1, 1, 2, 3)),
         replicas=replicas,
         write_quorum=rng.randint((replicas + 1) // 2, max(replicas - 1, (replicas + 1) // 2)),
-        clients=rng.randint(4, 8),
+        clients=rng.randint(4, 7),
         books=rng.randint(1, 4),
         tags=rng.randint(1, 4),
-        pause_us=int(_log_uniform(rng, 8_000, 50_000)),
+        pause_us=int(_log_uniform(rng, 8_000, 30_000)),
+        patience_operations=_PATIENCE_OPERATIONS,
         deadline_us=int(_log_uniform(rng, 800_000, 5_000_000)),
         mix={name: rng.choice((0, 1, 1, 2, 4)) for name in ("append", "keyed", "conditional", "many")}
         | {name: rng.choice((0, 1, 1, 2)) for name in ("read", "tail", "get", "sync", "child", "poll")}
@@ -129,9 +151,38 @@ def draw_options(seed: int) -> Options:
         queue_crashes=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.1, 1.0))),
         queue_trouble=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.01, 0.3), 0.1)),
         wide=wide_rng.choice((0, 0, 1)),
+        relays=Random(f"{seed}:options:relays").choice((0, 0, 0, 1)),
+        checkpoint_us=index_rng.choice((30_000_000, 30_000_000, int(_log_uniform(index_rng, 200_000, 3_000_000)))),
+        checkpoint_page_bytes=index_rng.choice((4_000, 128 << 10)),
+        has_farewell=index_rng.random() < _FAREWELL_SHARE,
     )
     if not options.faults:  # who waits must be woken then, however long the wait
         return msgspec.structs.replace(options, poll_us=3_000_000)
+    return _draw_scheme(options) if len(options.faults) > 1 else options
+
+
+def _draw_scheme(options: Options) -> Options:
+    """In a few seeds one scheme, with what it needs, and few faults beside it: else it hardly ever gets through."""
+    rng = Random(f"{options.seed}:options:schemes")
+    if rng.random() >= _SCHEME_SHARE:
+        return options
+    name = rng.choice(SCHEMES)
+    chosen = sorted(rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults))))
+    options = msgspec.structs.replace(
+        options,
+        schemes={name: _SCHEME_RATES[name]},
+        faults={fault: options.faults[fault] for fault in chosen},
+        chaos_us=max(options.chaos_us, 4_000_000),
+        calls=max(3, options.calls),
+        engines=max(2, options.engines),
+    )
+    match name:
+        case "lost_index":
+            return msgspec.structs.replace(
+                options, checkpoint_us=300_000, replicas=3, write_quorum=2, storage=max(3, options.storage)
+            )
+        case "echo":
+            return msgspec.structs.replace(options, mix=options.mix | {"trim": 3})
     return options
 
 

@@ -67,7 +67,7 @@ class Process:
         """It is gone, with everything that it was doing."""
         if not self.is_dead:
             self.is_dead = True
-            self.loop.cancel_all()
+            self.loop.end()
             if self.on_death is not None:
                 self.on_death()
 
@@ -87,7 +87,7 @@ class Process:
         """See `boki.runtime.port.LogPort`. Nobody here is more patient than the other clients of the run."""
         target = self._engine or self._rng.choice(self._gateways)
         if self.is_dead or target.core is None:
-            raise ConnectionLost("this process is dead")
+            raise ConnectionLost("this process is dead, or nobody is there whom it could ask")
         wait_us = operation.wait_us if isinstance(operation, Read) else 0
         timeout_us = min(int(timeout_s * 1e6), wait_us + self._world.options.deadline_us)
         terms = len(self._world.coordinator.views)

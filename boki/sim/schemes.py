@@ -7,12 +7,14 @@ broken promise.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, Protocol
 
 from boki.log.ids import LogId, NodeId
 from boki.log.membership import Role
+from boki.log.metalog import covers
 from boki.log.view import View
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import MetalogStore
@@ -54,7 +56,7 @@ Later = Callable[..., None]
 """`later(delay_us, action, *arguments)`: unless all has been healed by then."""
 
 
-class Scheme:
+class Scheme(ABC):
     """What schemes have in common: one at a time, and links that are cut until its end."""
 
     def __init__(self, cluster: Cluster, later: Later) -> None:
@@ -67,6 +69,10 @@ class Scheme:
     def stop(self) -> None:
         """Everything is healed: nothing more is to be cut."""
         self.is_going = False
+
+    @abstractmethod
+    def strike(self, rng: Random) -> None:
+        """Begin, if that is possible and fair."""
 
     def _wait(
         self,
@@ -229,8 +235,8 @@ class LoneCopy(SequencerScheme):
     def __init__(self, cluster: Cluster, later: Later, victims: Sequence[Node]) -> None:
         super().__init__(cluster, later)
         self._victims = [node for node in victims if node.role is Role.SEQUENCER]
-        cluster.sightings.on_seal.append(self._on_seal)
-        self._awaits_seal = False
+        cluster.sightings.on_completion.append(self._on_completion)
+        self._awaits_completion = False
 
     def strike(self, rng: Random) -> None:
         """Begin, if that is possible and fair."""
@@ -264,19 +270,15 @@ class LoneCopy(SequencerScheme):
         return bool(holder.durable_until > max(other.length, primary.durable_until))
 
     def _kill_primary(self) -> None:
-        self._awaits_seal = True
+        self._awaits_completion = True
         self._primary.crash(keeps_some=False)
         self._wait(self._has_next_view, self._await_engines, 3_000_000)
 
-    def _on_seal(self, node: Node, sender: NodeId) -> None:
-        """The other backup is sealed: now it hears of nobody for a while, so that its completion is late."""
-        if not (self.is_going and self._awaits_seal and node is self._other):
-            return
-        if sender in self._cluster.nodes and self._cluster.nodes[sender].role is Role.CONTROLLER:
-            self._awaits_seal = False
-            controllers = [str(each.name) for each in self._cluster.of(Role.CONTROLLER)]
-            self._cut("late", [*controllers, self._holder.name], [self._other.name])
-            self._later(900_000, self._mend, "late")
+    def _on_completion(self, node: Node) -> None:
+        """The other backup is sent what it lacks: now its disk stands still for a while, so that it has that late."""
+        if self.is_going and self._awaits_completion and node is self._other:
+            self._awaits_completion = False
+            node.disk.stalled_until_us = self._clock.now_us + 900_000
 
     def _has_next_view(self) -> bool:
         return len(self._cluster.coordinator.views) > self._view.term
@@ -292,11 +294,14 @@ class LoneCopy(SequencerScheme):
 
     def _lose_holder(self) -> None:
         self._clock.sometimes("the one backup with an entry of the term before lost its disk")
+        if self._other.disk.stalled_until_us > self._clock.now_us:
+            self._other.crash(keeps_some=False)
+            self._later(20_000, self._other.start)
         self._later(20_000, self._lose_disk, self._holder)
         self._later(100_000, self._end)
 
     def _end(self) -> None:
-        self._awaits_seal = False
+        self._awaits_completion = False
         self._primary.start()
         super()._end()
 
@@ -378,7 +383,11 @@ class OldPrimary(SequencerScheme):
 
 
 def is_whole_without(lost: list[Node], storage: list[Node]) -> bool:
-    """Whether every record that any storage node has is on one that is not to be lost. All must be up to tell."""
+    """Whether all that any storage node has is on one that is not to be lost: records, and the newest index.
+
+    All must be up to tell. Whoever looks at what an operator is told sees the same: `records_missing` and
+    `index_copies_lacking`.
+    """
     cores = [(node, node.storage) for node in storage if isinstance(node, StorageNode) and node.core is not None]
     if len(cores) < len(storage):
         return False
@@ -390,4 +399,7 @@ def is_whole_without(lost: list[Node], storage: list[Node]) -> bool:
             wanted[key] = max(wanted.get(key, 0), until, shard.order.until_lid)
             if node not in lost:  # and there it must be synced, or a crash could take it
                 spared[key] = max(spared.get(key, 0), min(until, shard.written_until))
-    return all(spared.get(key, 0) >= until for key, until in wanted.items())
+    indexes = [core.checkpoints.positions for _, core in cores]
+    left = [core.checkpoints.positions for node, core in cores if node not in lost]
+    has_index = any(all(covers(mine, each) for each in indexes) for mine in left)
+    return has_index and all(spared.get(key, 0) >= until for key, until in wanted.items())

@@ -58,6 +58,8 @@ def _smaller(options: Options) -> Iterator[Options]:
         yield but(faults={name: faults[name] for name in names[half:]})
     for fault in sorted(faults):
         yield but(faults={name: rate for name, rate in faults.items() if name != fault})
+    for scheme in sorted(options.schemes):
+        yield but(schemes={name: rate for name, rate in options.schemes.items() if name != scheme})
     if options.chaos_us > 500_000:
         yield but(chaos_us=options.chaos_us // 2)
         yield but(chaos_us=options.chaos_us * 3 // 4)
@@ -80,6 +82,8 @@ def _smaller(options: Options) -> Iterator[Options]:
         yield but(queue_crashes=0.0)
     if options.queue_trouble:
         yield but(queue_trouble=0.0)
+    if options.has_farewell:
+        yield but(has_farewell=False)
     if options.spare_sequencers:
         yield but(spare_sequencers=0)
     if options.storage > options.replicas:

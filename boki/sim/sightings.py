@@ -18,6 +18,7 @@ from boki.log.view import View
 from boki.messages import (
     AppendEntry,
     BatchesFetched,
+    Complete,
     EntriesDropped,
     Holding,
     RequestEntry,
@@ -49,12 +50,24 @@ SITUATIONS: Final = (
     "the one backup with an entry of the term before lost its disk",
     "a primary that nobody had told went on after its term",
     "a call was taken over by another engine",
+    "an engine that was taken for lost stopped itself",
+    "a request for a trim came again, late",
+    "all engines lost their indexes, and storage nodes their newest one",
+    "all that was not needed any more was taken away",
     "a repeated pop was given its message again",
     "a lease ran out, and another consumer was given the message",
     "a commit was refused, because its lease was lost",
     "a message became a dead letter",
     "a delayed message became due",
     "a term changed while a consumer waited",
+    "a gateway asked a second engine",
+    "a gateway died while clients waited for it",
+    "a gateway died soon after it had come back",
+    "an append was lost with the engine that a gateway had asked",
+    "an engine came back as another incarnation while a gateway waited for it",
+    "a call was lost with its engine",
+    "a gateway asked an engine without the index",
+    "an engine without the index asked a second one",
 )
 """What every large enough batch must have met."""
 
@@ -71,11 +84,16 @@ class Sightings:
         self._clock = clock
         self.on_seal: list[Callable[[Node, NodeId], None]] = []
         """Called for each sequencer that is about to be sealed, with who does it."""
+        self.on_completion: list[Callable[[Node], None]] = []
+        """Called for each sequencer that is about to hear what it lacks of a term that is over."""
+        self.on_request: list[Callable[[Node, NodeId, RequestEntry], None]] = []
+        """Called for each request that a sequencer is about to hear."""
         self.on_proposal: list[Callable[[Node, View], None]] = []
         """Called for each view that a controller wants to install: all before it is sealed and completed."""
         self.looks: dict[type, Look] = {
             Seal: self._on_seal,
             AppendEntry: self._on_append_entry,
+            Complete: self._on_complete,
             StoreBatch: self._on_store,
             BatchesFetched: self._on_fetched,
             EntriesDropped: self._on_dropped,
@@ -89,8 +107,10 @@ class Sightings:
         if change is not None and change.step in (Step.COMPLETING, Step.INSTALLING):
             self._clock.sometimes("a controller died between two steps")
 
-    def _on_request(self, node: Node, _sender: NodeId, message: RequestEntry) -> None:
+    def _on_request(self, node: Node, sender: NodeId, message: RequestEntry) -> None:
         """A shard shall be closed of which replicas have more than is ordered."""
+        for hear in self.on_request:
+            hear(node, sender, message)
         primary = node.core._primaries.get(message.log) if isinstance(node.core, SequencerCore) else None  # noqa: SLF001
         entry = message.entry
         if primary is None or not isinstance(entry, CloseShard):
@@ -108,6 +128,10 @@ class Sightings:
             self._clock.sometimes("a term was sealed")
             for hear in self.on_seal:
                 hear(node, sender)
+
+    def _on_complete(self, node: Node, _sender: NodeId, message: Complete) -> None:
+        for hear in self.on_completion if message.entries else ():
+            hear(node)
 
     def _on_append_entry(self, node: Node, _sender: NodeId, message: AppendEntry) -> Callable[[], None] | None:
         core = node.core

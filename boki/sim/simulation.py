@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ from boki.sim.clients import Client, Shared, read_found
 from boki.sim.clockwork import START_US, Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.coordinator import Coordinator
-from boki.sim.engines import EngineNode
+from boki.sim.engines import EngineNode, RelayNode
+from boki.sim.farewell import Farewell
 from boki.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
 from boki.sim.gateways import GatewayNode
 from boki.sim.network import Network
@@ -36,6 +38,13 @@ _EARLY_US: Final = 10_000
 _CALM_OPERATIONS: Final = 5
 _PAGE_RECORDS: Final = 1000
 _SHOWN: Final = 5
+_HEARD: Final = {
+    "boki.calls": "logged calls",
+    "boki.queue": "queues",
+    "boki.gateway": "gateways",
+    "boki.engine": "engines",
+}
+"""What shells say to these loggers is part of the story."""
 
 
 @dataclass(slots=True)
@@ -105,6 +114,7 @@ class Simulation:
             (SequencerNode, "sequencer", options.sequencers + options.spare_sequencers),
             (ControllerNode, "controller", options.controllers),
             (EngineNode, "engine", options.engines),
+            (RelayNode, "relay", options.relays),
             (GatewayNode, "gateway", 2),
         ]
         for kind, name, count in kinds:
@@ -122,10 +132,13 @@ class Simulation:
     def run(self) -> Outcome:
         """The whole run, and what the checkers say of it."""
         outcome = Outcome(self.options, history=self.history, seen=self.clock.seen)
-        with heard(self, "boki.calls", "logged calls"), heard(self, "boki.queue", "queues"):
+        with ExitStack() as stack:
+            for logger, who in _HEARD.items():
+                stack.enter_context(heard(self, logger, who))
             outcome.violations = self._run()
-            if self.options.calls:
-                self.calls.end()
+            for node in self.nodes.values():
+                node.end()
+            self.clock.run_until(self.clock.now_us)
         outcome.violations += [Violation("no core raises", text) for text in self.raised[:_SHOWN]]
         outcome.trace = self.clock.seal(self.history.to_lines())
         outcome.events = self.clock.event_count
@@ -153,9 +166,7 @@ class Simulation:
             client.ok_count = 0
         if not self._wait(self._all_work):
             late = [str(client.number) for client in self.clients if client.ok_count < _CALM_OPERATIONS]
-            stuck = [
-                node.name for node in self.nodes.values() if isinstance(node, EngineNode) and not self._has_come(node)
-            ]
+            stuck = [node.name for node in self.nodes.values() if isinstance(node, EngineNode) and not node.has_come]
             text = f"a minute after everything was healed clients {late} and engines {stuck} have not got going"
             return [*self._check(), Violation("liveness", text)]
         self.shared.is_over = self.calls.is_over = True
@@ -165,6 +176,8 @@ class Simulation:
         queues.end()
         self._wait(lambda: all(client.open_call is None for client in self.clients))
         problems = self._read_out()
+        if self.options.has_farewell and not problems:
+            problems = Farewell(self, faults.victims, self._read_alone).run()
         return [*self._check(), *self.calls.check(self._effects), *queues.check(), *problems]
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
@@ -177,13 +190,7 @@ class Simulation:
         return False
 
     def _is_ready(self) -> bool:
-        return all(self._has_come(node) for node in self.nodes.values())
-
-    @staticmethod
-    def _has_come(node: Node) -> bool:
-        if not isinstance(node, EngineNode):
-            return node.core is not None
-        return node.core is not None and node.is_ready and node.engine is not None and node.engine.is_ready
+        return all(node.has_come for node in self.nodes.values())
 
     def _all_work(self) -> bool:
         return self._is_ready() and all(client.ok_count >= _CALM_OPERATIONS for client in self.clients)
@@ -193,27 +200,37 @@ class Simulation:
     def _read_out(self) -> list[Violation]:
         fresh = self.add(EngineNode, "engine-fresh")
         assert isinstance(fresh, EngineNode)
-        if not self._wait(lambda: self._has_come(fresh)):
+        if not self._wait(lambda: fresh.has_come):
             return [Violation("liveness", "a fresh engine cannot catch up")]
-        readers = [fresh, *(node for node in self.of(Role.ENGINE) if node is not fresh)]
-        for reader in readers:
+        others = [node for node in self.of(Role.ENGINE) if node is not fresh and not isinstance(node, RelayNode)]
+        for reader in (fresh, others[self.options.seed % len(others)]):
             assert isinstance(reader, EngineNode)
-            if not self._wait(lambda reader=reader: self._has_come(reader)):  # type: ignore[misc]
-                return [Violation("liveness", f"{reader.name} does not come back")]
-            for number in range(self.options.books):
-                records = self._read_book(reader, f"book-{number}")
-                if isinstance(records, str):
-                    return [Violation("liveness", f"{reader.name} cannot read book-{number} in the end: {records}")]
-                self.history.read_out(reader.name, f"book-{number}", self.clock.now_us, records)
-            wrong = self._list_wrongly(reader)
-            if wrong:
-                return [Violation("books with records are listed", f"{reader.name}: {wrong}")]
+            problems = self._read_all_by(reader)
+            if problems:
+                return problems
         if self.options.calls:
             effects = self._read_book(fresh, BOOK)
             if isinstance(effects, str):
                 return [Violation("liveness", f"{fresh.name} cannot read {BOOK} in the end: {effects}")]
             self._effects = [record.payload for record in effects]
         return []
+
+    def _read_alone(self, name: str) -> list[Violation]:
+        """One more engine, which must come and read everything."""
+        reader = self.add(EngineNode, name)
+        assert isinstance(reader, EngineNode)
+        return self._read_all_by(reader)
+
+    def _read_all_by(self, reader: EngineNode) -> list[Violation]:
+        if not self._wait(lambda: reader.has_come):
+            return [Violation("liveness", f"{reader.name} does not come, or not come back")]
+        for number in range(self.options.books):
+            records = self._read_book(reader, f"book-{number}")
+            if isinstance(records, str):
+                return [Violation("liveness", f"{reader.name} cannot read book-{number} in the end: {records}")]
+            self.history.read_out(reader.name, f"book-{number}", self.clock.now_us, records)
+        wrong = self._list_wrongly(reader)
+        return [Violation("books with records are listed", f"{reader.name}: {wrong}")] if wrong else []
 
     def _list_wrongly(self, reader: EngineNode) -> str:
         """What is wrong with the list of books that a reader gives, who has just read them all."""
@@ -232,7 +249,7 @@ class Simulation:
 
     def _ask(self, reader: EngineNode, operation: Any, positions: dict[int, int]) -> tuple[Any, dict[int, int]]:
         answers: list[tuple[Any, dict[int, int]]] = []
-        if not self._wait(lambda: self._has_come(reader)):
+        if not self._wait(lambda: reader.has_come):
             return None, {}
         life = reader.incarnation
         reader.submit(operation, positions, 20_000_000, lambda *answer: answers.append(answer))

@@ -1,5 +1,8 @@
 """Bugs that the simulator found and that were mended: each can be put back, and has options under which it shows.
 
+Seed 243 is not among them: `Swap` waits until a primary has heard of a new disk, or it would take too much, so a
+disk that says nothing of itself stops the scheme. That it speaks is tested in tests/storage/test_core.py.
+
 Histories change when the simulator draws something more, and then a seed may show its bug no longer. Run as a program,
 `python -m tests.sim.bugs [NAME…]` looks for the first seed that does.
 """
@@ -65,7 +68,7 @@ BUGS = {
         put_back=a_version_that_a_flipped_bit_made,
         promise="liveness",
         options=Options(
-            seed=0,
+            seed=27,
             chaos_us=2_500_000,
             storage=3,
             engines=1,
@@ -82,9 +85,10 @@ BUGS = {
         put_back=a_second_refusal_that_is_believed,
         promise="nothing is doubled or refused and kept",
         options=Options(
-            seed=172,
+            seed=8,
             chaos_us=3_000_000,
             storage=3,
+            relays=3,
             controllers=1,
             clients=6,
             pause_us=15_000,
@@ -97,9 +101,10 @@ BUGS = {
         put_back=a_trim_that_is_asked_of_two,
         promise="nothing acknowledged is lost",
         options=Options(
-            seed=13,
+            seed=11,
             chaos_us=1_500_000,
             storage=3,
+            relays=3,
             controllers=1,
             clients=6,
             books=1,
@@ -115,7 +120,7 @@ BUGS = {
         put_back=a_record_that_is_displaced_by_what_follows,
         promise="liveness",
         options=Options(
-            seed=1807,
+            seed=0,
             chaos_us=5_602_821,
             storage=3,
             sequencers=5,

@@ -67,7 +67,7 @@ def test_a_loop_of_a_paused_process_stands_still_and_that_of_a_dead_one_ends(clo
     assert len(woken) == 1
     assert woken[0] > 3 * SECOND
     doomed, spared = loop.create_task(sleeper()), other.create_task(sleeper())
-    loop.cancel_all()
+    loop.end()
     clock.run_until(clock.now_us + 3 * SECOND)
     assert doomed.cancelled()
     assert spared.done()

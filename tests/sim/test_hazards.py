@@ -19,14 +19,18 @@ from random import Random
 
 import pytest
 
+from boki.effects import DiskRoom
+from boki.errors import DiskFull
 from boki.histories.checkers import find_violations
 from boki.histories.cursors import Wakes
-from boki.histories.history import Appending, Ordered
+from boki.histories.facts import Violation
+from boki.histories.history import Appending, Ordered, Refused
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.quorum import majority
+from boki.messages import AppendEntry, Metalog, Seal
 from boki.sim.coordinator import NAME as ZOOKEEPER
-from boki.sim.nodes import Node
+from boki.sim.nodes import Node, StorageNode
 from boki.sim.options import Options
 from boki.sim.simulation import Outcome, Simulation
 
@@ -66,6 +70,22 @@ def cut(world: Simulation, sources: list[str], targets: list[str], seconds: floa
     later(world, seconds, world.network.mend, world.network.cut(sources, targets))
 
 
+def withhold(world: Simulation, sources: list[str], targets: list[str], what: type, seconds: float) -> None:
+    """Messages of one type do not come through these links for a while."""
+    pairs = [(source, target) for source in sources for target in targets]
+    world.network.withheld |= dict.fromkeys(pairs, what)
+
+    def let_through() -> None:
+        for pair in pairs:
+            world.network.withheld.pop(pair, None)
+
+    later(world, seconds, let_through)
+
+
+def nothing(_world: Simulation) -> None:
+    """What the options draw is enough."""
+
+
 def slowest_gap_us(world: Simulation) -> int:
     """The longest time without an acknowledged append."""
     ends = sorted(
@@ -93,6 +113,34 @@ def test_h2_a_seal_that_one_node_never_gets() -> None:
         cut(world, left[:1], names(world.of(Role.CONTROLLER)), 3)
 
     play(script, sequencers=5, spare_sequencers=0)
+
+
+def test_h2_an_old_primary_whose_backup_comes_back_after_the_seal() -> None:
+    """It goes on after its term, and a backup that was sealed restarts before anybody knows of the next one."""
+    _, outcome = play(nothing, faults={"handover": 2.0}, storage=3, spare_sequencers=0)
+    assert outcome.seen["a primary that nobody had told went on after its term"]
+
+
+def test_h5_what_one_replica_has_is_not_acknowledged() -> None:
+    """It loses its disk before the others can fetch anything: then nobody was told that those records are there."""
+
+    def script(world: Simulation) -> None:
+        node, *rest = world.of(Role.STORAGE)
+        first, others = [str(node.name)], names(rest)
+
+        def begin() -> None:
+            for sources, targets in ((names(world.of(Role.ENGINE)), others), (first, others), (others, first)):
+                cut(world, sources, targets, 0.5)
+
+        def wipe() -> None:
+            node.crash()
+            node.disk.wipe()
+            node.start()
+
+        later(world, 1.5, begin)
+        later(world, 1.9, wipe)
+
+    play(script, storage=3)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -143,15 +191,19 @@ def test_h7_appends_go_on_at_once_after_a_partition_of_the_leader() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_h8_a_failover_at_any_moment_reuses_no_position(seed: int) -> None:
-    """The primary dies five times at times that the seed draws; H10: whatever was read stays readable."""
+    """The primary dies five times at times that the seed draws; H10: whatever was read stays readable.
+
+    It has sent what it has not stored, and is back before anybody misses it.
+    """
 
     def script(world: Simulation) -> None:
         rng = Random(seed)
 
         def kill() -> None:
             node = primary(world)
-            node.crash()
-            later(world, 0.3, node.start)
+            node.disk.stalled_until_us = world.clock.now_us + SECOND // 5
+            later(world, 0.05, lambda: node.crash(keeps_some=False))
+            later(world, 0.06, node.start)
 
         for number in range(5):
             later(world, number + rng.random(), kill)
@@ -184,6 +236,23 @@ def test_h14_a_tail_that_an_old_primary_tells_is_not_the_current_one() -> None:
     assert outcome.terms > 1
 
 
+def test_h14_an_index_that_is_behind_answers_no_fresh_read() -> None:
+    """An engine hears how long the metalog is, and for a while not what is in it."""
+
+    def script(world: Simulation) -> None:
+        engine = [str(world.of(Role.ENGINE)[1].name)]
+        for number in range(4):
+            later(world, 1 + number, withhold, world, names(world.of(Role.SEQUENCER)), engine, Metalog, 0.6)
+
+    play(script, mix={"append": 4, "tail": 9, "trim": 0})
+
+
+def test_h15_an_entry_that_one_backup_has_is_completed_on_others_before_the_next_term() -> None:
+    """That backup loses its disk as soon as engines have gone by the entry."""
+    _, outcome = play(nothing, faults={"handover": 2.0}, storage=3, spare_sequencers=0, seed=2)
+    assert outcome.seen["the one backup with an entry of the term before lost its disk"]
+
+
 def test_h15_a_primary_that_dies_before_it_can_tell_the_others_how_far_it_was() -> None:
     """It publishes an entry to readers and is cut off from its backups: the entry is kept, a majority has it."""
 
@@ -208,6 +277,22 @@ def test_h16_the_last_replica_standing_decides_nothing_alone() -> None:
             later(world, 1.7, third.start)
 
     play(script, storage=3, spare_sequencers=0)
+
+
+def test_h16_a_backup_that_lacks_entries_does_not_end_a_term_alone() -> None:
+    """It is the only one that is sealed for a while; the others, who have more, are awaited."""
+
+    def script(world: Simulation) -> None:
+        node = primary(world)
+        short, long = (str(backup.name) for backup in backups(world))
+        withhold(world, [str(node.name)], [short], AppendEntry, 2)
+        later(world, 1, node.crash)
+        controllers = names(world.of(Role.CONTROLLER))
+        later(world, 1, withhold, world, controllers, [long, str(node.name)], Seal, 1)
+        later(world, 2.5, node.start)
+
+    _, outcome = play(script, spare_sequencers=0)
+    assert outcome.terms > 1
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -250,6 +335,12 @@ def test_h18_a_replica_comes_back_at_the_same_address_with_an_empty_disk() -> No
     play(script, storage=3)
 
 
+def test_h18_what_a_lost_disk_has_said_counts_no_more() -> None:
+    """A replica says that it has a batch and loses it; then another one gets it, and loses it, too."""
+    _, outcome = play(nothing, faults={"swap": 2.0}, storage=3, seed=3)
+    assert outcome.seen["disks were wiped one after the other"]
+
+
 def test_h19_membership_changes_while_nodes_are_cut_off_and_die() -> None:
     """A node is drained, another one is cut off, three are killed, and the number of logs changes."""
 
@@ -278,6 +369,31 @@ def test_h20_a_failed_sync_stops_the_node_and_a_full_disk_only_refuses() -> None
 
     _, outcome = play(script)
     assert outcome.seen["a sync failed"] >= 3
+
+
+def test_h20_when_all_disks_are_full_appends_are_refused_at_once() -> None:
+    """Nobody waits until a deadline to be told; and when there is room again, all go on without a restart."""
+
+    def script(world: Simulation) -> None:
+        def fill(room: DiskRoom) -> None:
+            for node in world.of(Role.STORAGE):
+                assert isinstance(node, StorageNode)
+                node.set_room(room)
+
+        later(world, 1, fill, DiskRoom(False, False))
+        later(world, 3, fill, DiskRoom(True))
+        full_us.append(world.clock.now_us + SECOND * 3 // 2)
+
+    full_us: list[int] = []
+    _, outcome = play(script)
+    asked = [
+        call
+        for call in outcome.history.calls
+        if isinstance(call.request, Appending) and 0 <= call.start_us - full_us[0] < SECOND and not call.is_abandoned
+    ]
+    waited = [call for call in asked if call.end_us - call.start_us > SECOND // 4]
+    assert [Violation("full disks refuse", str(call)) for call in waited] == []
+    assert any(isinstance(call.result, Refused) and call.result.code == DiskFull.code for call in asked)
 
 
 def test_h21_bits_rot_on_a_minority() -> None:
@@ -316,7 +432,7 @@ def test_h27_a_parked_reader_is_woken_across_a_change_of_terms() -> None:
             later(world, 1 + number, lambda: world.coordinator.change_plan(logs=1 + world.coordinator.plan.logs % 3))
 
     world, outcome = play(
-        script, mix={"poll": 9, "trim": 0}, pause_us=100_000, poll_us=4 * SECOND, deadline_us=8 * SECOND
+        script, mix={"poll": 9, "trim": 0}, pause_us=70_000, poll_us=4 * SECOND, deadline_us=8 * SECOND
     )
     assert outcome.terms > 3
     assert outcome.seen["a reader was parked across a term change"]

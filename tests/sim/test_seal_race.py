@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
@@ -33,13 +33,16 @@ Action = tuple[str, str, str]
 
 
 class Race:
-    """One state; `act` leads to another one."""
+    """One state; `act` leads to another one, and `after` leaves this one as it is."""
 
     def __init__(self) -> None:
-        last = view()
+        self.last = last = view()
         self.disks = {node: MemoryDisk() for node in NODES}
         self.cores: dict[NodeId, Any] = {node: SequencerCore(node, 1, self.disks[node]) for node in NODES}
-        self.cores[CONTROLLER] = TermChange(last, Plan(1, NODES, last.incarnations, last.storage, 3, 2))
+        self.plan = Plan(1, NODES, last.incarnations, last.storage, 3, 2)
+        self.cores[CONTROLLER] = TermChange(last, self.plan)
+        self.node_keys: dict[NodeId, str] = {}
+        """What was said of nodes by `key`; those that have not acted since say the same."""
         self.stores: dict[NodeId, deque[Store]] = {node: deque() for node in NODES}
         self.links: dict[tuple[NodeId, NodeId], deque[Any]] = {}
         self.story: tuple[str, ...] = ()
@@ -56,10 +59,27 @@ class Race:
         for node in (A, B):  # the seal of the primary is lost: it never hears that its term is over
             self.links.setdefault((CONTROLLER, node), deque()).append(Seal(1))
 
-    def copy(self) -> Race:
-        """Another one of the same state. Messages and writes are immutable: they are shared."""
-        queues = [*self.links.values(), *self.stores.values()]
-        return deepcopy(self, {id(each): each for queue in queues for each in queue})
+    def after(self, action: Action) -> Race:
+        """Another one, in which that has happened. One node acts at a time, so the others are shared, as are messages,
+        writes, the view and the plan, which are immutable.
+        """
+        other = copy(self)
+        other.links = {pair: deque(messages) for pair, messages in self.links.items()}
+        other.stores = {node: deque(stores) for node, stores in self.stores.items()}
+        other.disks, other.cores, other.node_keys = dict(self.disks), dict(self.cores), dict(self.node_keys)
+        node = NodeId(action[2] if action[0] == "deliver" else action[1])
+        constant = [self.last, self.plan, *(each for queue in self._queues() for each in queue)]
+        memo = {id(each): each for each in constant}
+        if node in self.disks:
+            other.disks[node] = deepcopy(self.disks[node], memo)
+        if node in self.cores:
+            other.cores[node] = deepcopy(self.cores[node], memo)
+        other.node_keys.pop(node, None)
+        other.act(action)
+        return other
+
+    def _queues(self) -> list[deque[Any]]:
+        return [*self.links.values(), *self.stores.values()]
 
     def drain(self) -> None:
         """Let everything happen until nothing is under way."""
@@ -69,21 +89,22 @@ class Race:
     @property
     def key(self) -> Any:
         """All that the future depends on."""
-        nodes: list[Any] = []
-        for node, core in self.cores.items():
-            if isinstance(core, SequencerCore):
-                store = core._stores[1, 0]
-                lead = [tuple(sorted(primary.acknowledged.items())) for primary in core._primaries.values()]
-                writes = [tuple(write.writes) for write in self.stores[node]]
-                kept = tuple(self.disks[node].rows)
-                nodes.append(
-                    (node, store.length, store.durable_until, store.committed, store.phase, lead, writes, kept)
-                )
-            else:
-                sealed, done = sorted(core._sealed.items()), sorted(core._completed.get(0, {}).items())
-                nodes.append((core.step, sealed, done, core._ends, core._base, len(core._entries.get(0, ()))))
+        for node in self.cores.keys() - self.node_keys.keys():
+            self.node_keys[node] = self._key_of(node)
+        nodes = [self.node_keys[node] for node in self.cores]
         links = sorted((pair, list(messages)) for pair, messages in self.links.items() if messages)
         return repr((nodes, links, self.crashes_left, self.published, self.end))
+
+    def _key_of(self, node: NodeId) -> str:
+        core = self.cores[node]
+        if isinstance(core, SequencerCore):
+            store = core._stores[1, 0]
+            lead = [tuple(sorted(primary.acknowledged.items())) for primary in core._primaries.values()]
+            writes = [tuple(write.writes) for write in self.stores[node]]
+            kept = tuple(self.disks[node].rows)
+            return repr((node, store.length, store.durable_until, store.committed, store.phase, lead, writes, kept))
+        sealed, done = sorted(core._sealed.items()), sorted(core._completed.get(0, {}).items())
+        return repr((core.step, sealed, done, core._ends, core._base, len(core._entries.get(0, ()))))
 
     def actions(self) -> list[Action]:
         """What may happen next."""
@@ -117,7 +138,7 @@ class Race:
                 self.stores[node].clear()
             case "restart":
                 self.cores[node] = SequencerCore(node, 1, self.disks[node])
-                self.give(node, "coordinator", InstallView((view(),)))
+                self.give(node, "coordinator", InstallView((self.last,)))
                 # whoever was not answered asks again
                 self.links.setdefault((CONTROLLER, node), deque()).append(Seal(1))
 
@@ -152,10 +173,9 @@ def explore(start: Race) -> Iterator[Race]:
         state = frontier.pop()
         yield state
         for action in state.actions():
-            following = state.copy()
-            following.act(action)
-            if following.key not in seen:
-                seen.add(following.key)
+            following = state.after(action)
+            if (key := following.key) not in seen:
+                seen.add(key)
                 frontier.append(following)
 
 
