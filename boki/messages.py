@@ -12,7 +12,7 @@ import msgspec
 
 from boki.log.ids import LogId, NodeId, ShardId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement
-from boki.log.metalog import MetalogEntry
+from boki.log.metalog import MetalogEntry, Positions
 from boki.log.view import View
 
 
@@ -298,7 +298,8 @@ class ShardsFetched(Message, frozen=True):
     """storage -> controller. `is_caught_up`: this node has applied all that it knows to be committed.
 
     Rows count for a placement only if `placement_version` has reached it: a node that has not seen an older one yet,
-    which sent a shard away, calls complete what it is going to delete.
+    which sent a shard away, calls complete what it is going to delete. `checkpoint` is how far the newest checkpoint of
+    the index covers that this node has completely.
     """
 
     request: int
@@ -306,6 +307,7 @@ class ShardsFetched(Message, frozen=True):
     is_last: bool
     is_caught_up: bool
     placement_version: int = 0
+    checkpoint: Positions = {}
 
 
 # engine -> storage: checkpoints of the index (design section 4, "Checkpoints")

@@ -1,8 +1,10 @@
-"""What holds for every test: Hypothesis draws the same examples every time, a slow machine fails nothing, and a real
-ZooKeeper is at hand.
+"""What holds for every test: Hypothesis draws the same examples every time, a slow machine fails nothing, a real
+ZooKeeper is at hand, and processes that tests start keep what they compile.
 """
 
 from __future__ import annotations
+
+import os
 
 from hypothesis import settings
 
@@ -12,3 +14,6 @@ __all__ = ["chroot", "ensemble", "own_zookeeper", "zookeeper"]
 
 settings.register_profile("boki", deadline=None, derandomize=True)
 settings.load_profile("boki")
+
+# Hundreds of processes are started: each would compile all of Boki again, which takes longer than to run it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -6,6 +6,7 @@ cannot fail is a defect.
 
 import ast
 import fnmatch
+import functools
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -26,8 +27,20 @@ UNFINISHED = re.compile(r"\b(?:TO" + "DO|FIX" + "ME|XX" + r"X)\b")
 Rule = Callable[[Path, str], list[str]]
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+@functools.lru_cache(maxsize=1)
+def tree_of(source: str) -> ast.Module:
+    """Parsed once for all rules that look at one file in turn: that is what they spend their time on."""
+    return ast.parse(source)
+
+
+@functools.lru_cache(maxsize=1)
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """Every node of the tree, walked once for all rules."""
+    return tuple(ast.walk(tree_of(source)))
+
+
+def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in nodes_of(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -38,9 +51,7 @@ def small_files(_path: Path, source: str) -> list[str]:
 
 
 def small_functions(_path: Path, source: str) -> list[str]:
-    lengths = (
-        (function.name, (function.end_lineno or 0) - function.lineno + 1) for function in functions(ast.parse(source))
-    )
+    lengths = ((function.name, (function.end_lineno or 0) - function.lineno + 1) for function in functions(source))
     return [
         f"{name} has {lines} lines, the limit is {MAX_FUNCTION_LINES}"
         for name, lines in lengths
@@ -56,7 +67,7 @@ def explained(_path: Path, source: str) -> list[str]:
     """A module docstring everywhere; ruff asks for those of public classes and functions."""
     return (
         []
-        if not source or ast.get_docstring(ast.parse(source))
+        if not source or ast.get_docstring(tree_of(source))
         else ["no module docstring: say what the file is for, and why"]
     )
 
@@ -72,7 +83,7 @@ def free_of_local_paths(_path: Path, source: str) -> list[str]:
 def pure(_path: Path, source: str) -> list[str]:
     """A core decides and a shell acts: no awaiting, no clock, no chance, no files, no logging."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             found += [f"imports {alias.name}" for alias in node.names if alias.name.split(".")[0] in IMPURE]
         elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in IMPURE:
@@ -95,7 +106,7 @@ def pure(_path: Path, source: str) -> list[str]:
 def on_the_public_api(_path: Path, source: str) -> list[str]:
     """The libraries are built on what users have; only the file layout lets them see more."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
@@ -112,7 +123,7 @@ def _only_described(function: ast.AsyncFunctionDef) -> bool:
 def sleepless(_path: Path, source: str) -> list[str]:
     """Tests wait for events or on a virtual clock. `sleep(0)` only lets others run."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             is_yield = len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
@@ -124,7 +135,7 @@ def sleepless(_path: Path, source: str) -> list[str]:
 def property_said(_path: Path, source: str) -> list[str]:
     return [
         f"{function.name} has no docstring that says which property it holds"
-        for function in functions(ast.parse(source))
+        for function in functions(source)
         if function.name.startswith("test_") and not ast.get_docstring(function)
     ]
 
@@ -133,7 +144,7 @@ def always_run(_path: Path, source: str) -> list[str]:
     """Nothing is skipped: a test that does not run says nothing."""
     return [
         f"line {node.lineno}: {node.attr}"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "importorskip", "xfail"}
     ]
 
@@ -158,17 +169,18 @@ def shells() -> list[str]:
     return [pattern for pattern, rules in ignores.items() if "TID251" in rules]
 
 
-def is_shell(path: Path) -> bool:
+def is_shell(path: Path, patterns: list[str]) -> bool:
     name = path.relative_to(ROOT).as_posix()
-    return any(fnmatch.fnmatch(name, pattern.replace("**", "*")) for pattern in shells())
+    return any(fnmatch.fnmatch(name, pattern.replace("**", "*")) for pattern in patterns)
 
 
 def violations(rules: list[Rule], paths: list[Path]) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}: {text}"
         for path in paths
+        for source in [path.read_text(encoding="utf-8")]
         for rule in rules
-        for text in rule(path, path.read_text(encoding="utf-8"))
+        for text in rule(path, source)
     ]
 
 
@@ -185,7 +197,8 @@ def test_sources_are_small_named_explained_and_finished() -> None:
 
 def test_cores_are_pure() -> None:
     """Every file that ruff does not let import asyncio is synchronous and touches nothing outside itself."""
-    paths = [path for path in python_files("boki") if not is_shell(path)]
+    patterns = shells()
+    paths = [path for path in python_files("boki") if not is_shell(path, patterns)]
     names = {path.relative_to(ROOT).as_posix() for path in paths}
     assert {"boki/log/batch.py", "boki/sequencer/core.py", "boki/storage/core.py", "boki/engine/core.py"} <= names
     refuse(violations([pure], paths))

@@ -424,6 +424,7 @@ class ControllerCore:
             lost=self._lost(now_us),
             draining=frozenset(self._plan.draining),
             replicas=self._plan.replicas if self._has_plan else self.chain.current.replicas,
+            write_quorum=self._plan.write_quorum if self._has_plan else self.chain.current.write_quorum,
         )
 
     def _look_after_records(self, now_us: int) -> list[Effect]:

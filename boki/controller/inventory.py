@@ -12,6 +12,7 @@ from typing import Final
 from boki.effects import Effect, Send
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Place
+from boki.log.metalog import Positions
 from boki.messages import FetchShards, ShardRow, ShardsFetched
 
 _PAGE_ROWS: Final = 2_000
@@ -30,6 +31,8 @@ class Listing:
     placement_version: int = 0
     """The placement under which it told of all of them."""
     is_caught_up: bool = False
+    checkpoint: Positions = field(default_factory=dict)
+    """How far the newest checkpoint of the index that it keeps covers."""
 
 
 @dataclass(slots=True)
@@ -106,6 +109,7 @@ class Inventory:
         kept = {place: row for place, row in listing.rows.items() if place[0] < scan.term}
         listing.rows = kept | scan.rows
         listing.is_caught_up = scan.is_caught_up
+        listing.checkpoint = message.checkpoint
         self.has_news = True
         if scan.term == 0:
             listing.is_whole, listing.placement_version = True, scan.placement_version
@@ -127,6 +131,7 @@ class Inventory:
         self._scans.pop(node, None)
         if node in self.listings:
             self.listings[node].is_whole = False
+            self.listings[node].checkpoint = {}
 
     def shards(self, first_term: Term = 0) -> dict[Place, ShardRow]:
         """Every shard of `first_term` and later as the node that knows most of it tells: closed if any calls it so."""

@@ -19,6 +19,7 @@ from boki.controller.inventory import Inventory
 from boki.controller.plans import by_name
 from boki.log.ids import NodeId
 from boki.log.membership import Moved, Place, Placement
+from boki.log.metalog import covers
 from boki.messages import ShardRow
 
 _NAMED_LACKING: Final = 20
@@ -30,6 +31,8 @@ _MAX_MOVING: Final = 500
 class Progress:
     """How far repair is."""
 
+    is_known: bool = False
+    """Whether every node that answers had told of all its shards when this was seen."""
     shards_moving: int = 0
     """Shards with more nodes than replicas, until the new ones have everything."""
     shards_lacking: int = 0
@@ -60,6 +63,7 @@ class Storage:
     """They have not answered for so long that they are replaced."""
     draining: frozenset[NodeId]
     replicas: int
+    write_quorum: int
 
 
 class Repair:
@@ -72,7 +76,7 @@ class Repair:
         """The placement that should replace `placement`, with its version; None if it is as it should be."""
         moved = placement.as_map()
         shards = inventory.shards()
-        progress = Progress()
+        progress = Progress(is_known=_has_heard_all(inventory, placement, storage))
         for place, row in shards.items():
             for node in moved.get(place, row.replicas):
                 progress.used[node] = progress.used.get(node, 0) + 1
@@ -131,30 +135,52 @@ class Repair:
     def status(self, inventory: Inventory, placement: Placement, storage: Storage) -> dict[str, Any]:
         """What an operator asks for, as JSON values."""
         progress = self.progress
-        told = [inventory.listings.get(node) for node in storage.live]
-        knows_all = all(
-            listing is not None
-            and listing.is_whole
-            and listing.is_caught_up
-            and listing.placement_version >= placement.version
-            for listing in told
-        )
+        # what has been heard since the last decision is not in `progress` yet: nothing is, of one who has just begun
+        is_known = progress.is_known and _has_heard_all(inventory, placement, storage)
+        leaves_index = _index_copies_lacking(inventory, storage, storage.draining) == 0
+        is_safe = is_known and not progress.shards_lacking and leaves_index
         return {
+            "is_known": is_known,
             "shards_moving": progress.shards_moving,
             "shards_incomplete": progress.shards_incomplete,
             "shards_lacking_replicas": progress.shards_lacking,
             "lacking": [list(place) for place in progress.lacking],
             "open_on_lost_nodes": progress.open_on_lost,
             "records_missing": progress.records_missing,
+            "index_copies_lacking": _index_copies_lacking(inventory, storage, storage.live),
             "draining": {
                 node: {
                     "shards": progress.used.get(node, 0),
-                    # while others lack a replica its copies may be what mends them
-                    "is_complete": knows_all and not progress.used.get(node, 0) and not progress.shards_lacking,
+                    # while others lack a replica its copies may be what mends them, or its index what they begin from
+                    "is_complete": is_safe and not progress.used.get(node, 0),
                 }
                 for node in by_name(storage.draining)
             },
         }
+
+
+def _has_heard_all(inventory: Inventory, placement: Placement, storage: Storage) -> bool:
+    """Whether every node that answers has told of all its shards, under the current placement."""
+    told = [inventory.listings.get(node) for node in storage.live]
+    return all(
+        listing is not None
+        and listing.is_whole
+        and listing.is_caught_up
+        and listing.placement_version >= placement.version
+        for listing in told
+    )
+
+
+def _index_copies_lacking(inventory: Inventory, storage: Storage, others: Iterable[NodeId]) -> int:
+    """How many more of those who stay must keep an index as new as any of `others`, for a write quorum to keep it.
+
+    The entries that it covers may be gone: without it no engine could begin.
+    """
+    known = {node: listing.checkpoint for node, listing in inventory.listings.items()}
+    theirs = [known[node] for node in others if node in known]
+    staying = [known[node] for node in storage.live - storage.draining if node in known]
+    copies = sum(all(covers(mine, each) for each in theirs) for mine in staying)
+    return max(0, storage.write_quorum - copies)
 
 
 def _missing(inventory: Inventory, node: NodeId, place: Place, ordered_until: int, version: int) -> int | None:

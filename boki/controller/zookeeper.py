@@ -25,7 +25,8 @@ from uuid import uuid4
 import msgspec
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from boki.controller.zookeeper_session import Node, SessionEnded, SessionState, Unsure, ZooKeeperSession
+from boki.controller.zookeeper_claims import Claims
+from boki.controller.zookeeper_session import Node, SessionEnded, SessionState, Unsure, ZooKeeperSession, quietly
 from boki.controller.zookeeper_values import decode, encode, writer_of
 from boki.errors import ConfigError
 from boki.log.ids import NodeId, Term
@@ -53,13 +54,6 @@ class Registration(msgspec.Struct, frozen=True):
     member: Member
 
 
-class _Claim(msgspec.Struct, frozen=True):
-    """An entry in the election, or an index slot."""
-
-    home: str
-    node: NodeId
-
-
 class ZooKeeperCoordinator:
     """What one process knows and says of the cluster. Made by `connect`; `follow` begins to tell what changes.
 
@@ -77,13 +71,13 @@ class ZooKeeperCoordinator:
         self.on_session: Callable[[SessionState], None] = _ignore
         self.on_failure: Callable[[Exception], None] = _ignore
         self._session: ZooKeeperSession
+        self._claims: Claims
         self._session_s = 0.0
         self._views: dict[Term, View] = {}
         self._told_term: Term = 0
         self._registrations: dict[str, Registration] = {}
         self._membership = Membership(number=0)
         self._plan = ClusterPlan()
-        self._mark = uuid4().hex  # of our entries in the election
         self._is_leader = False
         self._following: list[_Refresher] = []
 
@@ -108,6 +102,7 @@ class ZooKeeperCoordinator:
         self._session = await ZooKeeperSession.open(
             hosts, "/" + chroot.strip("/"), session_s=session_s, timeout_s=timeout_s, on_state=self._hear
         )
+        self._claims = Claims(self._session, self.home)
         try:
             for path in ("/nodes", "/views", "/election", "/index"):
                 await self._session.ensure(path)
@@ -257,11 +252,11 @@ class ZooKeeperCoordinator:
                 continue
             node, registration = other
             if node.owner == self._session.id:
-                await self._quietly(self._session.set(path, data, node.version))
+                await quietly(self._session.set(path, data, node.version))
                 if node.data == data:
                     return
             elif registration.home == self.home:
-                await self._quietly(self._session.delete(path, node.version))
+                await quietly(self._session.delete(path, node.version))
             else:
                 if asyncio.get_running_loop().time() > deadline:
                     raise ConfigError(
@@ -274,30 +269,11 @@ class ZooKeeperCoordinator:
         """Be seen no more, before the session ends."""
         path = f"/nodes/{node}"
         while (found := await self._find(path, Registration)) is not None and found[0].owner == self._session.id:
-            await self._quietly(self._session.delete(path, found[0].version))
+            await quietly(self._session.delete(path, found[0].version))
 
     async def claim_index_slot(self, node: NodeId, count: int) -> int | None:
         """One of `count` slots for engines that hold the index, for as long as the session lasts; None: all taken."""
-        data = encode(_Claim(self.home, node))
-        slot = 0
-        while slot < count:
-            path = f"/index/{slot}"
-            try:
-                await self._session.create(path, data, ephemeral=True)
-                return slot
-            except Unsure:
-                continue
-            except NodeExistsError:
-                found = await self._find(path, _Claim)
-            if found is None:
-                continue
-            if found[0].owner == self._session.id:
-                return slot
-            if found[1].home == self.home:
-                await self._quietly(self._session.delete(path, found[0].version))
-                continue
-            slot += 1
-        return None
+        return await self._claims.take_slot(node, count)
 
     async def watch_index_slots(self, on_change: Callable[[], None]) -> None:
         """Tell whenever a slot is taken or let go, and once at the start."""
@@ -312,31 +288,18 @@ class ZooKeeperCoordinator:
     # who leads the controllers
 
     async def campaign(self, node: NodeId) -> None:
-        """Stand for leader until the session ends. `follow` must have been called; `on_leadership` tells the rest."""
-        data = encode(_Claim(self.home, node))
-        while True:
-            try:
-                await self._session.create(f"/election/{self._mark}-", data, ephemeral=True, sequence=True)
-                break
-            except Unsure:  # only ZooKeeper knows the number of an entry; all that bear our mark are ours
-                if any(name.startswith(self._mark) for name in await self._candidates()):
-                    break
-        for refresher in self._following:
-            refresher.poke()
+        """Stand for leader until the session ends, in the place of former lives from the same data directory.
+
+        `follow` must have been called; `on_leadership` tells the rest.
+        """
+        await self._claims.stand(node)
+        self._look_again()
 
     async def stand_down(self, node: NodeId) -> bool:
         """Let the other candidates lead first. False if there are none: nothing has changed."""
-        names = await self._candidates()
-        mine = [name for name in names if name.startswith(self._mark)]
-        if len(mine) == len(names):
-            return False
-        for name in mine:
-            await self._quietly(self._session.delete(f"/election/{name}"))
-        await self.campaign(node)
-        return True
-
-    async def _candidates(self, watch: Callable[[], None] | None = None) -> list[str]:
-        return sorted(await self._session.children("/election", watch), key=lambda name: name.rpartition("-")[2])
+        has_others = await self._claims.stand_last(node)
+        self._look_again()
+        return has_others
 
     # following
 
@@ -393,12 +356,7 @@ class ZooKeeperCoordinator:
             self._tell_membership()
 
     async def _refresh_election(self, watch: Callable[[], None]) -> None:
-        names = await self._candidates(watch)
-        for name in names:
-            found = None if name.startswith(self._mark) else await self._find(f"/election/{name}", _Claim)
-            if found is not None and found[1].home == self.home:
-                await self._quietly(self._session.delete(f"/election/{name}"))  # a former life of ours
-        is_leader = bool(names) and names[0].startswith(self._mark)
+        is_leader = await self._claims.is_first(watch)
         if is_leader != self._is_leader:
             self._is_leader = is_leader
             self.on_leadership(is_leader)
@@ -407,8 +365,11 @@ class ZooKeeperCoordinator:
         _log.log(logging.INFO if state is SessionState.CONNECTED else logging.WARNING, "ZooKeeper session: %s", state)
         self.on_session(state)
         if state is SessionState.CONNECTED:  # what changed while nobody told us
-            for refresher in self._following:
-                refresher.poke()
+            self._look_again()
+
+    def _look_again(self) -> None:
+        for refresher in self._following:
+            refresher.poke()
 
     def _broken(self, error: Exception) -> None:
         self.on_failure(error)
@@ -428,16 +389,8 @@ class ZooKeeperCoordinator:
     async def _create_once(self, path: str, value: _T, kind: type[_T]) -> _T:
         """What stands there; `value`, if nothing did."""
         while (found := await self._find(path, kind)) is None:
-            await self._quietly(self._session.create(path, encode(value)))
+            await quietly(self._session.create(path, encode(value)))
         return found[1]
-
-    @staticmethod
-    async def _quietly(write: Awaitable[Any]) -> None:
-        """A write whose outcome the caller looks up afterwards."""
-        try:
-            await write
-        except (NodeExistsError, NoNodeError, BadVersionError, Unsure):
-            return
 
 
 class _Refresher:

@@ -16,7 +16,14 @@ from enum import StrEnum
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionLoss, OperationTimeoutError, SessionExpiredError
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
 from kazoo.protocol.states import KazooState
 
 from boki.errors import Unavailable
@@ -182,6 +189,14 @@ class ZooKeeperSession:
         if self.state is not SessionState.EXPIRED:
             self.state = heard
             self.later(self._on_state, heard)
+
+
+async def quietly(write: Awaitable[Any]) -> None:
+    """A write whose outcome the caller looks up afterwards."""
+    try:
+        await write
+    except (NodeExistsError, NoNodeError, BadVersionError, Unsure):
+        return
 
 
 @dataclass(frozen=True, slots=True)

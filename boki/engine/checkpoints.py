@@ -35,7 +35,6 @@ STALE_KEY: Final = b"s"
 """It is there if the index beside it is stale."""
 _TELL_US: Final = 5_000_000
 _CHECKPOINT_BYTES: Final = 4 << 20
-_CHECKPOINT_US: Final = 30_000_000
 
 
 def read_opened(disk: DiskReader) -> list[Opened]:
@@ -67,6 +66,8 @@ class Checkpoints:
         requests: Requests,
         mirror: Mirror,
         is_settled: Callable[[], bool],
+        *,
+        interval_us: int,
     ) -> None:
         self._node = node
         self._index = index
@@ -75,6 +76,7 @@ class Checkpoints:
         self._requests = requests
         self._mirror = mirror
         self._is_settled = is_settled
+        self._interval_us = interval_us
         self._writes: Sequence[Put | Delete] = ()
         self._saving: Saved | None = None
         self._saved: Saved | None = None
@@ -121,11 +123,11 @@ class Checkpoints:
             effects += self._tell()
         dirty = self._index.dirty_bytes
         if dirty >= _CHECKPOINT_BYTES or (dirty and now_us >= self._due_at):
-            self._due_at = now_us + _CHECKPOINT_US
+            self._due_at = now_us + self._interval_us
             effects += self.begin()
         view = self._follower.chain.current
         is_due = self._replicas.is_first_index(self._node) and self._is_settled()
-        effects += self._mirror.tick(view, sorted(self._replicas.live) if is_due else (), now_us)
+        effects += self._mirror.tick(view, self._replicas.keepers(view) if is_due else (), now_us)
         if self._mirror.wants_base and self._saving is None:
             if self._saved is None:
                 effects += self.begin()

@@ -94,6 +94,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     pushed_bytes: int = 32 << 20
     """Batches of other engines that wait here for the cuts that order them."""
+    checkpoint_us: int = 30_000_000
+    """How old a change of the index may become before it is saved."""
+    checkpoint_page_bytes: int = 128 << 10
+    """So much of a checkpoint storage nodes are sent at a time."""
 
 
 class EngineCore:
@@ -129,7 +133,14 @@ class EngineCore:
         self.gathering = Gathering(self.appends, self.strays, self.replicas, self.cache)
         self.requests = Requests(dict(read_fenced(disk)))
         self.checkpoints = Checkpoints(
-            node, self.index, self.follower, self.replicas, self.requests, Mirror(incarnation, disk), self._is_current
+            node,
+            self.index,
+            self.follower,
+            self.replicas,
+            self.requests,
+            Mirror(incarnation, disk, config.checkpoint_page_bytes),
+            self._is_current,
+            interval_us=config.checkpoint_us,
         )
         self._shard_count = 0
         self._began: Term = 0

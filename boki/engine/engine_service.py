@@ -9,24 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from boki.calls import Call, Outcome
+from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.engine.functions.deployed import DeployedFunctions
-from boki.engine.functions.pools import FunctionHost
-from boki.engine.log_service import LogService
-from boki.engine.server import EnginePort
+from boki.engine.server import Finish
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
 from boki.host.clock import now_us
 from boki.host.links import Diversion
 from boki.log.ids import NodeId
 from boki.log.limits import MIB
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Failure, Read
+from boki.log.operations import Answer, Failure, Operation, Read
 from boki.messages import Message
 from boki.remote import (
     AcceptCall,
@@ -64,6 +62,34 @@ _Key = tuple[NodeId, int]
 _Asked = StartCall | LogRequest | AcceptCall | CallOnce | AskCall | ActivateBundle
 
 
+class LogDoor(Protocol):
+    """The log as this process has it: `boki.engine.log_service.LogService`, or the `EnginePort` of a relay."""
+
+    def submit(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
+        """Carry out an operation; `finish(answer, positions)` is called once, maybe before returning."""
+
+
+class Functions(Protocol):
+    """What can be called here: `boki.engine.functions.pools.FunctionHost`."""
+
+    functions_number: int
+
+    @property
+    def functions(self) -> Mapping[str, FunctionInfo]:
+        """By name."""
+
+    @property
+    def modules(self) -> Sequence[ModuleInfo]:
+        """Where they are from."""
+
+    @property
+    def call_count(self) -> int:
+        """Calls that run or wait for a worker."""
+
+    def start_call(self, call: Call, done: Callable[[Outcome], None]) -> object:
+        """Run the call; `done` is called once, maybe before returning."""
+
+
 class EngineService:
     """The shell beside an engine's core.
 
@@ -75,8 +101,8 @@ class EngineService:
         self,
         links: Diversion,
         node: NodeId,
-        service: LogService | EnginePort,
-        functions: FunctionHost,
+        service: LogDoor,
+        functions: Functions,
         calls: LoggedCalls | None = None,
         deployed: DeployedFunctions | None = None,
         *,

@@ -26,7 +26,6 @@ from boki.messages import CheckpointStored, DropEntries, IndexSaved, StoreCheckp
 INDEX_KEYS: Final = ((b"f", b"f\x00"), (b"i/", b"i0"), (b"p", b"p\x00"))
 """Where an engine's disk holds its index and what belongs to it, as ranges."""
 
-_PAGE_BYTES: Final = 128 << 10
 _WINDOW: Final = 4
 """So many pages of a checkpoint wait to be stored by the slowest node that takes part."""
 _BYTES_A_SECOND: Final = 4 << 20
@@ -75,8 +74,9 @@ class _Build:
 class Mirror:
     """Of one engine. `wants_base`: it waits for a moment at which the disk is exactly at a checkpoint."""
 
-    def __init__(self, incarnation: int, disk: DiskReader) -> None:
+    def __init__(self, incarnation: int, disk: DiskReader, page_bytes: int) -> None:
         self._disk = disk
+        self._page_bytes = page_bytes
         self._lineage = incarnation << _LINEAGE_BITS
         self._queue: deque[tuple[_Writes, Saved]] = deque()
         self._queued_bytes = 0
@@ -88,6 +88,8 @@ class Mirror:
         self._storage: Sequence[NodeId] = ()
         self._began_at = 0
         self._next_at = 0
+        self._has_emptied = False
+        """Whether a node that took part has come back without anything: it can be sent a whole index at once."""
         self._allowance = 0
         self._ticked_at = 0
 
@@ -114,7 +116,8 @@ class Mirror:
     def tick(self, view: View, storage: Sequence[NodeId], now_us: int) -> list[Effect]:
         """Send what is due. `storage`: the nodes that are there; none if it is not for this engine to do it."""
         earned = (now_us - self._ticked_at) * _BYTES_A_SECOND // 1_000_000
-        self._allowance = min(self._allowance + earned, _PAGE_BYTES)  # one page too many at most: appends go on beside
+        # one page too many at most: appends go on beside
+        self._allowance = min(self._allowance + earned, self._page_bytes)
         self._ticked_at = now_us
         self._storage = storage if len(storage) >= view.write_quorum else ()
         if not self._keepers:
@@ -137,22 +140,24 @@ class Mirror:
         self._leave_out(view, now_us)
         return [*self._finish(view), *self._send(now_us)]
 
-    def _abandon(self, now_us: int) -> None:
+    def _abandon(self, now_us: int, backoff_us: int = _BACKOFF_US) -> None:
         self._keepers.clear()
         self._queue.clear()
         self._queued_bytes = 0
         self._build = None
         self._last = None
-        self._next_at = now_us + _BACKOFF_US
+        self._has_emptied = False
+        self._next_at = now_us + backoff_us
 
     def _leave_out(self, view: View, now_us: int) -> None:
-        """Nobody waits for a node that has gone, or that does not go on."""
+        """Nobody waits for a node that does not go on, or that has gone; then others may take its place at once."""
+        has_gone = not self._keepers.keys() <= set(self._storage)
         for node, keeper in list(self._keepers.items()):
             is_slow = not keeper.is_complete and now_us - keeper.advanced_at > _LAG_US
             if node not in self._storage or (self._build is not None and is_slow):
                 del self._keepers[node]
         if len(self._keepers) < view.write_quorum:
-            self._abandon(now_us)
+            self._abandon(now_us, 0 if has_gone else _REPEAT_US if self._has_emptied else _BACKOFF_US)
 
     def _send(self, now_us: int) -> list[Effect]:
         build = self._build
@@ -186,7 +191,7 @@ class Mirror:
             else:
                 deleted.append((write.start, write.stop))
                 size_bytes += len(write.start) + len(write.stop)
-            if size_bytes >= _PAGE_BYTES:
+            if size_bytes >= self._page_bytes:
                 build.is_read = False
                 break
         self._allowance -= size_bytes
@@ -211,6 +216,7 @@ class Mirror:
             return []
         if message.lineage != self._lineage:
             if message.lineage >> _LINEAGE_BITS != self._lineage >> _LINEAGE_BITS:
+                self._has_emptied |= message.lineage == 0
                 del self._keepers[sender]  # it lacks what these pages build on
             return []
         if message.number != build.number:

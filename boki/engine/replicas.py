@@ -97,6 +97,11 @@ class Replicas:
         members = self.membership.of(Role.STORAGE) if self.membership is not None else ()
         return list(dict.fromkeys((*view.storage, *(member.node for member in members))))
 
+    def keepers(self, view: View) -> list[NodeId]:
+        """The registered storage nodes that are to keep checkpoints: those that stay, if these are enough."""
+        good, draining, _ = self._nodes(view)
+        return sorted(good if len(good) >= view.write_quorum else (*good, *draining))
+
     def is_first_index(self, engine: NodeId) -> bool:
         """Whether this engine is the first of those that hold the index: what one should do, it does."""
         members = self.membership.of(Role.ENGINE) if self.membership is not None else ()

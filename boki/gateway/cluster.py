@@ -69,6 +69,7 @@ _HOLD_S: Final = 5.0
 _STATUS_S: Final = 1.0
 _GONE_S: Final = 600.0
 """A node that is registered no longer is told of for so long."""
+_LIFE_BITS: Final = 32
 _MAX_IN_FLIGHT: Final = 8192
 """Log operations and logged calls that may wait for one engine."""
 
@@ -95,6 +96,7 @@ class ClusterBackend:
         node: NodeId,
         loop: asyncio.AbstractEventLoop,
         *,
+        incarnation: int,
         limits: Limits = DEFAULT_LIMITS,
         clock: Callable[[], int] = now_us,
     ) -> None:
@@ -111,8 +113,9 @@ class ClusterBackend:
         """Nodes that were registered a while ago and are not now: their roles, and since when."""
         self._pending: dict[int, _Pending] = {}
         self._in_flight: Counter[NodeId] = Counter()
-        # No number of this life is one of an earlier life: late answers to that one must find nobody.
-        self._number = int.from_bytes(os.urandom(3)) << 32
+        # No number of this life is one of an earlier life: late answers to that one must find nobody, and an engine
+        # takes in no number twice.
+        self._number = incarnation << _LIFE_BITS
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
@@ -249,6 +252,8 @@ class ClusterBackend:
         while True:
             node = first if first in self.roster.up and first not in tried else self.roster.for_book(book, tried)
             left_s = until - self._loop.time()
+            if left_s <= 0 and isinstance(trouble, ConnectionLost):
+                raise trouble  # whoever else was asked now could only refuse, and let its caller wait for that
             if node is None:
                 if not isinstance(trouble, ConnectionLost):
                     left_s = min(left_s, asked_at + _HOLD_S - self._loop.time())

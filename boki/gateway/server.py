@@ -136,11 +136,15 @@ class Gateway:
             return
         try:
             async with asyncio.timeout(drain_s):
+                await self._consumers.finish()
                 while not self.core.is_idle:
                     self._answered.clear()
                     await self._answered.wait()
         except TimeoutError:
-            _log.warning("stopping with %d calls in flight: their outcome is unknown", self.core.call_count)
+            calls, requests = self.core.call_count, self.core.request_count
+            if calls or requests:
+                text = "stopping with %d calls and %d requests in flight: their outcome is unknown"
+                _log.warning(text, calls, requests)
         self._server.close()
         self._cut_off()
         self._calls.stop()

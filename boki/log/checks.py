@@ -174,8 +174,10 @@ def check_operation(operation: Operation, limits: Limits) -> None:
             check_writable(operation.book)
             check_seqnum(operation.before, "before")
             _check_optional_tag(operation.tag, limits)
-            if operation.everything and operation.tag is not None:
-                raise InvalidArgument("a book is deleted as a whole: leave tag out", field="tag")
+            if operation.everything and (operation.tag is not None or operation.before != MAX_SEQNUM):
+                # a cut through the records of one key would leave a repetition with a part of the first answer
+                field = "before" if operation.tag is None else "tag"
+                raise InvalidArgument(f"a book is deleted as a whole: leave {field} out", field=field)
         case SetAuxdata():
             check_seqnum(operation.seqnum, "seqnum")
             check_data(operation.data, limits.aux_bytes, "auxdata")

@@ -120,6 +120,18 @@ def merge_positions(mine: Positions, seen: Positions) -> None:
             mine[log] = position
 
 
+def term_of(positions: Positions) -> Term:
+    """The term that these positions stand in; 0 if there are none."""
+    return max((split_position(position)[0] for position in positions.values()), default=0)
+
+
+def covers(applied: Positions, positions: Positions) -> bool:
+    """Whether who has applied the one has come as far as the other, in every log."""
+    if term_of(applied) != term_of(positions):
+        return term_of(applied) > term_of(positions)
+    return all(applied.get(log, 0) >= position for log, position in positions.items())
+
+
 def format_positions(positions: Positions) -> str:
     """The text form for the `Boki-Position` header.
 

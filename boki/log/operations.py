@@ -49,7 +49,10 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class TrimBook(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
-    """See `boki.log.metalog.Trim`; with `everything` the book is deleted. → `Done` once this reader has applied it"""
+    """See `boki.log.metalog.Trim`; with `everything` the book is deleted, as a whole: `before` is `MAX_SEQNUM`.
+
+    → `Done` once this reader has applied it
+    """
 
     book: str
     before: int

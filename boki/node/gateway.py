@@ -25,7 +25,9 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
 
     async def prepare(self) -> None:
         """See `NodeLife`."""
-        self.backend = ClusterBackend(self.diversion, self.node, self._loop, limits=self.config.limits)
+        self.backend = ClusterBackend(
+            self.diversion, self.node, self._loop, incarnation=self.incarnation, limits=self.config.limits
+        )
         self.backend.start()
         self.parts.callback(self.backend.stop)
         await super().prepare()

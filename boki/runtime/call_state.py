@@ -42,7 +42,7 @@ class CallState:
         self._wall_clock = wall_clock
         self.call = call
         self.deadline = Deadline.after(call.timeout_us / 1e6, clock)
-        self.caller = Caller(dict(call.positions), self.deadline, limits, longest_poll_s)
+        self.caller = Caller(dict(call.positions), self.deadline, limits, longest_poll_s, wall_clock=wall_clock)
 
     @property
     def deadline_time(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
-from time import monotonic
+from time import monotonic, time
 from typing import Final
 
 from boki.errors import DeadlineExceeded
@@ -68,6 +68,8 @@ class Caller:
     longest_poll_s: float = LONGEST_POLL_S
     is_runtime: bool = False
     """Whether it is the runtime itself, which alone writes the books of the runtime."""
+    wall_clock: Callable[[], float] = time
+    """Seconds since the epoch: in a test they are virtual."""
 
     def detached(self) -> Caller:
         """The same, as far as it has seen by now, with all the time in the world."""

@@ -83,6 +83,12 @@ class LogBook:
         """Refuse, as an append would, what can never be appended: for who gathers records and appends them later."""
         log_calls.one_record(data, tags, (), None, self._access.caller.limits)
 
+    def likely_time_us(self) -> int:
+        """What time the log has, about: by this machine's clock, while records have that of a sequencer's. Nothing is
+        asked; only an append tells for certain.
+        """
+        return round(self._access.caller.wall_clock() * 1e6)
+
     def detached(self) -> LogBook:
         """The same book, as this caller sees it, without the deadline of its call: for what must outlast that."""
         access = self._access

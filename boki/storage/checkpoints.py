@@ -25,7 +25,7 @@ import msgspec
 
 from boki.effects import Delete, DiskReader, Effect, Load, Put, Send, Trace
 from boki.log.ids import LogId, NodeId
-from boki.log.metalog import Positions, split_position
+from boki.log.metalog import Positions, covers, term_of
 from boki.messages import CheckpointFetched, CheckpointStored, FetchCheckpoint, StoreCheckpoint
 
 _NEWEST_KEY: Final = b"xa"
@@ -102,7 +102,12 @@ class IndexCheckpoints:
     def covered(self) -> tuple[int, Mapping[LogId, int]] | None:
         """(term, next seqnum by log) of the newest complete checkpoint."""
         newest = self._newest
-        return (_term(newest.positions), newest.next_seqnums) if newest is not None else None
+        return (term_of(newest.positions), newest.next_seqnums) if newest is not None else None
+
+    @property
+    def positions(self) -> Positions:
+        """How far the newest complete checkpoint covers the metalogs; empty if there is none."""
+        return dict(self._newest.positions) if self._newest is not None else {}
 
     def status(self) -> dict[str, Any]:
         """What an operator wants to know, as JSON values."""
@@ -146,11 +151,9 @@ class IndexCheckpoints:
         """Whether this node knows all that it covers, nobody is fetching, and it is comparable with the newest one."""
         newest = self._newest
         is_comparable = (
-            newest is None
-            or _covers(message.positions, newest.positions)
-            or _covers(newest.positions, message.positions)
+            newest is None or covers(message.positions, newest.positions) or covers(newest.positions, message.positions)
         )
-        return is_comparable and _covers(applied, message.positions) and now_us - self._fetched_at >= _LEASE_US
+        return is_comparable and covers(applied, message.positions) and now_us - self._fetched_at >= _LEASE_US
 
     def apply(self, staged: Staged, rows: Iterable[tuple[bytes, bytes]], error: str) -> Kept | Trace:
         """The pages that were put aside are here: make the checkpoint valid."""
@@ -171,7 +174,7 @@ class IndexCheckpoints:
         lineage.positions, lineage.next_seqnums = message.positions, message.next_seqnums
         changes: list[Put | Delete] = [self._delete(_STAGED, message.lineage)]
         newest = self._newest
-        if newest is None or _covers(lineage.positions, newest.positions):
+        if newest is None or covers(lineage.positions, newest.positions):
             self._newest = lineage
             overtaken = [other for other in self._lineages.values() if other.complete and other is not lineage]
             changes += [write for other in overtaken for write in self._drop(other)]
@@ -257,14 +260,3 @@ def _row_writes(
     writes: list[Put | Delete] = [Delete(_row_key(lineage, start), _row_key(lineage, stop)) for start, stop in deleted]
     writes += [Put(_row_key(lineage, key), value) for key, value in rows]
     return writes
-
-
-def _term(positions: Positions) -> int:
-    return max((split_position(position)[0] for position in positions.values()), default=0)
-
-
-def _covers(applied: Positions, positions: Positions) -> bool:
-    """Whether a node that has applied the one has come as far as the other."""
-    if _term(applied) != _term(positions):
-        return _term(applied) > _term(positions)
-    return all(applied.get(log, 0) >= position for log, position in positions.items())

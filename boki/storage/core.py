@@ -30,7 +30,7 @@ from boki.log.cuts import Piece
 from boki.log.floors import Floors
 from boki.log.ids import LogId, NodeId, make_seqnum, shard_incarnation
 from boki.log.membership import Membership, Role
-from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, split_position
+from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, split_position, term_of
 from boki.log.view import View
 from boki.messages import (
     BatchesFetched,
@@ -61,7 +61,7 @@ from boki.storage.saved import SavedIndexes
 from boki.storage.shards import Shard, ShardKey, find_shards, recover_shard, split_batch_key
 from boki.storage.state import Checkpoint, load_state, shard_state, shard_writes, small_write
 from boki.storage.sweep import Sweep, SweepStep
-from boki.storage.takeover import Snapshots, Takeover, adopt_orders, is_ahead, term_of
+from boki.storage.takeover import Snapshots, Takeover, adopt_orders, is_ahead
 
 REPAIR_BYTES_PER_S: Final = 64 << 20
 _CHECKPOINT_ENTRIES: Final = 20_000
@@ -432,7 +432,9 @@ class StorageCore:
         rows, is_last = self.holdings.rows(message.after, min(message.limit, _ROWS_PER_PAGE))
         is_caught_up = self.follower.is_caught_up()
         version = self.holdings.placement.version
-        return (Send(sender, ShardsFetched(message.request, tuple(rows), is_last, is_caught_up, version)),)
+        covered = self.checkpoints.positions
+        told = ShardsFetched(message.request, tuple(rows), is_last, is_caught_up, version, covered)
+        return (Store((), then=(Send(sender, told),)),)  # a checkpoint may be on its way to the disk
 
     # checkpoints of the index, and of peers
 

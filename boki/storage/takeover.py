@@ -15,7 +15,7 @@ import msgspec
 from boki.effects import Send
 from boki.follower import MetalogFollower
 from boki.log.ids import NodeId
-from boki.log.metalog import Positions, split_position
+from boki.log.metalog import Positions, term_of
 from boki.messages import FetchState, StateFetched
 from boki.storage.holdings import Holdings
 from boki.storage.state import Checkpoint, set_order
@@ -111,11 +111,6 @@ def is_ahead(state: Checkpoint, applied: Positions) -> bool:
     if theirs != mine:
         return theirs > mine
     return state.applied != applied and all(state.applied.get(log, 0) >= at for log, at in applied.items())
-
-
-def term_of(positions: Positions) -> int:
-    """The term that these positions stand in; 0 if there are none."""
-    return max((split_position(position)[0] for position in positions.values()), default=0)
 
 
 def adopt_orders(holdings: Holdings, state: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,13 +56,12 @@ def test_forked_roles_run_end_and_do_not_miss_their_zygote(tmp_path: Path) -> No
         assert watched.log("a").read_text().startswith("boki ")
         second = await watched.start("b", "no-such-command")
         assert await watched.ended() == (second, 2)
-        waiting = ("start", "storage", "--name", "s", "--zookeeper", "127.0.0.1:1", "--data", str(tmp_path / "data"))
-        os.mkfifo(watched.log("c"))
-        opening = asyncio.create_task(asyncio.to_thread(watched.log("c").open))
+        zookeeper = socket.create_server(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{zookeeper.getsockname()[1]}"
+        waiting = ("start", "storage", "--name", "s", "--zookeeper", hosts, "--data", str(tmp_path / "data"))
         role = await watched.start("c", *waiting)
         mark = identity.start_mark(role)
-        says = await opening
-        assert await asyncio.to_thread(says.readline)  # it is at work now
+        calling, _ = await asyncio.to_thread(zookeeper.accept)  # it is at work now, and waits for an answer
         assert " ".join(waiting) in title_of(role)
         os.kill(watched.spawner.zygote_pid, signal.SIGKILL)
         third = await watched.start("d", "--version")
@@ -69,7 +69,8 @@ def test_forked_roles_run_end_and_do_not_miss_their_zygote(tmp_path: Path) -> No
         assert identity.is_same(role, mark)
         os.kill(role, signal.SIGKILL)
         assert await watched.ended() == (role, -signal.SIGKILL)
-        says.close()
+        calling.close()
+        zookeeper.close()
         watched.spawner.close()
 
     async def bounded() -> None:

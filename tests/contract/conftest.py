@@ -38,7 +38,9 @@ Run = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Implementation:
-    """A way to reach a log. `open` may take long: each is opened once for all scenarios."""
+    """A way to reach a log. `open` may take long: each is opened once for all scenarios of a module, and ends with it:
+    a cluster that stands idle takes time from all tests after it.
+    """
 
     open: Callable[[], AbstractContextManager[Run]]
     moves_time: bool = False
@@ -177,13 +179,13 @@ def _parameters(names: list[str]) -> list[object]:
     return [pytest.param(name, marks=pytest.mark.xdist_group(f"contract-{name}")) for name in names]
 
 
-@pytest.fixture(scope="session", params=_parameters(list(IMPLEMENTATIONS)))
+@pytest.fixture(scope="module", params=_parameters(list(IMPLEMENTATIONS)))
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     """Runs a scenario against each implementation."""
     yield from _open(request)
 
 
-@pytest.fixture(scope="session", params=_parameters([n for n, i in IMPLEMENTATIONS.items() if i.moves_time]))
+@pytest.fixture(scope="module", params=_parameters([n for n, i in IMPLEMENTATIONS.items() if i.moves_time]))
 def run_timed(request: pytest.FixtureRequest) -> Iterator[Run]:
     """The same, for those whose time can be moved."""
     yield from _open(request)

@@ -289,6 +289,25 @@ def test_a_node_that_begins_anew_takes_its_former_lifes_place(zookeeper: str, ch
     run(body())
 
 
+def test_a_former_life_that_wakes_up_late_takes_no_candidate_away(zookeeper: str, chroot: str) -> None:
+    """Its process stood still, and looks at the election when its successor leads already; that goes on to lead."""
+
+    async def body() -> None:
+        names = NodeId("controller-1"), NodeId("controller-2")
+        async with joined(zookeeper, chroot, home="a", follow=False) as old:
+            await old.coordinator.campaign(names[0])
+            async with joined(zookeeper, chroot, home="a", election=True) as new:
+                await new.coordinator.campaign(names[0])
+                await new.until(lambda: new.is_leader)
+                await old.coordinator.follow(election=True)
+                async with joined(zookeeper, chroot, home="b", follow=False) as other:
+                    await other.coordinator.campaign(names[1])
+                    await other.coordinator.follow(election=True)
+                    assert [process.is_leader for process in (old, new, other)] == [False, True, False]
+
+    run(body())
+
+
 def test_one_controller_leads_and_another_follows_it(zookeeper: str, chroot: str) -> None:
     """There is one leader; when it goes the next one leads."""
 

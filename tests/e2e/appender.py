@@ -107,7 +107,7 @@ def without_sync(role: str) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    boki.local_log._START_TIMEOUT_S = 15.0
+    boki.local_log._START_TIMEOUT_S = given.get("start_timeout_s", 15.0)
     if given.get("forgetful"):
         boki.host.disk.RocksDb = ForgetfulDb  # type: ignore[misc, assignment]
     if given.get("unsynced"):

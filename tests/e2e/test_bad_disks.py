@@ -110,8 +110,12 @@ def test_a_failed_sync_stops_the_node_and_nothing_is_acknowledged_after_it(
     class FailingDb(RocksDb):
         fails = False
 
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            self.path = path
+
         def sync(self) -> None:
-            if FailingDb.fails:
+            if FailingDb.fails and self.path.name == "storage-1":
                 raise OSError("Input/output error")
             super().sync()
 

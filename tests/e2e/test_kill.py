@@ -3,7 +3,7 @@
 SIGKILL keeps what the kernel has, so the same is done over databases that forget everything which no returned sync had
 covered; and to show that this would be noticed, with one role's sync taken away.
 
-`BOKI_KILL_ROUNDS` sets the number of rounds (20).
+`BOKI_KILL_ROUNDS` sets the number of rounds (10).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import pytest
 
 from tests.e2e.appender import TRIMMED
 
-ROUNDS = int(os.environ.get("BOKI_KILL_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("BOKI_KILL_ROUNDS", "10"))
 REPOSITORY = Path(__file__).parents[2]
+UNSYNCED_START_S = 5.0
+"""What was lost is mostly waited for in vain: longer than any start takes, and no longer."""
 
 
 class Broken(AssertionError):
@@ -136,5 +138,6 @@ def test_without_any_one_sync_the_loss_is_noticed(tmp_path: Path, role: str) -> 
     """The test above can fail: take away a role's sync, and it does."""
     ledger = Ledger()
     with pytest.raises(Broken):
-        play(tmp_path, 6, role, ledger, forgetful=True, replicas=1, logs=1, unsynced=role)
+        settings = {"forgetful": True, "unsynced": role, "start_timeout_s": UNSYNCED_START_S}
+        play(tmp_path, 6, role, ledger, replicas=1, logs=1, **settings)
     assert ledger.acknowledged, "the log did start, and lost what it had acknowledged"

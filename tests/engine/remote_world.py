@@ -142,8 +142,8 @@ class Engine:
         self.service = EngineService(
             self.links,
             node,
-            self.log,  # type: ignore[arg-type]
-            self.functions,  # type: ignore[arg-type]
+            self.log,
+            self.functions,
             self.ledger,  # type: ignore[arg-type]
             incarnation=incarnation,
             is_ready=lambda: self.is_ready,
@@ -185,7 +185,7 @@ class Cluster:
             node: Engine(self.wire, node, number, self.log, **options) for number, node in enumerate((A, B), 5)
         }
         self.watcher = Watcher()
-        self.backend = ClusterBackend(self.wire, GATEWAY, asyncio.get_running_loop(), clock=now_us)
+        self.backend = ClusterBackend(self.wire, GATEWAY, asyncio.get_running_loop(), incarnation=9, clock=now_us)
         self.backend.watch(self.watcher)
         self.number = 0
 

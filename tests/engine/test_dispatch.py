@@ -220,6 +220,20 @@ def test_a_worker_that_does_not_begin_gets_no_more_until_it_does() -> None:
     assert ticket in shell.workers[blocked].calls
 
 
+def test_a_crash_says_how_many_calls_had_begun() -> None:
+    """Of several only one may be to blame: whoever counts failures must know."""
+    shell = ready_shell(info("f"))
+    worker, begun = run(shell, "f")
+    beside = shell.submit("f")
+    shell.begin(worker)
+    shell.submit("f")
+    shell.exit(worker, "exited with status 3")
+    for ticket in (begun, beside):
+        lost = shell.outcomes[ticket].failure
+        assert lost is not None
+        assert lost.details["calls"] == 2
+
+
 def test_a_crash_loses_what_had_begun_and_says_what_is_known() -> None:
     """The caller learns that the call may have run in part, and how the process ended."""
     shell = ready_shell(info("f"))

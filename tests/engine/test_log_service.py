@@ -6,6 +6,7 @@ import pytest
 
 from boki.engine.log_service import LogService
 from boki.errors import InvalidArgument
+from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import make_position
 from boki.log.operations import Append, BookInfo, Books, Done, ListBooks, SetRetention, TrimBook
 from tests.contract.live import LoopThread, local_log
@@ -35,7 +36,7 @@ def test_retention_trims_by_size_and_is_forgotten_with_the_book() -> None:
         (info,) = _books(loop, service)
         assert (info.name, info.retention_size_bytes) == ("book", 150)
         assert info.size_bytes <= 200
-        loop.run(service.request(TrimBook("book", 1 << 62, everything=True), {}, 5))
+        loop.run(service.request(TrimBook("book", MAX_SEQNUM, everything=True), {}, 5))
         assert _books(loop, service) == ()
         loop.run(service.request(Append("book", chunk_of("book", b"new")), {}, 5))
         assert _books(loop, service)[0].retention_size_bytes is None

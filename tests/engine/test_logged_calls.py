@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.calls.ledger import MAX_STARTS, Accepted
+from boki.engine.calls.ledger import MAX_STARTS, Accepted, Owner
+from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import (
     CallLost,
     FunctionFailed,
@@ -15,8 +16,19 @@ from boki.errors import (
     TooLarge,
 )
 from boki.log.limits import Limits
-from boki.log.operations import Get
-from tests.engine.call_world import CallWorld, Gate, a_call, failing, run, time_passes
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Get, Operation, Read
+from tests.engine.call_world import (
+    CallWorld,
+    FaultyPort,
+    Gate,
+    a_call,
+    echo,
+    failing,
+    now_us,
+    run,
+    time_passes,
+)
 
 DAY_S = 24 * 3600.0
 
@@ -195,6 +207,32 @@ def test_unknown_ids_are_not_found() -> None:
         for text in ("0" * 32, "", "x" * 5000, "\n", "../" * 10):
             with pytest.raises(NoSuchInvocation):
                 await calls.state(text)
+        await calls.stop()
+
+    run(scenario())
+
+
+def test_a_call_that_another_engine_accepted_just_now_is_known() -> None:
+    """Whoever was told its id may ask any engine for it, also one whose index has not come so far (seed 119)."""
+
+    class Behind(FaultyPort):
+        """Sees nothing of the log before it asks for its tail."""
+
+        async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+            if isinstance(operation, Read) and operation.backward and not operation.fresh:
+                return await super().request(Read("nothing"), positions, timeout_s)
+            return await super().request(operation, positions, timeout_s)
+
+    async def scenario() -> None:
+        world = CallWorld()
+        calls = await world.start()
+        invocation_id = await calls.accept(a_call(1), delay_s=3600)
+        other = LoggedCalls(Behind(world.log), echo, me=Owner("engine-2", 2), clock=now_us)
+        await other.start()
+        assert (await other.state(invocation_id)).state == "accepted"
+        with pytest.raises(NoSuchInvocation):
+            await other.state("0" * 32)
+        await other.stop()
         await calls.stop()
 
     run(scenario())

@@ -18,7 +18,7 @@ from boki.log.chunk import Group, encode_chunk
 from boki.log.operations import Append
 from tests.engine.call_world import CallWorld, Gate, a_call, now_us, run
 
-DAY_S = 24 * 3600.0
+KEEP_S = 3600.0
 
 
 def test_records_are_trimmed_when_they_are_older_than_they_are_kept() -> None:
@@ -26,14 +26,14 @@ def test_records_are_trimmed_when_they_are_older_than_they_are_kept() -> None:
 
     async def scenario() -> None:
         world = CallWorld()
-        calls = await world.start(keep_s=DAY_S)
+        calls = await world.start(keep_s=KEEP_S)
         await calls.accept(a_call(1))
-        assert (await calls.state(a_call(1).id, wait_s=0.9 * DAY_S)).state == "done"
-        await calls.accept(a_call(2), delay_s=0.9 * DAY_S)
-        await calls.state(a_call(2).id, wait_s=DAY_S)
+        assert (await calls.state(a_call(1).id, wait_s=0.9 * KEEP_S)).state == "done"
+        await calls.accept(a_call(2), delay_s=0.9 * KEEP_S)
+        await calls.state(a_call(2).id, wait_s=KEEP_S)
         assert (await calls.state(a_call(1).id)).state == "done"
-        await calls.accept(a_call(3), delay_s=0.3 * DAY_S)
-        await calls.state(a_call(3).id, wait_s=DAY_S)
+        await calls.accept(a_call(3), delay_s=0.3 * KEEP_S)
+        await calls.state(a_call(3).id, wait_s=KEEP_S)
         with pytest.raises(NoSuchInvocation):
             await calls.state(a_call(1).id)
         assert (await calls.state(a_call(2).id)).state == "done"
@@ -47,15 +47,15 @@ def test_a_call_that_waits_longer_than_records_are_kept_is_carried_forward() -> 
 
     async def scenario() -> None:
         world = CallWorld()
-        calls = await world.start(keep_s=DAY_S)
-        await calls.accept(a_call(1, data=b'"late"'), delay_s=8 * DAY_S)
+        calls = await world.start(keep_s=KEEP_S)
+        await calls.accept(a_call(1, data=b'"late"'), delay_s=8 * KEEP_S)
         accepted = await calls.state(a_call(1).id)
-        for day in range(1, 6):
-            await calls.accept(a_call(100 + day), delay_s=DAY_S)
-            await calls.state(a_call(100 + day).id, wait_s=2 * DAY_S)
-            if day == 3:
+        for turn in range(1, 6):
+            await calls.accept(a_call(100 + turn), delay_s=KEEP_S)
+            await calls.state(a_call(100 + turn).id, wait_s=2 * KEEP_S)
+            if turn == 3:
                 await world.kill()
-                calls = await world.start(keep_s=DAY_S)
+                calls = await world.start(keep_s=KEEP_S)
         assert len(world.entries()) < 8
         waiting = await calls.state(a_call(1).id)
         assert (waiting.state, waiting.accepted_us, waiting.due_us) == (
@@ -63,7 +63,7 @@ def test_a_call_that_waits_longer_than_records_are_kept_is_carried_forward() -> 
             accepted.accepted_us,
             accepted.due_us,
         )
-        done = await calls.state(a_call(1).id, wait_s=8 * DAY_S)
+        done = await calls.state(a_call(1).id, wait_s=8 * KEEP_S)
         assert (done.state, done.result, done.due_us) == ("done", Payload("json", b'"late"'), accepted.due_us)
         assert 0 <= done.started_us - accepted.due_us < 1000
         await calls.stop()
@@ -101,7 +101,7 @@ def test_a_restart_reads_from_the_last_checkpoint_on() -> None:
         for number in range(1, 30):
             await calls.accept(a_call(number))
             await calls.state(a_call(number).id, wait_s=10)
-        await calls.accept(a_call(99), delay_s=DAY_S)
+        await calls.accept(a_call(99), delay_s=KEEP_S)
         await calls.stop()
         (checkpoint,) = [entry for entry in world.entries() if isinstance(entry, Checkpoint)]
         assert [waiting.id for waiting in checkpoint.waiting] == [a_call(99).id]
@@ -110,7 +110,7 @@ def test_a_restart_reads_from_the_last_checkpoint_on() -> None:
         reads = [operation for operation in world.port.operations if getattr(operation, "start", 0)]
         assert reads
         assert all(read.start >= checkpoint.fold_from for read in reads)  # type: ignore[union-attr]
-        assert (await calls.state(a_call(99).id, wait_s=2 * DAY_S)).state == "done"
+        assert (await calls.state(a_call(99).id, wait_s=2 * KEEP_S)).state == "done"
         await calls.stop()
 
     run(scenario())

@@ -117,6 +117,21 @@ def test_an_engine_that_does_not_answer_in_time_is_an_unknown_outcome() -> None:
     in_cluster(scenario)
 
 
+def test_after_the_deadline_nobody_else_is_asked() -> None:
+    """An engine falls silent, and the time is up before that shows: the caller is told so, and does not wait on."""
+
+    async def scenario(cluster: Cluster) -> None:
+        first, second = home(cluster)
+        cluster.wire.loses = lambda sender, to, _message: first.node in (sender, to)
+        begun_us = now_us()
+        with pytest.raises(ConnectionLost):
+            await cluster.backend.request(append(b"1", key="k"), {}, 0.3)
+        assert now_us() - begun_us < 1_300_000
+        assert not second.log.operations
+
+    in_cluster(scenario)
+
+
 def test_a_read_whose_answer_is_lost_is_asked_again() -> None:
     """Some seconds later at the latest, and the reader hears nothing of it."""
 

@@ -219,9 +219,16 @@ class CallBook:
         self.ledger.learn(entry, record.seqnum, record.time)
         return entry.outcome if isinstance(entry, Finished) else None
 
-    async def last(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
-        """The call's last record; None if there is none."""
-        record = await self._book.check_tail(id_tag(invocation_id))
+    async def find(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
+        """The last record of a call that somebody asks for by its id; None if there is no such call.
+
+        Another engine may have told its id just now, and this one not have read so far.
+        """
+        return await self.last(invocation_id) or await self.last(invocation_id, fresh=True)
+
+    async def last(self, invocation_id: str, *, fresh: bool = False) -> tuple[CallEntry, Record] | None:
+        """The call's last record, as this engine has it or as it is now; None if there is none."""
+        record = await self._book.check_tail(id_tag(invocation_id), fresh=fresh)
         if record is None:
             return None
         entry = CODEC.decode(record.data)

@@ -213,7 +213,7 @@ class LoggedCalls:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
-            found = await self._book.last(invocation_id) if _is_id(invocation_id) else None
+            found = await self._book.find(invocation_id) if _is_id(invocation_id) else None
             if found is None:
                 raise NoSuchInvocation(
                     f"no logged call has the id {invocation_id[:64]!r}; results are kept for {self._keep_s:g} s",

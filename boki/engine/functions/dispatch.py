@@ -209,9 +209,9 @@ class Dispatch:
         for live in calls:
             self._leave(live)
         again = [live for live in calls if live.order >= begun and not live.answered]
-        for live in calls:
-            if live.order < begun:
-                self._answer(live, failed(refusals.lost(live, why)))
+        lost = [live for live in calls if live.order < begun]
+        for live in lost:
+            self._answer(live, failed(refusals.lost(live, why, len(lost))))
         for live in reversed(again):
             self._reroute(live, now_us)
         if calls:
