@@ -75,6 +75,8 @@ class Following:
         self.lines = [Line(shard, self.taker) for shard in range(shards)]
         self.waiters: dict[Waiter, None] = {}
         """All who wait, in the order of their coming."""
+        self.entering = asyncio.Lock()
+        """Held by the one who makes a group for all who came to take from it."""
         self._is_starting = False
         self._turn = 0
         self._pushed = self.taker[0]

@@ -292,12 +292,13 @@ class Queue(Administration[T], Generic[T]):
 
         In all shards at one place: what is pushed from then on is given to it, whichever group takes it first.
         """
-        await shared.catch_up(self.logbook)
-        if self.group != DEFAULT_GROUP:
-            if self.group not in shared.lines[0].state.groups:
-                raise no_such_group(self.name, self.group)
-        elif not all(self.group in line.state.groups for line in shared.lines):
-            await self._append_to_all(shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
+        async with shared.entering:
+            await shared.catch_up(self.logbook)
+            if self.group != DEFAULT_GROUP:
+                if self.group not in shared.lines[0].state.groups:
+                    raise no_such_group(self.name, self.group)
+            elif not all(self.group in line.state.groups for line in shared.lines):
+                await self._append_to_all(shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
 
     # Settling
 

@@ -6,6 +6,7 @@ import asyncio
 from zlib import crc32
 
 from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue.records import OpenGroup, decode
 from boki.libs.bokiqueue.ways import way_of
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
@@ -86,3 +87,18 @@ async def test_the_default_group_is_made_once() -> None:
         assert followed is not None
         await queue.stats()
         assert followed.lines[0].state.groups[""].cursor == 3
+
+
+@asynchronous
+async def test_takes_that_begin_together_make_the_default_group_once() -> None:
+    """Of one process: sixty consumers who start at once append no more than the first of them."""
+    queue: Queue[int] = Queue(Process(MemoryPort()).logbook(), "q")
+    await queue.create(shards=8)
+    before = await queue.logbook.check_tail()
+    assert before is not None
+    takes = [asyncio.ensure_future(queue.pop(wait_s=1)) for _ in range(60)]
+    await queue.push_many(list(range(60)))
+    taken = await asyncio.gather(*takes)
+    assert sorted(message.value for message in taken if message is not None) == list(range(60))
+    kinds = [decode(record.data) for record in (await queue.logbook.read(start=before.next_seqnum)).records]
+    assert [kind.shard for kind in kinds if isinstance(kind, OpenGroup)] == list(range(8))
