@@ -234,7 +234,7 @@ class Queue(Administration[T], Generic[T]):
             await shared.catch_up(self.logbook)
         elif not shared.is_loaded:
             await shared.catch_up(self.logbook)
-        if not all(self.group in line.state.groups for line in shared.lines):
+        if not self._is_entered(shared):
             await self._enter_group(shared)
         left_s = patience_s
         begun = shared.clock.here()
@@ -293,12 +293,17 @@ class Queue(Administration[T], Generic[T]):
         In all shards at one place: what is pushed from then on is given to it, whichever group takes it first.
         """
         async with shared.entering:
+            if self._is_entered(shared):
+                return  # somebody else of this process had the same to do
             await shared.catch_up(self.logbook)
+            if self._is_entered(shared):
+                return
             if self.group != DEFAULT_GROUP:
-                if self.group not in shared.lines[0].state.groups:
-                    raise no_such_group(self.name, self.group)
-            elif not all(self.group in line.state.groups for line in shared.lines):
-                await self._append_to_all(shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
+                raise no_such_group(self.name, self.group)
+            await self._append_to_all(shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
+
+    def _is_entered(self, shared: Following) -> bool:
+        return all(self.group in line.state.groups for line in shared.lines)
 
     # Settling
 

@@ -302,6 +302,8 @@ class ShardState:
         """
         if not isinstance(record, OpenGroup) or (record.group in self.groups and not record.is_anew):
             return None
+        if not self.backlog.first_pos:
+            return None  # every message that was ever pushed is here
         first = self.backlog.find(self.backlog.first_pos)
         stop = first.seqnum if first is not None else self.at + 1
         start = max(self.floor, record.start_seqnum)

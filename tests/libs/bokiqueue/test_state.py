@@ -472,3 +472,14 @@ def test_the_length_of_a_queue_does_not_count_what_has_expired() -> None:
     assert stream.take(1, lease_s=100) == [0]
     assert stream.settle(NACK, 0, stream.token)
     assert stream.state.length(stream.now_us + 5 * SECOND) == 2
+
+
+def test_a_group_needs_no_history_while_nothing_was_forgotten() -> None:
+    """Reading it takes a round trip for each shard; it is read when a message that others have done must come back."""
+    world = Stream()
+    world.append(Push(0, b"\0", [b"a"]))
+    group = OpenGroup(0, "late")
+    assert world.state.history_for(group) is None
+    world.append(OpenGroup(0, ""))
+    world.append(Act(0, b"me", 1, takes=[Take("", 1)]))
+    assert world.state.history_for(group) is not None
