@@ -311,6 +311,20 @@ class Chunk:
             return True
         return any(flags & KEYED for flags in self._flags())
 
+    def outer_conditions(self) -> list[Expect] | None:
+        """What its groups depend on, if nothing in this chunk decides about it: then all groups are kept or refused by
+        what was there before. None if a group has a key, or a condition's tag is that of a record here.
+        """
+        if any(flags & KEYED for flags in self._flags()):
+            return None
+        *_, conditions, payloads = self._columns
+        found = {(n, last) for _, n, last in _CONDITION.iter_unpack(self.buffer[conditions:payloads])}
+        strings = self.strings
+        expected = {strings[n] for n, _ in found}
+        if not expected.isdisjoint([strings[n] for n in set(self._tag_column())]):
+            return None
+        return [Expect(strings[n], last) for n, last in sorted(found)]
+
     def groups(self) -> list[Span]:
         """The groups in order, with what each depends on."""
         strings = self.strings

@@ -43,6 +43,7 @@ def read_everything(chunk: Chunk) -> list[object]:
         chunk.records(seqnums_of(chunk), 7),
         [(chunk.payload(i), chunk.tags(i), chunk.is_freed(i)) for i in indexes],
         chunk.groups(),
+        chunk.outer_conditions(),
         {tag: list(row) for tag, row in chunk.tag_rows().items()},
         chunk.tag_counts(),
         chunk.payload_sizes(),
@@ -75,6 +76,11 @@ def test_what_goes_in_comes_out(book: str, groups: list[Group], before: bytes) -
         start = stop
     assert chunk.groups() == spans
     assert chunk.is_conditional == any(group.when or group.key is not None for group in groups)
+    outer = chunk.outer_conditions()
+    own_tags = {tag for group in groups for _, tags in group.records for tag in tags}
+    asked = {expect for group in groups for expect in group.when}
+    decides = any(group.key is not None for group in groups) or not own_tags.isdisjoint(one.tag for one in asked)
+    assert (None if outer is None else (set(outer), len(outer))) == (None if decides else (asked, len(asked)))
     assert not chunk.has_freed
     chunk.verify_payloads()
     chunk.verify_columns()
