@@ -304,24 +304,16 @@ class Chunk:
         """How many bytes of data each record has."""
         return [b - a for a, b in pairwise((0, *self._ends(_PAYLOAD_END)))]
 
-    @property
-    def is_conditional(self) -> bool:
-        """Whether any group depends on a condition or a key: if not, an index keeps all records unseen."""
-        if self._columns[5] != self._columns[6]:
-            return True
-        return any(flags & KEYED for flags in self._flags())
-
     def outer_conditions(self) -> list[Expect] | None:
         """What its groups depend on, if nothing in this chunk decides about it: then all groups are kept or refused by
         what was there before. None if a group has a key, or a condition's tag is that of a record here.
         """
+        *_, conditions, payloads = self._columns
         if any(flags & KEYED for flags in self._flags()):
             return None
-        *_, conditions, payloads = self._columns
         found = {(n, last) for _, n, last in _CONDITION.iter_unpack(self.buffer[conditions:payloads])}
         strings = self.strings
-        expected = {strings[n] for n, _ in found}
-        if not expected.isdisjoint([strings[n] for n in set(self._tag_column())]):
+        if found and not {strings[n] for n, _ in found}.isdisjoint([strings[n] for n in set(self._tag_column())]):
             return None
         return [Expect(strings[n], last) for n, last in sorted(found)]
 

@@ -48,7 +48,7 @@ def read_everything(chunk: Chunk) -> list[object]:
         chunk.tag_counts(),
         chunk.payload_sizes(),
         chunk.payload_bytes,
-        (chunk.is_conditional, chunk.has_freed),
+        chunk.has_freed,
         Chunk(chunk.select(indexes[::2])).records(seqnums_of(chunk)[::2], 7),
         chunk.drop_payloads(indexes[::2]),
     ]
@@ -75,7 +75,6 @@ def test_what_goes_in_comes_out(book: str, groups: list[Group], before: bytes) -
         spans.append(Span(start, stop, tuple(group.when), None if group.key is None else KEY_TAG_PREFIX + group.key))
         start = stop
     assert chunk.groups() == spans
-    assert chunk.is_conditional == any(group.when or group.key is not None for group in groups)
     outer = chunk.outer_conditions()
     own_tags = {tag for group in groups for _, tags in group.records for tag in tags}
     asked = {expect for group in groups for expect in group.when}
@@ -120,7 +119,7 @@ def test_a_selection_has_the_same_records_and_nothing_else(book: str, groups: li
     if len(indexes) == chunk.count:
         assert data == chunk.data
     else:
-        assert not selected.is_conditional
+        assert selected.outer_conditions() == []
     selected.verify_payloads()
 
 

@@ -176,7 +176,7 @@ class Index:
         name = chunk.book
         assert self._is_at_home(name, log), f"book {name!r} does not live in log {log}"
         book = self._book_to_change(name)
-        if not chunk.is_conditional or _hold_all(book, chunk):
+        if _hold_all(book, chunk):
             _keep_all(book, chunk, first)
             applied.books.add(name)
             return
@@ -444,7 +444,7 @@ def _read_small_state(disk: DiskReader) -> _SmallState:
 
 
 def _hold_all(book: Book, chunk: Chunk) -> bool:
-    """Whether all its groups are kept, as a look at the book as it is now can tell."""
+    """Whether all its groups are kept, as one look at the book can tell: most chunks have no condition, or a few."""
     conditions = chunk.outer_conditions()
     return conditions is not None and all(book.last(expect.tag) == expect.last_seqnum for expect in conditions)
 

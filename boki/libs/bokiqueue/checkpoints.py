@@ -57,13 +57,19 @@ async def _newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[Shard
 
 
 async def last_saved(logbook: LogBook, tag: str) -> tuple[Record, Saved] | None:
-    """The last record of that tag that completes a checkpoint."""
-    record = await logbook.check_tail(tag)
+    """The last record of that tag that completes a checkpoint.
+
+    `Trimmed` if a newer one was completed while this looked, and has taken the others' place: try again.
+    """
+    tail = record = await logbook.check_tail(tag)
     while record is not None:
         kind = records.decode_own(record.data)
         if isinstance(kind, Saved):
             return record, kind
         record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
+    newest = None if tail is None else await logbook.check_tail(tag)
+    if tail is not None and newest is not None and newest.seqnum > tail.seqnum:
+        raise Trimmed(f"a newer checkpoint under tag {tag!r} may have taken the place of those before it: try again")
     return None
 
 

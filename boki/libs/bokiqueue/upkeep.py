@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from boki import BokiError, ConditionFailed, Expect, LogBook
+from boki import BokiError, ConditionFailed, Expect, LogBook, Trimmed
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.bodies import LOST
 from boki.libs.bokiqueue.checkpoints import last_saved
@@ -85,7 +85,7 @@ class Upkeep:
             self._mine[line.shard] = first
             saved = records.encode(Saved(line.shard, covers, first, floor, grown_bytes))
             await logbook.append(saved, (*tags, tag), when=Expect(tag, last))
-        except ConditionFailed:
+        except (ConditionFailed, Trimmed):
             pass  # another process was quicker
         except BokiError as error:
             _log.warning("a checkpoint of queue %s could not be written: %s", self._queue.queue, error)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from random import Random
+from typing import Any, cast
 
+import msgspec
 import pytest
 
+from boki import LogBook, Record
 from boki.libs.bokiqueue import Queue, upkeep
 from boki.libs.bokiqueue.checkpoints import history, newest_state
-from boki.libs.bokiqueue.records import OpenGroup, Saved
+from boki.libs.bokiqueue.records import OpenGroup, Part, Saved, checkpoint_tag, encode
 from boki.libs.bokiqueue.snapshots import Snapshot
 from boki.libs.bokiqueue.ways import way_of
 from boki.runtime.memory_port import MemoryPort
@@ -183,3 +186,38 @@ async def test_a_history_that_no_checkpoint_has_is_taken_as_it_is() -> None:
     for reader in (queue, Queue[int](Process(port).logbook(), "q")):
         assert (await reader.stats()).depth == 1
     assert await drain(queue) == [6]
+
+
+@asynchronous
+async def test_a_checkpoint_that_is_completed_while_another_process_looks_for_one_is_not_missed() -> None:
+    """The process has seen its first part, and looks for the one before it, which is trimmed by then: to find none
+    would be to begin where the stream is not there any more. The simulator found it by seed 287.
+    """
+    queue: Queue[int] = Queue(Process(MemoryPort()).logbook(), "q")
+    log, tag = queue.logbook, checkpoint_tag("q", 0)
+    await queue.push_many(range(20))
+    await drain(queue)
+    data = msgspec.msgpack.encode((await folds(queue))[0])
+
+    async def append_part() -> int:
+        return await log.append(encode(Part(0, data)), [tag])
+
+    async def complete(first: int) -> None:
+        await log.append(encode(Saved(0, first - 1, first, 0)), [tag])
+        await log.trim(first, tag=tag)
+
+    await complete(await append_part())
+    second = await append_part()
+
+    class Interrupted:
+        """The log, on which the second checkpoint is completed between two questions."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(log, name)
+
+        async def read_prev(self, tag: str, *, max_seqnum: int) -> Record | None:
+            await complete(second)
+            return await log.read_prev(tag, max_seqnum=max_seqnum)
+
+    state, resume = await newest_state(cast("LogBook", Interrupted()), "q", 0)
+    assert (state.backlog.next_pos, resume > 0) == (20, True)
