@@ -22,7 +22,16 @@ from boki.spark.files import files_of
 from boki.spark.gateway import Gateway
 from boki.spark.lake import Lake, Manifest, Origin
 from boki.spark.pipeline import Pipeline
-from boki.spark.progress import Batch, BookProgress, Progress, note, read_progress, regain
+from boki.spark.progress import (
+    Batch,
+    BookProgress,
+    Progress,
+    is_registered,
+    note,
+    read_progress,
+    regain,
+    register,
+)
 from boki.spark.schemas import ERROR_COLUMN
 
 if TYPE_CHECKING:
@@ -113,7 +122,8 @@ def start(spark: SparkSession, pipeline: Pipeline, claim: Claim, *, once: bool, 
     origin = Origin(pipeline=pipeline.name, book=pipeline.book, tag=pipeline.tag, start=pipeline.start)
     try:
         lake.check(origin)
-        lake.begin(origin)
+        lake_id = lake.begin(origin)
+        check_known(lake, lake_id, claim, pipeline)
         lake.recover()
     except OSError as error:
         raise ConfigError(f"output: {pipeline.output} cannot be used: {error}") from None
@@ -152,9 +162,28 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
+def check_known(lake: Lake, lake_id: str, claim: Claim, pipeline: Pipeline) -> None:
+    """Have the progress book know the lake before it has a checkpoint. `ConfigError` if it has one, and the book has
+    never heard of it: then what the checkpoint stands for lies elsewhere, whatever pipelines are called so here.
+    """
+    if is_registered(claim, lake_id):
+        return
+    if lake.query() is not None:
+        raise _strange(lake, pipeline)
+    register(claim, lake_id)
+
+
+def _strange(lake: Lake, pipeline: Pipeline) -> ConfigError:
+    return ConfigError(
+        f"{lake.checkpoint} is not of this system, or not of this progress book: book {pipeline.progress_book!r} at "
+        f"{pipeline.gateway} does not know the lake in {pipeline.output}. Give the gateway and the progress book with "
+        "which it was begun; if they are gone, begin anew with another output"
+    )
+
+
 def known_progress(lake: Lake, claim: Claim, pipeline: Pipeline) -> Progress:
-    """What the progress book tells of the lake. If another lake was begun meanwhile under the same name, it is what the
-    batches themselves tell; `ConfigError` if the book has never heard of any.
+    """What the progress book tells of the lake, which it knows. If another lake was begun meanwhile under the same
+    name, it is what the batches themselves tell.
     """
     progress = read_progress(claim.gateway, pipeline.progress_book, pipeline.name)
     last = lake.last()
@@ -165,11 +194,7 @@ def known_progress(lake: Lake, claim: Claim, pipeline: Pipeline) -> Progress:
     if not is_other and last[0] <= progress.number(query) + 1:
         return progress  # each batch but the last one is noted
     if progress.done is None:
-        raise ConfigError(
-            f"{pipeline.output} holds batches up to {last[0]}, and book {pipeline.progress_book!r} at "
-            f"{pipeline.gateway} tells of no batch of them: is that the system, and the progress book, with which they "
-            "were written? If they are gone, begin anew with another output"
-        )
+        raise _strange(lake, pipeline)  # it knows the lake, and has lost what it has noted of its batches
     return regain(claim, progress, last[1].batch, lake.books())
 
 

@@ -265,7 +265,7 @@ def test_one_run_at_a_time_and_one_checkpoint(
     aside.rename(checkpoint)
     for changed, message in (
         ({"book": "one-a,one-b,two"}, "was begun with pipeline = 'one', book = 'one-[*]'"),
-        ({"progress": "ingest:elsewhere"}, "book 'ingest:elsewhere' at .* tells of no batch of them"),
+        ({"progress": "ingest:elsewhere"}, "not of this progress book: book 'ingest:elsewhere' at .* does not"),
     ):
         with pytest.raises(ConfigError, match=message):
             once(spark, Pipeline(**{name: getattr(pipeline, name) for name in pipeline.__struct_fields__} | changed))

@@ -243,9 +243,10 @@ def test_what_a_lake_was_begun_with_stands_before_its_first_batch(tmp_path: Path
     one that began at the same time.
     """
     other = msgspec.structs.replace(ORIGIN, start="latest")
-    Lake(MortalFiles(), str(tmp_path), "r").begin(ORIGIN)
+    lake_id = Lake(MortalFiles(), str(tmp_path), "r").begin(ORIGIN)
+    assert lake_id != Lake(MortalFiles(), str(tmp_path / "another"), "s").begin(ORIGIN)
     for name in ("r", "s"):
-        Lake(MortalFiles(), str(tmp_path), name).begin(ORIGIN)
+        assert Lake(MortalFiles(), str(tmp_path), name).begin(ORIGIN) == lake_id
         with pytest.raises(ConfigError, match=r"was begun with pipeline = 'p', book = 'b'.*another output"):
             Lake(MortalFiles(), str(tmp_path), name).begin(other)
 
