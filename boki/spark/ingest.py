@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
+
 from boki.errors import BokiError, ConfigError, Unavailable
 from boki.spark.causes import cause_of
 from boki.spark.claim import Claim, Doorkeeper, Run
@@ -122,6 +124,7 @@ def start(spark: SparkSession, pipeline: Pipeline, claim: Claim, *, once: bool, 
     origin = Origin(pipeline=pipeline.name, book=pipeline.book, tag=pipeline.tag, start=pipeline.start)
     try:
         lake.check(origin)
+        lake.check_columns(columns)
         lake_id = lake.begin(origin)
         check_known(lake, lake_id, claim, pipeline)
         lake.recover()
@@ -142,20 +145,22 @@ def start(spark: SparkSession, pipeline: Pipeline, claim: Claim, *, once: bool, 
     return query
 
 
-def _columns(pipeline: Pipeline) -> list[str]:
-    """The columns of the JSON; `ConfigError` if the schema cannot be read, or is not such as a pipeline has."""
+def _columns(pipeline: Pipeline) -> dict[str, str]:
+    """The columns of the JSON, with their types; `ConfigError` if the schema cannot be read, or is not such as a
+    pipeline has.
+    """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
     from boki.spark.schemas import layout
 
     try:
-        names = cast("StructType", StructType.fromDDL(pipeline.schema)).fieldNames()
-        pipeline.columns(names)
+        schema = cast("StructType", StructType.fromDDL(pipeline.schema))
+        pipeline.columns(schema.fieldNames())
         layout(cast("StructType", StructType.fromDDL(pipeline.source_schema)), is_json=True)
     except PySparkException as error:
         raise ConfigError(f"schema: that of pipeline {pipeline.name!r} cannot be read: {_first_line(error)}") from None
-    return names
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
 def _first_line(error: Exception) -> str:
@@ -202,13 +207,13 @@ class _BatchWriter:
     """Writes the batches of one query."""
 
     def __init__(
-        self, lake: Lake, origin: Origin, claim: Claim, progress: Progress, json_columns: list[str], report: Report
+        self, lake: Lake, origin: Origin, claim: Claim, progress: Progress, columns: dict[str, str], report: Report
     ) -> None:
         self._lake = lake
         self._origin = origin
         self._claim = claim
         self._progress = progress
-        self._columns = json_columns
+        self._columns = columns
         self._report = report
         self._query = ""
         self._is_named = threading.Event()
@@ -251,6 +256,8 @@ class _BatchWriter:
 
         dead_count = sum(book.dead for book in manifest.books.values())
         is_all_dead = dead_count == sum(book.records for book in manifest.books.values())
+        columns = self._lake.columns() if is_all_dead else self._columns
+        manifest = msgspec.structs.replace(manifest, columns=columns)
         return self._lake.place(
             manifest,
             records=None if is_all_dead else write_records,

@@ -17,7 +17,7 @@ crash does it. So at every moment each table has whole batches only, and each on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -63,6 +63,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
     batch: Batch
     books: dict[str, BookProgress]
+    columns: dict[str, str] = {}
+    """The columns of the JSON, and their types, in the records of this batch; if it has none, in those before it."""
 
 
 class Lake:
@@ -130,6 +132,27 @@ class Lake:
             raise ConfigError(
                 f"{where} was written with another checkpoint than {self.checkpoint}: that of query "
                 f"{manifest.batch.query}, not {query}. Put it back, or begin anew with another output"
+            )
+
+    def columns(self) -> dict[str, str]:
+        """The columns of the JSON, and their types, in the records that are there."""
+        found = self.last()
+        return found[1].columns if found is not None and found[1] is not None else {}
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """`ConfigError` if the schema lacks a column of what is there, or has it with another type. It may have more:
+        readers who merge the schemas of batches, as Spark's mergeSchema does, find nulls in those before.
+        """
+        there = self.columns()
+        wrong = [
+            f"{name} is {columns[name]} now, and was {kind}" if name in columns else f"{name} {kind} is gone"
+            for name, kind in there.items()
+            if columns.get(name) != kind
+        ]
+        if wrong:
+            raise ConfigError(
+                f"schema: it does not fit the records in {self._root}: {'; '.join(wrong)}. Put these columns back as "
+                "they were; new ones may stand beside them, under other names. Or begin anew with another output"
             )
 
     def begin(self, origin: Origin) -> str:

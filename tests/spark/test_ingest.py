@@ -265,6 +265,7 @@ def test_one_run_at_a_time_and_one_checkpoint(
     aside.rename(checkpoint)
     for changed, message in (
         ({"book": "one-a,one-b,two"}, "was begun with pipeline = 'one', book = 'one-[*]'"),
+        ({"schema": "n string, m int"}, "schema: .* n is string now, and was int. Put these columns back"),
         ({"progress": "ingest:elsewhere"}, "not of this progress book: book 'ingest:elsewhere' at .* does not"),
     ):
         with pytest.raises(ConfigError, match=message):
