@@ -51,7 +51,7 @@ class BatchWriter(DataSourceArrowWriter):
         """All tasks are done."""
         lanes = [lane for message in messages if isinstance(message, Written) for lane in message.lanes]
         with _open(self._options) as gateway:
-            run(gateway, commit(self._write, self._batch, lanes))
+            run(gateway, commit(self._write, self._batch, lanes, is_final=self._options.write_id is not None))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - as Spark calls it
         """The job has failed. What was appended stays; under a `writeId` the next run goes on from there."""

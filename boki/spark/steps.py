@@ -95,9 +95,9 @@ def append(operation: Append) -> Steps[int | None]:
     return None if answer.rejected else answer.first_seqnum
 
 
-def append_record(book: str, data: bytes, tag: str, when: Sequence[Expect] = ()) -> Steps[int | None]:
+def append_record(book: str, data: bytes, tags: Sequence[str], when: Sequence[Expect] = ()) -> Steps[int | None]:
     """Append one record, on these conditions; see `append`."""
-    return (yield from append(Append(book, encode_chunk(book, [Group([(data, (tag,))], when)]))))
+    return (yield from append(Append(book, encode_chunk(book, [Group([(data, tags)], when)]))))
 
 
 def page(read: Read) -> Steps[Found]:
