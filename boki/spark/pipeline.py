@@ -114,7 +114,7 @@ def load_pipeline(path: Path, overrides: Mapping[str, str]) -> Pipeline:
         values: dict[str, Any] = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also of text that is no UTF-8, and of numbers with too many digits
         raise ConfigError(f"{path} is not TOML: {error}") from None
     values |= {name: value for name, value in overrides.items() if value}
     if isinstance(output := values.get("output"), str) and output and ":/" not in output:
