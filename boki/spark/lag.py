@@ -39,7 +39,7 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lags(pipeline: Pipeline) -> list[Lag]:
-    """The lag of each book, by name."""
+    """The lag of each book, by name. `NotFound` if one that is named was never there, and so never read."""
     gateway = Gateway(pipeline.gateway, pipeline.token)
     try:
         return lags_at(pipeline, gateway)
@@ -62,6 +62,8 @@ def lags_at(pipeline: Pipeline, gateway: Gateway) -> list[Lag]:
     start = _reached(progress)
     if start is None and options.starts_now:
         start = tail  # it would begin now
+    if set(options.books.names) - progress.books.keys():
+        planner.check_books()
     infos = dict.fromkeys(progress.books) | dict(planner.books())
     return [_lag(gateway, options, name, infos[name], progress, start or Offset(), tail) for name in sorted(infos)]
 
