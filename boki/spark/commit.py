@@ -89,9 +89,10 @@ def _check_covered(ledger: Ledger, write: str, batch: int, lanes: Sequence[LaneN
         if (partition, book) not in given and (yield from last_of(book, lane_tag(write, partition))) != base:
             raise InvalidArgument(
                 f"an earlier run of batch {batch} wrote rows of partition {partition} to book {book!r}, and this run "
-                "has none there: it has other rows, or another number of partitions, so what it appended may be there "
-                "twice. The batch is not complete, and cannot be: begin anew, with another writeId or checkpoint, in "
-                "an empty book. Whoever repeats a write must give the same rows, in as many partitions",
+                "has none there: it has other rows, another number of partitions, or the writeId of another write, so "
+                "what it appended may be there twice. The batch is not complete, and cannot be: begin anew, with a new "
+                "writeId or checkpoint, in an empty book. Whoever repeats a write must give the same rows, in as many "
+                "partitions",
                 book=book,
                 partition=partition,
                 batch=batch,

@@ -91,6 +91,7 @@ class Lane:
         """Find the lane's base and, if an earlier attempt has been here, its chunks."""
         attempt, ledger = self._attempt, self._attempt.ledger
         if attempt.is_repeated:
+            ledger.check_book(attempt.write, self._book)
             self._noted = ledger.lanes.get(self._place, self._noted)
             return
         if is_new := self._place not in ledger.bases:

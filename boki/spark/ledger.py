@@ -25,6 +25,7 @@ FINISHED_TAG: Final = f"{SINK_TAG_PREFIX}!finished"
 """On the last note of each write that has one batch only, until its lanes are cleared (`boki.spark.finished`)."""
 SILENT_US: Final = 48 * 3600 * 1_000_000
 """After so long, by the log's time, without a note of a write nobody is at work on it any more."""
+_NAMED: Final = 5
 Place = tuple[int, str]
 """A partition and a book."""
 
@@ -123,6 +124,19 @@ class Ledger:
     def fence(self) -> int:
         """What is below this is of no use any more."""
         return self._complete_seqnum
+
+    def check_book(self, write: str, book: str) -> None:
+        """`InvalidArgument` if the last batch is complete without rows in that book: then it is another write's."""
+        books = sorted({note.book for note in self.lanes.values() if note.runs})
+        if book not in books:
+            there = f"wrote to {', '.join(map(repr, books[:_NAMED]))}" if books else "had no rows"
+            raise InvalidArgument(
+                f"batch {self.complete} of write {write!r} is complete, and {there}: what is given now goes to book "
+                f"{book!r}. What comes again needs the same rows, and a writeId is for one write only. Nothing was "
+                "appended",
+                book=book,
+                batch=self.complete,
+            )
 
     def add(self, record: Record) -> None:
         """Take in the next note."""
