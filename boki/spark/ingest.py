@@ -245,7 +245,9 @@ class _BatchWriter:
         from pyspark.sql import functions as f
 
         def write_records(folder: str) -> None:
-            columns = ["seqnum", "time", "tags", *self._columns, "book", "date"]
+            # quoted: a dot in a name is a dot, and no member of a struct
+            members = [f.col(f"`{name.replace('`', '``')}`") for name in self._columns]
+            columns: list[Any] = ["seqnum", "time", "tags", *members, "book", "date"]
             good = frame.where(f.col(ERROR_COLUMN).isNull()).withColumn("date", f.expr(DATE))
             good.select(columns).write.mode("overwrite").partitionBy("book", "date").parquet(folder)
 

@@ -97,3 +97,5 @@ def test_columns_that_the_pipeline_writes(tmp_path: Path) -> None:
     assert found.columns(["carrier", "hour"]) == ["carrier", "hour"]
     with pytest.raises(ConfigError, match="schema: it names book, time, which the pipeline writes itself"):
         found.columns(["carrier", "Time", "BOOK"])
+    with pytest.raises(ConfigError, match="schema: it names X and x, and tables make no difference between capitals"):
+        found.columns(["X", "carrier", "x"])
