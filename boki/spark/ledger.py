@@ -202,8 +202,8 @@ class Ledger:
 
 
 def write_of(note: Record) -> str:
-    """The write of which that is the last note."""
-    tag = next(tag for tag in note.tags if tag != FINISHED_TAG)
+    """The write of which that is the last note; "", which is none, if it is a stranger's."""
+    tag = next((tag for tag in note.tags if tag != FINISHED_TAG), SINK_TAG_PREFIX)
     return tag.removeprefix(SINK_TAG_PREFIX)
 
 

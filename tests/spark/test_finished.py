@@ -133,6 +133,17 @@ def test_what_a_newer_version_has_noted_is_no_error_of_this_write() -> None:
     assert "!spark:a:0" in lane_tags(system)
 
 
+def test_a_note_of_nobody_is_passed() -> None:
+    """What a stranger has put among the notes of old writes clears nothing, and holds nothing up."""
+    system = MemorySystem()
+    system.append(LEDGER, b"hello", tags=[FINISHED_TAG])
+    complete(system, "a", (1,))
+    system.now_us += SILENT_US
+    complete(system, "b", (2,))
+    assert lane_tags(system) == {"!spark:b:0"}
+    assert len(system.records(LEDGER, FINISHED_TAG)) == 1
+
+
 def test_a_row_without_tags_outlives_its_lane() -> None:
     """It is no less there when nothing of the sink's is left on it."""
     system = MemorySystem()
