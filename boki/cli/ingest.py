@@ -39,12 +39,12 @@ def run(
     pipeline = _pipeline(file, url, token)
     from boki.spark.ingest import claimed
     from boki.spark.ingest import run as run_pipeline
-    from boki.spark.lag import lags
+    from boki.spark.lag import backlog
     from boki.spark.local_session import session
 
     try:
         with claimed(pipeline) as door:
-            behind = sum(lag.behind for lag in lags(pipeline)) if once else None
+            behind = backlog(pipeline) if once else None
 
             def open_session() -> SparkSession:
                 spark = session(pipeline.name, master=master)
@@ -52,7 +52,7 @@ def run(
                 ending.callback(spark.stop)
                 return spark
 
-            with ExitStack() as ending, progress(counted=once) as bar:
+            with ExitStack() as ending, progress(counted=behind is not None) as bar:
                 report = _reporting(bar, pipeline, behind, as_json=as_json)
                 run_pipeline(open_session, pipeline, door, once=once, report=report)
     except KeyboardInterrupt:
@@ -78,7 +78,7 @@ def _reporting(bar: Any, pipeline: Pipeline, behind: int | None, *, as_json: boo
 @app.command()
 def status(file: File, url: Gateway = "", token: Token = "", as_json: AsJson = False) -> None:
     """How far a pipeline is in each of its books, from its progress book; it need not run."""
-    from boki.spark.lag import MOST_COUNTED, lags
+    from boki.spark.lag import lags
 
     found = lags(_pipeline(file, url, token))
     if as_json:
@@ -89,6 +89,7 @@ def status(file: File, url: Gateway = "", token: Token = "", as_json: AsJson = F
                     "records": lag.records,
                     "dead": lag.dead,
                     "behind": lag.behind,
+                    "has_more": lag.has_more,
                     "behind_s": lag.behind_s,
                 }
             )
@@ -98,7 +99,7 @@ def status(file: File, url: Gateway = "", token: Token = "", as_json: AsJson = F
             lag.book,
             f"{lag.records:,}",
             f"{lag.dead:,}",
-            f"{lag.behind:,}" if lag.behind < MOST_COUNTED else f">= {MOST_COUNTED:,}",
+            f">= {lag.behind:,}" if lag.has_more else f"{lag.behind:,}",
             f"{lag.behind_s:,.1f}",
         )
         for lag in found

@@ -74,7 +74,7 @@ def _fold(rows: pd.DataFrame) -> pd.DataFrame:
                 for delivery in deliveries or ():
                     events.append(("delivery", take.group, time_us, 1, (time_us - delivery.spot.time_us) / 1e6))
     found = pd.DataFrame(events, columns=["kind", "consumers", "time_us", "messages", "age_s"])
-    found["time"] = pd.to_datetime(found.pop("time_us"), unit="us")
+    found["time"] = pd.to_datetime(found.pop("time_us"), unit="us", utc=True)  # else it is of the session's time zone
     found["shard"] = shard
     return found[["shard", "kind", "consumers", "time", "messages", "age_s"]]
 

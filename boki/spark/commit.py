@@ -7,17 +7,21 @@ that it is noted. After that the lanes are trimmed by their own tags, so that us
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
-from boki.errors import InvalidArgument
+from boki.errors import BokiError, InvalidArgument
 from boki.log.operations import TrimBook
 from boki.spark.columns import LEDGER
+from boki.spark.finished import sweep
 from boki.spark.lane import first_tag, lane_tag, too_late
 from boki.spark.ledger import Failed, LaneNote, Ledger
 from boki.spark.steps import Steps, again, last_of
 
 
-def commit(write: str, batch: int, lanes: Sequence[LaneNote]) -> Steps[None]:
-    """The batch is complete. May be done twice."""
+def commit(write: str, batch: int, lanes: Sequence[LaneNote], *, is_final: bool = False) -> Steps[None]:
+    """The batch is complete. May be done twice. `is_final`: the write has no other batch, so its lanes are cleared some
+    day; now those of writes that are long over.
+    """
     ledger = Ledger(write)
     tries = 0
     while True:
@@ -30,8 +34,11 @@ def commit(write: str, batch: int, lanes: Sequence[LaneNote]) -> Steps[None]:
             _check_same(ledger, lanes)
             return
         yield from _check_covered(ledger, write, batch, lanes)
-        if (yield from ledger.note_complete(batch, lanes)):
+        if (yield from ledger.note_complete(batch, lanes, is_final=is_final)):
             yield from tidy(ledger, write)
+            if is_final:
+                with suppress(BokiError):  # this write is complete, whatever there is about others
+                    yield from sweep()
             return
         yield from again(tries, f"the commit of batch {batch} could not be noted in book {LEDGER!r}")
         tries += 1
@@ -82,9 +89,10 @@ def _check_covered(ledger: Ledger, write: str, batch: int, lanes: Sequence[LaneN
         if (partition, book) not in given and (yield from last_of(book, lane_tag(write, partition))) != base:
             raise InvalidArgument(
                 f"an earlier run of batch {batch} wrote rows of partition {partition} to book {book!r}, and this run "
-                "has none there: it has other rows, or another number of partitions, so what it appended may be there "
-                "twice. The batch is not complete, and cannot be: begin anew, with another writeId or checkpoint, in "
-                "an empty book. Whoever repeats a write must give the same rows, in as many partitions",
+                "has none there: it has other rows, another number of partitions, or the writeId of another write, so "
+                "what it appended may be there twice. The batch is not complete, and cannot be: begin anew, with a new "
+                "writeId or checkpoint, in an empty book. Whoever repeats a write must give the same rows, in as many "
+                "partitions",
                 book=book,
                 partition=partition,
                 batch=batch,

@@ -179,6 +179,10 @@ class Gateway:
         assert isinstance(page, Books)
         return list(page.books)
 
+    def book(self, name: str) -> BookInfo | None:
+        """What the list of books says of that one; None if it has no records."""
+        return next((info for info in self.some_books(name, 1) if info.name == name), None)
+
     def count(self, book: str, tag: str | None, start: int, stop: int, most: int) -> tuple[int, int]:
         """How many records there are (at least, if there are more than `most`), and the time of the last one."""
         count = last_us = 0

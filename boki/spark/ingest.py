@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
+
 from boki.errors import BokiError, ConfigError, Unavailable
 from boki.spark.causes import cause_of
 from boki.spark.claim import Claim, Doorkeeper, Run
@@ -22,7 +24,16 @@ from boki.spark.files import files_of
 from boki.spark.gateway import Gateway
 from boki.spark.lake import Lake, Manifest, Origin
 from boki.spark.pipeline import Pipeline
-from boki.spark.progress import Batch, BookProgress, Progress, note, read_progress, regain
+from boki.spark.progress import (
+    Batch,
+    BookProgress,
+    Progress,
+    is_registered,
+    note,
+    read_progress,
+    regain,
+    register,
+)
 from boki.spark.schemas import ERROR_COLUMN
 
 if TYPE_CHECKING:
@@ -113,7 +124,9 @@ def start(spark: SparkSession, pipeline: Pipeline, claim: Claim, *, once: bool, 
     origin = Origin(pipeline=pipeline.name, book=pipeline.book, tag=pipeline.tag, start=pipeline.start)
     try:
         lake.check(origin)
-        lake.begin(origin)
+        lake.check_columns(columns)
+        lake_id = lake.begin(origin)
+        check_known(lake, lake_id, claim, pipeline)
         lake.recover()
     except OSError as error:
         raise ConfigError(f"output: {pipeline.output} cannot be used: {error}") from None
@@ -132,29 +145,50 @@ def start(spark: SparkSession, pipeline: Pipeline, claim: Claim, *, once: bool, 
     return query
 
 
-def _columns(pipeline: Pipeline) -> list[str]:
-    """The columns of the JSON; `ConfigError` if the schema cannot be read, or is not such as a pipeline has."""
+def _columns(pipeline: Pipeline) -> dict[str, str]:
+    """The columns of the JSON, with their types; `ConfigError` if the schema cannot be read, or is not such as a
+    pipeline has.
+    """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
     from boki.spark.schemas import layout
 
     try:
-        names = cast("StructType", StructType.fromDDL(pipeline.schema)).fieldNames()
-        pipeline.columns(names)
+        schema = cast("StructType", StructType.fromDDL(pipeline.schema))
+        pipeline.columns(schema.fieldNames())
         layout(cast("StructType", StructType.fromDDL(pipeline.source_schema)), is_json=True)
     except PySparkException as error:
         raise ConfigError(f"schema: that of pipeline {pipeline.name!r} cannot be read: {_first_line(error)}") from None
-    return names
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
+def check_known(lake: Lake, lake_id: str, claim: Claim, pipeline: Pipeline) -> None:
+    """Have the progress book know the lake before it has a checkpoint. `ConfigError` if it has one, and the book has
+    never heard of it: then what the checkpoint stands for lies elsewhere, whatever pipelines are called so here.
+    """
+    if is_registered(claim, lake_id):
+        return
+    if lake.query() is not None:
+        raise _strange(lake, pipeline)
+    register(claim, lake_id)
+
+
+def _strange(lake: Lake, pipeline: Pipeline) -> ConfigError:
+    return ConfigError(
+        f"{lake.checkpoint} is not of this system, or not of this progress book: book {pipeline.progress_book!r} at "
+        f"{pipeline.gateway} does not know the lake in {pipeline.output}. Give the gateway and the progress book with "
+        "which it was begun; if they are gone, begin anew with another output"
+    )
+
+
 def known_progress(lake: Lake, claim: Claim, pipeline: Pipeline) -> Progress:
-    """What the progress book tells of the lake. If another lake was begun meanwhile under the same name, it is what the
-    batches themselves tell; `ConfigError` if the book has never heard of any.
+    """What the progress book tells of the lake, which it knows. If another lake was begun meanwhile under the same
+    name, it is what the batches themselves tell.
     """
     progress = read_progress(claim.gateway, pipeline.progress_book, pipeline.name)
     last = lake.last()
@@ -165,11 +199,7 @@ def known_progress(lake: Lake, claim: Claim, pipeline: Pipeline) -> Progress:
     if not is_other and last[0] <= progress.number(query) + 1:
         return progress  # each batch but the last one is noted
     if progress.done is None:
-        raise ConfigError(
-            f"{pipeline.output} holds batches up to {last[0]}, and book {pipeline.progress_book!r} at "
-            f"{pipeline.gateway} tells of no batch of them: is that the system, and the progress book, with which they "
-            "were written? If they are gone, begin anew with another output"
-        )
+        raise _strange(lake, pipeline)  # it knows the lake, and has lost what it has noted of its batches
     return regain(claim, progress, last[1].batch, lake.books())
 
 
@@ -177,13 +207,13 @@ class _BatchWriter:
     """Writes the batches of one query."""
 
     def __init__(
-        self, lake: Lake, origin: Origin, claim: Claim, progress: Progress, json_columns: list[str], report: Report
+        self, lake: Lake, origin: Origin, claim: Claim, progress: Progress, columns: dict[str, str], report: Report
     ) -> None:
         self._lake = lake
         self._origin = origin
         self._claim = claim
         self._progress = progress
-        self._columns = json_columns
+        self._columns = columns
         self._report = report
         self._query = ""
         self._is_named = threading.Event()
@@ -215,7 +245,9 @@ class _BatchWriter:
         from pyspark.sql import functions as f
 
         def write_records(folder: str) -> None:
-            columns = ["seqnum", "time", "tags", *self._columns, "book", "date"]
+            # quoted: a dot in a name is a dot, and no member of a struct
+            members = [f.col(f"`{name.replace('`', '``')}`") for name in self._columns]
+            columns: list[Any] = ["seqnum", "time", "tags", *members, "book", "date"]
             good = frame.where(f.col(ERROR_COLUMN).isNull()).withColumn("date", f.expr(DATE))
             good.select(columns).write.mode("overwrite").partitionBy("book", "date").parquet(folder)
 
@@ -226,6 +258,8 @@ class _BatchWriter:
 
         dead_count = sum(book.dead for book in manifest.books.values())
         is_all_dead = dead_count == sum(book.records for book in manifest.books.values())
+        columns = self._lake.columns() if is_all_dead else self._columns
+        manifest = msgspec.structs.replace(manifest, columns=columns)
         return self._lake.place(
             manifest,
             records=None if is_all_dead else write_records,

@@ -6,7 +6,7 @@
     records/batch=…/_batch.json      whose batch this is, and what it holds
     dead/batch=…                     what does not fit
     _writing/RUN/batch=…             a batch that is not there yet
-    _begun/_origin.json              what the lake was begun with
+    _begun/_origin.json              what the lake was begun with, and its id
     _checkpoint                      Spark's own
 
 A batch is written below `_writing` as a whole, dead letters and all, and renamed to its place below `records`: that
@@ -17,7 +17,7 @@ crash does it. So at every moment each table has whole batches only, and each on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -49,12 +49,22 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     start: str
 
 
+class _Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """Who and what a lake is."""
+
+    run: str
+    """The run that began it, by whose id it is known: a run begins no other lake."""
+    origin: Origin
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch holds, in words that stay with it."""
 
     origin: Origin
     batch: Batch
     books: dict[str, BookProgress]
+    columns: dict[str, str] = {}
+    """The columns of the JSON, and their types, in the records of this batch; if it has none, in those before it."""
 
 
 class Lake:
@@ -124,20 +134,45 @@ class Lake:
                 f"{manifest.batch.query}, not {query}. Put it back, or begin anew with another output"
             )
 
-    def begin(self, origin: Origin) -> None:
-        """Say what the lake is of, before a checkpoint stands for anything. `ConfigError` if it was begun with
-        something else; of two that begin at the same time one does.
+    def columns(self) -> dict[str, str]:
+        """The columns of the JSON, and their types, in the records that are there."""
+        found = self.last()
+        return found[1].columns if found is not None and found[1] is not None else {}
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """`ConfigError` if the schema lacks a column of what is there, or has it with another type. It may have more:
+        readers who merge the schemas of batches, as Spark's mergeSchema does, find nulls in those before.
+        """
+        there = self.columns()
+        wrong = [
+            f"{name} is {columns[name]} now, and was {kind}" if name in columns else f"{name} {kind} is gone"
+            for name, kind in there.items()
+            if columns.get(name) != kind
+        ]
+        if wrong:
+            raise ConfigError(
+                f"schema: it does not fit the records in {self._root}: {'; '.join(wrong)}. Put these columns back as "
+                "they were; new ones may stand beside them, under other names. Or begin anew with another output"
+            )
+
+    def begin(self, origin: Origin) -> str:
+        """Say what the lake is of, before a checkpoint stands for anything; the lake's id, which no other lake has.
+        `ConfigError` if it was begun with something else; of two that begin at the same time one does.
         """
         place = f"{self._root}/{_BEGUN}"
         if self._files.read(f"{place}/{_ORIGIN}") is None:
             fresh = f"{self._root}/{_WRITING}/{self._run}/{_BEGUN}"
-            self._files.write(f"{fresh}/{_ORIGIN}", msgspec.json.encode(origin))
+            self._files.write(f"{fresh}/{_ORIGIN}", msgspec.json.encode(_Begun(run=self._run, origin=origin)))
             if not self._take(fresh, place):
                 self._files.remove(fresh)
-        data = self._files.read(f"{place}/{_ORIGIN}")
-        if not data:
-            raise ConfigError(f"{place} does not say what the lake was begun with: begin anew with another output")
-        self._check_origin(msgspec.json.decode(data, type=Origin), origin)
+        try:
+            begun = msgspec.json.decode(self._files.read(f"{place}/{_ORIGIN}") or b"", type=_Begun)
+        except msgspec.DecodeError:
+            raise ConfigError(
+                f"{place} does not say what the lake was begun with: begin anew with another output"
+            ) from None
+        self._check_origin(begun.origin, origin)
+        return begun.run
 
     def _check_origin(self, begun: Origin, origin: Origin) -> None:
         if begun != origin:

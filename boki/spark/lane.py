@@ -12,7 +12,8 @@ notes what each lane got (`boki.spark.commit`); a batch that comes again after t
 rows are others. A task that comes too late finds that its lane has gone on, reads that its batch is over, and refuses.
 
 A query has the same lanes in all its batches: two tags for each of its partitions and books, and one in the ledger. Of
-its links only the last one stays, so that a late task finds its place taken.
+its links only the last one stays, so that a late task finds its place taken. (Those of a write that has a name, and so
+no other batch, go some day: `boki.spark.finished`.)
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class Lane:
         self._there: list[tuple[int, int]] = []
         """First and last seqnum of each chunk of this batch in the book."""
         self._tries = 0
+        self._has_waited = False
+        """For rows, since the ledger was read."""
         self._most_rows: int | None = None
         """What this system's limits allow, if they are narrower than usual."""
         self._noted = LaneNote(partition=attempt.partition, book=book)
@@ -88,6 +91,7 @@ class Lane:
         """Find the lane's base and, if an earlier attempt has been here, its chunks."""
         attempt, ledger = self._attempt, self._attempt.ledger
         if attempt.is_repeated:
+            ledger.check_book(attempt.write, self._book)
             self._noted = ledger.lanes.get(self._place, self._noted)
             return
         if is_new := self._place not in ledger.bases:
@@ -104,6 +108,7 @@ class Lane:
         while (rows := held.peek(self._next_rows, self._most_rows, is_last=is_last)) is not None:
             if (yield from self._put(rows)):
                 held.drop(len(rows.data))
+        self._has_waited = True
 
     @property
     def _next_rows(self) -> int | None:
@@ -131,6 +136,8 @@ class Lane:
 
     def _append(self, rows: Rows) -> Steps[bool]:
         """Append the chunk. False: somebody else has, or nobody knows, or it is too large for this system."""
+        if self._has_waited and not self._last:
+            yield from self._attempt.check()  # lanes that are cleared look as if nobody had been here
         chunk = rows.chunk(self._book, self._first_tag, self._tag, self._last)
         try:
             first = yield from append(Append(self._book, chunk))

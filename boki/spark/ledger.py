@@ -21,6 +21,11 @@ from boki.spark.steps import Steps, again, append_record, tagged
 
 _PART_BYTES: Final = DEFAULT_LIMITS.record_bytes // 2
 """The notes of a batch's lanes are cut into records of this size."""
+FINISHED_TAG: Final = f"{SINK_TAG_PREFIX}!finished"
+"""On the last note of each write that has one batch only, until its lanes are cleared (`boki.spark.finished`)."""
+SILENT_US: Final = 48 * 3600 * 1_000_000
+"""After so long, by the log's time, without a note of a write nobody is at work on it any more."""
+_NAMED: Final = 5
 Place = tuple[int, str]
 """A partition and a book."""
 
@@ -120,6 +125,19 @@ class Ledger:
         """What is below this is of no use any more."""
         return self._complete_seqnum
 
+    def check_book(self, write: str, book: str) -> None:
+        """`InvalidArgument` if the last batch is complete without rows in that book: then it is another write's."""
+        books = sorted({note.book for note in self.lanes.values() if note.runs})
+        if book not in books:
+            there = f"wrote to {', '.join(map(repr, books[:_NAMED]))}" if books else "had no rows"
+            raise InvalidArgument(
+                f"batch {self.complete} of write {write!r} is complete, and {there}: what is given now goes to book "
+                f"{book!r}. What comes again needs the same rows, and a writeId is for one write only. Nothing was "
+                "appended",
+                book=book,
+                batch=self.complete,
+            )
+
     def add(self, record: Record) -> None:
         """Take in the next note."""
         self._first_seqnum = self._first_seqnum or record.seqnum
@@ -156,10 +174,13 @@ class Ledger:
         for record in (yield from tagged(LEDGER, self.tag, self.last_seqnum + 1)):
             self.add(record)
 
-    def note(self, note: _Note, *, if_unchanged: bool = False) -> Steps[int | None]:
-        """Append a note; None: rejected, or nobody knows. `if_unchanged`: only if this is still the ledger's end."""
+    def note(self, note: _Note, *, if_unchanged: bool = False, is_final: bool = False) -> Steps[int | None]:
+        """Append a note; None: rejected, or nobody knows. `if_unchanged`: only if this is still the ledger's end.
+        `is_final`: the last one of this write.
+        """
         when = (Expect(self.tag, self.last_seqnum),) if if_unchanged else ()
-        return (yield from append_record(LEDGER, msgspec.json.encode(note), self.tag, when))
+        tags = (self.tag, FINISHED_TAG) if is_final else (self.tag,)
+        return (yield from append_record(LEDGER, msgspec.json.encode(note), tags, when))
 
     def note_begun(self, note: Begun) -> Steps[None]:
         """Append where a lane stands; twice does no harm, because the first one counts."""
@@ -168,14 +189,22 @@ class Ledger:
             yield from again(tries, f"the beginning of batch {note.batch} could not be noted in book {LEDGER!r}")
             tries += 1
 
-    def note_complete(self, batch: int, lanes: Sequence[LaneNote]) -> Steps[bool]:
-        """Append that the batch is complete, if the ledger is as it was read; False: it is not, or nobody knows."""
+    def note_complete(self, batch: int, lanes: Sequence[LaneNote], *, is_final: bool = False) -> Steps[bool]:
+        """Append that the batch is complete, if the ledger is as it was read; False: it is not, or nobody knows.
+        `is_final`: the write has no other batch.
+        """
         for note in list(parts_of(batch, lanes)):
-            seqnum = yield from self.note(note, if_unchanged=True)
+            seqnum = yield from self.note(note, if_unchanged=True, is_final=is_final and note.is_last)
             if seqnum is None:
                 return False
             self.add(Record(seqnum, (self.tag,), msgspec.json.encode(note), None, self.last_time_us))
         return True
+
+
+def write_of(note: Record) -> str:
+    """The write of which that is the last note; "", which is none, if it is a stranger's."""
+    tag = next((tag for tag in note.tags if tag != FINISHED_TAG), SINK_TAG_PREFIX)
+    return tag.removeprefix(SINK_TAG_PREFIX)
 
 
 def parts_of(batch: int, lanes: Sequence[LaneNote]) -> Iterator[Complete]:

@@ -6,6 +6,7 @@ with what there is: a mistyped option would otherwise do nothing, silently.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from boki.errors import InvalidArgument
+from boki.errors import InvalidArgument, TooLarge
 from boki.log.checks import check_book
 from boki.log.ids import MAX_SEQNUM, SYSTEM_BOOK_PREFIX, check_tag
 from boki.log.limits import DEFAULT_LIMITS
@@ -27,6 +28,10 @@ STREAM_WRITE_OPTIONS: Final = tuple(name for name in WRITE_OPTIONS if name != "w
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "triggerinterval", "outputmode", "__dummyid"})
 """What Spark itself may put among the options of a query."""
 _MOST_PARTITIONS: Final = 10_000
+_MOST_DIGITS: Final = 19
+_WRITE_ID_BYTES: Final = 100
+_NO_HEADER: Final = re.compile(r"[^\x20-\x7e\xa0-\xff]")
+"""What a header of HTTP cannot say."""
 
 OnTrimmed = Literal["fail", "skip"]
 
@@ -109,7 +114,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
     _check_order(start, stop)
     return ReadOptions(
         gateway=_gateway(values.get("gateway", DEFAULT_GATEWAY)),
-        token=values.get("token", ""),
+        token=_token(values.get("token", "")),
         books=_books(book),
         tag=check_tag(values["tag"], DEFAULT_LIMITS.tag_bytes) if "tag" in values else None,
         start=start,
@@ -129,7 +134,7 @@ def write_options(given: Mapping[str, str], *, is_stream: bool) -> WriteOptions:
     write_id = values.get("writeid")
     return WriteOptions(
         gateway=_gateway(values.get("gateway", DEFAULT_GATEWAY)),
-        token=values.get("token", ""),
+        token=_token(values.get("token", "")),
         book=check_book(book) if book else None,
         is_json=_flag(values, "json"),
         write_id=None if write_id is None else _write_id(write_id),
@@ -156,6 +161,17 @@ def _gateway(url: str) -> str:
     except ValueError as error:
         raise InvalidArgument(f"gateway: {error}", field="gateway") from None
     return url
+
+
+def _token(token: str) -> str:
+    """The option `token`, if it can be sent at all. What it is stays out of the message: it is a secret."""
+    if _NO_HEADER.search(token):
+        raise InvalidArgument(
+            "the token holds a line break, or another character that no header of HTTP may have: if it is read from a "
+            "file, leave the end of the line out",
+            field="token",
+        )
+    return token
 
 
 def _book(values: Mapping[str, str]) -> str:
@@ -192,8 +208,9 @@ def _bound(name: str, text: str) -> Bound:
     >>> _bound("start", "12"), _bound("start", "1970-01-01T00:00:01Z")
     (Bound(seqnum=12, time_us=0), Bound(seqnum=0, time_us=1000000))
     """
-    if text.isascii() and text.isdigit() and int(text) <= MAX_SEQNUM:
-        return Bound(int(text))
+    seqnum = _whole(text)
+    if seqnum is not None and seqnum <= MAX_SEQNUM:
+        return Bound(seqnum)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -220,15 +237,36 @@ def _count(values: Mapping[str, str], name: str, most: int) -> int | None:
     text = values.get(name.lower())
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= most:
+    number = _whole(text)
+    if number is None or not 1 <= number <= most:
         raise InvalidArgument(f"{name} must be a whole number, 1 to {most:,}, not {text!r:.60}", field=name)
-    return int(text)
+    return number
+
+
+def _whole(text: str) -> int | None:
+    """The number that these digits are; None if they are none, or more than any number here has.
+
+    >>> _whole("12"), _whole("-1"), _whole("9" * 5000)
+    (12, None, None)
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def _write_id(text: str) -> str:
     if text.startswith("!"):
         raise InvalidArgument(f"writeId must not begin with !, as {text!r:.60} does", field="writeId")
-    return check_tag(text, 100)
+    try:
+        return check_tag(text, _WRITE_ID_BYTES)
+    except TooLarge:
+        raise TooLarge(
+            f"writeId may have at most {_WRITE_ID_BYTES} bytes of UTF-8, and {text!r:.60} has more",
+            field="writeId",
+            limit=_WRITE_ID_BYTES,
+        ) from None
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"writeId must not be empty, and must not hold control characters, not {text!r:.60}", field="writeId"
+        ) from None
 
 
 def _flag(values: Mapping[str, str], name: str) -> bool:

@@ -93,9 +93,17 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"{self.schema}, {SCHEMA}, {ERROR_COLUMN} string"
 
     def columns(self, names: list[str]) -> list[str]:
-        """The columns of the JSON among those names; `ConfigError` if one is the pipeline's own."""
+        """The columns of the JSON among those names; `ConfigError` if one is the pipeline's own, or two
+        differ by capitals only.
+        """
         if taken := sorted(_OWN.intersection(name.lower() for name in names)):
             raise ConfigError(f"schema: it names {', '.join(taken)}, which the pipeline writes itself: rename them")
+        lower = [name.lower() for name in names]
+        if alike := [name for name in names if lower.count(name.lower()) > 1]:
+            raise ConfigError(
+                f"schema: it names {' and '.join(alike)}, and tables make no difference between capitals and small "
+                "letters: leave one out"
+            )
         return names
 
 
@@ -114,7 +122,7 @@ def load_pipeline(path: Path, overrides: Mapping[str, str]) -> Pipeline:
         values: dict[str, Any] = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also of text that is no UTF-8, and of numbers with too many digits
         raise ConfigError(f"{path} is not TOML: {error}") from None
     values |= {name: value for name, value in overrides.items() if value}
     if isinstance(output := values.get("output"), str) and output and ":/" not in output:

@@ -4,6 +4,9 @@ Each batch is a record (`Done`), behind records with what each of its books has 
 many books each that a record stays small. Once twice as many parts stand behind each other as all books fill, a batch
 repeats all books, and what lies before is trimmed: so the book, and what a reader goes through, grow with the number of
 LogBooks and not with time. A part may be there twice, because a run was killed between its appends: it says the same.
+
+Beside these stands the id of each lake that was ever begun with this book (`register`): some bytes, for good, by which
+a lake of another system is told from one of this.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from boki.spark.gateway import Gateway
 
 DONE_TAG: Final = "!pipeline:"
 PARTS_TAG: Final = "!pipeline-books:"
+LAKES_TAG: Final = "!ingest-lake:"
 BOOKS_A_PART: Final = 200
 _PARTS_AN_APPEND: Final = 16
 KEPT: Final = 1000
@@ -128,6 +132,23 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     def number(self, query: str | None) -> int:
         """The last batch of that query; -1 if there is none."""
         return self.done.batch.number if self.done is not None and self.done.batch.query == query else -1
+
+
+def register(claim: Claim, lake: str) -> None:
+    """Write the lake's id into the progress book. Before the lake has a checkpoint: see `is_registered`."""
+    claim.append([(lake.encode(), (LAKES_TAG + claim.pipeline,))], f"lake:{lake}")
+
+
+def is_registered(claim: Claim, lake: str) -> bool:
+    """Whether the progress book knows the lake: else the lake's checkpoint is of another system, or progress book."""
+    tag, start = LAKES_TAG + claim.pipeline, 0
+    while True:
+        found = claim.gateway.find(Read(claim.book, tag, start, limit=_PAGE, fresh=True))
+        if any(record.data == lake.encode() for record in records_of(found)):
+            return True
+        if found.is_end:
+            return False
+        start = found.next_start
 
 
 def read_progress(gateway: Gateway, book: str, pipeline: str) -> Progress:

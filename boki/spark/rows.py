@@ -197,7 +197,10 @@ def check_target(book: str) -> None:
 def _data_of(batch: Any, *, is_json: bool) -> Any:
     if is_json:
         members = [name for name in batch.schema.names if name not in {"book", "tags"}]
-        data = pa.array([_encode_json(row) for row in batch.select(members).to_pylist()], pa.binary())
+        selected = batch.select(members)
+        has_maps = "map<" in str(selected.schema.types)  # without any, Arrow is four times as quick
+        rows = selected.to_pylist(maps_as_pydicts="strict" if has_maps else None)
+        data = pa.array([_encode_json(row) for row in rows], pa.binary())
     else:
         data = batch.column("data")
         if data.null_count:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from boki.errors import BokiError, InvalidArgument
 from boki.spark.commit import commit, give_up
@@ -51,7 +51,7 @@ class BatchWriter(DataSourceArrowWriter):
         """All tasks are done."""
         lanes = [lane for message in messages if isinstance(message, Written) for lane in message.lanes]
         with _open(self._options) as gateway:
-            run(gateway, commit(self._write, self._batch, lanes))
+            run(gateway, commit(self._write, self._batch, lanes, is_final=self._options.write_id is not None))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - as Spark calls it
         """The job has failed. What was appended stays; under a `writeId` the next run goes on from there."""
@@ -153,6 +153,8 @@ def check_rows(schema: StructType, options: WriteOptions, *, overwrite: bool) ->
     if kinds.get("tags", "array<string>") != "array<string>":
         raise InvalidArgument(f"the column tags must be array<string>, not {kinds['tags']}", field="tags")
     if options.is_json:
+        for field in schema.fields:
+            _check_json_type(field.name, field.dataType)
         return
     if kinds.get("data") not in {"binary", "string"}:
         raise InvalidArgument(
@@ -165,6 +167,26 @@ def check_rows(schema: StructType, options: WriteOptions, *, overwrite: bool) ->
             "to write each row as JSON",
             field=unknown[0],
         )
+
+
+def _check_json_type(name: str, kind: DataType) -> None:
+    """Members of JSON objects have names: a map whose keys are none has no form there."""
+    match kind:
+        case MapType():
+            if not isinstance(kind.keyType, StringType):
+                raise InvalidArgument(
+                    f"the column {name} has keys of type {kind.keyType.simpleString()}, and a JSON object has strings "
+                    "only: cast the keys, or select map_entries of the column",
+                    field=name,
+                )
+            _check_json_type(f"{name}{{}}", kind.valueType)
+        case ArrayType():
+            _check_json_type(f"{name}[]", kind.elementType)
+        case StructType():
+            for field in kind.fields:
+                _check_json_type(f"{name}.{field.name}", field.dataType)
+        case _:
+            pass
 
 
 def _partition() -> int:

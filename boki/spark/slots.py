@@ -18,7 +18,7 @@ from boki.errors import Overloaded
 from boki.log.operations import TrimBook
 from boki.spark.columns import LEDGER
 from boki.spark.commit import tidy
-from boki.spark.ledger import Ledger, Opened
+from boki.spark.ledger import SILENT_US, Ledger, Opened
 from boki.spark.steps import Steps, again
 
 SLOT_PREFIX: Final = "!batch:"
@@ -28,8 +28,6 @@ MOST_SLOTS: Final = 1024
 _MINUTE_US: Final = 60_000_000
 _FAILED_US: Final = 5 * _MINUTE_US
 """After this a slot whose write has failed is given to the next."""
-_SILENT_US: Final = 48 * 60 * _MINUTE_US
-"""After this a slot of whose write nothing was noted any more is given to the next."""
 
 
 def take_slot(owner: str) -> Steps[tuple[str, int]]:
@@ -66,7 +64,7 @@ def take_slot(owner: str) -> Steps[tuple[str, int]]:
 
 def _take_given_up(busy: list[tuple[str, Ledger]], now_us: int, owner: str) -> Steps[tuple[str, int] | None]:
     for slot, ledger in busy:
-        patience_us = _FAILED_US if ledger.is_failed else _SILENT_US
+        patience_us = _FAILED_US if ledger.is_failed else SILENT_US
         if now_us - ledger.last_time_us >= patience_us and (yield from _take(ledger, slot, owner)):
             return slot, ledger.under_way
     return None

@@ -78,7 +78,8 @@ def again(tries: int, what: str) -> Steps[None]:
     if tries >= TRIES:
         raise ConnectionLost(
             f"{what} in {TRIES} tries: no answer came, or others were always faster. Look at the system with "
-            "`boki status`, and run this again: it goes on from what is there",
+            "`boki status`, and run this again: with its writeId, or its checkpoint, it goes on from what is there; "
+            "what has neither of them appends all its rows once more",
             outcome="unknown",
         )
     yield Pause(min(_FIRST_PAUSE_S * 2**tries, _LONGEST_PAUSE_S))
@@ -94,9 +95,9 @@ def append(operation: Append) -> Steps[int | None]:
     return None if answer.rejected else answer.first_seqnum
 
 
-def append_record(book: str, data: bytes, tag: str, when: Sequence[Expect] = ()) -> Steps[int | None]:
+def append_record(book: str, data: bytes, tags: Sequence[str], when: Sequence[Expect] = ()) -> Steps[int | None]:
     """Append one record, on these conditions; see `append`."""
-    return (yield from append(Append(book, encode_chunk(book, [Group([(data, (tag,))], when)]))))
+    return (yield from append(Append(book, encode_chunk(book, [Group([(data, tags)], when)]))))
 
 
 def page(read: Read) -> Steps[Found]:

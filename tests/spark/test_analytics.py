@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import pytest
 
 from boki.child import Child
 from boki.client import BlockingClient
 from boki.libs.bokiqueue.records import Act, Push, Take, encode, stream_tag
-from boki.spark.analytics import queue_ages, queue_events, queue_rates
+from boki.spark.analytics import _fold, queue_ages, queue_events, queue_rates
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,9 +19,25 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("spark")
 
 
+@pytest.fixture
+def far_east(spark: SparkSession) -> Iterator[None]:
+    """A session whose time of day is hours off from UTC, and from this machine's."""
+    spark.conf.set("spark.sql.session.timeZone", "Pacific/Kiritimati")
+    yield
+    spark.conf.unset("spark.sql.session.timeZone")
+
+
+def test_times_are_no_time_of_day() -> None:
+    """What is folded has the log's times in UTC, and says so: else Spark takes them for those of its time zone."""
+    columns = {"shard": [0], "seqnum": [7], "time_us": [1_700_000_000_000_000], "data": [encode(Push(0, b"", [b"a"]))]}
+    (moment,) = _fold(pd.DataFrame(columns))["time"]
+    assert moment == pd.Timestamp("2023-11-14T22:13:20", tz="UTC")
+
+
+@pytest.mark.usefixtures("far_east")
 def test_ages_and_rates_are_those_of_the_records(spark: SparkSession, system: Child, client: BlockingClient) -> None:
     """Each delivery is as old as the log's time between its push and its take; what is not taken has no age. Queues of
-    several books are folded each by itself.
+    several books are folded each by itself. All that in a session that has another time of day.
     """
     book = client.logbook("mail")
     tag = stream_tag("letters", 0)
@@ -36,7 +54,9 @@ def test_ages_and_rates_are_those_of_the_records(spark: SparkSession, system: Ch
     push, first, _, second = (record.time for record in book.read(tag).records)
     frame = spark.read.format("logbook").options(gateway=system.url, book="mail*").load()
     events = queue_events(frame, "letters").cache()
-    ages = sorted(row.age_s for row in events.where("kind = 'delivery'").collect())
+    deliveries = events.where("kind = 'delivery'").selectExpr("age_s", "unix_micros(time) as time_us").collect()
+    assert sorted(row.time_us for row in deliveries) == [first, first, second]
+    ages = sorted(row.age_s for row in deliveries)
     expected = sorted([(first - push) / 1e6] * 2 + [(second - push) / 1e6])
     assert ages == pytest.approx(expected)
     (row,) = queue_ages(events).collect()

@@ -265,7 +265,8 @@ def test_one_run_at_a_time_and_one_checkpoint(
     aside.rename(checkpoint)
     for changed, message in (
         ({"book": "one-a,one-b,two"}, "was begun with pipeline = 'one', book = 'one-[*]'"),
-        ({"progress": "ingest:elsewhere"}, "book 'ingest:elsewhere' at .* tells of no batch of them"),
+        ({"schema": "n string, m int"}, "schema: .* n is string now, and was int. Put these columns back"),
+        ({"progress": "ingest:elsewhere"}, "not of this progress book: book 'ingest:elsewhere' at .* does not"),
     ):
         with pytest.raises(ConfigError, match=message):
             once(spark, Pipeline(**{name: getattr(pipeline, name) for name in pipeline.__struct_fields__} | changed))
@@ -277,13 +278,13 @@ def test_rows_of_every_kind(spark: SparkSession, client: BlockingClient, system:
     """Nulls and members that are missing are null, others are left out, what is of another type is a dead letter; a
     pipeline over a prefix takes books that come later; all bad or all good batches are batches.
     """
-    schema = "n int, x double, who string, at struct<a:int,b:array<string>>"
+    schema = "n int, x double, who string, at struct<a:int,b:array<string>>, `at.a` int"
     pipeline = Pipeline(name="kinds", book="kind-*", schema=schema, output=str(tmp_path / "lake"), gateway=system.url)
     good: dict[bytes, Any] = {
         b'{"n": 1, "x": 2, "who": "Ada", "more": [1, {"y": 2}]}': (1, 2.0, "Ada"),
         b'{"n": null, "who": null}': (None, None, None),
         b" ": None,
-        b'{"at": {"a": 1, "b": ["x", null]}, "who": "\\u00e9\\n"}': (None, None, "é\n"),
+        b'{"at": {"a": 1, "b": ["x", null]}, "who": "\\u00e9\\n", "at.a": 7}': (None, None, "é\n"),
         b"{}": (None, None, None),
     }
     bad = [b" ", b'{"n": "1"}', b'{"n": 1.5}', b'{"n": 3000000000}', b"null", b'{"who": "\xff"}', b'{"n": 1} {}', b"{"]
@@ -299,6 +300,7 @@ def test_rows_of_every_kind(spark: SparkSession, client: BlockingClient, system:
     rows = spark.read.parquet(str(tmp_path / "lake" / "records")).orderBy("seqnum").collect()
     assert [(row.n, row.x, row.who) for row in rows] == [good[data] for data in fits]
     assert rows[2]["at"].asDict() == {"a": 1, "b": ["x", None]}
+    assert rows[2]["at.a"] == 7, "a dot in a name is a dot"
     assert {row.book for row in rows} == {"kind-b"}
     found = {lag.book: (lag.records, lag.dead, lag.behind) for lag in lags(pipeline)}
     assert found == {"kind-a": (len(bad), len(bad), 0), "kind-b": (len(fits), 0, 0)}

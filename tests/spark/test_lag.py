@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from boki.errors import NotFound
+from boki.log.operations import Read
 from boki.spark import lag as lag_module
 from boki.spark.claim import Claim, Run
 from boki.spark.lag import Lag, lags_at
@@ -90,13 +92,36 @@ def test_across_terms_and_trims() -> None:
 
 
 def test_of_a_backlog_that_is_too_long_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The count ends, and the time is that of the last record all the same."""
+    """The count ends, and the time is that of the last record all the same. All of a book, and less than the limit, are
+    counted; the former costs no reading, be the book named or one of a prefix.
+    """
     monkeypatch.setattr(lag_module, "MOST_COUNTED", 1500)
     system = MemorySystem()
     for _ in range(4):
-        system.append("b1", *[b"{}"] * 1000)
-    (found,) = lags_at(pipeline(), system.gateway())
-    assert found == Lag(book="b1", records=0, dead=0, behind=2000, behind_s=3.0)
+        seqnums = system.append("b1", *[b"{}"] * 1000, tags=["t"])
+    found = lags_at(pipeline(start=str(seqnums[0] - 2500)), system.gateway())
+    assert found == [Lag(book="b1", records=0, dead=0, behind=2000, has_more=True, behind_s=3.0)]
+    assert lags_at(pipeline(tag="t"), system.gateway()) == found
+    assert lags_at(pipeline(start=str(seqnums[0] - 100)), system.gateway())[0].behind == 1100
+    for book in ("b*", "b1"):
+        gateway = system.gateway()
+        (found_all,) = lags_at(pipeline(book), gateway)
+        assert found_all == Lag(book="b1", records=0, dead=0, behind=4000, behind_s=3.0)
+        assert all(read.limit == 1 for read in gateway.asked if isinstance(read, Read))
+
+
+def test_of_a_book_that_is_not_there() -> None:
+    """Named, it is told to be none, with those that are; a prefix waits for its books. One that has been read, and was
+    deleted since, is not missing anything.
+    """
+    system = MemorySystem()
+    system.append("flights", b"{}")
+    with pytest.raises(NotFound, match="there is no book 'flight': there are flights"):
+        lags(system, book="flight")
+    assert lags(system, book="flight.*") == {}
+    ingest(system, tail(system), flights=BookProgress(records=1, last_seqnum=system.records("flights")[0].seqnum))
+    system.delete("flights")
+    assert lags(system, book="flights") == {"flights": (1, 0, 0, 0.0)}
 
 
 def test_its_own_progress_is_no_backlog() -> None:

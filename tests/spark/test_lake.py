@@ -238,14 +238,30 @@ def test_what_cannot_be_gone_on_with(tmp_path: Path) -> None:
         lake.check(ORIGIN)
 
 
+def test_a_schema_that_does_not_go_with_what_is_there(tmp_path: Path) -> None:
+    """A column that is gone or of another type is named, with what to do; more columns, in any order, are welcome. What
+    has no records says nothing about columns.
+    """
+    lake = Lake(MortalFiles(), str(tmp_path), "r")
+    lake.check_columns({"n": "int"})
+    for number, columns in enumerate(({}, {"n": "int", "s": "struct<x:int>"})):
+        found = msgspec.structs.replace(manifest(number), columns=columns)
+        lake.place(found, records=None, dead=None, check=lambda: None)
+        lake.check_columns({"more": "double", "s": "struct<x:int>", "n": "int"})
+        assert lake.columns() == columns
+    with pytest.raises(ConfigError, match=r"schema: .*: n is bigint now, and was int; s struct<x:int> is gone"):
+        lake.check_columns({"n": "bigint", "S": "struct<x:int>"})
+
+
 def test_what_a_lake_was_begun_with_stands_before_its_first_batch(tmp_path: Path) -> None:
     """A checkpoint may be ahead of the batches, so whoever comes with another input is refused from the beginning, also
     one that began at the same time.
     """
     other = msgspec.structs.replace(ORIGIN, start="latest")
-    Lake(MortalFiles(), str(tmp_path), "r").begin(ORIGIN)
+    lake_id = Lake(MortalFiles(), str(tmp_path), "r").begin(ORIGIN)
+    assert lake_id != Lake(MortalFiles(), str(tmp_path / "another"), "s").begin(ORIGIN)
     for name in ("r", "s"):
-        Lake(MortalFiles(), str(tmp_path), name).begin(ORIGIN)
+        assert Lake(MortalFiles(), str(tmp_path), name).begin(ORIGIN) == lake_id
         with pytest.raises(ConfigError, match=r"was begun with pipeline = 'p', book = 'b'.*another output"):
             Lake(MortalFiles(), str(tmp_path), name).begin(other)
 

@@ -206,6 +206,18 @@ def test_a_book_that_a_repeated_batch_leaves_out_is_missed() -> None:
         committing(system, written(system, [frame("1", books=["b"])])).finish()
 
 
+def test_a_name_that_another_write_has_had() -> None:
+    """It went to another book, or had no rows: it is said whose the name is, and no row of this one is there."""
+    system = MemorySystem()
+    committing(system, written(system, rows(1))).finish()
+    with pytest.raises(InvalidArgument, match=r"batch 0 of write 'w' is complete, and wrote to 'b': .* to book 'c'"):
+        written(system, [frame("1", books=["c"])])
+    committing(system, [], write="empty").finish()
+    with pytest.raises(InvalidArgument, match=r"write 'empty' is complete, and had no rows: .* a writeId is for one"):
+        written(system, rows(1), write="empty")
+    assert (datas(system), datas(system, "c")) == (once_each(1), once_each())
+
+
 def run_of(system: MemorySystem, partitions: list[list[Any]], batch: int = 0) -> None:
     """A whole job: a task for each partition, then the commit."""
     lanes = [

@@ -15,6 +15,7 @@ from boki.spark.options import (
     read_options,
     write_options,
 )
+from boki.spark.pipeline import Pipeline
 
 BAD = [
     ({"book": ""}, "the option book is missing"),
@@ -44,6 +45,9 @@ BAD = [
     ({"book": "a", "partitions": "1.5"}, "partitions must be a whole number"),
     ({"book": "a", "partitions": "1000000"}, "partitions must be a whole number"),
     ({"book": "a", "partitions": "٣"}, "partitions must be a whole number"),
+    ({"book": "a", "partitions": "9" * 5000}, "partitions must be a whole number, 1 to 10,000, not '999"),
+    ({"book": "a", "start": "9" * 5000}, "start must be a seqnum in digits or a time such as"),
+    ({"book": "a", "stop": "9" * 5000}, "stop must be a seqnum in digits or a time such as"),
     ({"book": "a", "json": "yes"}, "json must be true or false, not 'yes'"),
     ({"book": "a", "onTrimmed": "perhaps"}, "onTrimmed must be fail or skip, not 'perhaps'"),
 ]
@@ -80,8 +84,30 @@ def test_unknown_options_of_streams_and_writes_are_refused_with_the_allowed_ones
         read_options({"book": "a", "maxRecordsPerBatch": "none"}, is_stream=True)
     with pytest.raises(InvalidArgument, match="writeId must not begin with !"):
         write_options({"book": "a", "writeId": "!batch:0"}, is_stream=False)
-    with pytest.raises(TooLarge):
-        write_options({"book": "a", "writeId": "w" * 101}, is_stream=False)
+    with pytest.raises(TooLarge, match="writeId may have at most 100 bytes") as large:
+        write_options({"book": "a", "writeId": "ü" * 51}, is_stream=False)
+    assert large.value.details == {"field": "writeId", "limit": 100}
+    for bad in ("", "a\nb"):
+        with pytest.raises(
+            InvalidArgument, match="writeId must not be empty, and must not hold control char"
+        ) as caught:
+            write_options({"book": "a", "writeId": bad}, is_stream=False)
+        assert caught.value.details["field"] == "writeId"
+
+
+@pytest.mark.parametrize("token", ["secret\n", "secr\ret", "s€cret", "\0secret", "secret\x85"])
+def test_a_token_that_cannot_be_sent_is_refused_unseen(token: str) -> None:
+    """For reads, writes and pipelines: by the name of the option, and without what it was."""
+    for is_stream in (False, True):
+        for options in (read_options, write_options):
+            with pytest.raises(InvalidArgument, match="the token holds a line break, or another character") as caught:
+                options({"book": "a", "token": token}, is_stream=is_stream)
+            assert caught.value.details == {"field": "token"}
+            assert "cret" not in str(caught.value)
+    with pytest.raises(ValueError, match="token: the token holds a line break") as told:
+        Pipeline(name="p", book="b", schema="n int", output="lake", token=token)
+    assert "cret" not in str(told.value)
+    assert read_options({"book": "a", "token": "geheim-ü ~"}, is_stream=False).token == "geheim-ü ~"
 
 
 def test_what_is_said_is_what_is_meant() -> None:

@@ -66,6 +66,8 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     """What is no TOML, no text, or not there, is told as that."""
     with pytest.raises(ConfigError, match=r"is not TOML: .*max_records_per_batch|is not TOML: Cannot overwrite"):
         load(tmp_path, "max_records_per_batch = 1\nmax_records_per_batch = 5")
+    with pytest.raises(ConfigError, match=r"is not TOML: .*digits"):
+        load(tmp_path, "max_records_per_batch = " + "9" * 5000)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not TOML"):
         load_pipeline(tmp_path / "binary.toml", {})
@@ -95,3 +97,5 @@ def test_columns_that_the_pipeline_writes(tmp_path: Path) -> None:
     assert found.columns(["carrier", "hour"]) == ["carrier", "hour"]
     with pytest.raises(ConfigError, match="schema: it names book, time, which the pipeline writes itself"):
         found.columns(["carrier", "Time", "BOOK"])
+    with pytest.raises(ConfigError, match="schema: it names X and x, and tables make no difference between capitals"):
+        found.columns(["X", "carrier", "x"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -14,18 +15,21 @@ from boki.log.operations import Append, Operation, TrimBook
 from boki.spark import progress as progress_module
 from boki.spark.claim import Claim, Run
 from boki.spark.files import LocalFiles
-from boki.spark.ingest import known_progress
+from boki.spark.ingest import check_known, known_progress
 from boki.spark.lake import Lake, Manifest, Origin
 from boki.spark.pipeline import Pipeline
 from boki.spark.progress import (
     BOOKS_A_PART,
     DONE_TAG,
+    LAKES_TAG,
     PARTS_TAG,
     Batch,
     BookProgress,
     Progress,
+    is_registered,
     note,
     read_progress,
+    register,
 )
 from tests.spark.memory_gateway import MemoryGateway, MemorySystem, once
 
@@ -154,7 +158,7 @@ def test_a_new_query_begins_at_nothing() -> None:
 
 def test_two_lakes_of_one_name(tmp_path: Path) -> None:
     """A pipeline whose output was changed, and changed back, goes on with what the batches of its lake hold; a progress
-    book that has never heard of any of them is another one, or of another system.
+    book that has lost all notes of them is refused.
     """
     pipeline = Pipeline(name="p", book="a,b", schema="n int", output=str(tmp_path))
     lake = Lake(LocalFiles(), str(tmp_path), "r")
@@ -167,7 +171,7 @@ def test_two_lakes_of_one_name(tmp_path: Path) -> None:
             Manifest(origin=origin, batch=batch(number), books=books), records=None, dead=None, check=claim.check
         )
         if number == 2:
-            with pytest.raises(ConfigError, match=r"holds batches up to 2, and book 'ingest:p' at .* no batch of them"):
+            with pytest.raises(ConfigError, match=r"book 'ingest:p' at .* does not know the lake"):
                 known_progress(lake, taken(MemorySystem()), pipeline)
             assert known_progress(lake, claim, pipeline) == so_far, "the last one need not be noted"
         so_far = note(claim, so_far, batch(number), books)
@@ -182,6 +186,46 @@ def test_two_lakes_of_one_name(tmp_path: Path) -> None:
     assert again.has(batch(2)), "which need not be written again"
     more = note(claim, again, batch(3), {"a": had(9)})
     assert read(system).books == more.books == wanted | {"a": wanted["a"].plus(had(9))}
+
+
+def begun(root: Path, claim: Claim) -> None:
+    """What a run does before Spark starts."""
+    lake = Lake(LocalFiles(), str(root), uuid4().hex)
+    lake_id = lake.begin(Origin(pipeline="p", book="a", tag="", start="earliest"))
+    check_known(lake, lake_id, claim, Pipeline(name="p", book="a", schema="n int", output=str(root)))
+
+
+def test_a_lake_of_another_system(tmp_path: Path) -> None:
+    """With a checkpoint it is refused, however few batches it has, and though that system has a pipeline of the same
+    name with a lake of its own: also after a trim of the progress book, and by whichever run.
+    """
+    here, there = MemorySystem(), MemorySystem()
+    claim = taken(here)
+    for name in ("one", "two"):
+        begun(tmp_path / name, claim)
+        begun(tmp_path / name, claim)  # the first was killed before Spark had begun
+    begun(tmp_path / "other", taken(there))
+    assert len(here.records(BOOK, LAKES_TAG + "p")) == 2
+    checkpoint = tmp_path / "one" / "_checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    here.trim(BOOK)
+    begun(tmp_path / "one", taken(here))
+    with pytest.raises(ConfigError, match=r"_checkpoint is not of this system, or not of this progress book: .*'inge"):
+        begun(tmp_path / "one", taken(there))
+    assert len(there.records(BOOK, LAKES_TAG + "p")) == 1
+    here.delete(BOOK)
+    with pytest.raises(ConfigError, match=r"does not know the lake in .*begin anew with another output"):
+        begun(tmp_path / "one", taken(here))
+
+
+def test_very_many_lakes_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them is known still, wherever pages end."""
+    monkeypatch.setattr(progress_module, "_PAGE", 3)
+    claim = taken(MemorySystem())
+    for number in range(8):
+        register(claim, f"lake {number}")
+    assert [is_registered(claim, f"lake {number}") for number in (0, 4, 7, 8)] == [True, True, True, False]
 
 
 def test_a_batch_that_was_never_noted_counts_with_its_lake(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import ArrayType, DateType, IntegerType, MapType, StringType, StructField, StructType
 
 from boki.errors import InvalidArgument, TooLarge
 from boki.log.limits import Limits
@@ -14,7 +15,7 @@ from boki.log.operations import Append
 from boki.spark.commit import commit
 from boki.spark.lane import Attempt
 from boki.spark.rows import CHUNK_ROWS, Sorter
-from boki.spark.sink import writing
+from boki.spark.sink import check_rows, writing
 from tests.spark.memory_gateway import MemorySystem
 from tests.spark.sink_world import Actor, datas, frame, options, task, written
 
@@ -137,6 +138,24 @@ def test_tags_that_are_null_are_none() -> None:
     system = MemorySystem()
     written(system, [frame("a", "b", tags=[None, ["t"]])])
     assert all_rows(system) == [("a", ()), ("b", ("t",))]
+
+
+def test_maps_as_json_are_objects() -> None:
+    """Wherever they stand; what has keys that are no strings is refused when the write is defined, by its column."""
+    system = MemorySystem()
+    kind = pa.map_(pa.string(), pa.struct([("m", pa.map_(pa.string(), pa.int32()))]))
+    batch = pa.RecordBatch.from_pydict({"a": pa.array([[("x", {"m": [("y", 1)]})], [], None], kind)})
+    Actor(system, writing([batch], options(is_json=True), Attempt("w", 0, 0))).finish()
+    assert [data for data, _ in all_rows(system)] == ['{"a":{"x":{"m":{"y":1}}}}', '{"a":{}}', '{"a":null}']
+    by_date = MapType(DateType(), IntegerType())
+    deep = StructType([StructField("l", ArrayType(MapType(StringType(), by_date)))])
+    for schema, name in (
+        (StructType([StructField("a", MapType(IntegerType(), IntegerType()))]), "a"),
+        (StructType([StructField("s", deep)]), "s.l[]{}"),
+    ):
+        with pytest.raises(InvalidArgument, match=r"has keys of type .*, and a JSON object has strings only") as told:
+            check_rows(schema, options(is_json=True), overwrite=False)
+        assert told.value.details["field"] == name
 
 
 def test_rows_as_json_are_held_to_the_size_of_a_record() -> None:

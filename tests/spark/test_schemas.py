@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import json as arrow_json
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -96,6 +98,56 @@ def test_records_are_judged_alike_alone_and_among_others() -> None:
             assert (row, error) == (expected, None), payload
         else:
             assert str(expected) in str(error), payload
+
+
+@pytest.mark.parametrize(("bad", "most_calls"), [(b"no JSON", 4), (b'{"n": "1"}', 510), (b'{"s": "\xff"}', 510)])
+def test_records_that_do_not_fit_cost_a_call_each_at_most(
+    monkeypatch: pytest.MonkeyPatch, bad: bytes, most_calls: int
+) -> None:
+    """However many they are, and wherever they stand: what fits is not parsed over and over for their sake."""
+    calls: list[int] = []
+    read_json = arrow_json.read_json
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append(1)
+        return read_json(*given, **named)
+
+    monkeypatch.setattr(arrow_json, "read_json", counted)
+    draw = random.Random(3)
+    records = draw.sample([bad] * 500 + [b'{"n": 1}'] * 500, 1000)
+    rows, errors = parsed(*records)
+    assert [bool(row) for row in rows] == [error is None for error in errors] == [record != bad for record in records]
+    assert len(calls) <= most_calls
+
+
+def test_a_guess_that_is_wrong_costs_time_only() -> None:
+    """What only looks as if it fitted, and what only looks as if it did not, in runs of all lengths; names of members
+    that no other parser knows.
+    """
+    draw = random.Random(4)
+    schema = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("a.b", pa.int32()), ('"\\', pa.int64())])
+    day, twice, fits = (
+        b'{"at": "2026-01-02"}',
+        b'{"a.b": 1, "a.b": 2}',
+        b'{"a.b": 7, "x": [' + b"[" * 3000 + b"]" * 3001 + b"}",
+    )
+    for _ in range(20):
+        records = [
+            draw.choice((day, twice, fits)) for _ in range(draw.randrange(1, 60)) for _ in range(draw.choice((1, 9)))
+        ]
+        found = parse(pa.array(records, pa.binary()), schema)
+        assert [error is None for error in found.errors.to_pylist()] == [record != twice for record in records]
+        assert found.columns["a.b"].to_pylist() == [7 if record == fits else None for record in records]
+        assert [at is not None for at in found.columns["at"].to_pylist()] == [record == day for record in records]
+
+
+def test_a_number_of_any_length() -> None:
+    """More digits than Python's integers may have: a reason that is shorter than the record, or none of our numbers."""
+    long = b"1" * 5000
+    rows, errors = parsed(b'{"n": 1}', b'{"n": %b}' % long, b'{"other": %b}' % long, b'{"s": "%b"}' % long)
+    assert [len(row) for row in rows] == [1, 0, 0, 1]
+    assert "couldn't parse:1111" in str(errors[1]) and len(str(errors[1])) == 500
+    assert errors[0] is errors[2] is errors[3] is None
 
 
 def test_parts_of_a_column_are_parsed_as_they_are() -> None:
