@@ -154,6 +154,7 @@ class ControllerCore:
         self._membership = Membership(number=0)
         self._plan = ClusterPlan()
         self._has_plan = False
+        self._draining_since = 0
         self._placement = Placement()
         self._leadership = Leadership(is_leader=False, is_connected=False)
         self._change: TermChange | None = None
@@ -197,6 +198,8 @@ class ControllerCore:
                     self._membership, self._inventory.wants_all = membership, True
             case InstallPlan(plan):
                 if not self._has_plan or plan.version > self._plan.version:
+                    if plan.draining != self._plan.draining:
+                        self._draining_since = now_us
                     self._plan, self._has_plan = plan, True
             case InstallPlacement(placement):
                 if placement.version > self._placement.version:
@@ -425,6 +428,7 @@ class ControllerCore:
             draining=frozenset(self._plan.draining),
             replicas=self._plan.replicas if self._has_plan else self.chain.current.replicas,
             write_quorum=self._plan.write_quorum if self._has_plan else self.chain.current.write_quorum,
+            draining_since=self._draining_since,
         )
 
     def _look_after_records(self, now_us: int) -> list[Effect]:

@@ -33,6 +33,8 @@ class Listing:
     is_caught_up: bool = False
     checkpoint: Positions = field(default_factory=dict)
     """How far the newest checkpoint of the index that it keeps covers."""
+    asked_at: int = 0
+    """When the question was first asked to which it is the answer: what was opened since may not be in it."""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class _Scan:
     term: Term
     request: int
     after: Place
-    asked_at: int
+    begun_at: int
+    asked_at: int = 0
     rows: dict[Place, ShardRow] = field(default_factory=dict)
     placement_version: int | None = None
     is_caught_up: bool = True
@@ -110,6 +113,7 @@ class Inventory:
         listing.rows = kept | scan.rows
         listing.is_caught_up = scan.is_caught_up
         listing.checkpoint = message.checkpoint
+        listing.asked_at = scan.begun_at
         self.has_news = True
         if scan.term == 0:
             listing.is_whole, listing.placement_version = True, scan.placement_version

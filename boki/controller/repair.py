@@ -25,6 +25,8 @@ from boki.messages import ShardRow
 _NAMED_LACKING: Final = 20
 _MAX_MOVING: Final = 500
 """So many shards are copied at a time; the others keep their place until there is room."""
+_HEARD_US: Final = 2_000_000
+"""Within this every engine has heard that a node is drained, and opens no more shards there."""
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class Progress:
 
     is_known: bool = False
     """Whether every node that answers had told of all its shards when this was seen."""
+    asked_at: int = 0
+    """When the first of them was asked."""
     shards_moving: int = 0
     """Shards with more nodes than replicas, until the new ones have everything."""
     shards_lacking: int = 0
@@ -64,6 +68,8 @@ class Storage:
     draining: frozenset[NodeId]
     replicas: int
     write_quorum: int
+    draining_since: int = 0
+    """When these were known to be drained, in microseconds."""
 
 
 class Repair:
@@ -76,7 +82,9 @@ class Repair:
         """The placement that should replace `placement`, with its version; None if it is as it should be."""
         moved = placement.as_map()
         shards = inventory.shards()
-        progress = Progress(is_known=_has_heard_all(inventory, placement, storage))
+        told = [inventory.listings[node] for node in storage.live & inventory.listings.keys()]
+        asked_at = min((listing.asked_at for listing in told), default=0)
+        progress = Progress(is_known=_has_heard_all(inventory, placement, storage), asked_at=asked_at)
         for place, row in shards.items():
             for node in moved.get(place, row.replicas):
                 progress.used[node] = progress.used.get(node, 0) + 1
@@ -138,7 +146,9 @@ class Repair:
         # what has been heard since the last decision is not in `progress` yet: nothing is, of one who has just begun
         is_known = progress.is_known and _has_heard_all(inventory, placement, storage)
         leaves_index = _index_copies_lacking(inventory, storage, storage.draining) == 0
-        is_safe = is_known and not progress.shards_lacking and leaves_index
+        # a shard may have been opened on a node that is drained after that node was asked
+        is_new = not storage.draining or progress.asked_at >= storage.draining_since + _HEARD_US
+        is_safe = is_known and is_new and not progress.shards_lacking and leaves_index
         return {
             "is_known": is_known,
             "shards_moving": progress.shards_moving,

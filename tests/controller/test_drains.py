@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from boki.controller.inventory import Inventory, Listing
 from boki.controller.repair import Repair, Storage
 from boki.engine.replicas import Replicas
@@ -20,7 +22,7 @@ def inventory(checkpoints: list[Positions]) -> Inventory:
     """All nodes have told that they have no shard, and how new their indexes are."""
     found = Inventory()
     for node, checkpoint in zip(NODES, checkpoints, strict=True):
-        found.listings[node] = Listing(is_whole=True, is_caught_up=True, checkpoint=checkpoint)
+        found.listings[node] = Listing(is_whole=True, is_caught_up=True, checkpoint=checkpoint, asked_at=2_000_000)
     return found
 
 
@@ -36,6 +38,20 @@ def test_who_has_just_begun_to_lead_calls_nothing_complete() -> None:
     """It has heard all nodes, and not looked yet where shards are."""
     assert is_complete([{}] * 5)
     assert not is_complete([{}] * 5, has_decided=False)
+
+
+def test_what_nodes_were_asked_before_the_drain_says_nothing_of_it() -> None:
+    """A shard may have been opened on the node since, by an engine that had not heard that it is drained."""
+    drained_at = 10_000_000
+    storage = replace(STORAGE, draining_since=drained_at)
+    for asked_at, expected in ((drained_at - 1, False), (drained_at + 1, False), (drained_at + 2_000_000, True)):
+        repair, heard = Repair(), inventory([{}] * 5)
+        for listing in heard.listings.values():
+            listing.asked_at = drained_at + 5_000_000
+        heard.listings[NODES[3]].asked_at = asked_at
+        repair.decide(heard, Placement(), storage)
+        heard.listings[NODES[3]].asked_at = drained_at + 5_000_000  # heard, but not looked at yet
+        assert repair.status(heard, Placement(), storage)["draining"][DRAINED]["is_complete"] is expected
 
 
 def test_a_drained_node_is_needed_while_it_keeps_an_index_that_too_few_others_have() -> None:

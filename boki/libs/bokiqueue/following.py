@@ -91,6 +91,8 @@ class Following:
         self.is_loaded = False
         self._leader: Waiter | None = None
         self._leads_with: LogBook | None = None
+        self._may_be_late = False
+        """Whether the deadline of who leads may be over: an append was too slow for it, or only for itself."""
         self._read: asyncio.Future[Any] | None = None
         self._read_ends: tuple[float, float] = (0.0, 0.0)
         self.bodies = Bodies(shards, BodyStore() if store is None else store)
@@ -133,7 +135,7 @@ class Following:
         loop = asyncio.get_running_loop()
         while not waiter.is_done:
             if self._leader is None:
-                self._leader, self._leads_with = waiter, logbook
+                self._leader, self._leads_with, self._may_be_late = waiter, logbook, False
                 try:
                     await self._lead(logbook, waiter)
                 finally:
@@ -165,6 +167,9 @@ class Following:
             await self.load(logbook)
         while not waiter.is_done:
             await asyncio.sleep(0)  # who was just woken says first what it wants next
+            if self._may_be_late:
+                self._may_be_late = False
+                await self._read_on(logbook, 0)  # if it is over this fails, and others append what it has not
             self._start_now(logbook)
             if not waiter.is_done:
                 await self._read_on(logbook, self._patience_s())
@@ -421,11 +426,10 @@ class Following:
             tags = (*tags, records.fence_tag(self.queue, line.shard))
         try:
             await logbook.append(records.encode(outstanding.act), tags)
-        except DeadlineExceeded as error:  # of whoever began it: others who wait append it again, under its number
+        except DeadlineExceeded as error:  # of whoever began it, or of the append alone: who leads makes it again
             outstanding.is_uncertain |= error.outcome == "unknown"
             outstanding.is_under_way = False
-            if logbook is self._leads_with:
-                return  # its read will fail, too
+            self._may_be_late |= logbook is self._leads_with
         except BokiError as error:
             outstanding.tries += 1
             outstanding.is_uncertain |= error.outcome == "unknown"

@@ -10,6 +10,7 @@ import pytest
 import boki.testing
 from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
 from boki.libs.bokiqueue import LeaseLost, Queue, bodies, demand
+from boki.libs.bokiqueue.records import Act, decode
 from boki.log.operations import Append, Get
 from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.logbook import LogAccess
@@ -223,3 +224,32 @@ async def test_whatever_goes_wrong_with_an_act_is_said_to_those_who_wait() -> No
         await broken.pop(wait_s=5)
     assert caught.value.outcome == "unknown"
     assert await drain(broken) == [1]
+
+
+@asynchronous
+async def test_an_act_whose_append_was_too_slow_is_made_again_while_its_caller_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An append has a deadline of its own, however long its caller may wait: nobody waits for an act that nobody makes
+    again. The simulator found it by seed 621.
+    """
+    port = MemoryPort()
+    queue: Queue[int] = Queue(Process(port).logbook(), "q")
+    await queue.push(1)
+    message = await queue.lease(60)
+    assert message is not None
+    append, failed = LogBook.append, 0
+
+    async def slow(self: LogBook, data: bytes, *rest: Any, **more: Any) -> int:
+        nonlocal failed
+        if not failed and isinstance(decode(data), Act):
+            failed += 1
+            raise DeadlineExceeded("it was not ordered in time", outcome="unknown")
+        return await append(self, data, *rest, **more)
+
+    monkeypatch.setattr(LogBook, "append", slow)
+    began_s = port.clock.time()
+    await asyncio.wait_for(queue.ack(message), 20)
+    assert failed
+    assert port.clock.time() - began_s < 1
+    assert (await queue.stats()).groups[0].done == 1
