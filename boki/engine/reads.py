@@ -193,8 +193,8 @@ class Reads:
         if len(seqnums):
             return self._collect(read, seqnums, now_us, is_rest=len(seqnums) < operation.limit)
         if read.wait_until_us > now_us:
-            if not read.seen_until:
-                read.missed_below = self._first_seqnum(read)
+            # what came for it may have been trimmed again before its bytes were here
+            read.missed_below = max(read.missed_below, self._first_seqnum(read))
             read.seen_until = self._tail_of(operation.book)
             self._watching.setdefault(operation.book, []).append(read)
             return []
