@@ -172,6 +172,8 @@ class Administration(Generic[T]):
             (records.encode(Setup(shard, settings, is_first)), records.record_tags(self.name, shard, settings.shards))
             for shard in range(settings.shards)
         ]
+        if is_first and settings.shards == 1:  # who still follows one of several shards must come to this
+            group[0] = (group[0][0], (*group[0][1], records.feed_tag(self.name)))
         group.append(
             (records.encode(Setup(0, settings)), (tag, f"{records.QUEUES_TAG}:{self.name}", records.QUEUES_TAG))
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from boki import LogBook, Record
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.checkpoints import history
-from boki.libs.bokiqueue.records import Carry, Join, Push, Saved
+from boki.libs.bokiqueue.records import Carry, Join, Push, Saved, Setup
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue.following import Following
@@ -21,6 +21,9 @@ async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
     kind = records.decode_own(record.data)
     if kind is None:
         _log.warning("record %d of queue %s is a stranger's, and is passed by", record.seqnum, queue.queue)
+    if isinstance(kind, Setup) and kind.settings.shards != queue.shards:
+        queue.end()
+        return True
     if kind is None or kind.shard >= queue.shards or record.seqnum < queue.lines[kind.shard].resume:
         queue.passed(record)
         return True

@@ -23,7 +23,7 @@ from boki.libs.bokiqueue.folding import fold
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.leavings import ANSWER_S, Leavings, Rest
 from boki.libs.bokiqueue.membership import MEMBER_US
-from boki.libs.bokiqueue.refusals import no_such_group, uncertain
+from boki.libs.bokiqueue.refusals import no_such_group, reshaped, uncertain
 from boki.libs.bokiqueue.snapshots import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
 from boki.libs.bokiqueue.ways import way_of
@@ -41,7 +41,7 @@ def following(logbook: LogBook, queue: str, shards: int) -> Following:
     """The one that all handles of the queue over this way to the log share."""
     way, now_s = way_of(logbook.origin), asyncio.get_running_loop().time()
     found = way.find(logbook.name, queue, now_s)
-    if found is None or found.shards != shards:
+    if found is None or found.shards != shards or found.is_over:
         found = Following(queue, shards, store=way.bodies)
         way.put(logbook.name, found, now_s)
     return found
@@ -89,6 +89,8 @@ class Following:
         self._missed: set[tuple[int, int]] = set()
         """(record, from where on the stream was there) for which this fold has begun anew."""
         self.is_loaded = False
+        self.is_over = False
+        """Whether the queue is another one by now (`end`)."""
         self._leader: Waiter | None = None
         self._leads_with: LogBook | None = None
         self._may_be_late = False
@@ -110,7 +112,9 @@ class Following:
     # Waiting
 
     async def wait(self, logbook: LogBook, waiter: Waiter) -> Any:
-        """Until the waiter has what it waits for."""
+        """Until the waiter has what it waits for. `Reshaped` if the queue is another one by now."""
+        if self.is_over:
+            raise reshaped(self.queue)
         self.waiters[waiter] = None
         try:
             await self._wait(logbook, waiter)
@@ -278,6 +282,12 @@ class Following:
         else:
             self.served(line, given)
 
+    def end(self) -> None:
+        """It was deleted and made anew with another number of shards: nothing of this is true any more."""
+        self.is_over = True
+        for waiter in list(self.waiters):
+            waiter.finish(None, reshaped(self.queue))
+
     async def catch_up(self, logbook: LogBook) -> None:
         """Until the fold has come to what this LogBook sees now."""
         newest = await logbook.read_prev(self._tag)
@@ -414,7 +424,7 @@ class Following:
 
     def _start_now(self, logbook: LogBook) -> None:
         self._is_starting = False
-        if self.is_loaded:
+        if self.is_loaded and not self.is_over:
             if self.shards > 1:
                 self.dealing.bind(logbook)
             self.start_acts(logbook)

@@ -49,7 +49,7 @@ class Leavings:
         return not any(line.outstanding in rest.acts or line.is_giving_back for line in self._queue.lines)
 
     def _is_left(self) -> bool:
-        lines = self._queue.lines
+        lines = () if self._queue.is_over else self._queue.lines
         return any(line.outstanding is not None or line.is_giving_back or line.refused for line in lines)
 
     async def _work(self, logbook: LogBook) -> None:

@@ -13,6 +13,7 @@ A queue exists from its first push, or from `create`. Handles cost nothing: make
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -36,12 +37,13 @@ from boki.libs.bokiqueue.administration import Administration
 from boki.libs.bokiqueue.demand import MAX_SETTLED, Line, Want
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.lists import fitting, listed
 from boki.libs.bokiqueue.messages import BYTES, Message, encode_body, parse_receipt
 from boki.libs.bokiqueue.outbox import Outbox
 from boki.libs.bokiqueue.records import ACK, BURY, EXTEND, NACK, RELEASE, Done, OpenGroup, Push, Settings, Settle
 from boki.libs.bokiqueue.refusals import (
-    MAX_BATCH,
     LeaseLost,
+    Reshaped,
     check_count,
     check_key,
     check_life,
@@ -57,8 +59,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger("boki.queue")
 
-RECORD_BYTES: Final = 900_000
-"""Messages of a push are put into records of about this size."""
 _TRIES: Final = 20
 
 
@@ -103,7 +103,7 @@ class Queue(Administration[T], Generic[T]):
 
         `key` is for all of them together; `group_keys` has one for each.
         """
-        bodies = _listed(bodies)
+        bodies = listed(bodies)
         log_key = None if key is None else records.push_key(self.name, check_key(key, "key"))
         patience_s = check_span(wait_s, "wait_s") / 1e6
         for tries in range(_TRIES):
@@ -164,7 +164,7 @@ class Queue(Administration[T], Generic[T]):
         encoded = [encode_body(body) for body in bodies]
         found = []
         for own, places in by_shard.items():
-            for some in _fitting(places, encoded):
+            for some in fitting(places, encoded):
                 forms = records.joined([encoded[place][0] for place in some])
                 keys = [group_keys[place] for place in some] if group_keys else []
                 push = Push(own, forms, [encoded[place][1] for place in some], delay_us, ttl_us, keys)
@@ -227,7 +227,17 @@ class Queue(Administration[T], Generic[T]):
     async def _take(self, count: int, lease_us: int, wait_s: float, op: str | None) -> list[Message[T]]:
         patience_s = check_span(wait_s, "wait_s") / 1e6
         op = "" if op is None else check_key(op, "op")
-        settings = await self._open()
+        begun_s = asyncio.get_running_loop().time()
+        while True:
+            left_s = max(0.0, begun_s + patience_s - asyncio.get_running_loop().time()) if patience_s else 0.0
+            try:
+                return await self._take_from(await self._open(), count, lease_us, left_s, op)
+            except Reshaped:
+                await self.read_settings(fresh=True)
+
+    async def _take_from(
+        self, settings: Settings, count: int, lease_us: int, patience_s: float, op: str
+    ) -> list[Message[T]]:
         shared = self._shared(settings)
         if not patience_s:
             await self.logbook.sync()
@@ -432,13 +442,16 @@ class Queue(Administration[T], Generic[T]):
             if message.is_settled or aside is None or aside.due_us <= shared.clock.now_us():
                 raise self._lost(message)
             fence = Expect(records.fence_tag(self.name, shard), max(line.state.last_fence, stranger))
-            when = [fence, *out.standing(), *out.conditions]
+            when = [fence, *dict.fromkeys([self.stands(), *out.standing()]), *out.conditions]
             try:
                 seqnums = await self.logbook.append_many([done, *out.records], when=when, key=key)
             except ConditionFailed as error:
+                if error.tag == self.stands().tag:
+                    await self.check_stands(shared.shards)
                 if error.tag in out.targets:
                     target, shards = out.targets[error.tag]
                     await target.check_stands(shards)
+                if error.tag == self.stands().tag or error.tag in out.targets:
                     continue
                 if error.tag != fence.tag:
                     raise
@@ -473,26 +486,7 @@ class Queue(Administration[T], Generic[T]):
         return settings if settings is not None else await self.create()
 
 
-def _listed(bodies: Iterable[Any]) -> list[Any]:
-    if isinstance(bodies, (str, bytes, bytearray, memoryview, dict)) or not isinstance(bodies, Iterable):
-        raise WrongType(f"bodies must be a list, not {type(bodies).__name__}: write push(body) for one", field="bodies")
-    listed = list(bodies)
-    check_count(len(listed), "bodies")
-    return listed
-
-
 def _reason(reason: object) -> str:
     if not isinstance(reason, str):
         raise WrongType(f"reason must be a str, not {type(reason).__name__}", field="reason")
     return reason[:500].encode(errors="backslashreplace").decode()  # an error's text may hold what is no character
-
-
-def _fitting(places: list[int], encoded: list[tuple[int, bytes]]) -> Iterable[list[int]]:
-    """The places in runs that a record holds."""
-    start = size = 0
-    for at, place in enumerate(places):
-        size += len(encoded[place][1]) + 8
-        if at > start and (size > RECORD_BYTES or at - start == MAX_BATCH):
-            yield places[start:at]
-            start, size = at, len(encoded[place][1]) + 8
-    yield places[start:]

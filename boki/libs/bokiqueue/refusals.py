@@ -60,6 +60,19 @@ def no_such_queue(name: str, book: str) -> NoSuchQueue:
     return NoSuchQueue(f"there is no queue {name!r} in book {book!r}: push to it, or create it", queue=name, book=book)
 
 
+class Reshaped(NoSuchQueue):
+    """The queue was deleted, and made anew with another number of shards: what was taken from it is gone."""
+
+
+def reshaped(name: str) -> Reshaped:
+    """The error."""
+    return Reshaped(
+        f"queue {name!r} was deleted and made anew with another number of shards: what was taken before is gone with "
+        "it. Take from it again",
+        queue=name,
+    )
+
+
 def no_such_group(name: str, group: str) -> NoSuchGroup:
     """The error."""
     return NoSuchGroup(f"queue {name!r} has no group {group!r}: create it with create_group", queue=name, group=group)

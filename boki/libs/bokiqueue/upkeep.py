@@ -53,6 +53,8 @@ class Upkeep:
 
     def consider(self, logbook: LogBook, line: Line) -> None:
         """Write a checkpoint if it is due."""
+        if self._queue.is_over:
+            return
         save_records = self._save_records or SAVE_RECORDS
         if not line.is_saving and (line.saved_records >= save_records or line.saved_bytes >= SAVE_BYTES):
             line.is_saving = True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
-from boki.libs.bokiqueue import NoSuchQueue, Queue, administration
+from boki.libs.bokiqueue import LeaseLost, NoSuchQueue, Queue, administration
+from boki.libs.bokiqueue.ways import way_of
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain
@@ -92,3 +94,43 @@ async def test_effects_in_a_queue_that_is_no_more_do_not_happen() -> None:
         again = await source.lease()
         assert again is not None
         assert again.deliveries == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (1, 1)])
+@asynchronous
+async def test_who_waits_is_given_what_is_pushed_to_the_queue_made_anew(before: int, after: int) -> None:
+    """With whatever number of shards: each message once, and to nobody else."""
+    port = MemoryPort()
+    consumer, producer = handle(port), handle(port)
+    await consumer.create(shards=before)
+    waiting = asyncio.ensure_future(consumer.pop(wait_s=3600))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    followed = way_of(consumer.logbook.origin).find("test", "q", 0.0)
+    assert followed is not None
+    assert followed.waiters
+    await Process(port).logbook().delete()
+    await producer.create(shards=after)
+    await producer.push_many(list(range(20)))
+    taken = [await asyncio.wait_for(waiting, 20)]
+    taken += await consumer.pop_many(100)
+    assert sorted(message.value for message in taken if message is not None) == list(range(20))
+    assert await drain(handle(port)) == []
+
+
+@asynchronous
+async def test_a_block_whose_own_queue_is_no_more_commits_nothing() -> None:
+    """At once, before the handle would look by itself; if the queue was made anew its lease is lost."""
+    for is_anew in (False, True):
+        port = MemoryPort()
+        kept = handle(port)
+        await kept.push("m")
+        message = await kept.lease(60)
+        assert message is not None
+        with pytest.raises(LeaseLost if is_anew else NoSuchQueue):
+            async with kept.process(message) as out:
+                out.append(b"effect", ["e"])
+                await Process(port).logbook().delete()
+                if is_anew:
+                    await handle(port).create()
+        assert not (await Process(port).logbook().read("e")).records
