@@ -104,7 +104,7 @@ async def test_who_waits_is_given_what_is_pushed_to_the_queue_made_anew(before: 
     consumer, producer = handle(port), handle(port)
     await consumer.create(shards=before)
     waiting = asyncio.ensure_future(consumer.pop(wait_s=3600))
-    for _ in range(100):
+    for _ in range(1000):
         await asyncio.sleep(0)
     followed = way_of(consumer.logbook.origin).find("test", "q", 0.0)
     assert followed is not None
