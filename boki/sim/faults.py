@@ -237,9 +237,19 @@ class Faults:
             self._later(down_us, node.start)
 
     def _clock_jump(self) -> None:
-        node = self._pick(*Role)
-        node.offset_us = self._rng.randint(-MAX_OFFSET_US, MAX_OFFSET_US)
-        self._clock.note(f"the clock of {node.name} is wrong by {node.offset_us} us")
+        """Some node's clock is wrong; or the primaries' are ahead, and others soon take their place who are behind."""
+        views = self._cluster.coordinator.views
+        if not views or self._rng.random() < 0.5:
+            self._set_clock(self._pick(*Role), self._rng.randint(-MAX_OFFSET_US, MAX_OFFSET_US))
+            return
+        for node in self._cluster.of(Role.SEQUENCER):
+            offset_us = self._rng.randint(0, MAX_OFFSET_US)
+            self._set_clock(node, offset_us if node.name in views[-1].primaries else -offset_us)
+        self._later(self._some_us(10_000, 300_000), self._sequencers)
+
+    def _set_clock(self, node: Node, offset_us: int) -> None:
+        node.offset_us = offset_us
+        self._clock.note(f"the clock of {node.name} is wrong by {offset_us} us")
 
     # disks
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import msgspec
 
 from boki.controller import repair, term_change
+from boki.controller.plans import Plan
 from boki.controller.repair import Repair
 from boki.effects import Effect, Send, Store
 from boki.engine.core import EngineCore
@@ -336,6 +337,12 @@ def no_limit_to_repeating() -> Any:
     return without(cluster, "_is_repeatable", lambda operation: True)
 
 
+def no_time_of_the_term_before() -> Any:
+    """A term begins at whatever time its primary's clock shows."""
+    next_view = Plan.next_view
+    return without(Plan, "next_view", lambda self, last, ends, _start_time_us: next_view(self, last, ends, 0))
+
+
 def no_numbers_of_a_life() -> Any:
     """A gateway that has restarted numbers its requests from the beginning."""
     init = ClusterBackend.__init__
@@ -393,6 +400,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "tokens of leases": no_token_of_leases,
     "order of keys": no_order_of_keys,
     "what may be repeated": no_limit_to_repeating,
+    "time of the term before": no_time_of_the_term_before,
     "numbers of a life": no_numbers_of_a_life,
     "memory of requests": no_memory_of_requests,
     "positions for clients": no_positions_for_clients,

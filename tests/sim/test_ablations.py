@@ -7,7 +7,7 @@ import pytest
 from tests.sim.ablations import ABLATIONS, LIMIT, seeds_needed
 
 FIRST_CAUGHT = {
-    "a majority of seals": 16,
+    "a majority of seals": 2,
     "checksums": 56,
     "completion on a majority": 30,
     "a quorum of checkpoints": 25,
@@ -34,6 +34,7 @@ FIRST_CAUGHT = {
     "restarted primary silent": 42,
     "term check": 18,
     "terms applied in order": 3,
+    "time of the term before": 57,
     "tokens of leases": 106,
     "trims carried out once": 5,
     "what may be repeated": 24,
