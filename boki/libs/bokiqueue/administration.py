@@ -321,33 +321,54 @@ class Administration(Generic[T]):
         return found
 
     async def redrive(self, *handles: str) -> int:
-        """Let dead letters be taken again, as if they had never been: those named, or all; how many there were."""
+        """Let dead letters be taken again, as if they had never been: those named, or all; how many there were.
+
+        `NotFound` if one that is named is none: then nothing is changed.
+        """
         return await self._change_dead(REDRIVE, handles)
 
     async def purge(self, *handles: str) -> int:
-        """Drop dead letters for good: those named, or all; how many there were."""
+        """Drop dead letters for good: those named, or all; how many there were. `NotFound` as for `redrive`."""
         return await self._change_dead(PURGE, handles)
 
     async def _change_dead(self, verb: int, handles: tuple[str, ...]) -> int:
-        wanted = {_place(handle) for handle in handles}
+        wanted = {_place(handle): handle for handle in handles}
         shared = await self._caught_up_group()
+        dead = {
+            (line.shard, pos)
+            for line in shared.lines
+            if (group := line.state.groups.get(self.group)) is not None
+            for pos, aside in group.aside.items()
+            if aside.status == DEAD
+        }
+        strange = [handle for place, handle in wanted.items() if place not in dead]
+        if strange:
+            raise self._no_dead_letters(strange, "none was changed")
         changed = 0
-        for line in shared.lines:
-            group = line.state.groups.get(self.group)
-            if group is None:
-                continue
-            dead = [pos for pos, aside in sorted(group.aside.items()) if aside.status == DEAD]
-            if handles:
-                dead = [pos for pos in dead if (line.shard, pos) in wanted]
-            for start in range(0, len(dead), 1_000):
-                settle = Settle(self.group, verb, [(pos, 0) for pos in dead[start : start + 1_000]])
-                changed += sum(await shared.settle(self.logbook, line.shard, settle))
-        if changed < len(wanted):
-            raise NotFound(
-                f"{len(wanted) - changed} of {len(wanted)} are no dead letters of queue {self.name!r}",
-                field="handle",
-            )
+        gone: list[str] = []
+        by_shard: dict[int, list[int]] = {}
+        for shard, pos in sorted(wanted or dead):
+            by_shard.setdefault(shard, []).append(pos)
+        for shard, positions in by_shard.items():
+            for start in range(0, len(positions), 1_000):
+                some = positions[start : start + 1_000]
+                verdicts = await shared.settle(
+                    self.logbook, shard, Settle(self.group, verb, [(pos, 0) for pos in some])
+                )
+                changed += sum(verdicts)
+                gone += [f"{shard}-{pos}" for pos, is_true in zip(some, verdicts, strict=True) if not is_true]
+        if gone and wanted:
+            others = "what else was named was changed" if changed else "none was changed"
+            raise self._no_dead_letters(gone, f"somebody else was quicker; {others}", changed)
         return changed
+
+    def _no_dead_letters(self, handles: list[str], what_of_others: str, changed: int = 0) -> NotFound:
+        named = ", ".join(handles[:10]) + (f" and {len(handles) - 10} more" if len(handles) > 10 else "")
+        return NotFound(
+            f"there is no dead letter {named} in queue {self.name!r}, group {self.group!r}: {what_of_others}",
+            outcome="unknown" if changed else "not_applied",
+            field="handle",
+        )
 
 
 async def queue_names(logbook: LogBook) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 import boki.testing
+from boki import NotFound
 from boki.libs.bokiqueue import NoSuchGroup, Queue
 from boki.libs.bokiqueue.groups import TAKE_BYTES
 from tests.libs.bokiqueue.running import asynchronous
@@ -82,3 +84,43 @@ async def test_what_is_taken_at_once_is_bounded_by_bytes() -> None:
         assert [one.id for one in first] == [one.id for one in again]
         assert [len(first), len(second), len(third)] == [most, most, 50 - 2 * most]
         assert [one.data[0] for one in (*first, *second, *third)] == list(range(50))
+
+
+async def bury_some(queue: Queue[Any], count: int) -> list[str]:
+    """So many dead letters, by their handles."""
+    await queue.push_many(range(count))
+    await queue.bury(*await queue.lease_many(count), reason="no")
+    return [letter.handle for letter in await queue.dead_letters()]
+
+
+@asynchronous
+async def test_a_handle_that_is_none_leaves_the_others_as_they_are() -> None:
+    """It is refused by its name, and nothing was changed; nor are all handles told if they are many."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        handles = await bury_some(queue, 3)
+        for refused in (queue.redrive(*handles, "0-999"), queue.purge("0-999", *handles), queue.purge("7-0")):
+            with pytest.raises(NotFound, match=r"dead letter (0-999|7-0) in queue 'q'.*: none was changed") as error:
+                await refused
+            assert error.value.outcome == "not_applied"
+        with pytest.raises(NotFound, match=r"0-108, 0-109 and 90 more"):
+            await queue.purge(*(f"0-{number}" for number in range(100, 200)))
+        assert [letter.handle for letter in await queue.dead_letters()] == handles
+        assert await queue.redrive(handles[0], handles[0]) == 1
+        assert await queue.purge() == 2
+
+
+@asynchronous
+async def test_a_handle_that_somebody_else_was_quicker_with_is_told_with_what_became_of_the_others() -> None:
+    """They were changed: that cannot be taken back, and is not denied."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        handles = await bury_some(queue, 3)
+        outcomes = await asyncio.gather(queue.redrive(*handles[:2]), queue.purge(*handles[1:]), return_exceptions=True)
+        assert outcomes[0] == 2
+        assert isinstance(outcomes[1], NotFound)
+        assert f"dead letter {handles[1]} " in str(outcomes[1])
+        assert outcomes[1].outcome == "unknown"
+        assert "what else was named was changed" in str(outcomes[1])
+        assert await queue.dead_letters() == []
+        assert (await queue.stats()).depth == 2
