@@ -134,7 +134,10 @@ class Administration(Generic[T]):
     async def configure(
         self, *, max_deliveries: int | None = None, max_length: int | None = None, retain_s: float | None = None
     ) -> Settings:
-        """Change what is given; see `create`. Processes that only push notice it within a second."""
+        """Change what is given; see `create`. Processes that only push notice it within a second.
+
+        If nothing is changed nothing is appended.
+        """
         while True:
             last, old = await newest_settings(self.logbook, self.name, fresh=True)
             if old is None:
@@ -145,6 +148,9 @@ class Administration(Generic[T]):
                 old.max_length if max_length is None else max_length,
                 old.retain_us / 1e6 if retain_s is None else retain_s,
             )
+            if settings == old:
+                self._know(old, last)
+                return old
             try:
                 return await self._append_settings(settings, last)
             except ConditionFailed:

@@ -124,3 +124,20 @@ async def test_a_handle_that_somebody_else_was_quicker_with_is_told_with_what_be
         assert "what else was named was changed" in str(outcomes[1])
         assert await queue.dead_letters() == []
         assert (await queue.stats()).depth == 2
+
+
+@asynchronous
+async def test_settings_that_are_as_they_are_wished_are_not_written_again() -> None:
+    """However often they are wished; a real change is, and by whichever handle."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.create(shards=2, max_deliveries=3, retain_s=0.1)
+        for handle in (queue, Queue[int](ctx.logbook, "q")):
+            for _ in range(3):
+                settings = await handle.configure(max_deliveries=3, retain_s=0.1)
+                assert settings == await handle.configure()
+            await handle.push(1)
+            assert await handle.pop() is not None
+        assert len((await ctx.logbook.read("!queues")).records) == 1
+        assert (await queue.configure(max_deliveries=4)).max_deliveries == 4
+        assert len((await ctx.logbook.read("!queues")).records) == 2
