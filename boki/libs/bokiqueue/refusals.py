@@ -62,7 +62,13 @@ def no_such_queue(name: str, book: str) -> NoSuchQueue:
 
 def no_such_group(name: str, group: str) -> NoSuchGroup:
     """The error."""
-    return NoSuchGroup(f"queue {name!r} has no group {group!r}: create it with create_group", queue=name, group=group)
+    option = f" --group {group}" if group else ""
+    return NoSuchGroup(
+        f"queue {name!r} has no group {group!r}: create it with create_group, in a shell with "
+        f"`boki queue replay{option}`, or over HTTP with POST to its /groups",
+        queue=name,
+        group=group,
+    )
 
 
 def uncertain(error: BokiError) -> BokiError:
