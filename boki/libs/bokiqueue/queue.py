@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
@@ -25,10 +25,7 @@ from boki import (
     CorruptData,
     Expect,
     InvalidArgument,
-    KeyReused,
     NewRecord,
-    NotFound,
-    Trimmed,
     WrongType,
 )
 from boki.libs.bokiqueue import records
@@ -36,6 +33,7 @@ from boki.libs.bokiqueue.administration import Administration
 from boki.libs.bokiqueue.demand import MAX_SETTLED, Line, Want
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.keyed import append_once, told_apart
 from boki.libs.bokiqueue.messages import BYTES, Message, encode_body, parse_receipt
 from boki.libs.bokiqueue.outbox import Outbox
 from boki.libs.bokiqueue.records import ACK, BURY, EXTEND, NACK, RELEASE, Done, OpenGroup, Push, Settings, Settle
@@ -104,30 +102,34 @@ class Queue(Administration[T], Generic[T]):
         `key` is for all of them together; `group_keys` has one for each.
         """
         bodies = _listed(bodies)
-        log_key = None if key is None else records.push_key(self.name, check_key(key, "key"))
+        own_key = None if key is None else check_key(key, "key")
         patience_s = check_span(wait_s, "wait_s") / 1e6
         for tries in range(_TRIES):
             settings = await self._settings_to_push(fresh=tries > 0)
-            shard = None if key is None else crc32(key.encode()) % settings.shards
+            shard = None if own_key is None else crc32(own_key.encode()) % settings.shards
             new = self._pushes(settings, bodies, delay_s, ttl_s, group_keys, shard)
+            new = new if own_key is None else told_apart(new)
             try:
-                if settings.max_length:
-                    async with room(self.logbook, self._shared(settings), settings, len(bodies), patience_s):
-                        seqnums = await self._append_pushes(settings, new, log_key)
-                else:
-                    seqnums = await self._append_pushes(settings, new, log_key)
+                async with self._room(settings, len(bodies), patience_s):
+                    if own_key is None:
+                        seqnums = await self._append_pushes(settings, new, None)
+                    else:
+                        seqnums = await append_once(self, settings, new, own_key)
                 break
             except ConditionFailed:
                 continue  # its settings were changed, or it was deleted and is no more
         else:
             raise BokiError(f"settings of queue {self.name!r} change too quickly: nothing was pushed", retryable=True)
-        if key is not None and (len(seqnums) != len(new) or len(bodies) > 1):
-            await self._check_use(key, seqnums, new)
         ids = [""] * len(bodies)
         for seqnum, (_, places) in zip(seqnums, new, strict=True):
             for index, place in enumerate(places):
                 ids[place] = f"{seqnum}-{index}"
         return ids
+
+    def _room(self, settings: Settings, count: int, patience_s: float) -> AbstractAsyncContextManager[None]:
+        if not settings.max_length:
+            return nullcontext()
+        return room(self.logbook, self._shared(settings), settings, count, patience_s)
 
     def push_records(
         self, bodies: Sequence[Any], *, delay_s: float = 0, ttl_s: float = 0, group_key: str = ""
@@ -179,19 +181,6 @@ class Queue(Administration[T], Generic[T]):
         if len(group) == 1:
             return [await self.logbook.append(*group[0], key=key, when=self.stands())]
         return await self.logbook.append_many(group, key=key, when=self.stands())
-
-    async def _check_use(self, key: str, seqnums: Sequence[int], new: list[tuple[Push, list[int]]]) -> None:
-        """`KeyReused` if what stands under the key is not so many messages; what was trimmed nobody can tell."""
-        are_same = len(seqnums) == len(new)
-        if are_same:
-            with suppress(NotFound, Trimmed):
-                first = records.decode((await self.logbook.get(seqnums[0])).data)
-                are_same = isinstance(first, Push) and len(first.bodies) == len(new[0][0].bodies)
-        if not are_same:
-            raise KeyReused(
-                f"key {key!r} was used for another number of messages of queue {self.name!r}: nothing was pushed",
-                key=key,
-            )
 
     # Taking
 
