@@ -26,6 +26,7 @@ from boki import (
     Expect,
     InvalidArgument,
     NewRecord,
+    TooLarge,
     WrongType,
 )
 from boki.libs.bokiqueue import records
@@ -46,6 +47,7 @@ from boki.libs.bokiqueue.refusals import (
     check_span,
     no_such_group,
     no_such_queue,
+    too_large_a_push,
     uncertain,
 )
 from boki.libs.bokiqueue.room import room
@@ -99,7 +101,8 @@ class Queue(Administration[T], Generic[T]):
     ) -> list[str]:
         """Push messages, all or none, as neighbours (of one shard, unless group keys spread them); their ids.
 
-        `key` is for all of them together; `group_keys` has one for each.
+        `key` is for all of them together; `group_keys` has one for each. `TooLarge`: what is appended at once has
+        about 4 MB; push the rest in another call.
         """
         bodies = _listed(bodies)
         own_key = None if key is None else check_key(key, "key")
@@ -118,6 +121,8 @@ class Queue(Administration[T], Generic[T]):
                 break
             except ConditionFailed:
                 continue  # its settings were changed, or it was deleted and is no more
+            except TooLarge as error:
+                raise too_large_a_push(error) from None
         else:
             raise BokiError(f"settings of queue {self.name!r} change too quickly: nothing was pushed", retryable=True)
         ids = [""] * len(bodies)

@@ -71,6 +71,16 @@ def no_such_group(name: str, group: str) -> NoSuchGroup:
     )
 
 
+def too_large_a_push(error: TooLarge) -> TooLarge:
+    """The error in the words of whoever pushes, if it is about what one append may have."""
+    if error.details.get("field") != "records":
+        return error
+    limit = error.details["limit"]
+    return TooLarge(
+        f"one push_many may have at most {limit:,} bytes in all: push in several calls", field="bodies", limit=limit
+    )
+
+
 def uncertain(error: BokiError) -> BokiError:
     """The error, for somebody whose request may have been carried out all the same."""
     return BokiError.from_body(msgspec.structs.replace(error.body(), outcome="unknown"))

@@ -465,3 +465,15 @@ async def test_a_key_of_many_messages_is_not_for_one() -> None:
             taken = await queue.pop_many(len(bodies))
             assert [(message.id, message.value) for message in taken] == list(zip(ids, bodies, strict=True))
         assert await queue.pop() is None
+
+
+@asynchronous
+async def test_a_push_of_too_many_bytes_is_told_in_the_words_of_who_pushes() -> None:
+    """Which call, how many bytes there may be, and what to do; nothing is pushed, with a key or without."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[bytes] = Queue(ctx.logbook, "q")
+        for key in (None, "k"):
+            with pytest.raises(TooLarge, match="one push_many may have at most 4,194,304 bytes") as error:
+                await queue.push_many([bytes(900_000)] * 5, key=key)
+            assert error.value.details == {"field": "bodies", "limit": 4_194_304}
+        assert (await queue.stats()).pushed == 0
