@@ -124,6 +124,8 @@ class ShardState:
             case DropGroup():
                 self.groups.pop(record.group, None)
                 self.takers.forget_group(record.group)
+                for op in [op for op in self.ops if op.startswith(f"{record.group}\n")]:
+                    self._forget_op(op)
                 self.last_fence = seqnum
                 self._forget_passed()
             case Saved():
