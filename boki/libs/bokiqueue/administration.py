@@ -39,8 +39,8 @@ MAX_MESSAGES: Final = 1_000_000_000
 class GroupStats(msgspec.Struct, frozen=True):
     """A consumer group in figures. `depth` is what it has still to do, `in_flight` what is leased of that, and
     `delayed` what is not due yet; `oldest_age_s` is that of the oldest message that it has not done, and
-    `done_per_s` how many it has done lately. All by the log's time. `blocked`: so many are leased, delayed, parked or
-    dead that nothing more is given out until some are done.
+    `done_per_s` how many it has done lately. All by the log's time: what has expired counts as that alone.
+    `blocked`: so many are leased, delayed, parked or dead that nothing more is given out until some are done.
     """
 
     name: str
@@ -278,7 +278,7 @@ class Administration(Generic[T]):
             self.name,
             shared.shards,
             sum(state.backlog.next_pos for state in states),
-            sum(state.length() for state in states),
+            sum(state.length(now_us) for state in states),
             round(sum(state.push_rate.per_s(now_us) for state in states), 3),
             [_group_stats(name, states, now_us) for name in names],
         )
@@ -422,16 +422,18 @@ def _time_us(time_s: object) -> int:
 
 def _group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats:
     groups = [state.groups[name] for state in states if name in state.groups]
-    oldest = [time_us for state in states if (time_us := state.oldest_us(name))]
+    oldest = [time_us for state in states if (time_us := state.oldest_us(name, now_us))]
+    expired = sum(state.expired(name, now_us) for state in states)
+    delayed = [one for group in groups for one in group.aside.values() if one.status == WAITING]
     return GroupStats(
         name,
-        sum(state.depth(name) for state in states),
+        sum(state.depth(name) for state in states) - expired,
         sum(group.count(LEASED) for group in groups),
-        sum(group.count(WAITING) for group in groups),
+        sum(not one.has_expired(now_us) for one in delayed),
         sum(group.count(DEAD) for group in groups),
         round(max(0, now_us - min(oldest, default=now_us)) / 1e6, 3),
         sum(group.done_count for group in groups),
-        sum(group.expired_count for group in groups),
+        sum(group.expired_count for group in groups) + expired,
         round(sum(group.rate.per_s(now_us) for group in groups), 3),
         any(group.is_blocked for group in groups),
     )

@@ -141,3 +141,27 @@ async def test_settings_that_are_as_they_are_wished_are_not_written_again() -> N
         assert len((await ctx.logbook.read("!queues")).records) == 1
         assert (await queue.configure(max_deliveries=4)).max_deliveries == 4
         assert len((await ctx.logbook.read("!queues")).records) == 2
+
+
+@asynchronous
+async def test_figures_do_not_count_what_has_expired() -> None:
+    """Also if nobody has consumed since: untouched, or on its way back. It is not the oldest message either."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.push_many([1, 2, 3], ttl_s=10)
+        assert (await queue.stats()).depth == 3
+        first = await queue.lease()
+        assert first is not None
+        await queue.nack(first, delay_s=3_600)
+        await ctx.clock.advance(9)
+        await queue.push(4)
+        stats = await queue.stats()
+        assert (stats.depth, stats.groups[0].delayed, stats.groups[0].oldest_age_s) == (4, 1, 9.0)
+        await ctx.clock.advance(2)
+        stats = await queue.stats()
+        assert (stats.pushed, stats.depth) == (4, 1)
+        (group,) = stats.groups
+        assert (group.depth, group.delayed, group.expired, group.oldest_age_s) == (1, 0, 3, 2.0)
+        assert [message.value for message in await queue.pop_many(5)] == [4]
+        (group,) = (await queue.stats()).groups
+        assert (group.depth, group.expired, group.done) == (0, 3, 1)
