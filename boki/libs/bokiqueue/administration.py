@@ -39,8 +39,8 @@ MAX_MESSAGES: Final = 1_000_000_000
 class GroupStats(msgspec.Struct, frozen=True):
     """A consumer group in figures. `depth` is what it has still to do, `in_flight` what is leased of that, and
     `delayed` what is not due yet; `oldest_age_s` is that of the oldest message that it has not done, and
-    `done_per_s` how many it has done lately. All by the log's time. `blocked`: so many are leased, delayed, parked or
-    dead that nothing more is given out until some are done.
+    `done_per_s` how many it has done lately. All by the log's time: what has expired counts as that alone.
+    `blocked`: so many are leased, delayed, parked or dead that nothing more is given out until some are done.
     """
 
     name: str
@@ -134,7 +134,10 @@ class Administration(Generic[T]):
     async def configure(
         self, *, max_deliveries: int | None = None, max_length: int | None = None, retain_s: float | None = None
     ) -> Settings:
-        """Change what is given; see `create`. Processes that only push notice it within a second."""
+        """Change what is given; see `create`. Processes that only push notice it within a second.
+
+        If nothing is changed nothing is appended.
+        """
         while True:
             last, old = await newest_settings(self.logbook, self.name, fresh=True)
             if old is None:
@@ -145,6 +148,9 @@ class Administration(Generic[T]):
                 old.max_length if max_length is None else max_length,
                 old.retain_us / 1e6 if retain_s is None else retain_s,
             )
+            if settings == old:
+                self._know(old, last)
+                return old
             try:
                 return await self._append_settings(settings, last)
             except ConditionFailed:
@@ -274,7 +280,7 @@ class Administration(Generic[T]):
             self.name,
             shared.shards,
             sum(state.backlog.next_pos for state in states),
-            sum(state.length() for state in states),
+            sum(state.length(now_us) for state in states),
             round(sum(state.push_rate.per_s(now_us) for state in states), 3),
             [_group_stats(name, states, now_us) for name in names],
         )
@@ -323,33 +329,54 @@ class Administration(Generic[T]):
         return found
 
     async def redrive(self, *handles: str) -> int:
-        """Let dead letters be taken again, as if they had never been: those named, or all; how many there were."""
+        """Let dead letters be taken again, as if they had never been: those named, or all; how many there were.
+
+        `NotFound` if one that is named is none: then nothing is changed.
+        """
         return await self._change_dead(REDRIVE, handles)
 
     async def purge(self, *handles: str) -> int:
-        """Drop dead letters for good: those named, or all; how many there were."""
+        """Drop dead letters for good: those named, or all; how many there were. `NotFound` as for `redrive`."""
         return await self._change_dead(PURGE, handles)
 
     async def _change_dead(self, verb: int, handles: tuple[str, ...]) -> int:
-        wanted = {_place(handle) for handle in handles}
+        wanted = {_place(handle): handle for handle in handles}
         shared = await self._caught_up_group()
+        dead = {
+            (line.shard, pos)
+            for line in shared.lines
+            if (group := line.state.groups.get(self.group)) is not None
+            for pos, aside in group.aside.items()
+            if aside.status == DEAD
+        }
+        strange = [handle for place, handle in wanted.items() if place not in dead]
+        if strange:
+            raise self._no_dead_letters(strange, "none was changed")
         changed = 0
-        for line in shared.lines:
-            group = line.state.groups.get(self.group)
-            if group is None:
-                continue
-            dead = [pos for pos, aside in sorted(group.aside.items()) if aside.status == DEAD]
-            if handles:
-                dead = [pos for pos in dead if (line.shard, pos) in wanted]
-            for start in range(0, len(dead), 1_000):
-                settle = Settle(self.group, verb, [(pos, 0) for pos in dead[start : start + 1_000]])
-                changed += sum(await shared.settle(self.logbook, line.shard, settle))
-        if changed < len(wanted):
-            raise NotFound(
-                f"{len(wanted) - changed} of {len(wanted)} are no dead letters of queue {self.name!r}",
-                field="handle",
-            )
+        gone: list[str] = []
+        by_shard: dict[int, list[int]] = {}
+        for shard, pos in sorted(wanted or dead):
+            by_shard.setdefault(shard, []).append(pos)
+        for shard, positions in by_shard.items():
+            for start in range(0, len(positions), 1_000):
+                some = positions[start : start + 1_000]
+                verdicts = await shared.settle(
+                    self.logbook, shard, Settle(self.group, verb, [(pos, 0) for pos in some])
+                )
+                changed += sum(verdicts)
+                gone += [f"{shard}-{pos}" for pos, is_true in zip(some, verdicts, strict=True) if not is_true]
+        if gone and wanted:
+            others = "what else was named was changed" if changed else "none was changed"
+            raise self._no_dead_letters(gone, f"somebody else was quicker; {others}", changed)
         return changed
+
+    def _no_dead_letters(self, handles: list[str], what_of_others: str, changed: int = 0) -> NotFound:
+        named = ", ".join(handles[:10]) + (f" and {len(handles) - 10} more" if len(handles) > 10 else "")
+        return NotFound(
+            f"there is no dead letter {named} in queue {self.name!r}, group {self.group!r}: {what_of_others}",
+            outcome="unknown" if changed else "not_applied",
+            field="handle",
+        )
 
 
 async def queue_names(logbook: LogBook) -> list[str]:
@@ -397,16 +424,18 @@ def _time_us(time_s: object) -> int:
 
 def _group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats:
     groups = [state.groups[name] for state in states if name in state.groups]
-    oldest = [time_us for state in states if (time_us := state.oldest_us(name))]
+    oldest = [time_us for state in states if (time_us := state.oldest_us(name, now_us))]
+    expired = sum(state.expired(name, now_us) for state in states)
+    delayed = [one for group in groups for one in group.aside.values() if one.status == WAITING]
     return GroupStats(
         name,
-        sum(state.depth(name) for state in states),
+        sum(state.depth(name) for state in states) - expired,
         sum(group.count(LEASED) for group in groups),
-        sum(group.count(WAITING) for group in groups),
+        sum(not one.has_expired(now_us) for one in delayed),
         sum(group.count(DEAD) for group in groups),
         round(max(0, now_us - min(oldest, default=now_us)) / 1e6, 3),
         sum(group.done_count for group in groups),
-        sum(group.expired_count for group in groups),
+        sum(group.expired_count for group in groups) + expired,
         round(sum(group.rate.per_s(now_us) for group in groups), 3),
         any(group.is_blocked for group in groups),
     )

@@ -70,12 +70,15 @@ class Backlog:
         self._head = 0
         """What lies before it in the lists is forgotten, and deleted from time to time."""
         self.next_pos = next_pos
+        self.may_expire = False
+        """Whether anything that came here is dropped after a time."""
 
     def add(self, seqnum: int, time_us: int, push: Push) -> None:
         """A push."""
         self._segments.append(Segment.of(seqnum, self.next_pos, time_us, push))
         self._firsts.append(self.next_pos)
         self.next_pos += len(push.bodies)
+        self.may_expire |= push.ttl_us > 0
 
     def put_before(self, older: list[Segment]) -> None:
         """Pushes that lie right before the first one here."""
@@ -87,6 +90,7 @@ class Backlog:
         self._segments[: self._head] = placed[::-1]
         self._firsts[: self._head] = [segment.first for segment in reversed(placed)]
         self._head = 0
+        self.may_expire |= any(segment.expires_us for segment in older)
 
     @property
     def first_pos(self) -> int:

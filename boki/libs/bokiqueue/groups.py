@@ -61,6 +61,10 @@ class Aside(msgspec.Struct, array_like=True, gc=False):
         """Until when it was delayed by its push, if it still is; else 0."""
         return self.due_us if self.status == WAITING and not self.deliveries else 0
 
+    def has_expired(self, now_us: int) -> bool:
+        """Whether no take gives it any more: its time is over, and nobody has it."""
+        return self.status not in (LEASED, DEAD) and 0 < self.spot.expires_us <= now_us
+
 
 class Group:
     """One consumer group."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
@@ -26,10 +26,8 @@ from boki import (
     CorruptData,
     Expect,
     InvalidArgument,
-    KeyReused,
     NewRecord,
-    NotFound,
-    Trimmed,
+    TooLarge,
     WrongType,
 )
 from boki.libs.bokiqueue import records
@@ -37,6 +35,7 @@ from boki.libs.bokiqueue.administration import Administration
 from boki.libs.bokiqueue.demand import MAX_SETTLED, Line, Want
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.keyed import append_once, told_apart
 from boki.libs.bokiqueue.lists import fitting, listed
 from boki.libs.bokiqueue.messages import BYTES, Message, encode_body, parse_receipt
 from boki.libs.bokiqueue.outbox import Outbox
@@ -50,6 +49,7 @@ from boki.libs.bokiqueue.refusals import (
     check_span,
     no_such_group,
     no_such_queue,
+    too_large_a_push,
     uncertain,
 )
 from boki.libs.bokiqueue.room import room
@@ -101,33 +101,40 @@ class Queue(Administration[T], Generic[T]):
     ) -> list[str]:
         """Push messages, all or none, as neighbours (of one shard, unless group keys spread them); their ids.
 
-        `key` is for all of them together; `group_keys` has one for each.
+        `key` is for all of them together; `group_keys` has one for each. `TooLarge`: what is appended at once has
+        about 4 MB; push the rest in another call.
         """
         bodies = listed(bodies)
-        log_key = None if key is None else records.push_key(self.name, check_key(key, "key"))
+        own_key = None if key is None else check_key(key, "key")
         patience_s = check_span(wait_s, "wait_s") / 1e6
         for tries in range(_TRIES):
             settings = await self._settings_to_push(fresh=tries > 0)
-            shard = None if key is None else crc32(key.encode()) % settings.shards
+            shard = None if own_key is None else crc32(own_key.encode()) % settings.shards
             new = self._pushes(settings, bodies, delay_s, ttl_s, group_keys, shard)
+            new = new if own_key is None else told_apart(new)
             try:
-                if settings.max_length:
-                    async with room(self.logbook, self._shared(settings), settings, len(bodies), patience_s):
-                        seqnums = await self._append_pushes(settings, new, log_key)
-                else:
-                    seqnums = await self._append_pushes(settings, new, log_key)
+                async with self._room(settings, len(bodies), patience_s):
+                    if own_key is None:
+                        seqnums = await self._append_pushes(settings, new)
+                    else:
+                        seqnums = await append_once(self, settings, new, own_key)
                 break
             except ConditionFailed:
                 continue  # its settings were changed, or it was deleted and is no more
+            except TooLarge as error:
+                raise too_large_a_push(error) from None
         else:
             raise BokiError(f"settings of queue {self.name!r} change too quickly: nothing was pushed", retryable=True)
-        if key is not None and (len(seqnums) != len(new) or len(bodies) > 1):
-            await self._check_use(key, seqnums, new)
         ids = [""] * len(bodies)
         for seqnum, (_, places) in zip(seqnums, new, strict=True):
             for index, place in enumerate(places):
                 ids[place] = f"{seqnum}-{index}"
         return ids
+
+    def _room(self, settings: Settings, count: int, patience_s: float) -> AbstractAsyncContextManager[None]:
+        if not settings.max_length:
+            return nullcontext()
+        return room(self.logbook, self._shared(settings), settings, count, patience_s)
 
     def push_records(
         self, bodies: Sequence[Any], *, delay_s: float = 0, ttl_s: float = 0, group_key: str = ""
@@ -171,27 +178,12 @@ class Queue(Administration[T], Generic[T]):
                 found.append((push, some))
         return found
 
-    async def _append_pushes(
-        self, settings: Settings, new: list[tuple[Push, list[int]]], key: str | None
-    ) -> Sequence[int]:
+    async def _append_pushes(self, settings: Settings, new: list[tuple[Push, list[int]]]) -> Sequence[int]:
         tags = [records.record_tags(self.name, push.shard, settings.shards) for push, _ in new]
         group = [(records.encode(push), own) for (push, _), own in zip(new, tags, strict=True)]
         if len(group) == 1:
-            return [await self.logbook.append(*group[0], key=key, when=self.stands())]
-        return await self.logbook.append_many(group, key=key, when=self.stands())
-
-    async def _check_use(self, key: str, seqnums: Sequence[int], new: list[tuple[Push, list[int]]]) -> None:
-        """`KeyReused` if what stands under the key is not so many messages; what was trimmed nobody can tell."""
-        are_same = len(seqnums) == len(new)
-        if are_same:
-            with suppress(NotFound, Trimmed):
-                first = records.decode((await self.logbook.get(seqnums[0])).data)
-                are_same = isinstance(first, Push) and len(first.bodies) == len(new[0][0].bodies)
-        if not are_same:
-            raise KeyReused(
-                f"key {key!r} was used for another number of messages of queue {self.name!r}: nothing was pushed",
-                key=key,
-            )
+            return [await self.logbook.append(*group[0], when=self.stands())]
+        return await self.logbook.append_many(group, when=self.stands())
 
     # Taking
 

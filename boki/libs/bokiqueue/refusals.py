@@ -75,7 +75,23 @@ def reshaped(name: str) -> Reshaped:
 
 def no_such_group(name: str, group: str) -> NoSuchGroup:
     """The error."""
-    return NoSuchGroup(f"queue {name!r} has no group {group!r}: create it with create_group", queue=name, group=group)
+    option = f" --group {group}" if group else ""
+    return NoSuchGroup(
+        f"queue {name!r} has no group {group!r}: create it with create_group, in a shell with "
+        f"`boki queue replay{option}`, or over HTTP with POST to its /groups",
+        queue=name,
+        group=group,
+    )
+
+
+def too_large_a_push(error: TooLarge) -> TooLarge:
+    """The error in the words of whoever pushes, if it is about what one append may have."""
+    if error.details.get("field") != "records":
+        return error
+    limit = error.details["limit"]
+    return TooLarge(
+        f"one push_many may have at most {limit:,} bytes in all: push in several calls", field="bodies", limit=limit
+    )
 
 
 def uncertain(error: BokiError) -> BokiError:

@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment, Spot
-from boki.libs.bokiqueue.groups import DEAD, LEASED, Aside, Delivery, Group
+from boki.libs.bokiqueue.groups import DEAD, Aside, Delivery, Group
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -124,6 +124,8 @@ class ShardState:
             case DropGroup():
                 self.groups.pop(record.group, None)
                 self.takers.forget_group(record.group)
+                for op in [op for op in self.ops if op.startswith(f"{record.group}\n")]:
+                    self._forget_op(op)
                 self.last_fence = seqnum
                 self._forget_passed()
             case Saved():
@@ -403,29 +405,35 @@ class ShardState:
 
     def length(self, now_us: int = 0) -> int:
         """Messages that some group has not done: what the maximal length bounds. With a time, those that live then."""
-        return max(self.depth(name) - self._expired(name, now_us) for name in self.groups or (DEFAULT_GROUP,))
+        return max(self.depth(name) - self.expired(name, now_us) for name in self.groups or (DEFAULT_GROUP,))
 
-    def _expired(self, name: str, now_us: int) -> int:
-        """How many of them have expired by then, which goes through all of them."""
+    def expired(self, name: str, now_us: int) -> int:
+        """How many of them have expired by then and were not come to yet; of a queue with ages all are looked at."""
         if not now_us:
             return 0
         group = self.groups.get(name)
         cursor = self.backlog.first_pos if group is None else group.cursor
         untouched = sum(
             segment.first + segment.count - max(cursor, segment.first)
-            for segment in self.backlog.segments()
+            for segment in (self.backlog.segments() if self.backlog.may_expire else ())
             if 0 < segment.expires_us <= now_us and segment.first + segment.count > cursor
         )
         asides = () if group is None else group.aside.values()
-        late = [one for one in asides if one.status not in (LEASED, DEAD) and 0 < one.spot.expires_us <= now_us]
-        return untouched + len(late)
+        return untouched + sum(aside.has_expired(now_us) for aside in asides)
 
-    def oldest_us(self, name: str) -> int:
-        """When the oldest message was pushed that the group has not done, but for dead letters; 0 if there is none."""
+    def oldest_us(self, name: str, now_us: int) -> int:
+        """When the oldest message was pushed that the group has not done; 0 if there is none.
+
+        Dead letters do not count, nor what has expired by then.
+        """
         group = self.groups.get(name)
         asides = () if group is None else group.aside.values()
-        oldest = [aside.spot.time_us for aside in asides if aside.status != DEAD]
-        segment = self.backlog.find(self.backlog.first_pos if group is None else group.cursor)
+        oldest = [aside.spot.time_us for aside in asides if aside.status != DEAD and not aside.has_expired(now_us)]
+        cursor = self.backlog.first_pos if group is None else group.cursor
+        segment = self.backlog.find(cursor)
+        if segment is not None and 0 < segment.expires_us <= now_us:
+            live = (one for one in self.backlog.segments() if one.first >= cursor and not 0 < one.expires_us <= now_us)
+            segment = next(live, None)
         return min([*oldest, segment.time_us] if segment is not None else oldest, default=0)
 
     def waiting_since_us(self, name: str) -> int:

@@ -7,7 +7,7 @@ that do it at once do no harm: both append under a condition on the checkpoint's
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from boki.libs.bokiqueue.checkpoints import last_saved
 from boki.libs.bokiqueue.demand import Line
 from boki.libs.bokiqueue.groups import Delivery, Spot
 from boki.libs.bokiqueue.records import Act, Carry, Part, Saved
+from boki.libs.bokiqueue.refusals import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue.following import Following
@@ -30,6 +31,11 @@ FEED_BYTES: Final = 4 * SAVE_BYTES
 PART_BYTES: Final = 500_000
 CARRY_WORTH: Final = 4
 """Messages that linger are carried when what could be trimmed then has so many times their bytes."""
+CARRY_COUNT: Final = 1_000
+CARRY_BYTES: Final = 4_000_000
+"""So many messages, of records with about so many bytes, are read and carried at once."""
+_SPOT_BYTES: Final = 100
+"""A carried message has about so many bytes beside its body."""
 
 _NOBODY: Final = b""
 """As the taker of an act that wants nothing."""
@@ -141,30 +147,63 @@ class Upkeep:
 
     def _is_worth_carrying(self, line: Line, floor: int, fed_bytes: int) -> bool:
         """Whether the stream between what lingers and what is new is long enough to be worth a copy."""
-        lingering = line.state.lingering()
         marks = line.state.marks
-        if not lingering or not marks or floor >= marks[-1][1]:
+        if not marks or floor >= marks[-1][1]:
+            return False
+        spots = _old_spots(line)
+        if not spots:
             return False
         before = next(bytes_before for _, seqnum, bytes_before in marks if seqnum >= floor)
         between = marks[-1][2] + line.saved_bytes - before
-        return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * 1_000 * len(lingering))
+        return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * sum(_bytes_by_record(spots).values()))
 
     async def _carry(self, logbook: LogBook, line: Line) -> None:
         """Append messages anew that stand before the last checkpoint."""
-        newest = line.state.marks[-1][1]
         self._carried_at[line.shard] = self._feed_bytes
-        spots = [spot for spot in line.state.lingering().values() if spot.place[0] < newest]
         tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
-        for some in _batches(spots, 100):
+        for some in _batches(_old_spots(line)):
             bodies = await self._queue.bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
             found = [body if isinstance(body, tuple) else (LOST, b"") for body in bodies]
             for carry in _carries(line.shard, some, found):
                 await logbook.append(records.encode(carry), tags)
 
 
-def _batches(spots: list[Spot], count: int) -> Iterator[list[Spot]]:
-    for start in range(0, len(spots), count):
-        yield spots[start : start + count]
+def _old_spots(line: Line) -> list[Spot]:
+    """What lingers before the last checkpoint, as it stands in the log."""
+    newest = line.state.marks[-1][1]
+    return sorted((spot for spot in line.state.lingering().values() if spot.place[0] < newest), key=_place)
+
+
+def _place(spot: Spot) -> tuple[int, int]:
+    return spot.place
+
+
+def _bytes_by_record(spots: Iterable[Spot]) -> dict[int, int]:
+    """About how many bytes of each record these messages are. Each counts as the largest of its push, so there is a
+    bound: a record has no more than a message may have.
+    """
+    found: dict[int, int] = {}
+    for spot in spots:
+        seqnum = spot.place[0]
+        found[seqnum] = min(found.get(seqnum, 0) + spot.size_bytes + _SPOT_BYTES, MAX_MESSAGE_BYTES)
+    return found
+
+
+def _batches(spots: list[Spot]) -> Iterator[list[Spot]]:
+    """Runs of them that are read at once: of one at least."""
+    start = size = 0
+    sizes: dict[int, int] = {}
+    for index, spot in enumerate(spots):
+        seqnum = spot.place[0]
+        own = _bytes_by_record([spot])[seqnum]
+        grown = min(own, MAX_MESSAGE_BYTES - sizes.get(seqnum, 0))
+        if index > start and (size + grown > CARRY_BYTES or index - start == CARRY_COUNT):
+            yield spots[start:index]
+            start, size, sizes, grown = index, 0, {}, own
+        size += grown
+        sizes[seqnum] = sizes.get(seqnum, 0) + grown
+    if spots:
+        yield spots[start:]
 
 
 def _carries(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> Iterator[Carry]:

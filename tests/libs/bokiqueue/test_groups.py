@@ -11,7 +11,7 @@ import boki.testing
 from boki import InvalidArgument
 from boki.libs.bokiqueue import LeaseLost, NoSuchGroup, Queue, groups, upkeep
 from boki.libs.bokiqueue.groups import BACK, WAITING
-from boki.libs.bokiqueue.records import ACK, EXTEND, NACK, Carry, OpenGroup, Saved
+from boki.libs.bokiqueue.records import ACK, EXTEND, NACK, NOW, Carry, DropGroup, OpenGroup, Saved
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
@@ -273,3 +273,24 @@ async def test_a_book_that_was_deleted_leaves_nothing_to_the_queue_that_begins_i
     message = await waiting
     assert message is not None
     assert message.value == "newest"
+
+
+def test_a_group_that_is_dropped_takes_its_ops_along() -> None:
+    """Another one of its name begins where it is told to; ops of groups whose names begin alike stay."""
+    stream = Stream(reload_every=1)
+    for name in ("g", "gg", ""):
+        stream.append(OpenGroup(0, name))
+    stream.push(3)
+    for name in ("g", "gg", ""):
+        assert stream.take(2, group=name, op="x") == [0, 1]
+        assert stream.take(1, lease_s=100, group=name, op="x") == [2]
+    stream.append(DropGroup(0, "g"))
+    assert sorted(stream.state.ops) == ["\nlease\nx", "\npop\nx", "gg\nlease\nx", "gg\npop\nx"]
+    stream.append(OpenGroup(0, "g", NOW))
+    assert stream.take(group="g", op="x") == []
+    stream.push()
+    assert stream.take(group="g", op="x") == [3]
+    for name in ("gg", ""):
+        assert stream.take(2, group=name, op="x") == [0, 1]
+    stream.append(DropGroup(0, ""))
+    assert sorted(stream.state.ops) == ["g\npop\nx", "gg\nlease\nx", "gg\npop\nx"]

@@ -445,3 +445,35 @@ async def test_a_key_is_for_one_number_of_messages() -> None:
         ids = await queue.push_many([1, 2], key="two")
         assert await queue.push_many([1, 2], key="two") == ids
         assert await drain(queue) == ["a", 1, 2]
+
+
+@asynchronous
+async def test_a_key_of_many_messages_is_not_for_one() -> None:
+    """Which is told without a read: one message is one record, and several are several. Their ids stay the same."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        batches = {"two": [1, b"2"], "three": ["a", "b", 3], "large": [bytes(900_000)] * 3}
+        for key, bodies in batches.items():
+            keys = [""] * (len(bodies) - 1) + ["last"]
+            ids = await queue.push_many(bodies, key=key, group_keys=keys)
+            assert len(set(ids)) == len(bodies)
+            with pytest.raises(KeyReused, match="key of its own"):
+                await queue.push("other", key=key)
+            with pytest.raises(KeyReused):
+                await queue.push_many(["other"] * (len(bodies) + 1), key=key)
+            assert await queue.push_many(bodies, key=key, group_keys=keys) == ids
+            taken = await queue.pop_many(len(bodies))
+            assert [(message.id, message.value) for message in taken] == list(zip(ids, bodies, strict=True))
+        assert await queue.pop() is None
+
+
+@asynchronous
+async def test_a_push_of_too_many_bytes_is_told_in_the_words_of_who_pushes() -> None:
+    """Which call, how many bytes there may be, and what to do; nothing is pushed, with a key or without."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[bytes] = Queue(ctx.logbook, "q")
+        for key in (None, "k"):
+            with pytest.raises(TooLarge, match="one push_many may have at most 4,194,304 bytes") as error:
+                await queue.push_many([bytes(900_000)] * 5, key=key)
+            assert error.value.details == {"field": "bodies", "limit": 4_194_304}
+        assert (await queue.stats()).pushed == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -11,6 +12,7 @@ import pytest
 
 from boki import CorruptData, Trimmed, Unavailable
 from boki.libs.bokiqueue import Queue, checkpoints, records, upkeep
+from boki.libs.bokiqueue.groups import Spot
 from boki.libs.bokiqueue.ways import way_of
 from boki.log.operations import Answer, Operation, Read
 from boki.runtime.memory_port import MemoryPort
@@ -152,3 +154,43 @@ async def test_a_shard_that_lies_still_does_not_keep_the_feed(monkeypatch: pytes
         late = await fresh.pop()
         assert late is not None
         assert late.data == b"still"
+
+
+@asynchronous
+async def test_what_lingers_is_carried_at_a_cost_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its bytes, not by its number, and a bounded part of it at once."""
+    for name, bound in {"SAVE_RECORDS": 10, "SAVE_BYTES": 8_000, "CARRY_BYTES": 160_000}.items():
+        monkeypatch.setattr(upkeep, name, bound)
+    carried: list[int] = []
+    carries = upkeep._carries
+
+    def noted(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> Iterator[records.Carry]:
+        carried.append(sum(len(body) for _, body in found))
+        return carries(shard, spots, found)
+
+    monkeypatch.setattr(upkeep, "_carries", noted)
+    port = MemoryPort()
+    queue: Queue[bytes] = Queue(Process(port).logbook(), "q")
+    for _ in range(10):
+        await queue.push(bytes(50_000), delay_s=365 * 24 * 3600)
+    for _ in range(3):
+        await queue.push_many([bytes(10)] * 9, delay_s=365 * 24 * 3600)
+    for number in range(1, 1_201):
+        await queue.push(bytes(4_000))
+        assert await queue.pop() is not None
+        if number % 20 == 0:
+            await way_of(queue.logbook.origin).come_to_rest(20)
+            await port.clock.advance(20 * 60)
+        if number == 300:
+            assert not carried
+    assert sum(carried) in (500_270, 1_000_540)
+    assert 150_000 <= max(carried) <= 160_000
+
+
+def test_a_batch_counts_each_record_that_is_read_once() -> None:
+    """A push of many small messages and a large one is not read anew for each of them: its size is that of a record."""
+    large = [Spot(pos, 7, pos, 0, size_bytes=900_000) for pos in range(2_500)]
+    assert [len(some) for some in upkeep._batches(large)] == [1_000, 1_000, 500]
+    alone = [Spot(pos, 10 + pos, 0, 0, size_bytes=900_000) for pos in range(9)]
+    assert [len(some) for some in upkeep._batches(alone)] == [4, 4, 1]
+    assert list(upkeep._batches([])) == []
