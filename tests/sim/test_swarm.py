@@ -55,6 +55,7 @@ def test_no_seed_breaks_a_promise(first: int, shared: Path) -> None:
         assert summary.seeds >= ENOUGH_SEEDS
         assert summary.unseen == []
         assert median(summary.terms) >= 2
+        assert median(summary.operations) >= 200
 
 
 DIGESTS = """
