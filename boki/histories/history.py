@@ -172,12 +172,18 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Readout(msgspec.Struct, frozen=True, tag="readout"):
-    """All that one reader could read of a book in the end, when every fault was mended."""
+    """All that one reader could read of a book, or of one of its tags, in the end, when every fault was mended."""
 
     reader: str
     book: str
     at_us: int
     records: tuple[Seen, ...]
+    tag: str | None = None
+
+    @property
+    def row(self) -> str:
+        """What was read, for a person."""
+        return self.book if self.tag is None else f"{self.tag} in {self.book}"
 
 
 Row = Call | Fork | Join | Readout
@@ -219,9 +225,9 @@ class History:
         """A parent takes over its child's token."""
         self.rows.append(Join(child, parent, now_us))
 
-    def read_out(self, reader: str, book: str, now_us: int, records: Sequence[Seen]) -> None:
-        """Note all that a reader found in a book in the end."""
-        self.rows.append(Readout(reader, book, now_us, tuple(records)))
+    def read_out(self, reader: str, book: str, now_us: int, records: Sequence[Seen], tag: str | None = None) -> None:
+        """Note all that a reader found in a book, or of a tag in it, in the end."""
+        self.rows.append(Readout(reader, book, now_us, tuple(records), tag))
 
     @property
     def calls(self) -> list[Call]:

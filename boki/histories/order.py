@@ -70,10 +70,12 @@ class TotalOrder:
     def _check_readouts(self, facts: Facts) -> Iterator[Violation]:
         first: dict[str, tuple[str, tuple[Seen, ...]]] = {}
         for readout in facts.readouts:
-            reader, records = first.setdefault(readout.book, (readout.reader, readout.records))
+            if readout.tag is not None and any(readout.tag not in seen.tags for seen in readout.records):
+                yield Violation(self.name, f"{readout.reader} read {readout.row}, and got records without that tag")
+            reader, records = first.setdefault(readout.row, (readout.reader, readout.records))
             if records != readout.records:
                 differ = sorted({seen.seqnum for seen in records} ^ {seen.seqnum for seen in readout.records})
-                text = f"{reader} and {readout.reader} read {readout.book} differently, first at {differ[:3]}"
+                text = f"{reader} and {readout.reader} read {readout.row} differently, first at {differ[:3]}"
                 yield Violation(self.name, text)
 
 
@@ -93,10 +95,10 @@ class NothingLost:
         """See `boki.histories.Checker`."""
         for readout in facts.readouts:
             there = {record.seqnum for record in readout.records}
-            for seqnum in facts.row(readout.book, None):
-                if seqnum not in there and not facts.may_be_gone(seqnum, None, readout.at_us):
+            for seqnum in facts.row(readout.book, readout.tag):
+                if seqnum not in there and not facts.may_be_gone(seqnum, readout.tag, readout.at_us):
                     record = facts.placed[seqnum]
-                    text = f"{record.payload} at {seqnum} of {record.book}, known since {record.known_us}, is gone"
+                    text = f"{record.payload} at {seqnum} of {readout.row}, known since {record.known_us}, is gone"
                     yield Violation(self.name, f"{text} for {readout.reader}")
 
 
@@ -129,8 +131,9 @@ class NothingTwice:
         yield from self._check_groups(facts)
 
     def _check_groups(self, facts: Facts) -> Iterator[Violation]:
-        final = {(out.book, record.payload) for out in facts.readouts for record in out.records}
-        read_at = {out.book: out.at_us for out in facts.readouts}
+        whole = [out for out in facts.readouts if out.tag is None]
+        final = {(out.book, record.payload) for out in whole for record in out.records}
+        read_at = {out.book: out.at_us for out in whole}
         for call in facts.calls:
             if not isinstance(call.request, Appending) or len(call.request.records) < 2:
                 continue

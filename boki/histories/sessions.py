@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 from boki.histories.facts import Facts, Violation
@@ -20,6 +21,7 @@ from boki.histories.history import (
     Join,
     Ordered,
     Reading,
+    Readout,
     Refused,
     Row,
     Shown,
@@ -212,11 +214,21 @@ class TrimSafety:
                 case _:
                     pass
         for readout in facts.readouts:
-            floor = facts.must_floor_at(readout.book, None, readout.at_us)
-            for record in readout.records:
-                if record.seqnum < floor:
-                    text = f"{record.payload} at {record.seqnum} of {readout.book} rose again: the floor is {floor}"
-                    yield Violation(self.name, text)
+            yield from self._verify_readout(facts, readout)
+
+    def _verify_readout(self, facts: Facts, readout: Readout) -> Iterator[Violation]:
+        """A record is gone below the floor of the row that was read, and below those of all its tags."""
+
+        @cache
+        def floor_of(tag: str | None) -> int:
+            return facts.must_floor_at(readout.book, tag, readout.at_us)
+
+        for record in readout.records:
+            of_tags = min(map(floor_of, record.tags), default=0)
+            floor = max(floor_of(readout.tag), of_tags)
+            if record.seqnum < floor:
+                text = f"{record.payload} at {record.seqnum} of {readout.row} rose again: the floor is {floor}"
+                yield Violation(self.name, text)
 
     def _verify(self, facts: Facts, call: Call, known: dict[tuple[str, str | None, bool], int]) -> Iterator[Violation]:
         assert isinstance(call.result, Shown)

@@ -24,6 +24,7 @@ from boki.histories.queues import (
     find_wrong_ops,
 )
 from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue.following import Following, adopt
 from boki.log.record import Record
 from boki.runtime.logbook import LogBook
 from boki.sim.engines import EngineNode
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.25
 _MAX_PAUSE_US: Final = 2_000_000
 _PAGE: Final = 1000
+_AUDITOR: Final = b"auditor-"
+"""Who takes all from the last queue in the end: a name drawn by the system would be another one each time."""
 
 
 class QueueClients:
@@ -127,6 +130,7 @@ class QueueClients:
 
     async def _audit(self, process: Process) -> None:
         """Wait until everything is done, and read what has come of it."""
+        adopt(process.logbook(BOOK), Following(DONE, 1, taker=_AUDITOR))
         while True:
             try:
                 if await self._is_done(process):

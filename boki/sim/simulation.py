@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final
 
 from boki.histories.checkers import Checker, all_checkers, find_violations
@@ -17,7 +18,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Role
 from boki.log.operations import Books, Found, ListBooks, Read, Sync
 from boki.sim.calls import BOOK, CallClients, heard
-from boki.sim.clients import Client, Shared, read_found
+from boki.sim.clients import Client, Shared, read_found, tag_name
 from boki.sim.clockwork import START_US, Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.coordinator import Coordinator
@@ -101,6 +102,7 @@ class Simulation:
         self.calls = CallClients(self, 0)
         self.queues: QueueClients | None = None
         self.shared = Shared(self.history)
+        self._readers: list[EngineNode] = []
         self._build()
 
     def of(self, role: Role) -> list[Node]:
@@ -178,6 +180,7 @@ class Simulation:
         problems = self._read_out()
         if self.options.has_farewell and not problems:
             problems = Farewell(self, faults.victims, self._read_alone).run()
+        problems = problems or self._read_tags()
         return [*self._check(), *self.calls.check(self._effects), *queues.check(), *problems]
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
@@ -216,9 +219,10 @@ class Simulation:
         return []
 
     def _read_alone(self, name: str) -> list[Violation]:
-        """One more engine, which must come and read everything."""
+        """One more engine, which must come and read everything; the others are gone."""
         reader = self.add(EngineNode, name)
         assert isinstance(reader, EngineNode)
+        self._readers.clear()
         return self._read_all_by(reader)
 
     def _read_all_by(self, reader: EngineNode) -> list[Violation]:
@@ -229,8 +233,20 @@ class Simulation:
             if isinstance(records, str):
                 return [Violation("liveness", f"{reader.name} cannot read book-{number} in the end: {records}")]
             self.history.read_out(reader.name, f"book-{number}", self.clock.now_us, records)
+        self._readers.append(reader)
         wrong = self._list_wrongly(reader)
         return [Violation("books with records are listed", f"{reader.name}: {wrong}")] if wrong else []
+
+    def _read_tags(self) -> list[Violation]:
+        """Whoever has read the books, and is still there, reads their tags, too: at the very end, after all else."""
+        books, tags = range(self.options.books), range(self.options.tags)
+        for reader, book_number, tag_number in product(self._readers, books, tags):
+            book, tag = f"book-{book_number}", tag_name(tag_number)
+            records = self._read_book(reader, book, tag)
+            if isinstance(records, str):
+                return [Violation("liveness", f"{reader.name} cannot read {tag} in {book} in the end: {records}")]
+            self.history.read_out(reader.name, book, self.clock.now_us, records, tag)
+        return []
 
     def _list_wrongly(self, reader: EngineNode) -> str:
         """What is wrong with the list of books that a reader gives, who has just read them all."""
@@ -259,13 +275,13 @@ class Simulation:
             return answers[0] if answers else self._ask(reader, operation, positions)
         return None, {}
 
-    def _read_book(self, reader: EngineNode, book: str) -> list[Seen] | str:
-        """All records of a book; a text if they cannot be read."""
+    def _read_book(self, reader: EngineNode, book: str, tag: str | None = None) -> list[Seen] | str:
+        """All records of a book, or of a tag in it; a text if they cannot be read."""
         _, positions = self._ask(reader, Sync(book), {})
         records: list[Seen] = []
         start = 0
         while True:
-            page, _ = self._ask(reader, Read(book, None, start, limit=_PAGE_RECORDS), positions)
+            page, _ = self._ask(reader, Read(book, tag, start, limit=_PAGE_RECORDS), positions)
             if not isinstance(page, Found):
                 return repr(page)
             records += read_found(page)

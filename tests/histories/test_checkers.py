@@ -81,9 +81,9 @@ class Clients:
     def read(self, session: str, *records: Seen, request: Reading = ALL, start: int | None = None) -> None:
         self.call(session, request, Shown(tuple(records)), start=start)
 
-    def read_out(self, *records: Seen, reader: str = "fresh") -> None:
+    def read_out(self, *records: Seen, reader: str = "fresh", tag: str | None = None) -> None:
         self.now += 10
-        self.history.read_out(reader, "b", self.now, records)
+        self.history.read_out(reader, "b", self.now, records, tag)
 
     def broken(self, checker: Checker) -> list[str]:
         return [violation.text for violation in find_violations(self.history, [checker])]

@@ -13,8 +13,7 @@ That a scenario fails when its remedy is off is tested in test_hazards_ablated.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import combinations, pairwise
+from itertools import combinations
 from random import Random
 
 import pytest
@@ -24,76 +23,26 @@ from boki.errors import DiskFull
 from boki.histories.checkers import find_violations
 from boki.histories.cursors import Wakes
 from boki.histories.facts import Violation
-from boki.histories.history import Appending, Ordered, Refused
+from boki.histories.history import Appending, Refused
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.quorum import majority
 from boki.messages import AppendEntry, Metalog, Seal
 from boki.sim.coordinator import NAME as ZOOKEEPER
-from boki.sim.nodes import Node, StorageNode
-from boki.sim.options import Options
-from boki.sim.simulation import Outcome, Simulation
-
-SECOND = 1_000_000
-Script = Callable[[Simulation], None]
-
-
-def play(script: Script, **options: object) -> tuple[Simulation, Outcome]:
-    """Run a scenario; every promise must be kept."""
-    settings = {"seed": 1, "chaos_us": 5 * SECOND, "pause_us": 30_000, "mix": {"trim": 0}} | options
-    world = Simulation(Options(**settings), script=script)  # type: ignore[arg-type]
-    outcome = world.run()
-    assert outcome.violations == []
-    assert outcome.operations > 100
-    return world, outcome
-
-
-def primary(world: Simulation) -> Node:
-    """The sequencer that orders log 0 now."""
-    return world.nodes[world.coordinator.views[-1].primaries[0]]
-
-
-def backups(world: Simulation) -> list[Node]:
-    view = world.coordinator.views[-1]
-    return [world.nodes[name] for name in view.sequencers if name != view.primaries[0]]
-
-
-def names(nodes: list[Node]) -> list[str]:
-    return [str(node.name) for node in nodes]
-
-
-def later(world: Simulation, seconds: float, action: Callable[..., None], *arguments: object) -> None:
-    world.clock.after(int(seconds * SECOND), action, *arguments)
-
-
-def cut(world: Simulation, sources: list[str], targets: list[str], seconds: float) -> None:
-    later(world, seconds, world.network.mend, world.network.cut(sources, targets))
-
-
-def withhold(world: Simulation, sources: list[str], targets: list[str], what: type, seconds: float) -> None:
-    """Messages of one type do not come through these links for a while."""
-    pairs = [(source, target) for source in sources for target in targets]
-    world.network.withheld |= dict.fromkeys(pairs, what)
-
-    def let_through() -> None:
-        for pair in pairs:
-            world.network.withheld.pop(pair, None)
-
-    later(world, seconds, let_through)
-
-
-def nothing(_world: Simulation) -> None:
-    """What the options draw is enough."""
-
-
-def slowest_gap_us(world: Simulation) -> int:
-    """The longest time without an acknowledged append."""
-    ends = sorted(
-        call.end_us
-        for call in world.history.calls
-        if isinstance(call.request, Appending) and isinstance(call.result, Ordered)
-    )
-    return max(after - before for before, after in pairwise(ends))
+from boki.sim.nodes import StorageNode
+from boki.sim.simulation import Simulation
+from tests.sim.stage import (
+    SECOND,
+    backups,
+    cut,
+    later,
+    names,
+    nothing,
+    play,
+    primary,
+    slowest_gap_us,
+    withhold,
+)
 
 
 @pytest.mark.parametrize("count", range(1, 6))
@@ -145,22 +94,26 @@ def test_h5_what_one_replica_has_is_not_acknowledged() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_h5_a_damaged_tail_cuts_nothing_off(seed: int) -> None:
-    """A storage node that lost everything says that it does not know, and the others are asked."""
+    """A storage node that lost everything says that it does not know, and the only one that has it is awaited."""
 
     def script(world: Simulation) -> None:
+        empty, full, behind = world.of(Role.STORAGE)
+
         def wipe() -> None:
-            node = world.of(Role.STORAGE)[0]
-            node.crash()
-            node.disk.wipe()
-            primary(world).crash()
-            later(world, 0.2, node.start)
+            full.crash()
+            later(world, 1.5, full.start)
+            empty.crash()
+            empty.disk.wipe()
+            empty.start()
+            for engine in world.of(Role.ENGINE):
+                engine.crash()
+                later(world, 0.1, engine.start)
 
-        later(world, 1, world.nodes[NodeId("storage-2")].pause)
-        later(world, 1.5, wipe)
-        later(world, 3, world.nodes[NodeId("storage-2")].resume)
+        senders = [*world.of(Role.ENGINE), empty, full]
+        later(world, 1, cut, world, names(senders), names([behind]), 0.6)
+        later(world, 1.55, wipe)
 
-    _, outcome = play(script, seed=seed, storage=3)
-    assert outcome.terms > 1
+    play(script, seed=seed, storage=3)
 
 
 def test_h6_a_hung_replica_blocks_neither_seal_nor_recovery() -> None:
@@ -225,12 +178,15 @@ def test_h11_lost_answers_are_unknown_and_keys_make_them_safe() -> None:
 
 
 def test_h14_a_tail_that_an_old_primary_tells_is_not_the_current_one() -> None:
-    """It is stopped, replaced, and wakes up after others have appended; fresh reads see what those did."""
+    """It is alone with an engine while the others append in the next term: there, fresh reads wait for a majority."""
 
     def script(world: Simulation) -> None:
-        old = primary(world)
-        old.pause()
-        later(world, 2.5, old.resume)
+        lonely = [str(primary(world).name), str(world.of(Role.ENGINE)[1].name)]
+        others = [
+            str(name) for name, node in world.nodes.items() if node.role is not Role.GATEWAY and name not in lonely
+        ]
+        later(world, 1, cut, world, lonely, [*others, ZOOKEEPER], 2.5)
+        later(world, 1, cut, world, [*others, ZOOKEEPER], lonely, 2.5)
 
     _, outcome = play(script, mix={"tail": 9, "read": 4, "trim": 0})
     assert outcome.terms > 1
@@ -265,18 +221,21 @@ def test_h15_a_primary_that_dies_before_it_can_tell_the_others_how_far_it_was() 
 
 
 def test_h16_the_last_replica_standing_decides_nothing_alone() -> None:
-    """Two of three storage nodes and sequencers die, the last one restarts: nothing is told until a quorum is back."""
+    """It lacks what the others have acknowledged and restarts while they are down: they are awaited."""
 
     def script(world: Simulation) -> None:
-        for role in (Role.STORAGE, Role.SEQUENCER):
-            first, second, third = world.of(role)[:3]
-            for node in (first, second):
-                later(world, 1, node.crash)
-                later(world, 3, node.start)
-            later(world, 1.5, third.crash)
-            later(world, 1.7, third.start)
+        node = primary(world)
+        full, short = backups(world)
+        withhold(world, [str(node.name)], [str(short.name)], AppendEntry, 1)
+        for first, second, third, at in ((node, full, short, 1), (*world.of(Role.STORAGE), 3.5)):
+            for each in (first, second):
+                later(world, at, each.crash)
+                later(world, at + 2, each.start)
+            later(world, at + 0.2, third.crash)
+            later(world, at + 0.4, third.start)
 
-    play(script, storage=3, spare_sequencers=0)
+    _, outcome = play(script, storage=3, spare_sequencers=0)
+    assert outcome.terms == 2
 
 
 def test_h16_a_backup_that_lacks_entries_does_not_end_a_term_alone() -> None:
@@ -341,6 +300,27 @@ def test_h18_what_a_lost_disk_has_said_counts_no_more() -> None:
     assert outcome.seen["disks were wiped one after the other"]
 
 
+def test_h18_what_a_sequencer_said_before_it_lost_its_disk_counts_no_more() -> None:
+    """The only one that has all that was acknowledged is down, so the term does not end before it is back."""
+
+    def script(world: Simulation) -> None:
+        node = primary(world)
+        full, short = backups(world)
+        withhold(world, [str(node.name)], [str(short.name)], AppendEntry, 3)
+
+        def blow() -> None:
+            node.crash()
+            full.crash()
+            full.disk.wipe()
+            full.start()
+
+        later(world, 1, blow)
+        later(world, 3.5, node.start)
+
+    _, outcome = play(script, spare_sequencers=0)
+    assert outcome.terms == 2
+
+
 def test_h19_membership_changes_while_nodes_are_cut_off_and_die() -> None:
     """A node is drained, another one is cut off, three are killed, and the number of logs changes."""
 
@@ -398,18 +378,36 @@ def test_h20_when_all_disks_are_full_appends_are_refused_at_once() -> None:
 
 def test_h21_bits_rot_on_a_minority() -> None:
     """Every batch of one storage node is damaged; what is read is right, and the node is mended by its peers."""
+    sound: dict[bytes, bytes] = {}
 
     def script(world: Simulation) -> None:
+        node = world.nodes[NodeId("storage-1")]
+
         def rot() -> None:
             for _ in range(200):
-                world.nodes[NodeId("storage-1")].disk.rot(b"b")
+                node.disk.rot(b"b")
+
+        def look() -> None:
+            sound.update(node.disk.scan(b"b", b"c"))
+
+        def rot_again() -> None:
+            """What is damaged now, no restart finds."""
+            rot()
+            for key in [key for key, value in sound.items() if node.disk.get(key) == value]:
+                del sound[key]
 
         later(world, 2, rot)
-        later(world, 3, world.nodes[NodeId("storage-1")].crash)
-        later(world, 3.2, world.nodes[NodeId("storage-1")].start)
+        later(world, 3, node.crash)
+        later(world, 3.2, node.start)
+        later(world, 4, look)
+        later(world, 4.5, rot_again)
 
-    _, outcome = play(script, storage=3)
-    assert outcome.seen["damaged bytes were noticed"] or outcome.seen["a storage node was repaired from a peer"]
+    world, outcome = play(script, storage=3)
+    assert outcome.seen["damaged bytes were noticed"]
+    assert outcome.seen["a storage node was repaired from a peer"]
+    disk = world.nodes[NodeId("storage-1")].disk
+    mended = [key for key, value in sound.items() if disk.get(key) == value]
+    assert mended, "no damaged batch was mended"
 
 
 @pytest.mark.parametrize("seed", range(3))
