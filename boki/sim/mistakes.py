@@ -18,6 +18,8 @@ from boki.sim.schemes import Cluster, Later, Scheme
 
 _GRACE_US: Final = 1_500_000
 """By then the other engine has begun the calls again."""
+_HALT_US: Final = 40_000
+_BREATH_US: Final = 10_000
 
 
 class Mistake(Scheme):
@@ -52,7 +54,19 @@ class Mistake(Scheme):
         sequencers = [str(node.name) for node in self._cluster.of(Role.SEQUENCER)]
         self._cut("metalog", sequencers, [str(self._engine.name)])
         ends_us = self._clock.now_us + _GRACE_US
+        self._halt_primaries(ends_us)
         self._wait(lambda: self._is_fenced() or self._clock.now_us >= ends_us, self._let_go_on, 2 * _GRACE_US, 10_000)
+
+    def _halt_primaries(self, ends_us: int) -> None:
+        """Again and again for a moment: so they hear of the fence together with what the engine has just appended."""
+        if self._is_fenced() or self._clock.now_us >= ends_us:
+            return
+        for name in self._cluster.coordinator.views[-1].primaries:
+            node = self._cluster.nodes[name]
+            if not node.is_paused:
+                node.pause()
+                self._clock.after(_HALT_US, node.resume)
+        self._clock.after(_HALT_US + _BREATH_US, self._halt_primaries, ends_us)
 
     def _is_fenced(self) -> bool:
         """Whether the logs know that the engine is shut out."""
