@@ -2,7 +2,8 @@
 
 One run at a time has the claim (`boki.spark.claim`). Each batch is brought to its place by one renaming
 (`boki.spark.lake`) and noted in the progress book (`boki.spark.progress`), in this order: so the folder of a batch is
-the proof that it is written, and a batch that comes again, because something was killed in between, finds it there.
+the proof that it is written, and a batch that comes again, because something was killed in between, finds it there. It
+is on the disk before it is noted; still a note alone proves nothing, since a lake may be put back from a backup.
 
 The checkpoint lies beside the records, so that one cannot be moved without the other. Renaming is at once on a local
 disk and on HDFS; an object store copies, and its readers may see a batch come.
@@ -228,7 +229,9 @@ class _BatchWriter:
         if not self._is_named.wait(_NAMED_S):
             raise Unavailable("the query did not start")
         batch = Batch.of(self._query, number, self._lake.end(number))
-        if self._progress.has(batch):
+        is_noted = self._progress.has(batch)
+        there = self._lake.manifest(number) if is_noted else None
+        if there is not None and there.batch == batch:
             return  # killed between its note and Spark's own
         frame = frame.persist()
         try:
@@ -237,7 +240,8 @@ class _BatchWriter:
                 manifest = self._place(frame, manifest)
         finally:
             frame.unpersist()
-        self._progress = note(self._claim, self._progress, batch, manifest.books)
+        if not is_noted:
+            self._progress = note(self._claim, self._progress, batch, manifest.books)
         self._report(sum(book.records for book in manifest.books.values()), self._progress)
 
     def _place(self, frame: DataFrame, manifest: Manifest) -> Manifest:

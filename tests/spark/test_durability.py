@@ -1,0 +1,108 @@
+"""What a power cut, and a backup that is put back, take from a lake is written again, and counted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from boki.spark import ingest
+from boki.spark.claim import Claim, Run
+from boki.spark.files import LocalFiles
+from boki.spark.lake import Lake, Manifest, Origin
+from boki.spark.progress import BookProgress, Progress, read_progress
+from tests.spark.memory_gateway import MemorySystem
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ORIGIN = Origin(pipeline="p", book="a", tag="", start="earliest")
+BOOK = "ingest:p"
+
+
+class Frame:
+    """A batch, as far as it is counted and placed here."""
+
+    def __init__(self, records: int, error: Exception | None = None) -> None:
+        self.books = {"a": BookProgress(records=records, last_seqnum=records)} if records else {}
+        self.error = error
+
+    def persist(self) -> Frame:
+        return self
+
+    def unpersist(self) -> None:
+        """It holds nothing."""
+
+
+class World:
+    """A lake with its checkpoint, and a run that writes into it without Spark."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.system = MemorySystem()
+        self.told: list[int] = []
+        patch.setattr(ingest, "_count", lambda frame: frame.books)
+        patch.setattr(ingest._BatchWriter, "_place", self._place)
+        (root / "_checkpoint/offsets").mkdir(parents=True)
+        (root / "_checkpoint/metadata").write_text('{"id":"q"}')
+        self.start()
+
+    def start(self) -> None:
+        """A run begins."""
+        pipeline = ingest.Pipeline(name="p", book="a", schema="n int", output=str(self.root))
+        self.claim = Claim(self.system.gateway(), BOOK, "p", Run.new())
+        self.claim.take()
+        self.lake = Lake(LocalFiles(), str(self.root), self.claim.run.id)
+        progress = ingest.known_progress(self.lake, self.claim, pipeline)
+        self.writer = ingest._BatchWriter(self.lake, ORIGIN, self.claim, progress, {"n": "int"}, self._report)
+        self.writer.name("q")
+
+    def batch(self, number: int, records: int, error: Exception | None = None) -> None:
+        """Spark plans a batch, if it has not yet, and hands it over."""
+        (self.root / f"_checkpoint/offsets/{number}").write_text(f"v1\nend {number}")
+        self.writer.write(cast("DataFrame", Frame(records, error)), number)
+
+    def counted(self) -> int:
+        """What the status tells."""
+        return sum(book.records for book in self.noted().books.values())
+
+    def noted(self) -> Progress:
+        return read_progress(self.system.gateway(), BOOK, "p")
+
+    def batches(self) -> list[str]:
+        return LocalFiles().names(str(self.root / "records"))
+
+    def _place(self, frame: Any, manifest: Manifest) -> Manifest:
+        def write(folder: str) -> None:
+            if frame.error is not None:
+                raise frame.error
+            LocalFiles().write(f"{folder}/book=a/x.parquet", b"")
+
+        return self.lake.place(manifest, records=write, dead=None, check=self.claim.check)
+
+    def _report(self, count: int, _progress: Progress) -> None:
+        self.told.append(count)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path / "lake", monkeypatch)
+
+
+def test_a_batch_that_is_noted_and_not_there_is_written_again(world: World) -> None:
+    """It is counted once. One that is there, and one that has no records, are left as they are."""
+    world.batch(0, 5)
+    world.batch(1, 3)
+    world.batch(1, 3)
+    assert (world.told, world.counted()) == ([5, 3], 8)
+    LocalFiles().remove(str(world.root / "records/batch=000000001"))
+    world.start()
+    world.batch(1, 3)
+    assert world.batches() == ["batch=000000000", "batch=000000001"]
+    assert (world.told, world.counted()) == ([5, 3, 3], 8)
+    world.batch(2, 0)
+    seqnum = world.noted().seqnum
+    world.start()
+    world.batch(2, 0)
+    assert (world.counted(), world.noted().seqnum) == (8, seqnum)
