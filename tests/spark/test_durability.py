@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,8 @@ from boki.spark import ingest
 from boki.spark.claim import Claim, Run
 from boki.spark.files import LocalFiles
 from boki.spark.lake import Lake, Manifest, Origin
-from boki.spark.progress import BookProgress, Progress, read_progress
+from boki.spark.pipeline import Pipeline
+from boki.spark.progress import BookProgress, Progress, note, read_progress
 from tests.spark.memory_gateway import MemorySystem
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class World:
 
     def start(self) -> None:
         """A run begins."""
-        pipeline = ingest.Pipeline(name="p", book="a", schema="n int", output=str(self.root))
+        pipeline = Pipeline(name="p", book="a", schema="n int", output=str(self.root))
         self.claim = Claim(self.system.gateway(), BOOK, "p", Run.new())
         self.claim.take()
         self.lake = Lake(LocalFiles(), str(self.root), self.claim.run.id)
@@ -106,3 +108,47 @@ def test_a_batch_that_is_noted_and_not_there_is_written_again(world: World) -> N
     world.start()
     world.batch(2, 0)
     assert (world.counted(), world.noted().seqnum) == (8, seqnum)
+
+
+def test_what_a_batch_has_written_is_on_the_disk_before_its_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file, each folder, and what Spark has planned of it; and the name before the note. Once for each."""
+    told: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def seen_sync(handle: int) -> None:
+        told.append(str(Path(f"/proc/self/fd/{handle}").readlink()).removeprefix(str(world.root)).lstrip("/"))
+        sync(handle)
+
+    def seen_rename(self: Path, target: Path) -> Path:
+        told.append("rename")
+        return rename(self, target)
+
+    def seen_note(*given: Any) -> Progress:
+        told.append("note")
+        return note(*given)
+
+    monkeypatch.setattr(os, "fsync", seen_sync)
+    monkeypatch.setattr(Path, "rename", seen_rename)
+    monkeypatch.setattr(ingest, "note", seen_note)
+    world.batch(0, 5)
+    at = told.index("rename")
+    fresh = f"_writing/{world.claim.run.id}/batch=000000000"
+    names = ["", "/_batch.json", "/book=a", "/book=a/x.parquet"]
+    assert {fresh + name for name in names} | {"_checkpoint/metadata", "_checkpoint/offsets/0"} <= set(told[:at])
+    assert told[at:] == ["rename", "records", "", "note"]
+    assert [told.count(fresh + name) for name in names] == [1] * 4
+    del told[:]
+    world.batch(0, 5)
+    assert told == [], "it is there, and noted"
+
+
+def test_a_batch_that_is_found_is_on_the_disk_before_it_is_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has brought it to its place may have been killed right behind the rename."""
+    world.batch(0, 5)
+    world.system.delete(BOOK)
+    (world.root / "_checkpoint/metadata").unlink()
+    kept: list[str] = []
+    monkeypatch.setattr(LocalFiles, "keep", lambda self, path: kept.append(path))
+    world.start()
+    world.batch(0, 5)
+    assert kept == [str(world.root / "records/batch=000000000")]
