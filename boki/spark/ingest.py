@@ -189,15 +189,19 @@ def _strange(lake: Lake, pipeline: Pipeline) -> ConfigError:
 
 def known_progress(lake: Lake, claim: Claim, pipeline: Pipeline) -> Progress:
     """What the progress book tells of the lake, which it knows. If another lake was begun meanwhile under the same
-    name, it is what the batches themselves tell.
+    name, or the lake was put back as it was earlier, it is what the batches themselves tell.
     """
     progress = read_progress(claim.gateway, pipeline.progress_book, pipeline.name)
     last = lake.last()
+    own = lake.query()
+    is_put_back = lake.planned() < progress.number(own)
     if last is None or last[1] is None:
-        return progress
+        # it has no batch yet, or all of them were taken elsewhere, and then there is nothing to count
+        is_begun_anew = own is not None and is_put_back
+        return regain(claim, progress, Batch.of(own or "", -1, ""), {}) if is_begun_anew else progress
     query = last[1].batch.query
     is_other = progress.done is not None and progress.done.batch.query != query
-    if not is_other and last[0] <= progress.number(query) + 1:
+    if not is_other and not is_put_back and last[0] <= progress.number(query) + 1:
         return progress  # each batch but the last one is noted
     if progress.done is None:
         raise _strange(lake, pipeline)  # it knows the lake, and has lost what it has noted of its batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -108,6 +109,29 @@ def test_a_batch_that_is_noted_and_not_there_is_written_again(world: World) -> N
     world.start()
     world.batch(2, 0)
     assert (world.counted(), world.noted().seqnum) == (8, seqnum)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_a_lake_that_is_put_back_is_counted_anew(world: World, tmp_path: Path, kept: int) -> None:
+    """The status says what is there, with the first run that begins; batches that come again, with other ends, too, are
+    counted once.
+    """
+    sizes, backup = [5, 0, 3, 2], tmp_path / "backup"
+    for number, size in enumerate(sizes):
+        if number == kept:
+            shutil.copytree(world.root, backup)
+        world.batch(number, size)
+    world.start()
+    assert world.counted() == 10, "nothing was put back yet"
+    shutil.rmtree(world.root)
+    backup.rename(world.root)
+    world.start()
+    assert world.counted() == sum(sizes[:kept])
+    for number, size in enumerate((7, 1), start=kept):
+        world.batch(number, size)
+    assert world.counted() == sum(sizes[:kept]) + 8
+    world.start()
+    assert world.counted() == sum(sizes[:kept]) + 8
 
 
 def test_what_a_batch_has_written_is_on_the_disk_before_its_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
