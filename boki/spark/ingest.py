@@ -229,7 +229,10 @@ class _BatchWriter:
         self._is_named.set()
 
     def write(self, frame: DataFrame, number: int) -> None:
-        """Spark's callback: the batch, and its number in this checkpoint."""
+        """Spark's callback: the batch, and its number in this checkpoint. `Unavailable` says why it is not written."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
         if not self._is_named.wait(_NAMED_S):
             raise Unavailable("the query did not start")
         batch = Batch.of(self._query, number, self._lake.end(number))
@@ -237,16 +240,24 @@ class _BatchWriter:
         there = self._lake.manifest(number) if is_noted else None
         if there is not None and there.batch == batch:
             return  # killed between its note and Spark's own
-        frame = frame.persist()
         try:
-            manifest = Manifest(origin=self._origin, batch=batch, books=_count(frame))
-            if manifest.books:
-                manifest = self._place(frame, manifest)
-        finally:
-            frame.unpersist()
+            manifest = self._written(frame, batch)
+        except (OSError, PySparkException, Py4JJavaError) as error:
+            raise Unavailable(
+                f"batch {number} could not be written to {self._lake.root}: {cause_of(error)}", retryable=False
+            ) from None
         if not is_noted:
             self._progress = note(self._claim, self._progress, batch, manifest.books)
         self._report(sum(book.records for book in manifest.books.values()), self._progress)
+
+    def _written(self, frame: DataFrame, batch: Batch) -> Manifest:
+        """What the lake has of the batch, once it has it."""
+        frame = frame.persist()
+        try:
+            manifest = Manifest(origin=self._origin, batch=batch, books=_count(frame))
+            return self._place(frame, manifest) if manifest.books else manifest
+        finally:
+            frame.unpersist()
 
     def _place(self, frame: DataFrame, manifest: Manifest) -> Manifest:
         """Bring the batch into the lake; what the lake has of it."""

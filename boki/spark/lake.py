@@ -80,6 +80,11 @@ class Lake:
         self._run = run
 
     @property
+    def root(self) -> str:
+        """The folder around all of them."""
+        return self._root
+
+    @property
     def checkpoint(self) -> str:
         """Where Spark keeps how far it is: beside the records, so that one cannot be moved without the other."""
         return f"{self._root}/{_CHECKPOINT}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pyspark.errors import PySparkException
 
+from boki.errors import Unavailable
 from boki.spark import ingest
 from boki.spark.claim import Claim, Run
 from boki.spark.files import LocalFiles
@@ -109,6 +112,19 @@ def test_a_batch_that_is_noted_and_not_there_is_written_again(world: World) -> N
     world.start()
     world.batch(2, 0)
     assert (world.counted(), world.noted().seqnum) == (8, seqnum)
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "error", [FULL, PySparkException(f"An error\n\tat a.B\nCaused by: java.io.IOException: {FULL}")]
+)
+def test_a_batch_that_cannot_be_written_says_why(world: World, error: Exception) -> None:
+    """By its number, the place, and what was thrown first of all; and it is neither there nor noted."""
+    with pytest.raises(Unavailable, match=r"^batch 0 could not be written to /.*/lake: .*No space left on device$"):
+        world.batch(0, 5, error)
+    assert (world.batches(), world.told, world.noted()) == ([], [], Progress())
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
