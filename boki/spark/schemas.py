@@ -48,6 +48,12 @@ def layout(schema: StructType, *, is_json: bool) -> Layout:
     if twice := sorted({name for name in schema.fieldNames() if schema.fieldNames().count(name) > 1}):
         raise InvalidArgument(f"the schema names {', '.join(twice)} twice: leave one out", field=twice[0])
     for field in schema.fields:
+        if (own_name := field.name.lower()) in _OWN and own_name != field.name:
+            raise InvalidArgument(
+                f"the schema names {field.name}, which differs from the record's own column {own_name} by capitals "
+                f"only: write {own_name}, or leave it out",
+                field=field.name,
+            )
         kind = field.dataType.simpleString()
         own = _OWN.get(field.name) if field.name != ERROR_COLUMN or is_json else None
         if own is not None:
