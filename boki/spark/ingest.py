@@ -12,7 +12,7 @@ disk and on HDFS; an object store copies, and its readers may see a batch come.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -24,6 +24,7 @@ from boki.spark.claim import Claim, Doorkeeper, Run
 from boki.spark.files import files_of
 from boki.spark.gateway import Gateway
 from boki.spark.lake import Lake, Manifest, Origin
+from boki.spark.partitions import without_folder
 from boki.spark.pipeline import Pipeline
 from boki.spark.progress import (
     Batch,
@@ -254,7 +255,11 @@ class _BatchWriter:
         """What the lake has of the batch, once it has it."""
         frame = frame.persist()
         try:
-            manifest = Manifest(origin=self._origin, batch=batch, books=_count(frame))
+            books = _count(frame)
+            if reasons := without_folder(books):
+                books |= {name: msgspec.structs.replace(books[name], dead=books[name].records) for name in reasons}
+                frame = _all_dead(frame, reasons)
+            manifest = Manifest(origin=self._origin, batch=batch, books=books)
             return self._place(frame, manifest) if manifest.books else manifest
         finally:
             frame.unpersist()
@@ -285,6 +290,17 @@ class _BatchWriter:
             dead=write_dead if dead_count else None,
             check=self._claim.check,
         )
+
+
+def _all_dead(frame: DataFrame, reasons: Mapping[str, str]) -> DataFrame:
+    """The batch, in which no record of these books fits. Whoever writes the batch again finds the same ones."""
+    from pyspark.sql import functions as f
+
+    error = f.col(ERROR_COLUMN)
+    for reason in sorted(set(reasons.values())):
+        names = [name for name, why in reasons.items() if why == reason]
+        error = f.when(f.col("book").isin(names), f.lit(reason)).otherwise(error)
+    return frame.withColumn(ERROR_COLUMN, error)
 
 
 def _count(frame: DataFrame) -> dict[str, BookProgress]:
