@@ -351,6 +351,8 @@ def test_files_of_both_kinds(spark: SparkSession, tmp_path: Path, kind: str) -> 
     files.remove(f"{root}/a")
     files.write(f"{root}/a/b/c.txt", b"one\x00\xff")
     assert files.read(f"{root}/a/b/c.txt") == b"one\x00\xff"
+    for path in ("a/b/c.txt", "a", "a/gone"):
+        files.keep(f"{root}/{path}")
     assert files.move(f"{root}/a/b", f"{root}/x/y/z")
     assert (tmp_path / "x" / "y" / "z" / "c.txt").read_bytes() == b"one\x00\xff"
     files.write(f"{root}/a/b/d.txt", b"two")
