@@ -2,11 +2,17 @@
 
 What matters is `move`: a folder comes to its place at once, and only if nothing is there. Hadoop's own rename puts it
 *into* a folder that is there, and on a local disk copies file by file where the system call has failed.
+
+**Memory and disk.** On this machine what is written stands in memory until it is kept (`Files.keep`), and a power cut
+takes it away. What is kept outlives that, and so does a move, once it has returned, of what was kept before it. What
+Hadoop's file systems promise of a file that is closed is theirs: HDFS has it in the memory of several machines, an
+object store has it.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 from pathlib import Path
@@ -31,8 +37,13 @@ class Files(Protocol):
     def write(self, file: str, data: bytes) -> None:
         """Make the file, and the folders around it."""
 
+    def keep(self, path: str) -> None:
+        """Have the file, or the folder with everything in it, on the disk, and its name, too. Nothing if it is gone."""
+
     def move(self, folder: str, place: str) -> bool:
-        """Bring the folder to its place, at once; False if something is there. `FileNotFoundError`: it is gone."""
+        """Bring the folder to its place, at once; False if something is there. `FileNotFoundError`: it is gone. When it
+        returns, the new name is on the disk.
+        """
 
     def remove(self, folder: str) -> None:
         """Take the folder away, if it is there, with everything in it."""
@@ -70,6 +81,19 @@ class LocalFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
+    def keep(self, path: str) -> None:
+        """See `Files`."""
+        top = _local(path)
+        if not top.exists():
+            return
+        for folder, _, names in os.walk(top, topdown=False):
+            for name in names:
+                _sync(Path(folder, name))
+            _sync(Path(folder))
+        if not top.is_dir():
+            _sync(top)
+        _sync_names(top)
+
     def move(self, folder: str, place: str) -> bool:
         """See `Files`."""
         _local(place).parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +103,7 @@ class LocalFiles:
             if error.errno in _TAKEN:
                 return False
             raise
+        _sync_names(_local(place))
         return True
 
     def remove(self, folder: str) -> None:
@@ -87,6 +112,21 @@ class LocalFiles:
             shutil.rmtree(_local(folder))
         except FileNotFoundError:
             return
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has what memory has of a file, or of the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_names(path: Path) -> None:
+    """The name in its folder, and that folder's own, which may be new."""
+    for folder in (path.parent, path.parent.parent):
+        _sync(folder)
 
 
 class HadoopFiles:
@@ -129,6 +169,9 @@ class HadoopFiles:
             stream.write(bytearray(data))
         finally:
             stream.close()
+
+    def keep(self, path: str) -> None:
+        """See `Files`. It is as safe as the file system makes it when a file is closed."""
 
     def move(self, folder: str, place: str) -> bool:
         """See `Files`."""

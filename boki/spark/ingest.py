@@ -2,7 +2,8 @@
 
 One run at a time has the claim (`boki.spark.claim`). Each batch is brought to its place by one renaming
 (`boki.spark.lake`) and noted in the progress book (`boki.spark.progress`), in this order: so the folder of a batch is
-the proof that it is written, and a batch that comes again, because something was killed in between, finds it there.
+the proof that it is written, and a batch that comes again, because something was killed in between, finds it there. It
+is on the disk before it is noted; still a note alone proves nothing, since a lake may be put back from a backup.
 
 The checkpoint lies beside the records, so that one cannot be moved without the other. Renaming is at once on a local
 disk and on HDFS; an object store copies, and its readers may see a batch come.
@@ -11,7 +12,7 @@ disk and on HDFS; an object store copies, and its readers may see a batch come.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -23,6 +24,7 @@ from boki.spark.claim import Claim, Doorkeeper, Run
 from boki.spark.files import files_of
 from boki.spark.gateway import Gateway
 from boki.spark.lake import Lake, Manifest, Origin
+from boki.spark.partitions import without_folder
 from boki.spark.pipeline import Pipeline
 from boki.spark.progress import (
     Batch,
@@ -188,15 +190,19 @@ def _strange(lake: Lake, pipeline: Pipeline) -> ConfigError:
 
 def known_progress(lake: Lake, claim: Claim, pipeline: Pipeline) -> Progress:
     """What the progress book tells of the lake, which it knows. If another lake was begun meanwhile under the same
-    name, it is what the batches themselves tell.
+    name, or the lake was put back as it was earlier, it is what the batches themselves tell.
     """
     progress = read_progress(claim.gateway, pipeline.progress_book, pipeline.name)
     last = lake.last()
+    own = lake.query()
+    is_put_back = lake.planned() < progress.number(own)
     if last is None or last[1] is None:
-        return progress
+        # it has no batch yet, or all of them were taken elsewhere, and then there is nothing to count
+        is_begun_anew = own is not None and is_put_back
+        return regain(claim, progress, Batch.of(own or "", -1, ""), {}) if is_begun_anew else progress
     query = last[1].batch.query
     is_other = progress.done is not None and progress.done.batch.query != query
-    if not is_other and last[0] <= progress.number(query) + 1:
+    if not is_other and not is_put_back and last[0] <= progress.number(query) + 1:
         return progress  # each batch but the last one is noted
     if progress.done is None:
         raise _strange(lake, pipeline)  # it knows the lake, and has lost what it has noted of its batches
@@ -224,21 +230,39 @@ class _BatchWriter:
         self._is_named.set()
 
     def write(self, frame: DataFrame, number: int) -> None:
-        """Spark's callback: the batch, and its number in this checkpoint."""
+        """Spark's callback: the batch, and its number in this checkpoint. `Unavailable` says why it is not written."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
         if not self._is_named.wait(_NAMED_S):
             raise Unavailable("the query did not start")
         batch = Batch.of(self._query, number, self._lake.end(number))
-        if self._progress.has(batch):
+        is_noted = self._progress.has(batch)
+        there = self._lake.manifest(number) if is_noted else None
+        if there is not None and there.batch == batch:
             return  # killed between its note and Spark's own
+        try:
+            manifest = self._written(frame, batch)
+        except (OSError, PySparkException, Py4JJavaError) as error:
+            raise Unavailable(
+                f"batch {number} could not be written to {self._lake.root}: {cause_of(error)}", retryable=False
+            ) from None
+        if not is_noted:
+            self._progress = note(self._claim, self._progress, batch, manifest.books)
+        self._report(sum(book.records for book in manifest.books.values()), self._progress)
+
+    def _written(self, frame: DataFrame, batch: Batch) -> Manifest:
+        """What the lake has of the batch, once it has it."""
         frame = frame.persist()
         try:
-            manifest = Manifest(origin=self._origin, batch=batch, books=_count(frame))
-            if manifest.books:
-                manifest = self._place(frame, manifest)
+            books = _count(frame)
+            if reasons := without_folder(books):
+                books |= {name: msgspec.structs.replace(books[name], dead=books[name].records) for name in reasons}
+                frame = _all_dead(frame, reasons)
+            manifest = Manifest(origin=self._origin, batch=batch, books=books)
+            return self._place(frame, manifest) if manifest.books else manifest
         finally:
             frame.unpersist()
-        self._progress = note(self._claim, self._progress, batch, manifest.books)
-        self._report(sum(book.records for book in manifest.books.values()), self._progress)
 
     def _place(self, frame: DataFrame, manifest: Manifest) -> Manifest:
         """Bring the batch into the lake; what the lake has of it."""
@@ -266,6 +290,17 @@ class _BatchWriter:
             dead=write_dead if dead_count else None,
             check=self._claim.check,
         )
+
+
+def _all_dead(frame: DataFrame, reasons: Mapping[str, str]) -> DataFrame:
+    """The batch, in which no record of these books fits. Whoever writes the batch again finds the same ones."""
+    from pyspark.sql import functions as f
+
+    error = f.col(ERROR_COLUMN)
+    for reason in sorted(set(reasons.values())):
+        names = [name for name, why in reasons.items() if why == reason]
+        error = f.when(f.col("book").isin(names), f.lit(reason)).otherwise(error)
+    return frame.withColumn(ERROR_COLUMN, error)
 
 
 def _count(frame: DataFrame) -> dict[str, BookProgress]:

@@ -13,6 +13,10 @@ A batch is written below `_writing` as a whole, dead letters and all, and rename
 is the moment at which it is there. Of two runs that write the same batch the rename takes one. The dead letters are
 inside, in a folder that no reader looks at, and are renamed to their own place next; whoever finds them there after a
 crash does it. So at every moment each table has whole batches only, and each once.
+
+A batch is on the disk before it is renamed, and its new name before `Lake.place` returns; so is what Spark has planned
+of it. Whatever is said of the batch afterwards, in the progress book or by Spark's commit, outlives a power cut no
+better than the batch. That Spark's commit is on the disk nobody sees to: without it the batch comes again.
 """
 
 from __future__ import annotations
@@ -76,6 +80,11 @@ class Lake:
         self._run = run
 
     @property
+    def root(self) -> str:
+        """The folder around all of them."""
+        return self._root
+
+    @property
     def checkpoint(self) -> str:
         """Where Spark keeps how far it is: beside the records, so that one cannot be moved without the other."""
         return f"{self._root}/{_CHECKPOINT}"
@@ -89,6 +98,11 @@ class Lake:
         """Where a batch that is under way ends: the last line that Spark has noted about it."""
         data = self._files.read(f"{self.checkpoint}/offsets/{batch}") or b""
         return data.decode().rstrip("\n").rpartition("\n")[2]
+
+    def planned(self) -> int:
+        """The last batch that Spark has begun, by the checkpoint; -1 if there is none."""
+        names = self._files.names(f"{self.checkpoint}/offsets")
+        return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def last(self) -> tuple[int, Manifest | None] | None:
         """The last batch that is there; None if there is none. Without a manifest it is nobody's."""
@@ -204,8 +218,9 @@ class Lake:
     def place(
         self, manifest: Manifest, *, records: Write | None, dead: Write | None, check: Callable[[], None]
     ) -> Manifest:
-        """Bring a batch to its place, unless it is there; what is there. `records` and `dead` write it, if there are
-        any; `check` raises if this run is not to write any more. `ConfigError` if another batch stands in the place.
+        """Bring a batch to its place, unless it is there; what is there, and on the disk. `records` and `dead` write
+        it, if there are any; `check` raises if this run is not to write any more. `ConfigError` if another batch stands
+        in the place.
         """
         batch = manifest.batch.number
         found = self.manifest(batch)
@@ -216,15 +231,25 @@ class Lake:
             if dead:
                 dead(f"{fresh}/{_INSIDE}")
             self._files.write(f"{fresh}/{_MANIFEST}", msgspec.json.encode(manifest))
+            self._files.keep(fresh)
+            self._keep_plan(batch)
             check()
             if self._files.move(fresh, self._place(_RECORDS, batch)):
                 found = manifest
             else:
                 self._files.remove(fresh)
                 found = self.manifest(batch)
+        else:
+            # whoever has brought it there may have been killed before it was on the disk
+            self._files.keep(self._place(_RECORDS, batch))
         self._check_same(found, manifest)
         self._bring_dead(batch)
         return found or manifest
+
+    def _keep_plan(self, batch: int) -> None:
+        """A batch that is there, and of whose plan a power cut has left nothing, would be taken for another one."""
+        for name in ("metadata", ".metadata.crc", f"offsets/{batch}", f"offsets/.{batch}.crc"):
+            self._files.keep(f"{self.checkpoint}/{name}")
 
     def _check_same(self, found: Manifest | None, manifest: Manifest) -> None:
         if found is None or found.batch != manifest.batch:

@@ -208,7 +208,9 @@ def note(claim: Claim, before: Progress, batch: Batch, books: Mapping[str, BookP
 
 
 def regain(claim: Claim, before: Progress, batch: Batch, books: Mapping[str, BookProgress]) -> Progress:
-    """Write anew how far a query is that was put aside for another one, from what its batches hold."""
+    """Write anew how far a query is, from what its batches hold: it was put aside for another one, or its lake was put
+    back as it was earlier.
+    """
     if before.done is None:
         raise ValueError("there is nothing to put aside")
     done = msgspec.structs.replace(before.done, batch=batch)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 SCHEMA: Final = "seqnum bigint, book string, time timestamp, tags array<string>, data binary"
 ERROR_COLUMN: Final = "_error"
 """Why a record's JSON does not fit the schema; in a schema that has it, such records are rows of nulls."""
-_OF_JSON: Final = frozenset(
+JSON_TYPES: Final = frozenset(
     {"bigint", "int", "smallint", "tinyint", "double", "float", "string", "boolean", "timestamp"}
 )
+"""What members of the JSON may be, and arrays and structs of these."""
 _OWN: Final = {
     "seqnum": "bigint",
     "book": "string",
@@ -48,6 +49,12 @@ def layout(schema: StructType, *, is_json: bool) -> Layout:
     if twice := sorted({name for name in schema.fieldNames() if schema.fieldNames().count(name) > 1}):
         raise InvalidArgument(f"the schema names {', '.join(twice)} twice: leave one out", field=twice[0])
     for field in schema.fields:
+        if (own_name := field.name.lower()) in _OWN and own_name != field.name:
+            raise InvalidArgument(
+                f"the schema names {field.name}, which differs from the record's own column {own_name} by capitals "
+                f"only: write {own_name}, or leave it out",
+                field=field.name,
+            )
         kind = field.dataType.simpleString()
         own = _OWN.get(field.name) if field.name != ERROR_COLUMN or is_json else None
         if own is not None:
@@ -85,10 +92,10 @@ def _check_json_type(name: str, kind: DataType, *, is_nullable: bool) -> None:
     elif isinstance(kind, StructType):
         for field in kind.fields:
             _check_json_type(f"{name}.{field.name}", field.dataType, is_nullable=field.nullable)
-    elif kind.simpleString() not in _OF_JSON:
+    elif kind.simpleString() not in JSON_TYPES:
         raise InvalidArgument(
             f"the column {name} cannot be of type {kind.simpleString()}: members of JSON are read as "
-            f"{', '.join(sorted(_OF_JSON))}, and arrays and structs of these",
+            f"{', '.join(sorted(JSON_TYPES))}, and arrays and structs of these",
             field=name,
         )
 

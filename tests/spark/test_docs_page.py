@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from boki.child import Child
 from boki.cli.app import app
 from boki.spark import ingest_job
 from boki.spark.pipeline import Pipeline, load_pipeline
+from boki.spark.schemas import JSON_TYPES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +37,32 @@ def test_every_snippet_runs(spark: SparkSession, system: Child) -> None:
         exec(snippet.replace("http://127.0.0.1:8080", system.url), names)
     assert names["spark"] is spark
     assert len(snippets("python")) == 4
+
+
+def test_another_thread_writes_as_the_page_says(spark: SparkSession) -> None:
+    """It does not find the format before, and after that it does: it is told by Boki that an option is none."""
+    (remedy,) = re.findall(r"^`(spark\._jvm\..*)`\. Reads", PAGE.read_text(), re.MULTILINE)
+    rows, told = spark.sql("select 'a' as data"), list[str]()
+
+    def write() -> None:
+        for before in ("", remedy):
+            exec(before, {"spark": spark})
+            try:
+                rows.write.format("logbook").mode("append").options(book="any", nonsense=1).save()
+            except Exception as error:  # noqa: BLE001 - of whatever class Spark makes it
+                told.append(str(error))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert ["DATA_SOURCE_NOT_FOUND" in message for message in told] == [True, False]
+    assert "nonsense" in told[1]
+
+
+def test_the_types_of_members_are_listed() -> None:
+    """All that a schema may name, and no more."""
+    (listed,) = re.findall(r"Members are of the types (.*?), or arrays and structs", PAGE.read_text(), re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == JSON_TYPES
 
 
 def test_the_pipeline_is_one(tmp_path: Path) -> None:

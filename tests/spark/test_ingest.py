@@ -276,7 +276,8 @@ def test_one_run_at_a_time_and_one_checkpoint(
 
 def test_rows_of_every_kind(spark: SparkSession, client: BlockingClient, system: Child, tmp_path: Path) -> None:
     """Nulls and members that are missing are null, others are left out, what is of another type is a dead letter; a
-    pipeline over a prefix takes books that come later; all bad or all good batches are batches.
+    pipeline over a prefix takes books that come later; all bad or all good batches are batches. A book for which there
+    can be no folder stops nothing: its records are dead letters.
     """
     schema = "n int, x double, who string, at struct<a:int,b:array<string>>, `at.a` int"
     pipeline = Pipeline(name="kinds", book="kind-*", schema=schema, output=str(tmp_path / "lake"), gateway=system.url)
@@ -292,8 +293,14 @@ def test_rows_of_every_kind(spark: SparkSession, client: BlockingClient, system:
     client.logbook("kind-a").append_many(bad)
     assert once(spark, pipeline) == [len(bad)]
     client.logbook("kind-b").append_many(fits)
-    assert once(spark, pipeline) == [len(fits)]
+    long = "kind-c" + ":" * 100
+    client.logbook(long).append_many(fits[:2])
+    assert once(spark, pipeline) == [len(fits) + 2]
     dead = pd.read_parquet(tmp_path / "lake" / "dead").sort_values("seqnum")
+    homeless = dead[dead["book"] == long]
+    assert [bytes(data) for data in homeless["data"]] == fits[:2]
+    assert homeless["error"].str.startswith("the book's name is too long").all()
+    dead = dead[dead["book"] != long]
     assert [bytes(data) for data in dead["data"]] == bad
     assert set(dead["book"]) == {"kind-a"}
     assert dead["error"].str.len().min() > 5
@@ -303,7 +310,7 @@ def test_rows_of_every_kind(spark: SparkSession, client: BlockingClient, system:
     assert rows[2]["at.a"] == 7, "a dot in a name is a dot"
     assert {row.book for row in rows} == {"kind-b"}
     found = {lag.book: (lag.records, lag.dead, lag.behind) for lag in lags(pipeline)}
-    assert found == {"kind-a": (len(bad), len(bad), 0), "kind-b": (len(fits), 0, 0)}
+    assert found == {"kind-a": (len(bad), len(bad), 0), "kind-b": (len(fits), 0, 0), long: (2, 2, 0)}
 
 
 @pytest.mark.parametrize(
@@ -344,6 +351,8 @@ def test_files_of_both_kinds(spark: SparkSession, tmp_path: Path, kind: str) -> 
     files.remove(f"{root}/a")
     files.write(f"{root}/a/b/c.txt", b"one\x00\xff")
     assert files.read(f"{root}/a/b/c.txt") == b"one\x00\xff"
+    for path in ("a/b/c.txt", "a", "a/gone"):
+        files.keep(f"{root}/{path}")
     assert files.move(f"{root}/a/b", f"{root}/x/y/z")
     assert (tmp_path / "x" / "y" / "z" / "c.txt").read_bytes() == b"one\x00\xff"
     files.write(f"{root}/a/b/d.txt", b"two")

@@ -183,6 +183,13 @@ BAD = [
         "the column _error cannot be NOT NULL",
     ),
     (StructType([StructField("n", LongType()), StructField("n", LongType())]), True, "the schema names n twice"),
+    (
+        fields(Seqnum=LongType(), n=LongType()),
+        True,
+        "names Seqnum, which differs .* own column seqnum by capitals only",
+    ),
+    (fields(n=LongType(), _Error=StringType()), True, "names _Error, which differs .*: write _error, or leave it out"),
+    (fields(TIME=TimestampType()), False, "names TIME, which differs"),
     (StructType([StructField("seqnum", LongType())] * 2), False, "the schema names seqnum twice"),
 ]
 
