@@ -30,7 +30,7 @@ FIRST_CAUGHT = {
     "order of keys": 11,
     "patience with drains": 6,
     "position wait on reads": 8,
-    "positions for clients": 30,
+    "positions for clients": 70,
     "restarted primary silent": 42,
     "term check": 18,
     "terms applied in order": 3,
