@@ -56,7 +56,7 @@ class PendingRead:
     seen_until: int = 0
     """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
     missed_below: int = 0
-    """When it began to wait, trims had taken what was below this."""
+    """Each time that it began to wait, or went on, trims had taken what was below this and it had not seen."""
     needs_term: Term = 0
     """The newest term in `needs`."""
     most: int = 1 << 62
