@@ -31,12 +31,16 @@ def _part(push: Push, start: int, stop: int) -> Push:
     return msgspec.structs.replace(push, forms=forms, bodies=push.bodies[start:stop], keys=push.keys[start:stop])
 
 
+def group_of(queue: str, settings: Settings, new: list[tuple[Push, list[int]]]) -> list[tuple[bytes, tuple[str, ...]]]:
+    """What is appended for them: data and tags of each record."""
+    return [(records.encode(push), records.record_tags(queue, push.shard, settings.shards)) for push, _ in new]
+
+
 async def append_once(
     queue: Administration[Any], settings: Settings, new: list[tuple[Push, list[int]]], key: str
 ) -> Sequence[int]:
     """Append them under the key: their seqnums, or those of its first use. `KeyReused`"""
-    tags = [records.record_tags(queue.name, push.shard, settings.shards) for push, _ in new]
-    group = [(records.encode(push), own) for (push, _), own in zip(new, tags, strict=True)]
+    group = group_of(queue.name, settings, new)
     seqnums = await queue.logbook.append_many(group, key=records.push_key(queue.name, key), when=queue.stands())
     if len(seqnums) != len(new) or (len(new) > 1 and not await _are_as_many(queue, seqnums[0], new[0][0])):
         raise KeyReused(

@@ -35,7 +35,7 @@ from boki.libs.bokiqueue.administration import Administration
 from boki.libs.bokiqueue.demand import MAX_SETTLED, Line, Want
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.keyed import append_once, told_apart
+from boki.libs.bokiqueue.keyed import append_once, group_of, told_apart
 from boki.libs.bokiqueue.lists import fitting, listed
 from boki.libs.bokiqueue.messages import BYTES, Message, encode_body, parse_receipt
 from boki.libs.bokiqueue.outbox import Outbox
@@ -179,8 +179,7 @@ class Queue(Administration[T], Generic[T]):
         return found
 
     async def _append_pushes(self, settings: Settings, new: list[tuple[Push, list[int]]]) -> Sequence[int]:
-        tags = [records.record_tags(self.name, push.shard, settings.shards) for push, _ in new]
-        group = [(records.encode(push), own) for (push, _), own in zip(new, tags, strict=True)]
+        group = group_of(self.name, settings, new)
         if len(group) == 1:
             return [await self.logbook.append(*group[0], when=self.stands())]
         return await self.logbook.append_many(group, when=self.stands())
