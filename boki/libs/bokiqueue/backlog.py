@@ -53,6 +53,10 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         size_bytes = max(map(len, push.bodies), default=0)
         return Segment(seqnum, first, len(push.bodies), time_us, due_us, expires_us, push.keys, size_bytes)
 
+    def has_expired(self, now_us: int) -> bool:
+        """Whether no take gives any of it any more, of what was not taken before."""
+        return 0 < self.expires_us <= now_us
+
     def spot(self, index: int) -> Spot:
         """One of its messages."""
         key = self.keys[index] if self.keys else ""
@@ -111,6 +115,15 @@ class Backlog:
         """Forget pushes of which every message lies below the position."""
         while self._head < len(self._segments) and pos >= self._firsts[self._head] + self._segments[self._head].count:
             self._head += 1
+        self._tidy()
+
+    def drop_expired(self, now_us: int) -> None:
+        """Forget the first pushes, as far as their time is over."""
+        while self._head < len(self._segments) and self._segments[self._head].has_expired(now_us):
+            self._head += 1
+        self._tidy()
+
+    def _tidy(self) -> None:
         if self._head > 64 and self._head * 2 > len(self._segments):
             del self._segments[: self._head]
             del self._firsts[: self._head]

@@ -36,11 +36,15 @@ async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
             return False  # others go by what was trimmed since: they had read it, or began from a later checkpoint
         state.put_before(segments)
     queue.passed(record)
+    first_pos = state.backlog.first_pos
     given = state.apply(record.seqnum, record.time, kind)
     line.saved_records += 1
     line.saved_bytes += len(record.data)
     if isinstance(kind, Push | Carry):
         queue.bodies.keep(record.seqnum, kind, state)
+        if state.backlog.first_pos > first_pos:  # it let go of what has expired, and maybe nobody consumes
+            queue.bodies.pass_by(state, None)
+            queue.upkeep.consider(logbook, line)
     else:
         queue.bodies.pass_by(state, given)
     if given is not None:

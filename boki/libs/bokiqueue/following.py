@@ -24,6 +24,7 @@ from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.leavings import ANSWER_S, Leavings, Rest
 from boki.libs.bokiqueue.membership import MEMBER_US
 from boki.libs.bokiqueue.refusals import no_such_group, reshaped, uncertain
+from boki.libs.bokiqueue.room import Occupied
 from boki.libs.bokiqueue.snapshots import Given
 from boki.libs.bokiqueue.upkeep import Upkeep
 from boki.libs.bokiqueue.ways import way_of
@@ -82,6 +83,8 @@ class Following:
         self._pushed = self.taker[0]
         self.pushing = 0
         """Messages that this process is about to push into a queue with a maximal length."""
+        self.occupied: Occupied | None = None
+        """How full it was when somebody looked who wanted to push, and found no room."""
         self.clock = LogClock(lambda: asyncio.get_running_loop().time())
         self._tag = records.stream_tag(queue, 0) if shards == 1 else records.feed_tag(queue)
         self._next = 0

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from boki.libs.bokiqueue.backlog import Backlog, Rate
+from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment
 from boki.libs.bokiqueue.backlog import Spot as Spot
 
 LEASED: Final = 0
@@ -198,9 +198,8 @@ class Group:
             return False
         start = self.cursor - segment.first
         room = max(0, MAX_ASIDE - len(self.aside))
-        if segment.expires_us and segment.expires_us <= now_us:
-            self.expired_count += segment.count - start
-            self.cursor = segment.first + segment.count
+        if segment.has_expired(now_us):
+            self._pass(segment)
             return True
         if segment.due_us > now_us:
             stop = min(segment.count, start + room)
@@ -222,6 +221,16 @@ class Group:
             self._offer_untouched(segment.spot(index), now_us, lease_us, token, taken)
         self.cursor = segment.first + stop
         return stop > start
+
+    def pass_expired(self, backlog: Backlog, now_us: int) -> None:
+        """Go past the pushes at the cursor whose time is over, though nobody takes anything."""
+        while (segment := backlog.find(self.cursor)) is not None and segment.has_expired(now_us):
+            self._pass(segment)
+
+    def _pass(self, segment: Segment) -> None:
+        stop = segment.first + segment.count
+        self.expired_count += stop - self.cursor
+        self.cursor = stop
 
     def _offer_untouched(self, spot: Spot, now_us: int, lease_us: int, token: int, taken: list[Delivery]) -> None:
         if spot.key and (spot.key in self._holders or spot.key in self._parked):

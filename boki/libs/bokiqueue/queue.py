@@ -125,6 +125,8 @@ class Queue(Administration[T], Generic[T]):
                 raise too_large_a_push(error) from None
         else:
             raise BokiError(f"settings of queue {self.name!r} change too quickly: nothing was pushed", retryable=True)
+        if ttl_s:
+            self._shared(settings).upkeep.pushed(self.logbook, [push for push, _ in new])
         ids = [""] * len(bodies)
         for seqnum, (_, places) in zip(seqnums, new, strict=True):
             for index, place in enumerate(places):

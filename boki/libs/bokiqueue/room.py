@@ -8,16 +8,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from boki import LogBook, TooLarge
-from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import DEAD, LEASED
 from boki.libs.bokiqueue.records import Settings
 from boki.libs.bokiqueue.refusals import QueueFull
 from boki.libs.bokiqueue.state import ShardState
 
+if TYPE_CHECKING:
+    from boki.libs.bokiqueue.following import Following
+
 _MARGIN_S: Final = 0.001
+_NEVER_US: Final = 1 << 63
+
+
+class Occupied(NamedTuple):
+    """How many messages live in a full queue, from one time until another one, if no record comes."""
+
+    at: tuple[int, ...]
+    """The last record of each shard."""
+    from_us: int
+    until_us: int
+    length: int
 
 
 @asynccontextmanager
@@ -44,11 +57,12 @@ async def _wait(logbook: LogBook, shared: Following, settings: Settings, count: 
     begun = shared.clock.here()
     while True:
         await shared.catch_up(logbook)
-        states = [line.state for line in shared.lines]
-        length = shared.pushing + sum(state.length() for state in states)
         now_us = shared.clock.looking_us(logbook.likely_time_us())
+        length = shared.pushing + sum(line.state.length() for line in shared.lines)
+        until_us = _NEVER_US
         if length + count > settings.max_length:
-            length = shared.pushing + sum(state.length(now_us) for state in states)
+            occupied = _look(shared, now_us)
+            length, until_us = shared.pushing + occupied.length, occupied.until_us
         if length + count <= settings.max_length:
             return
         left_s = patience_s - shared.clock.since(begun)
@@ -59,19 +73,28 @@ async def _wait(logbook: LogBook, shared: Following, settings: Settings, count: 
                 queue=shared.queue,
                 limit=settings.max_length,
             )
-        expiries_us = [due_us for state in states if (due_us := next_expiry_us(state, now_us))]
-        if expiries_us:
-            left_s = min(left_s, (min(expiries_us) - now_us) / 1e6 + _MARGIN_S)
+        left_s = min(left_s, (until_us - now_us) / 1e6 + _MARGIN_S)
         await shared.wait_for_record(logbook, left_s)
 
 
+def _look(shared: Following, now_us: int) -> Occupied:
+    """All messages are looked at, which takes long in a long queue: once for all who wait for room here."""
+    at = tuple(line.state.at for line in shared.lines)
+    known = shared.occupied
+    if known is None or known.at != at or not known.from_us <= now_us < known.until_us:
+        states = [line.state for line in shared.lines]
+        until_us = min(next_expiry_us(state, now_us) for state in states)
+        known = shared.occupied = Occupied(at, now_us, until_us, sum(state.length(now_us) for state in states))
+    return known
+
+
 def next_expiry_us(state: ShardState, now_us: int) -> int:
-    """When the next message expires that somebody has still to take; 0: none does."""
-    untouched = (segment.expires_us for segment in state.backlog.segments())
+    """When the next message expires that somebody has still to take; in the far future if none does."""
+    untouched = (segment.expires_us for segment in (state.backlog.segments() if state.backlog.may_expire else ()))
     asides = (
         aside.spot.expires_us
         for group in state.groups.values()
         for aside in group.aside.values()
         if aside.status not in (LEASED, DEAD)
     )
-    return min((due_us for dues in (untouched, asides) for due_us in dues if due_us > now_us), default=0)
+    return min((due_us for dues in (untouched, asides) for due_us in dues if due_us > now_us), default=_NEVER_US)

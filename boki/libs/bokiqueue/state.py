@@ -110,6 +110,8 @@ class ShardState:
                 self.push_rate.add(len(record.bodies), time_us)
                 for group in self.groups.values():
                     group.is_dry = False
+                if self.backlog.may_expire:
+                    self._pass_expired()
             case Act():
                 return self._act(seqnum, time_us, record)
             case Done():
@@ -138,6 +140,16 @@ class ShardState:
 
     def _push(self, seqnum: int, time_us: int, push: Push) -> None:
         self.backlog.add(seqnum, time_us, push)
+
+    def _pass_expired(self) -> None:
+        """What comes lets go of what has expired: else it would stay, and its space, for as long as nobody takes."""
+        self._forget_old(self.time_us)
+        for group in self.groups.values():
+            group.pass_expired(self.backlog, self.time_us)
+        if self.groups:
+            self._forget_passed()
+        else:
+            self.backlog.drop_expired(self.time_us)
 
     def _act(self, seqnum: int, time_us: int, act: Act) -> Given | None:
         if ends_leases(act):
@@ -416,7 +428,7 @@ class ShardState:
         untouched = sum(
             segment.first + segment.count - max(cursor, segment.first)
             for segment in (self.backlog.segments() if self.backlog.may_expire else ())
-            if 0 < segment.expires_us <= now_us and segment.first + segment.count > cursor
+            if segment.has_expired(now_us) and segment.first + segment.count > cursor
         )
         asides = () if group is None else group.aside.values()
         return untouched + sum(aside.has_expired(now_us) for aside in asides)
@@ -431,8 +443,8 @@ class ShardState:
         oldest = [aside.spot.time_us for aside in asides if aside.status != DEAD and not aside.has_expired(now_us)]
         cursor = self.backlog.first_pos if group is None else group.cursor
         segment = self.backlog.find(cursor)
-        if segment is not None and 0 < segment.expires_us <= now_us:
-            live = (one for one in self.backlog.segments() if one.first >= cursor and not 0 < one.expires_us <= now_us)
+        if segment is not None and segment.has_expired(now_us):
+            live = (one for one in self.backlog.segments() if one.first >= cursor and not one.has_expired(now_us))
             segment = next(live, None)
         return min([*oldest, segment.time_us] if segment is not None else oldest, default=0)
 

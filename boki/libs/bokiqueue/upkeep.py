@@ -1,4 +1,5 @@
-"""Keeping a queue small: checkpoints, trims, and carrying what lingers. Done beside the work by those who consume.
+"""Keeping a queue small: checkpoints, trims, and carrying what lingers. Done beside the work by those who consume, and
+by those who push what expires.
 
 A checkpoint is due after so many records of a shard, and written by the process whose act was the last of them. Two
 that do it at once do no harm: both append under a condition on the checkpoint's tag, and one gives up.
@@ -18,7 +19,7 @@ from boki.libs.bokiqueue.bodies import LOST
 from boki.libs.bokiqueue.checkpoints import last_saved
 from boki.libs.bokiqueue.demand import Line
 from boki.libs.bokiqueue.groups import Delivery, Spot
-from boki.libs.bokiqueue.records import Act, Carry, Part, Saved
+from boki.libs.bokiqueue.records import Act, Carry, Part, Push, Saved
 from boki.libs.bokiqueue.refusals import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Upkeep:
         self._brought_up_at = 0
         self._carried_at: dict[int, int] = {}
         """How much it was when shards that lie still were brought up, and when each of them was carried."""
+        self._pushed_records = self._pushed_bytes = 0
+        """What was pushed by this process, of messages that expire, since it looked after them."""
 
     def consider(self, logbook: LogBook, line: Line) -> None:
         """Write a checkpoint if it is due."""
@@ -65,6 +68,22 @@ class Upkeep:
         if not line.is_saving and (line.saved_records >= save_records or line.saved_bytes >= SAVE_BYTES):
             line.is_saving = True
             self._queue.spawn(self.save(logbook, line))
+
+    def pushed(self, logbook: LogBook, pushes: Iterable[Push]) -> None:
+        """This process has pushed messages that expire. If nobody consumes then nobody else lets go of them."""
+        for push in pushes:
+            self._pushed_records += 1
+            self._pushed_bytes += sum(map(len, push.bodies))
+        if self._pushed_records >= (self._save_records or SAVE_RECORDS) or self._pushed_bytes >= SAVE_BYTES:
+            self._pushed_records = self._pushed_bytes = 0
+            self._queue.spawn(self._look(logbook))
+
+    async def _look(self, logbook: LogBook) -> None:
+        """Follow the queue to its end: a push in it that lets go of others makes a checkpoint, if one is due."""
+        try:
+            await self._queue.catch_up(logbook)
+        except BokiError as error:
+            _log.warning("queue %s could not be looked after: %s", self._queue.queue, error)
 
     async def save(self, logbook: LogBook, line: Line, fed_bytes: int = 0) -> None:
         """Append a checkpoint of the shard as it is now. The trim follows when the fold has come to it.

@@ -12,6 +12,7 @@ import pytest
 
 from boki.libs.bokiqueue import Queue
 from boki.libs.bokiqueue.clock import PROMPT_S, SURE_S, LogClock
+from boki.libs.bokiqueue.state import ShardState
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -169,3 +170,30 @@ def test_a_read_that_is_ended_by_a_record_has_waited_no_longer_than_it_has() -> 
     clock.wait_over(10, 0, clock.now_us())
     clock.wait_over(10, 913_000_000, clock.now_us())
     assert clock.waited_s == 13
+
+
+@asynchronous
+async def test_all_who_wait_for_room_look_at_the_messages_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look goes through all messages: it is taken again when a record comes or a message expires, not for each."""
+    port = MemoryPort()
+    queue = handle(port)
+    await queue.create(max_length=2)
+    await queue.push("a", ttl_s=5)
+    await queue.push("b", ttl_s=10)
+    looks = 0
+    length = ShardState.length
+
+    def counted(state: ShardState, now_us: int = 0) -> int:
+        nonlocal looks
+        looks += now_us > 0
+        return length(state, now_us)
+
+    monkeypatch.setattr(ShardState, "length", counted)
+    pushes = [asyncio.create_task(queue.push(number, wait_s=60)) for number in range(20)]
+    await port.clock.advance(4)
+    assert looks == 1
+    await port.clock.advance(10)
+    assert sum(push.done() for push in pushes) == 2
+    for push in pushes:
+        push.cancel()
+    await asyncio.gather(*pushes, return_exceptions=True)

@@ -194,3 +194,30 @@ def test_a_batch_counts_each_record_that_is_read_once() -> None:
     alone = [Spot(pos, 10 + pos, 0, 0, size_bytes=900_000) for pos in range(9)]
     assert [len(some) for some in upkeep._batches(alone)] == [4, 4, 1]
     assert list(upkeep._batches([])) == []
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("is_consumed", [False, True])
+@asynchronous
+async def test_messages_that_expire_take_no_space_though_nobody_takes_any(
+    monkeypatch: pytest.MonkeyPatch, shards: int, is_consumed: bool
+) -> None:
+    """Whether a group came once and went away, or never. Who comes late is given what lives, and has little to read."""
+    for name, bound in {"SAVE_RECORDS": 20, "SAVE_BYTES": 10_000, "FEED_BYTES": 20_000}.items():
+        monkeypatch.setattr(upkeep, name, bound)
+    port = MemoryPort()
+    queue: Queue[int] = Queue(Process(port).logbook(), "q")
+    await queue.create(shards=shards)
+    if is_consumed:
+        await queue.push(0)
+        assert await queue.pop() is not None
+    for number in range(160):
+        await queue.push(number, ttl_s=60)
+        await port.clock.advance(10)
+        await way_of(queue.logbook.origin).come_to_rest(20)
+    tag = "!q:q" if shards > 1 else "!q:q:0"
+    assert len((await queue.logbook.read(tag, limit=10_000)).records) < 100
+    late: Queue[int] = Queue(Process(port).logbook(), "q")
+    assert (await late.stats()).depth == 5
+    messages = [message.value for _ in range(2 * shards) for message in await late.pop_many(10)]
+    assert sorted(messages) == [155, 156, 157, 158, 159]
