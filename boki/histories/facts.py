@@ -198,7 +198,7 @@ class Facts:
             for call in self.calls
             if call.book == book and isinstance(call.request, Appending) and not call.is_impossible
             for record in call.request.records
-            if tag in record.tags and (book, record.payload) not in self.places
+            if tag in record.tags and self._may_have_stood(call, record.payload, seqnum)
         ]
         first_us = min(asked_us, default=until_us)
         return first_us < until_us and any(
@@ -210,6 +210,11 @@ class Facts:
             and not (isinstance(call.result, Told) and call.end_us < first_us)
             for call in self.calls
         )
+
+    def _may_have_stood(self, call: Call, payload: str, seqnum: int) -> bool:
+        """Whether a payload may have been there unseen: it is nowhere else, or it is there anew since a deletion."""
+        is_keyed = isinstance(call.request, Appending) and call.request.key is not None
+        return (call.book, payload) not in self.places or (is_keyed and self.may_be_deleted(call.book, seqnum))
 
     def may_be_gone(self, seqnum: int, tag: str | None, time_us: int) -> bool:
         """Whether a reader of that row, answered at that time, may have been right not to find the record."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
@@ -128,9 +128,9 @@ class NothingTwice:
                 codes = [call.result.code for call in calls if isinstance(call.result, Refused)]
                 text = f"{payload} was refused ({', '.join(codes)}) and stands in {book} at {sorted(seqnums)}"
                 yield Violation(self.name, text, tuple(calls))
-        yield from self._check_groups(facts)
+        yield from self._check_groups(facts, places)
 
-    def _check_groups(self, facts: Facts) -> Iterator[Violation]:
+    def _check_groups(self, facts: Facts, places: Mapping[tuple[str, str], Iterable[int]]) -> Iterator[Violation]:
         whole = [out for out in facts.readouts if out.tag is None]
         final = {(out.book, record.payload) for out in whole for record in out.records}
         read_at = {out.book: out.at_us for out in whole}
@@ -138,7 +138,12 @@ class NothingTwice:
             if not isinstance(call.request, Appending) or len(call.request.records) < 2:
                 continue
             names = [(call.book, record.payload) for record in call.request.records]
-            starts = {facts.places[name] - i for i, name in enumerate(names) if name in facts.places}
+            starts = {
+                seqnum - i
+                for i, name in enumerate(names)
+                for seqnum in places.get(name, ())
+                if not (call.request.key and facts.may_be_deleted(call.book, seqnum))
+            }
             if len(starts) > 1:
                 yield Violation(self.name, f"{names} do not stand together", (call,))
             elif starts and any(name in final for name in names):

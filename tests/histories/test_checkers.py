@@ -249,6 +249,18 @@ def test_records_of_one_append_stand_together(clients: Clients, there: tuple[See
     assert clients.broken(NothingTwice())
 
 
+@pytest.mark.parametrize("key", ["k", None])
+def test_a_group_may_stand_anew_under_its_key_once_its_book_was_deleted(clients: Clients, key: str | None) -> None:
+    """Of the first one it may be that only a part was ever seen (simulator, seed 5290)."""
+    group = Appending((Written("p"), Written("q")), (), key)
+    clients.call("one", group, Refused("connection_lost", "unknown"))
+    clients.read("two", X, Y, Seen(30, "p"))
+    clients.call("one", group, Ordered((40, 41)))
+    assert clients.broken(NothingTwice())
+    clients.call("one", Trimming(MAX, everything=True), Told())
+    assert bool(clients.broken(NothingTwice())) == (key is None)
+
+
 def test_time_never_goes_back(clients: Clients) -> None:
     """A record with a higher seqnum has no earlier time."""
     clients.read("one", Seen(10, "x", ("t",), 5), Seen(20, "y", ("t",), 5))

@@ -50,3 +50,17 @@ def test_a_refusal_may_name_a_record_that_a_trim_of_its_tag_took_unseen(clients:
     assert len(clients.broken(Conditions())) == 1
     clients.call("two", Trimming(MAX, "t"), Told(), start=2_000)
     assert clients.broken(Conditions()) == []
+
+
+def test_a_refusal_may_name_a_record_that_a_deletion_took_unseen_and_whose_key_was_used_again(clients: Clients) -> None:
+    """Its payload stands elsewhere by now (simulator, seed 6712); without a key, or a deletion, it could not."""
+    unheard = Appending((Written("again", ("t",)),), (), "k")
+    refused = Refused("condition_failed", "not_applied", 25)
+    clients.call("one", unheard, Refused("deadline_exceeded", "unknown"), start=100)
+    clients.call("two", Appending((Written("a", ("t",)),), (Condition("t", 0),)), refused, start=110)
+    clients.append("one", "again", 40, "t", key="k", start=3_000)
+    assert len(clients.broken(Conditions())) == 1
+    clients.call("two", Trimming(MAX), Told(), start=2_000)
+    assert len(clients.broken(Conditions())) == 1  # a trim leaves the keys
+    clients.call("two", Trimming(MAX, everything=True), Told(), start=2_100)
+    assert clients.broken(Conditions()) == []
