@@ -15,7 +15,7 @@ SCHEMA: Final = "seqnum bigint, book string, time timestamp, tags array<string>,
 ERROR_COLUMN: Final = "_error"
 """Why a record's JSON does not fit the schema; in a schema that has it, such records are rows of nulls."""
 JSON_TYPES: Final = frozenset(
-    {"bigint", "int", "smallint", "tinyint", "double", "float", "string", "boolean", "timestamp"}
+    {"bigint", "int", "smallint", "tinyint", "double", "float", "decimal", "string", "boolean", "timestamp", "date"}
 )
 """What members of the JSON may be, and arrays and structs of these."""
 _OWN: Final = {
@@ -92,7 +92,7 @@ def _check_json_type(name: str, kind: DataType, *, is_nullable: bool) -> None:
     elif isinstance(kind, StructType):
         for field in kind.fields:
             _check_json_type(f"{name}.{field.name}", field.dataType, is_nullable=field.nullable)
-    elif kind.simpleString() not in JSON_TYPES:
+    elif kind.simpleString().partition("(")[0] not in JSON_TYPES:
         raise InvalidArgument(
             f"the column {name} cannot be of type {kind.simpleString()}: members of JSON are read as "
             f"{', '.join(sorted(JSON_TYPES))}, and arrays and structs of these",
