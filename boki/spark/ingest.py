@@ -41,6 +41,7 @@ from boki.spark.schemas import ERROR_COLUMN
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import DataType
 
 Report = Callable[[int, Progress], None]
 """Called with the number of records of a batch that is written, and how far the pipeline is."""
@@ -159,10 +160,28 @@ def _columns(pipeline: Pipeline) -> dict[str, str]:
     try:
         schema = cast("StructType", StructType.fromDDL(pipeline.schema))
         pipeline.columns(schema.fieldNames())
+        _check_members(schema)
         layout(cast("StructType", StructType.fromDDL(pipeline.source_schema)), is_json=True)
     except PySparkException as error:
         raise ConfigError(f"schema: that of pipeline {pipeline.name!r} cannot be read: {_first_line(error)}") from None
     return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+
+def _check_members(kind: DataType, around: str = "") -> None:
+    """`ConfigError` if members of a struct differ by capitals only: Spark writes them, and does not read them again."""
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, ArrayType):
+        _check_members(kind.elementType, f"{around}[]")
+    elif isinstance(kind, StructType):
+        lower = [name.lower() for name in kind.fieldNames()]
+        if around and (alike := [name for name in kind.fieldNames() if lower.count(name.lower()) > 1]):
+            raise ConfigError(
+                f"schema: the column {around} has members {' and '.join(alike)}, and tables make no difference between "
+                "capitals and small letters: leave one out"
+            )
+        for field in kind.fields:
+            _check_members(field.dataType, f"{around}.{field.name}".removeprefix("."))
 
 
 def _first_line(error: Exception) -> str:

@@ -319,6 +319,8 @@ def test_rows_of_every_kind(spark: SparkSession, client: BlockingClient, system:
         ("n integre", "schema: that of pipeline 'p' cannot be read"),
         ("n int, Time string", "schema: it names time, which the pipeline writes itself"),
         ("n map<string,int>", "column n cannot be of type map<string,int>"),
+        ("n int, s struct<l:array<struct<a:int,A:int>>>", r"the column s\.l\[\] has members a and A, and tables"),
+        ("n struct<>", "column n is a struct of nothing"),
     ],
 )
 def test_a_schema_that_cannot_be(spark: SparkSession, system: Child, tmp_path: Path, schema: str, message: str) -> None:
