@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -242,6 +243,10 @@ BAD = [
     (fields(n=LongType(), _Error=StringType()), True, "names _Error, which differs .*: write _error, or leave it out"),
     (fields(TIME=TimestampType()), False, "names TIME, which differs"),
     (StructType([StructField("seqnum", LongType())] * 2), False, "the schema names seqnum twice"),
+    (fields(n=ArrayType(StructType([StructField("x", LongType())] * 2))), True, r"the schema names n\[\]\.x twice"),
+    (fields(n=ArrayType(StructType([]))), True, r"the column n\[\] is a struct of nothing"),
+    (fields(time=TimestampNTZType()), False, "time is of type timestamp, not timestamp_ntz;.* write timestamp_ltz"),
+    (fields(n=TimestampNTZType()), True, "n cannot be of type timestamp_ntz: .* write timestamp_ltz"),
 ]
 
 
