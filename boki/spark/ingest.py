@@ -287,20 +287,24 @@ class _BatchWriter:
         """Bring the batch into the lake; what the lake has of it."""
         from pyspark.sql import functions as f
 
+        count = sum(book.records for book in manifest.books.values())
+        dead_count = sum(book.dead for book in manifest.books.values())
+        is_all_dead = dead_count == count
+
         def write_records(folder: str) -> None:
             # quoted: a dot in a name is a dot, and no member of a struct
             members = [f.col(f"`{name.replace('`', '``')}`") for name in self._columns]
             columns: list[Any] = ["seqnum", "time", "tags", *members, "book", "date"]
             good = frame.where(f.col(ERROR_COLUMN).isNull()).withColumn("date", f.expr(DATE))
             good.select(columns).write.mode("overwrite").partitionBy("book", "date").parquet(folder)
+            self._lake.check_written(folder, count - dead_count)
 
         def write_dead(folder: str) -> None:
             error = f.col(ERROR_COLUMN).alias("error")
             dead = frame.where(f.col(ERROR_COLUMN).isNotNull())
             dead.select("seqnum", "book", "time", "tags", "data", error).write.mode("overwrite").parquet(folder)
+            self._lake.check_written(folder, dead_count)
 
-        dead_count = sum(book.dead for book in manifest.books.values())
-        is_all_dead = dead_count == sum(book.records for book in manifest.books.values())
         columns = self._lake.columns() if is_all_dead else self._columns
         manifest = msgspec.structs.replace(manifest, columns=columns)
         return self._lake.place(
