@@ -37,6 +37,11 @@ class Files(Protocol):
     def write(self, file: str, data: bytes) -> None:
         """Make the file, and the folders around it."""
 
+    def rows(self, folder: str) -> int | None:
+        """The rows of the Parquet below the folder, as far as this machine sees it, and readers look: not in folders
+        whose names begin with `_`. None if it cannot tell.
+        """
+
     def keep(self, path: str) -> None:
         """Have the file, or the folder with everything in it, on the disk, and its name, too. Nothing if it is gone."""
 
@@ -80,6 +85,23 @@ class LocalFiles:
         path = _local(file)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+    def rows(self, folder: str) -> int | None:
+        """See `Files`. Footers that are encrypted tell nothing."""
+        top = _local(folder)
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            return int(
+                sum(
+                    parquet.read_metadata(file).num_rows
+                    for file in top.rglob("*.parquet")
+                    if not any(part.startswith("_") for part in file.relative_to(top).parts)
+                )
+            )
+        except (pa.ArrowException, OSError):
+            return None
 
     def keep(self, path: str) -> None:
         """See `Files`."""
@@ -169,6 +191,10 @@ class HadoopFiles:
             stream.write(bytearray(data))
         finally:
             stream.close()
+
+    def rows(self, folder: str) -> int | None:  # noqa: ARG002 - one for all
+        """See `Files`. All machines see the same here."""
+        return None
 
     def keep(self, path: str) -> None:
         """See `Files`. It is as safe as the file system makes it when a file is closed."""

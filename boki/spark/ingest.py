@@ -41,6 +41,7 @@ from boki.spark.schemas import ERROR_COLUMN
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import DataType
 
 Report = Callable[[int, Progress], None]
 """Called with the number of records of a batch that is written, and how far the pipeline is."""
@@ -159,10 +160,28 @@ def _columns(pipeline: Pipeline) -> dict[str, str]:
     try:
         schema = cast("StructType", StructType.fromDDL(pipeline.schema))
         pipeline.columns(schema.fieldNames())
+        _check_members(schema)
         layout(cast("StructType", StructType.fromDDL(pipeline.source_schema)), is_json=True)
     except PySparkException as error:
         raise ConfigError(f"schema: that of pipeline {pipeline.name!r} cannot be read: {_first_line(error)}") from None
     return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+
+def _check_members(kind: DataType, around: str = "") -> None:
+    """`ConfigError` if members of a struct differ by capitals only: Spark writes them, and does not read them again."""
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, ArrayType):
+        _check_members(kind.elementType, f"{around}[]")
+    elif isinstance(kind, StructType):
+        lower = [name.lower() for name in kind.fieldNames()]
+        if around and (alike := [name for name in kind.fieldNames() if lower.count(name.lower()) > 1]):
+            raise ConfigError(
+                f"schema: the column {around} has members {' and '.join(alike)}, and tables make no difference between "
+                "capitals and small letters: leave one out"
+            )
+        for field in kind.fields:
+            _check_members(field.dataType, f"{around}.{field.name}".removeprefix("."))
 
 
 def _first_line(error: Exception) -> str:
@@ -268,20 +287,24 @@ class _BatchWriter:
         """Bring the batch into the lake; what the lake has of it."""
         from pyspark.sql import functions as f
 
+        count = sum(book.records for book in manifest.books.values())
+        dead_count = sum(book.dead for book in manifest.books.values())
+        is_all_dead = dead_count == count
+
         def write_records(folder: str) -> None:
             # quoted: a dot in a name is a dot, and no member of a struct
             members = [f.col(f"`{name.replace('`', '``')}`") for name in self._columns]
             columns: list[Any] = ["seqnum", "time", "tags", *members, "book", "date"]
             good = frame.where(f.col(ERROR_COLUMN).isNull()).withColumn("date", f.expr(DATE))
             good.select(columns).write.mode("overwrite").partitionBy("book", "date").parquet(folder)
+            self._lake.check_written(folder, count - dead_count)
 
         def write_dead(folder: str) -> None:
             error = f.col(ERROR_COLUMN).alias("error")
             dead = frame.where(f.col(ERROR_COLUMN).isNotNull())
             dead.select("seqnum", "book", "time", "tags", "data", error).write.mode("overwrite").parquet(folder)
+            self._lake.check_written(folder, dead_count)
 
-        dead_count = sum(book.dead for book in manifest.books.values())
-        is_all_dead = dead_count == sum(book.records for book in manifest.books.values())
         columns = self._lake.columns() if is_all_dead else self._columns
         manifest = msgspec.structs.replace(manifest, columns=columns)
         return self._lake.place(

@@ -8,7 +8,8 @@ others, until those that do not fit are alone: one parser decides about all, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from functools import lru_cache
 from typing import Annotated, Any, Final
 
@@ -26,6 +27,8 @@ _SHORTER: Final = 8
 """A run that fails is tried again so many times shorter; behind one that goes well comes one that is twice as long."""
 _REASON_CHARACTERS: Final = 500
 """A reason is cut there: the parser repeats what it cannot parse, were it a megabyte."""
+_MOST_DIGITS: Final = 38
+"""Of a decimal of Spark's. A text of so many, moved by so many places, is a number of 256 bits."""
 _REFUSALS: Final = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
@@ -66,16 +69,36 @@ def _table(data: Any, schema: Any) -> Any:
 
 def _parsed(lines: Any, count: int, schema: Any) -> Any:
     """So many objects, with a newline behind each, by the one parser that there is."""
+    written = _written(schema)
     table = arrow_json.read_json(
         pa.BufferReader(pa.py_buffer(lines)),
         read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(len(lines) + 1, 64)),
-        parse_options=arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        parse_options=arrow_json.ParseOptions(explicit_schema=written, unexpected_field_behavior="ignore"),
     )
     if table.num_rows != count:
         raise pa.ArrowInvalid("the record is not one JSON object")
     table = table.select(schema.names)
-    table.validate(full=True)  # the parser takes strings that are no UTF-8
-    return table
+    table.validate(full=True)  # the parser takes strings that are no UTF-8, and decimals of any size
+    return table if written is schema else table.cast(schema)
+
+
+@lru_cache(maxsize=16)
+def _written(schema: Any) -> Any:
+    """The schema as the parser is to read it. Of dates it knows numbers of days only, so they are strings first; and
+    it moves the point of decimals without a look whether digits get lost, so they have room for any that may.
+    """
+    written = pa.schema([field.with_type(_as_written(field.type)) for field in schema])
+    return schema if written == schema else written
+
+
+def _as_written(kind: Any) -> Any:
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_written(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_written(kind.value_type)))
+    if pa.types.is_decimal(kind):
+        return pa.decimal256(_MOST_DIGITS, kind.scale)
+    return pa.string() if pa.types.is_date(kind) else kind
 
 
 def _in_runs(payloads: Sequence[bytes], schema: Any, errors: dict[int, str]) -> Any:
@@ -149,6 +172,10 @@ def _kind_of(kind: Any) -> Any:
         return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)] | None
     if pa.types.is_timestamp(kind):
         return datetime | None
+    if pa.types.is_date(kind):
+        return date | None
+    if pa.types.is_decimal(kind):
+        return Decimal | None
     return (float if pa.types.is_floating(kind) else bool if pa.types.is_boolean(kind) else str) | None
 
 

@@ -246,6 +246,18 @@ class Lake:
         self._bring_dead(batch)
         return found or manifest
 
+    def check_written(self, folder: str, count: int) -> None:
+        """`ConfigError` if Spark has written so many rows there, and here they are not: each of its executors writes to
+        the disk of its own machine, and nothing of Spark's misses what stands on another.
+        """
+        found = self._files.rows(folder)
+        if found is not None and found != count:
+            raise ConfigError(
+                f"output: of {count:,} rows that Spark has written to {folder}, {found:,} are on this machine. If its "
+                "executors run on others, give an output that all share: on HDFS, in an object store, or in a folder "
+                "that is mounted everywhere"
+            )
+
     def _keep_plan(self, batch: int) -> None:
         """A batch that is there, and of whose plan a power cut has left nothing, would be taken for another one."""
         for name in ("metadata", ".metadata.crc", f"offsets/{batch}", f"offsets/.{batch}.crc"):

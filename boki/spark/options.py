@@ -59,6 +59,14 @@ class Books(msgspec.Struct, frozen=True):
             name.startswith(own) and not prefix.startswith(own) for own in OWN_PREFIXES
         )
 
+    def __str__(self) -> str:
+        """As the option says it, in whatever order.
+
+        >>> str(Books(("b", "a"))), str(Books(prefix="orders."))
+        ('a,b', 'orders.*')
+        """
+        return ",".join(sorted(self.names)) if self.prefix is None else f"{self.prefix}*"
+
 
 class Bound(msgspec.Struct, frozen=True):
     """A place in every book: a seqnum, or (if positive) the first record at or after a time of the log."""

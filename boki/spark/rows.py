@@ -197,9 +197,14 @@ def check_target(book: str) -> None:
 def _data_of(batch: Any, *, is_json: bool) -> Any:
     if is_json:
         members = [name for name in batch.schema.names if name not in {"book", "tags"}]
-        selected = batch.select(members)
+        selected = _in_utc(batch.select(members))
         has_maps = "map<" in str(selected.schema.types)  # without any, Arrow is four times as quick
-        rows = selected.to_pylist(maps_as_pydicts="strict" if has_maps else None)
+        try:
+            rows = selected.to_pylist(maps_as_pydicts="strict" if has_maps else None)
+        except OverflowError:
+            raise InvalidArgument(
+                "a row has a date or a time that is not of the years 1 to 9999: JSON has no form for it"
+            ) from None
         data = pa.array([_encode_json(row) for row in rows], pa.binary())
     else:
         data = batch.column("data")
@@ -214,6 +219,31 @@ def _data_of(batch: Any, *, is_json: bool) -> Any:
             limit=DEFAULT_LIMITS.record_bytes,
         )
     return data
+
+
+def _in_utc(batch: Any) -> Any:
+    """The same times, said in UTC: else the same rows would be others in a session of another time zone."""
+    kinds = [_kind_in_utc(kind) for kind in batch.schema.types]
+    if kinds == batch.schema.types:
+        return batch
+    columns = [
+        column if column.type == kind else column.cast(kind) for column, kind in zip(batch.columns, kinds, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _kind_in_utc(kind: Any) -> Any:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC") if kind.tz else kind
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_kind_in_utc(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _kind_in_utc(kind.item_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_kind_in_utc(kind.value_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_kind_in_utc(kind.value_type)))
+    return kind
 
 
 def _tags_of(batch: Any) -> Any:

@@ -11,11 +11,12 @@ from boki.errors import InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-SCHEMA: Final = "seqnum bigint, book string, time timestamp, tags array<string>, data binary"
+SCHEMA: Final = "seqnum bigint, book string, time timestamp_ltz, tags array<string>, data binary"
+"""As Spark is to parse it: what a plain timestamp is there, a setting decides."""
 ERROR_COLUMN: Final = "_error"
 """Why a record's JSON does not fit the schema; in a schema that has it, such records are rows of nulls."""
 JSON_TYPES: Final = frozenset(
-    {"bigint", "int", "smallint", "tinyint", "double", "float", "string", "boolean", "timestamp"}
+    {"bigint", "int", "smallint", "tinyint", "double", "float", "decimal", "string", "boolean", "timestamp", "date"}
 )
 """What members of the JSON may be, and arrays and structs of these."""
 _OWN: Final = {
@@ -46,8 +47,7 @@ def layout(schema: StructType, *, is_json: bool) -> Layout:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     json_names: list[str] = []
-    if twice := sorted({name for name in schema.fieldNames() if schema.fieldNames().count(name) > 1}):
-        raise InvalidArgument(f"the schema names {', '.join(twice)} twice: leave one out", field=twice[0])
+    _check_once("", schema)
     for field in schema.fields:
         if (own_name := field.name.lower()) in _OWN and own_name != field.name:
             raise InvalidArgument(
@@ -59,7 +59,9 @@ def layout(schema: StructType, *, is_json: bool) -> Layout:
         own = _OWN.get(field.name) if field.name != ERROR_COLUMN or is_json else None
         if own is not None:
             if kind != own:
-                raise InvalidArgument(f"the column {field.name} is of type {own}, not {kind}", field=field.name)
+                raise InvalidArgument(
+                    f"the column {field.name} is of type {own}, not {kind}{_hint(kind)}", field=field.name
+                )
             if field.name == ERROR_COLUMN:
                 _check_nullable(field.name, is_nullable=field.nullable)
         elif not is_json:
@@ -90,14 +92,31 @@ def _check_json_type(name: str, kind: DataType, *, is_nullable: bool) -> None:
     if isinstance(kind, ArrayType):
         _check_json_type(f"{name}[]", kind.elementType, is_nullable=kind.containsNull)
     elif isinstance(kind, StructType):
+        if not kind.fields:
+            raise InvalidArgument(
+                f"the column {name} is a struct of nothing: name a member, or leave it out", field=name
+            )
+        _check_once(f"{name}.", kind)
         for field in kind.fields:
             _check_json_type(f"{name}.{field.name}", field.dataType, is_nullable=field.nullable)
-    elif kind.simpleString() not in JSON_TYPES:
+    elif kind.simpleString().partition("(")[0] not in JSON_TYPES:
         raise InvalidArgument(
             f"the column {name} cannot be of type {kind.simpleString()}: members of JSON are read as "
-            f"{', '.join(sorted(JSON_TYPES))}, and arrays and structs of these",
+            f"{', '.join(sorted(JSON_TYPES))}, and arrays and structs of these{_hint(kind.simpleString())}",
             field=name,
         )
+
+
+def _check_once(around: str, kind: StructType) -> None:
+    """Spark cannot take two columns or members of one name."""
+    names = kind.fieldNames()
+    if twice := sorted({f"{around}{name}" for name in names if names.count(name) > 1}):
+        raise InvalidArgument(f"the schema names {', '.join(twice)} twice: leave one out", field=twice[0])
+
+
+def _hint(kind: str) -> str:
+    """What to write instead of a type that nobody may have written."""
+    return "; spark.sql.timestampType makes timestamp mean that: write timestamp_ltz" if kind == "timestamp_ntz" else ""
 
 
 def _check_nullable(name: str, *, is_nullable: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,8 @@ from boki.spark.options import WriteOptions
 from boki.spark.slots import take_slot
 from boki.spark.steps import Steps, run
 
+_NO_JSON = re.compile(r"variant|geometry|geography|interval( (year|month).*)?$")
+"""Types of values that Python has none for, or only as Spark itself stores them."""
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 
@@ -146,6 +149,13 @@ def check_rows(schema: StructType, options: WriteOptions, *, overwrite: bool) ->
     if options.book is not None:
         check_target(options.book)
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name in kinds:
+        if name.lower() in {"tags", "book"} and name not in {"tags", "book"}:
+            raise InvalidArgument(
+                f"the column {name} differs from {name.lower()}, which says where a row goes or how it is found, by "
+                f"capitals only: call it {name.lower()}, or otherwise",
+                field=name,
+            )
     if options.book is None and kinds.get("book") != "string":
         raise InvalidArgument(
             "name the book: by the option book, or for each row by a column book string", field="book"
@@ -185,6 +195,12 @@ def _check_json_type(name: str, kind: DataType) -> None:
         case StructType():
             for field in kind.fields:
                 _check_json_type(f"{name}.{field.name}", field.dataType)
+        case _ if _NO_JSON.match(kind.simpleString()):
+            raise InvalidArgument(
+                f"the column {name} is of type {kind.simpleString()}, which has no form in JSON: cast it to a string, "
+                "or to what it holds",
+                field=name,
+            )
         case _:
             pass
 

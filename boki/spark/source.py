@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -23,12 +24,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from boki.errors import InvalidArgument
 from boki.spark.gateway import Gateway
 from boki.spark.offsets import Offset
 from boki.spark.options import ReadOptions, read_options, write_options
 from boki.spark.planning import Planner
 from boki.spark.ranges import Task
 from boki.spark.schemas import SCHEMA, layout
+
+_MOST_CHARACTERS: Final = 1000
+_SHOWN: Final = 100
 
 
 class LogBookSource(DataSource):
@@ -106,6 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offset | None = None
         self._has_planned = False
         """Whether it has planned a batch, be it one that an earlier run of the query had begun."""
+        self._reads = _reads_of(options)
         self._is_known = False
         """Whether the gateway has answered before."""
         layout(schema, is_json=options.is_json)
@@ -116,7 +122,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             with self._planner() as planner:
                 tail = planner.tail()
                 planner.check_books()
-            self._initial = tail if self._options.starts_now else Offset()
+            initial = tail if self._options.starts_now else Offset()
+            self._initial = msgspec.structs.replace(initial, reads=self._reads)
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -126,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next micro-batch ends; `start` if there is nothing for it."""
-        begin = Offset.from_json(start)
+        begin = self._own(start)
         with self._planner() as planner:
             tail = planner.tail()
             planner.check_reached(begin, tail)
@@ -135,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.starts_now and begin == self._initial and not self._has_planned:
             # after a restart the log's end is elsewhere: the first batch, with or without records, says where it was
             end = msgspec.structs.replace(end, origin=begin.logs)
-        return start if end == begin else end.to_json()
+        return start if end == begin else msgspec.structs.replace(end, reads=self._reads).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From here on there is nothing new."""
@@ -144,8 +151,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch: the same records whenever it is planned."""
-        until = Offset.from_json(end)
-        since = Offset(until.origin) if until.origin else Offset.from_json(start)
+        until = self._own(end)
+        since = Offset(until.origin) if until.origin else self._own(start)
         self._has_planned = True
         with self._planner() as planner:
             planner.check_reached(until, planner.tail())  # an index that answers from here on has come as far
@@ -154,6 +161,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Arrow batches of one task. Runs on an executor."""
         return _read(partition, self._options, self._schema)
+
+    def _own(self, value: dict[str, Any]) -> Offset:
+        """The offset; `InvalidArgument` if it is of a query that reads something else. Where it starts may change."""
+        offset = Offset.from_json(value)
+        if offset.reads not in {"", self._reads}:
+            raise InvalidArgument(
+                f"the checkpoint is of a query that reads {offset.reads:.200}, and this one reads {self._reads:.200}: "
+                "what came before would be missing. Give it a new checkpoint, or the options book and tag as they were",
+                field="book",
+            )
+        return offset
 
     @contextmanager
     def _planner(self) -> Iterator[Planner]:
@@ -164,6 +182,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_known = True
         finally:
             gateway.close()
+
+
+def _reads_of(options: ReadOptions) -> str:
+    """What a query reads, in a few words: very many books as a digest, since each offset says it."""
+    text = f"{options.books}, tag {options.tag}" if options.tag is not None else str(options.books)
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[:_SHOWN]}… ({blake2b(text.encode(), digest_size=8).hexdigest()})"
 
 
 def _partitions(tasks: Sequence[Task]) -> list[InputPartition]:

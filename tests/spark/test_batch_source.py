@@ -112,6 +112,16 @@ def test_a_read_ends_where_it_was_planned(spark: SparkSession, system: Child, cl
     assert load(spark, system, book="growing").count() == 100
 
 
+def test_plain_timestamps_may_mean_something_else(spark: SparkSession, system: Child, orders: str) -> None:
+    """A session may take them for such without a zone; those of records have one all the same."""
+    expected = load(spark, system, book=orders).select("time").collect()
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        assert load(spark, system, book=orders).select("time").collect() == expected
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+
+
 def test_flights_as_json_columns(spark: SparkSession, system: Child, client: BlockingClient) -> None:
     """The members of each record's JSON become columns, missing values nulls, as the table has them."""
     table = list(itertools.islice(flights(table_path()), 3000))

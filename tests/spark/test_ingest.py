@@ -313,12 +313,32 @@ def test_rows_of_every_kind(spark: SparkSession, client: BlockingClient, system:
     assert found == {"kind-a": (len(bad), len(bad), 0), "kind-b": (len(fits), 0, 0), long: (2, 2, 0)}
 
 
+def test_a_batch_of_which_rows_are_missing_is_not_placed(
+    spark: SparkSession,
+    client: BlockingClient,
+    system: Child,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Executors of other machines have written them to disks of their own; the run says what to do, and can go on."""
+    client.logbook("spread").append_many([b'{"n": 1}', b'{"n": 2}', b"dead"])
+    pipeline = Pipeline(name="spread", book="spread", schema="n int", output=str(tmp_path / "lake"), gateway=system.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFiles, "rows", lambda self, folder: 1)
+        with pytest.raises(Unavailable, match=r"of 2 rows that Spark has written to .*, 1 are on this machine"):
+            once(spark, pipeline)
+    assert LocalFiles().names(str(tmp_path / "lake" / "records")) == []
+    assert once(spark, pipeline) == [3]
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
         ("n integre", "schema: that of pipeline 'p' cannot be read"),
         ("n int, Time string", "schema: it names time, which the pipeline writes itself"),
         ("n map<string,int>", "column n cannot be of type map<string,int>"),
+        ("n int, s struct<l:array<struct<a:int,A:int>>>", r"the column s\.l\[\] has members a and A, and tables"),
+        ("n struct<>", "column n is a struct of nothing"),
     ],
 )
 def test_a_schema_that_cannot_be(spark: SparkSession, system: Child, tmp_path: Path, schema: str, message: str) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from boki.errors import ConfigError, Unavailable
 from boki.spark.files import LocalFiles
@@ -116,6 +118,21 @@ def check_readers(root: Path, done: int) -> None:
         there = seen(root, kind)
         assert there == {name: wanted[name] for name in WHOLE[: len(there)]}
         assert done <= len(there) <= done + 1
+
+
+def test_rows_on_disks_of_other_machines_are_missed(tmp_path: Path) -> None:
+    """What executors elsewhere write to a local disk is not here, and Spark calls that a success."""
+    lake = Lake(LocalFiles(), str(tmp_path), "r")
+    folder = tmp_path / "_writing/r/batch=000000000"
+    for name in ("book=a", "_temporary/0"):
+        (folder / name).mkdir(parents=True)
+    for name, count in (("part-0", 3), ("book=a/part-1", 4), ("_temporary/0/part-2", 5)):
+        parquet.write_table(pa.table({"n": range(count)}), folder / f"{name}.snappy.parquet")
+    lake.check_written(str(folder), 7)
+    with pytest.raises(ConfigError, match=r"of 1,000 rows that Spark has written to file:/.*, 7 are on this machine"):
+        lake.check_written(f"file://{folder}", 1000)
+    (folder / "secret.parquet").write_bytes(b"PARE")
+    lake.check_written(str(folder), 1000)
 
 
 def test_killed_twice_at_every_step(tmp_path: Path) -> None:

@@ -473,7 +473,7 @@ def test_a_log_that_changes_its_shape_without_end_is_given_up(monkeypatch: pytes
 
 def test_old_checkpoints_are_read_and_bad_ones_refused() -> None:
     """Offsets without books are those of earlier versions; what is kept with them goes through JSON unchanged."""
-    full = Offset((5, 7), books=(("a", 3), ("b", 0)), origin=(1, 2))
+    full = Offset((5, 7), books=(("a", 3), ("b", 0)), origin=(1, 2), reads="a,b, tag t")
     assert Offset.from_json(full.to_json()) == full
     assert Offset.from_json({"below": "7"}) == Offset(below=7)
     assert Offset.from_json({"logs": {"0": "3"}}) == Offset((3,))

