@@ -237,10 +237,12 @@ class Group:
         aside = self.aside.get(pos)
         return aside if aside is not None and aside.status == LEASED and aside.token == token else None
 
-    def is_held(self, one: Delivery, now_us: int) -> bool:
-        """Whether that lease lasts."""
+    def held(self, one: Delivery, now_us: int = 0) -> Delivery | None:
+        """That lease as it is now, if it lasts: it may have been extended since it was given."""
         aside = self.leased(one.spot.pos, one.token)
-        return aside is not None and aside.due_us > now_us
+        if aside is None or aside.due_us <= now_us:
+            return None
+        return one if one.until_us == aside.due_us else msgspec.structs.replace(one, until_us=aside.due_us)
 
     def ack(self, pos: int, now_us: int) -> None:
         """It is done."""

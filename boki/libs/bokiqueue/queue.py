@@ -344,10 +344,12 @@ class Queue(Administration[T], Generic[T]):
             for start in range(0, len(handles), MAX_SETTLED):
                 settle = Settle(self.group, verb, handles[start : start + MAX_SETTLED], span_us, reason)
                 lost += (await shared.settle(self.logbook, shard, settle)).count(False)
-        if verb != EXTEND:
-            for message in messages:
-                if isinstance(message, Message):
+        for message in messages:
+            if isinstance(message, Message):
+                if verb != EXTEND:
                     message.is_settled = True
+                elif (group := shared.lines[message.shard].state.groups.get(self.group)) is not None:
+                    message.extended(group.held(message.delivery))
         if lost and self.group != DEFAULT_GROUP and not any(self.group in line.state.groups for line in shared.lines):
             raise no_such_group(self.name, self.group)
         if lost:

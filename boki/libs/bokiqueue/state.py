@@ -169,8 +169,8 @@ class ShardState:
         if take.op:
             earlier = self.ops.get(op)
             if earlier is not None and earlier.time_us > time_us - OP_US:
-                held = [one for one in earlier.deliveries if not one.until_us or group.is_held(one, time_us)]
-                if held:
+                still = [group.held(one, time_us) if one.until_us else one for one in earlier.deliveries]
+                if held := [one for one in still if one is not None]:
                     return held
         deliveries = group.take(self.backlog, time_us, take.count, take.lease_us, seqnum)
         if take.op and deliveries:
