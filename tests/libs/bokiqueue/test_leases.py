@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 import boki.testing
-from boki.libs.bokiqueue import Queue
+from boki import BokiError, Unavailable
+from boki.libs.bokiqueue import LeaseLost, Queue
+from boki.log.operations import Answer, Append, Operation
+from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokiqueue.test_crashes import Process
 
 SECOND = 1_000_000
 
@@ -29,3 +37,52 @@ async def test_an_extended_lease_says_until_when_it_lasts() -> None:
         await queue.extend(again, message, lease_s=50)
         assert message.until == again.until < first_us + 31 * SECOND
         await queue.ack(again)
+
+
+@asynchronous
+async def test_who_settles_several_is_told_which_were_lost() -> None:
+    """By their receipts, also if they were given as messages; all others are settled."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.push_many(range(30))
+        messages = await queue.lease_many(30, 60)
+        await queue.ack(messages[3], messages[17].receipt)
+        with pytest.raises(LeaseLost, match=rf"2 of 30 .* {messages[3].receipt}, {messages[17].receipt}$") as caught:
+            await queue.ack(*messages)
+        assert caught.value.receipts == [messages[3].receipt, messages[17].receipt]
+        assert (await queue.stats()).groups[0].done == 30
+        with pytest.raises(LeaseLost, match=r"and 20 more$") as caught:
+            await queue.nack(*messages)
+        assert len(caught.value.receipts) == 30
+
+
+class Refusing(Process):
+    """A process whose appends are refused when the test says so, after so many more."""
+
+    left = 1_000_000
+
+    async def request(self, operation: Operation, positions: Any, timeout_s: float) -> Answer:
+        if isinstance(operation, Append):
+            self.left -= 1
+            if self.left < 0:
+                raise Unavailable("no quorum")
+        return await super().request(operation, positions, timeout_s)
+
+
+@pytest.mark.parametrize(("left", "outcome"), [(0, "not_applied"), (1, "unknown")])
+@asynchronous
+async def test_who_settles_several_of_which_only_some_can_be_is_not_told_that_nothing_happened(
+    left: int, outcome: str
+) -> None:
+    """Messages of two shards are settled by two acts."""
+    process = Refusing(MemoryPort())
+    queue: Queue[int] = Queue(process.logbook(), "q")
+    await queue.create(shards=2)
+    for number in range(2):
+        await queue.push(number)
+    messages = await queue.lease_many(1, 60) + await queue.lease_many(1, 60)
+    assert {message.shard for message in messages} == {0, 1}
+    process.left = left
+    with pytest.raises(BokiError) as caught:
+        await queue.ack(*messages)
+    assert caught.value.outcome == outcome
