@@ -464,7 +464,7 @@ def _put_back(group: Group, settle: Settle, popped: list[Popped]) -> set[tuple[i
             if len(kept) < len(one.deliveries):
                 for delivery in one.deliveries:
                     if (delivery.spot.pos, one.token) in wanted:
-                        group.put_back(delivery.spot)
+                        group.put_back(delivery)
                         back.add((delivery.spot.pos, one.token))
                 popped[index] = Popped(one.group, one.token, kept)
     return back

@@ -9,12 +9,13 @@ import pytest
 import boki.testing
 from boki import BokiError, Unavailable
 from boki.libs.bokiqueue import LeaseLost, Queue
+from boki.libs.bokiqueue.groups import DEAD
+from boki.libs.bokiqueue.records import ACK, GIVE_BACK, NACK, Settle, Take
 from boki.log.operations import Answer, Append, Operation
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
-
-SECOND = 1_000_000
+from tests.libs.bokiqueue.test_state import SECOND, Stream
 
 
 @asynchronous
@@ -86,3 +87,43 @@ async def test_who_settles_several_of_which_only_some_can_be_is_not_told_that_no
     with pytest.raises(BokiError) as caught:
         await queue.ack(*messages)
     assert caught.value.outcome == outcome
+
+
+@pytest.mark.parametrize("reload_every", [0, 1])
+def test_a_pop_that_nobody_received_does_not_hide_how_often_the_message_was_given_out(reload_every: int) -> None:
+    """Else one that crashes its consumers again and again would never become a dead letter."""
+    stream = Stream(max_deliveries=3, reload_every=reload_every)
+    stream.push()
+    for _ in range(2):
+        assert stream.take(lease_s=10) == [0]
+        assert stream.settle(NACK, 0, stream.token)
+    assert stream.take() == [0]
+    token = stream.token
+    back = Settle("", GIVE_BACK, [(0, token)])
+    assert stream.act(settles=[back], kept_from=token).settles == [[True]]
+    ((again,),) = stream.act(takes=[Take("", 1, SECOND)]).takes  # type: ignore[misc]
+    assert again.deliveries == 3
+    assert stream.settle(NACK, 0, stream.records[-1][0])
+    assert stream.take() == []
+    assert stream.state.groups[""].count(DEAD) == 1
+
+
+@pytest.mark.parametrize("reload_every", [0, 1])
+def test_what_is_put_back_waits_for_who_has_its_key_and_then_keeps_it(reload_every: int) -> None:
+    """It was taken before, so later messages of its key wait for it; but one of them was taken meanwhile."""
+    stream = Stream(reload_every=reload_every)
+    stream.push(3, keys=["k"] * 3)
+    assert stream.take(lease_s=10) == [0]
+    assert stream.settle(NACK, 0, stream.token)
+    assert stream.take() == [0]
+    token = stream.token
+    assert stream.act(b"other", takes=[Take("", 9, 10 * SECOND)]).takes[0][0].spot.pos == 1  # type: ignore[index]
+    second = stream.token
+    assert stream.act(settles=[Settle("", GIVE_BACK, [(0, token)])], kept_from=token).settles == [[True]]
+    assert stream.take(9) == []
+    assert stream.settle(ACK, 1, second)
+    assert stream.take(9, lease_s=10) == [0]
+    assert stream.settle(NACK, 0, stream.token, span_s=5)
+    assert stream.take(9) == []
+    stream.now_us += 6 * SECOND
+    assert stream.take(9) == [0, 2]
