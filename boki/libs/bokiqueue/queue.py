@@ -378,6 +378,8 @@ class Queue(Administration[T], Generic[T]):
         If the block raises, or the commit is refused, the message is nacked with the error as the reason, to come back
         after `retry_s`, and nothing of the outbox happens. If the outcome of the commit is unknown its lease decides.
         """
+        if not isinstance(message, Message):  # not with a receipt either: it does not say what was settled before
+            raise WrongType(f"give the Message that was leased, not {type(message).__name__}", field="message")
         shard, pos, token = self._handle(message)
         retry_us = check_span(retry_s, "retry_s")
         await self._open()
