@@ -166,10 +166,22 @@ def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token:
             f"{one.oldest_age_s:,.1f} s",
             f"{one.done:,}",
             f"{one.done_per_s:,.1f}",
+            f"{one.expired:,}",
         )
         for one in found.groups
     ]
-    print_table(["group~", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>"], rows)
+    print_table(
+        ["group~", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>", "expired>"], rows
+    )
+    for one in found.groups:
+        if one.blocked:
+            errors().print(
+                f"group {one.name or '(default)'} is blocked: so many messages are leased, delayed, parked or dead "
+                "that it is given nothing more until some are done, due, or purged",
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
+            )
 
 
 @app.command()
@@ -217,10 +229,7 @@ def purge(
     token: Token = "",
 ) -> None:
     """Drop dead letters, for good."""
-    if not sure:
-        if not sys.stdin.isatty():
-            raise InvalidArgument("this drops dead letters for good: say --yes if you mean it")
-        typer.confirm("Drop them, for good?", abort=True, err=True)
+    _confirm(sure, "this drops dead letters for good", "Drop them, for good?")
     count = _with_queue(url, token, book, name, group, lambda queue: queue.purge(*(handles or ())))
     errors().print(f"{count:,} are gone")
 
@@ -238,15 +247,45 @@ def replay(
     """Let a group begin anew from any point that is kept; a group that is not there yet is created."""
     at: int | str = int(start) if start.isascii() and start.isdecimal() and len(start) < 20 else start
 
-    async def work(queue: Queue[Any]) -> None:
+    async def work(queue: Queue[Any]) -> bool:
         from boki.libs.bokiqueue import NoSuchGroup
 
         try:
             await queue.replay(start=at, start_time_s=start_time_s)
         except NoSuchGroup:
             await queue.create_group(group, start=at, start_time_s=start_time_s)
+            return True
+        return False
 
-    _with_queue(url, token, book, name, group, work)
+    is_new = _with_queue(url, token, book, name, group, work)
+    if is_new and group:
+        text = f"group {group} is new: every message is kept until it has done it, or until `boki queue drop-group`"
+    else:
+        text = f"group {group or '(default)'} begins {'' if is_new else 'anew '}from {start}"
+    errors().print(text, markup=False, soft_wrap=True)
+
+
+@app.command("drop-group")
+def drop_group(
+    book: Book,
+    name: Name,
+    group: Annotated[str, typer.Argument(help="The consumer group; '' is the default one.", show_default=False)],
+    sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Have no such consumer group: nothing is kept for it any more, its dead letters neither."""
+    _confirm(sure, "this drops a group, with its dead letters and all that it has still to do", "Drop it, for good?")
+    _with_queue(url, token, book, name, "", lambda queue: queue.drop_group(group))
+    errors().print(f"group {group or '(default)'} is gone", markup=False)
+
+
+def _confirm(sure: bool, what: str, question: str) -> None:
+    """Ask, unless the user has said that it is meant."""
+    if not sure:
+        if not sys.stdin.isatty():
+            raise InvalidArgument(f"{what}: say --yes if you mean it")
+        typer.confirm(question, abort=True, err=True)
 
 
 def _lines(content: bytes) -> list[bytes]:

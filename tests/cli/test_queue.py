@@ -98,12 +98,24 @@ def test_many_lines_are_pushed_in_parts(url: str) -> None:
 def test_a_group_is_replayed(url: str) -> None:
     """From the earliest message that is kept, or from now on."""
     boki(url, "queue", "push", "shop", "log", "one")
-    boki(url, "queue", "replay", "shop", "log", "--group", "audit")
+    assert "is new" in boki(url, "queue", "replay", "shop", "log", "--group", "audit").stderr
     assert "one" in boki(url, "queue", "pop", "shop", "log", "--group", "audit").stdout
     boki(url, "queue", "pop", "shop", "log", "--group", "nobody", code=1)
-    boki(url, "queue", "replay", "shop", "log", "--group", "audit", "--start", "now")
+    now = boki(url, "queue", "replay", "shop", "log", "--group", "audit", "--start", "now")
+    assert now.stderr == "group audit begins anew from now\n"
     boki(url, "queue", "pop", "shop", "log", "--group", "audit", code=1)
     boki(url, "queue", "replay", "shop", "log", "--start", "then", code=2)
+
+
+def test_a_group_that_was_a_slip_of_the_pen_is_dropped(url: str) -> None:
+    """Else all messages were kept for it, for ever; it asks first."""
+    boki(url, "queue", "push", "shop", "slips", "one")
+    boki(url, "queue", "replay", "shop", "slips", "--group", "audti")
+    assert "audti" in boki(url, "queue", "stats", "shop", "slips").stdout
+    boki(url, "queue", "drop-group", "shop", "slips", "audti", code=2)
+    boki(url, "queue", "drop-group", "shop", "slips", "audti", "--yes")
+    assert "audti" not in boki(url, "queue", "stats", "shop", "slips").stdout
+    assert "no group 'audti'" in boki(url, "queue", "drop-group", "shop", "slips", "audti", "-y", code=1).stderr
 
 
 def test_a_queue_that_is_not_there_is_said_so(url: str) -> None:

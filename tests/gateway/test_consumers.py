@@ -16,6 +16,7 @@ from boki.errors import CallLost, FunctionFailed
 from boki.gateway.http import consumers, places
 from boki.gateway.http.suspects import MAX_EXCUSES
 from boki.gateway.server import Gateway
+from boki.libs.bokiqueue import Message, Queue
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Operation
 from tests.gateway import fake_backend
@@ -123,6 +124,39 @@ def test_a_message_that_fails_takes_no_others_of_its_batch_along(monkeypatch: py
     assert payloads[0] == b'["bad",0,1,2,3,4]'
     assert sorted(payloads[1:7]) == sorted([b'["bad"]', *(b"[%d]" % number for number in range(5))])
     assert payloads[7:] == [b'["bad"]', b'["good"]']
+
+
+def test_a_message_that_was_lost_takes_no_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody else has settled while others ran is not called with; the others do not wait for their leases."""
+    leased: list[Message[Any]] = []
+
+    async def remembered(queue: Queue[Any], *arguments: Any, **options: Any) -> list[Message[Any]]:
+        found = await lease_many(queue, *arguments, **options)
+        leased[:] = found
+        return found
+
+    lease_many = Queue.lease_many
+    monkeypatch.setattr(Queue, "lease_many", remembered)
+
+    async def scenario() -> None:
+        consumes = Consumption(queue="q", batch=10, concurrency=1, retry_s=0)
+        async with gateway_of(monkeypatch, info_of("hang", consumes)) as (_, backend, http):
+            await push_many(http, 1, 2, 3)
+            await backend.until(lambda: bool(backend.hanging))
+            end_calls(backend, Outcome(None, Failure.of(FunctionFailed("no"))))  # from now on they come singly
+            await backend.until(lambda: bool(backend.hanging))
+            body = {"verb": "ack", "receipts": [leased[1].receipt]}
+            async with http.post("/queue/b/q/settle", json=body) as response:
+                assert response.status == 200
+            end_calls(backend)
+            await backend.until(lambda: bool(backend.hanging))
+            end_calls(backend)
+            await backend.until_waiting()
+            assert [call.payload.data for call in backend.started[1:]] == [b"[1]", b"[3]"]
+            group = await group_of(http)
+            assert (group["done"], group["depth"], group["in_flight"]) == (3, 0, 0)
+
+    run(scenario())
 
 
 # How it ends

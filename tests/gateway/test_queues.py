@@ -185,6 +185,20 @@ def test_numbers_of_any_length_are_refused() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("count", [0, 1_001])
+def test_how_many_may_be_asked_for_is_said_right(count: int) -> None:
+    """From one to what one answer holds: fewer than the library allows, and not none."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            await ask(http, "POST", "/q", json=1)
+            for method, path in (("POST", "pop"), ("GET", "peek")):
+                async with http.request(method, f"/queue/b/q/{path}?count={count}") as response:
+                    assert f"must be 1 to 1,000, not {count:,}" in (await response.json())["message"]
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("method", "path", "arguments", "code"),
     [

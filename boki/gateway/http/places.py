@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -127,13 +128,28 @@ class Place:
             elif not await self._call_alone(calls):
                 return
             if calls and not self._is_leaving:  # each call has the whole of a lease before it
-                await queue.extend(*_all(calls), lease_s=self._work.lease_s)
+                calls = await self._extended(calls)
+
+    async def _extended(self, calls: list[list[Message[Any]]]) -> list[list[Message[Any]]]:
+        """The calls for which the messages are still ours: what somebody else has settled takes no others along."""
+        try:
+            await self._work.queue.extend(*_all(calls), lease_s=self._work.lease_s)
+        except LeaseLost as error:
+            _log.warning(
+                "%s is not called with messages that were lost while others ran: %s", self._work.info.name, error
+            )
+            lost = set(error.receipts)
+            return [kept for one in calls if (kept := [message for message in one if message.receipt not in lost])]
+        return calls
 
     async def _fit(self, messages: list[Message[Any]]) -> list[Message[Any]]:
         """Those that the function can be called with; the others are buried."""
         unfit = [one for one in messages if self._work.consumes.batch and _ENCODINGS[one.form] == "bytes"]
         if unfit:
-            await self._work.queue.bury(*unfit, reason="a batch of JSON cannot hold bytes: consume it without batch")
+            with suppress(LeaseLost):  # those are somebody else's by now
+                await self._work.queue.bury(
+                    *unfit, reason="a batch of JSON cannot hold bytes: consume it without batch"
+                )
         return [one for one in messages if one not in unfit]
 
     def _calls_of(self, messages: list[Message[Any]]) -> list[list[Message[Any]]]:

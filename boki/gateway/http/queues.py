@@ -22,11 +22,14 @@ from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.libs.bokiqueue import Queue, queue_names
 from boki.libs.bokiqueue.groups import TAKE_BYTES
-from boki.libs.bokiqueue.refusals import MAX_DELAY_S, MAX_KEY_CHARS, MAX_MESSAGE_BYTES
+from boki.libs.bokiqueue.refusals import MAX_BATCH, MAX_DELAY_S, MAX_KEY_CHARS, MAX_MESSAGE_BYTES, check_count
 from boki.libs.bokiqueue.shapes import letter_shape, message_shape
 from boki.log.checks import check_book, check_writable
 from boki.runtime.http_exchange import MAX_WAIT_S
 from boki.runtime.logbook import LogAccess
+
+MAX_COUNT: Final = 1_000
+"""Messages of one answer."""
 
 
 class PushMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,7 +196,7 @@ class Queues:
         values = query(request, {"wait_s", "count", "lease_s", "group"})
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
         lease_s = query_seconds(values, "lease_s", MAX_DELAY_S)
-        count = query_int(values, "count", 1, 1_000)
+        count = check_count(query_int(values, "count", 1), "count", MAX_COUNT)
         op = _key(request)
         access = self._door.lasting_access(request, wait_s)
         handle = self._queue(access, book, queue, values.get("group", ""))
@@ -228,7 +231,7 @@ class Queues:
         values = query(request, {"count", "group"})
         access = self._door.access(request)
         handle = self._queue(access, book, queue, values.get("group", ""))
-        count = query_int(values, "count", 10, 1_000)
+        count = check_count(query_int(values, "count", 10), "count", MAX_COUNT)
         with self._door.admitted(min(count * MAX_MESSAGE_BYTES, TAKE_BYTES)):
             found = await handle.peek(count)
         return await self._send(request, access, {"messages": [message_shape(one) for one in found]})
@@ -240,7 +243,7 @@ class Queues:
         values = query(request, {"limit", "group"})
         access = self._door.access(request)
         handle = self._queue(access, book, queue, values.get("group", ""))
-        limit = query_int(values, "limit", 100, 10_000)
+        limit = check_count(query_int(values, "limit", 100), "limit", MAX_BATCH)
         with self._door.admitted(min(limit * MAX_MESSAGE_BYTES, TAKE_BYTES)):
             letters = await handle.dead_letters(limit)
         return await self._send(request, access, {"dead": [letter_shape(one) for one in letters]})

@@ -246,10 +246,12 @@ class Group:
         aside = self.aside.get(pos)
         return aside if aside is not None and aside.status == LEASED and aside.token == token else None
 
-    def is_held(self, one: Delivery, now_us: int) -> bool:
-        """Whether that lease lasts."""
+    def held(self, one: Delivery, now_us: int = 0) -> Delivery | None:
+        """That lease as it is now, if it lasts: it may have been extended since it was given."""
         aside = self.leased(one.spot.pos, one.token)
-        return aside is not None and aside.due_us > now_us
+        if aside is None or aside.due_us <= now_us:
+            return None
+        return one if one.until_us == aside.due_us else msgspec.structs.replace(one, until_us=aside.due_us)
 
     def ack(self, pos: int, now_us: int) -> None:
         """It is done."""
@@ -305,10 +307,15 @@ class Group:
         self.is_dry = False
         return True
 
-    def put_back(self, spot: Spot) -> None:
-        """A message that was taken for good, and that nobody got, can be taken again."""
-        self.aside[spot.pos] = Aside(spot, BACK)
-        heappush(self._back, spot.pos)
+    def put_back(self, one: Delivery) -> None:
+        """A message that was taken for good, and that nobody got, can be taken again, with the deliveries before."""
+        pos, key = one.spot.pos, one.spot.key
+        aside = self.aside[pos] = Aside(one.spot, BACK, deliveries=one.deliveries - 1)
+        if key and self._holds(aside) and self._holders.setdefault(key, pos) != pos:
+            aside.status = PARKED  # a later one of its key was taken since, and comes first now
+            heappush(self._parked.setdefault(key, []), pos)
+        else:
+            heappush(self._back, pos)
         self.done_count -= 1
         self.is_dry = False
 
@@ -331,6 +338,8 @@ class Group:
             if waiting is not None and waiting.status == PARKED:
                 waiting.status = BACK
                 heappush(self._back, pos)
+                if self._holds(waiting):
+                    self._holders[key] = pos
                 break
         if not parked:
             self._parked.pop(key, None)

@@ -55,8 +55,8 @@ class Message(Generic[T]):
     """A message that was taken. `data` are its bytes, `value` what was pushed.
 
     `id` names it in the queue, `deliveries` counts how often it was given out in this group, and `time` is the log's
-    time of its push, in microseconds since the epoch. `until` is when its lease runs out, in the same; 0 if it was
-    popped, for good.
+    time of its push, in microseconds since the epoch. `until` is when its lease runs out, in the same, also
+    after an `extend` of this very message; 0 if it was popped, for good.
     """
 
     __slots__ = ("_kind", "data", "delivery", "form", "group", "is_settled", "queue", "shard")
@@ -101,6 +101,10 @@ class Message(Generic[T]):
     def until(self) -> int:
         """When the lease runs out."""
         return self.delivery.until_us
+
+    def extended(self, delivery: Delivery | None) -> None:
+        """Its lease is that one now, if it still has it."""
+        self.delivery = delivery or self.delivery
 
     @property
     def group_key(self) -> str:

@@ -46,10 +46,9 @@ class Outbox:
         """A record of the application, in the same book."""
         self._add(NewRecord(data, tags))
 
-    def push(self, queue: Queue[Any], body: Any, **options: Any) -> None:
-        """A message for a queue of the same book; options as for `Queue.push`, but for `key`, `wait_s`.
-
-        It does not wait for room in a queue with a maximal length.
+    def push(self, queue: Queue[Any], body: Any, *, delay_s: float = 0, ttl_s: float = 0, group_key: str = "") -> None:
+        """A message for a queue of the same book; options as for `Queue.push`. It needs no `key`, since it is pushed
+        once, with the ack; and it does not wait for room in a queue with a maximal length.
         """
         book = self._logbook.name
         if queue.logbook.name != book:
@@ -57,7 +56,7 @@ class Outbox:
                 f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {book!r} commits with it",
                 field="queue",
             )
-        for record in queue.push_records([body], **options):
+        for record in queue.push_records([body], delay_s=delay_s, ttl_s=ttl_s, group_key=group_key):
             self._add(record)
         self.targets[queue.stands().tag] = queue, queue.shards
 

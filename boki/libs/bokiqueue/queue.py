@@ -32,14 +32,14 @@ from boki import (
 )
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.administration import Administration
-from boki.libs.bokiqueue.demand import MAX_SETTLED, Line, Want
+from boki.libs.bokiqueue.demand import Line, Want
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.keyed import append_once, group_of, told_apart
 from boki.libs.bokiqueue.lists import fitting, listed
 from boki.libs.bokiqueue.messages import BYTES, Message, encode_body, parse_receipt
 from boki.libs.bokiqueue.outbox import Outbox
-from boki.libs.bokiqueue.records import ACK, BURY, EXTEND, NACK, RELEASE, Done, OpenGroup, Push, Settings, Settle
+from boki.libs.bokiqueue.records import ACK, BURY, EXTEND, NACK, RELEASE, Done, OpenGroup, Push, Settings
 from boki.libs.bokiqueue.refusals import (
     LeaseLost,
     Reshaped,
@@ -53,6 +53,7 @@ from boki.libs.bokiqueue.refusals import (
     uncertain,
 )
 from boki.libs.bokiqueue.room import room
+from boki.libs.bokiqueue.settling import leases_lost, settle_all
 from boki.libs.bokiqueue.state import DEFAULT_GROUP
 
 T = TypeVar("T")
@@ -311,7 +312,9 @@ class Queue(Administration[T], Generic[T]):
     # Settling
 
     async def ack(self, *messages: Message[Any] | str) -> None:
-        """The messages are done. `LeaseLost` if one is not leased any more: then it was not; the others are done."""
+        """The messages are done. `LeaseLost` if some are not leased any more: its `receipts` name them, and all others
+        are done. So do all that settle.
+        """
         await self._settle(ACK, messages)
 
     async def nack(self, *messages: Message[Any] | str, delay_s: float = 0, reason: str = "") -> None:
@@ -335,29 +338,21 @@ class Queue(Administration[T], Generic[T]):
     ) -> None:
         settings = await self._open()
         shared = self._shared(settings)
-        by_shard: dict[int, list[tuple[int, int]]] = {}
-        for message in messages:
-            shard, pos, token = self._handle(message)
+        handles = [self._handle(message) for message in messages]
+        for message, (shard, _, _) in zip(messages, handles, strict=True):
             if shard >= settings.shards:
                 raise InvalidArgument(f"receipt {message!r:.60} is not of queue {self.name!r}", field="receipt")
-            by_shard.setdefault(shard, []).append((pos, token))
-        lost = 0
-        for shard, handles in by_shard.items():
-            for start in range(0, len(handles), MAX_SETTLED):
-                settle = Settle(self.group, verb, handles[start : start + MAX_SETTLED], span_us, reason)
-                lost += (await shared.settle(self.logbook, shard, settle)).count(False)
-        if verb != EXTEND:
-            for message in messages:
-                if isinstance(message, Message):
+        lost = await settle_all(shared, self.logbook, self.group, verb, handles, span_us, reason)
+        for message in messages:
+            if isinstance(message, Message):
+                if verb != EXTEND:
                     message.is_settled = True
+                elif (group := shared.lines[message.shard].state.groups.get(self.group)) is not None:
+                    message.extended(group.held(message.delivery))
         if lost and self.group != DEFAULT_GROUP and not any(self.group in line.state.groups for line in shared.lines):
             raise no_such_group(self.name, self.group)
         if lost:
-            raise LeaseLost(
-                f"{lost} of {len(messages)} messages of queue {self.name!r} are not leased by this consumer any more: "
-                "nothing was changed for them, and others are given them, or have settled them",
-                queue=self.name,
-            )
+            raise leases_lost(self.name, lost, len(messages))
 
     def _handle(self, message: Message[Any] | str) -> tuple[int, int, int]:
         if isinstance(message, str):
@@ -385,6 +380,8 @@ class Queue(Administration[T], Generic[T]):
         If the block raises, or the commit is refused, the message is nacked with the error as the reason, to come back
         after `retry_s`, and nothing of the outbox happens. If the outcome of the commit is unknown its lease decides.
         """
+        if not isinstance(message, Message):  # not with a receipt either: it does not say what was settled before
+            raise WrongType(f"give the Message that was leased, not {type(message).__name__}", field="message")
         shard, pos, token = self._handle(message)
         retry_us = check_span(retry_s, "retry_s")
         await self._open()

@@ -181,8 +181,8 @@ class ShardState:
         if take.op:
             earlier = self.ops.get(op)
             if earlier is not None and earlier.time_us > time_us - OP_US:
-                held = [one for one in earlier.deliveries if not one.until_us or group.is_held(one, time_us)]
-                if held:
+                still = [group.held(one, time_us) if one.until_us else one for one in earlier.deliveries]
+                if held := [one for one in still if one is not None]:
                     return held
         deliveries = group.take(self.backlog, time_us, take.count, take.lease_us, seqnum)
         if take.op and deliveries:
@@ -476,7 +476,7 @@ def _put_back(group: Group, settle: Settle, popped: list[Popped]) -> set[tuple[i
             if len(kept) < len(one.deliveries):
                 for delivery in one.deliveries:
                     if (delivery.spot.pos, one.token) in wanted:
-                        group.put_back(delivery.spot)
+                        group.put_back(delivery)
                         back.add((delivery.spot.pos, one.token))
                 popped[index] = Popped(one.group, one.token, kept)
     return back

@@ -166,3 +166,19 @@ async def test_a_commit_that_is_refused_is_a_nack() -> None:
                 out.conditions.append(Expect("mine", 17))
         (letter,) = await queue.dead_letters()
         assert "ConditionFailed" in letter.reason
+
+
+@asynchronous
+async def test_a_block_for_what_is_no_message_is_refused_before_it_begins() -> None:
+    """A receipt, and what was popped: whatever the block does would be done, and nothing could commit with it."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.push_many([1, 2])
+        leased, popped = await queue.lease(60), await queue.pop()
+        assert leased is not None
+        wrong: list[tuple[Any, str]] = [(leased.receipt, "not str"), (popped, "for good"), (17, "not int")]
+        for message, text in wrong:
+            with pytest.raises(InvalidArgument, match=text):
+                async with queue.process(message):
+                    pytest.fail("the block has begun")
+        await queue.ack(leased)
