@@ -156,6 +156,12 @@ def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token:
         f"{found.shards} shard(s)",
         markup=False,
     )
+    held = [
+        f"{found.max_deliveries:,} deliveries, then a dead letter" if found.max_deliveries else "no dead letters",
+        f"{found.max_length:,} messages at most" if found.max_length else "no maximal length",
+        f"retained for {found.retain_s:,g} s" if found.retain_s else "nothing retained",
+    ]
+    results().print(" · ".join(held), style="dim", markup=False)
     rows = [
         (
             one.name or "(default)",

@@ -56,7 +56,9 @@ def test_what_is_pushed_is_popped(url: str) -> None:
     boki(url, "queue", "pop", "shop", "orders", code=1)
     (stats,) = boki(url, "queue", "stats", "shop", "orders", "--json").stdout.splitlines()
     assert (json.loads(stats)["pushed"], json.loads(stats)["depth"]) == (3, 0)
-    assert "3 pushed" in boki(url, "queue", "stats", "shop", "orders").stdout
+    figures = boki(url, "queue", "stats", "shop", "orders").stdout
+    assert "3 pushed" in figures
+    assert "10 deliveries, then a dead letter · no maximal length · nothing retained" in figures
 
 
 async def bury_all(url: str) -> None:

@@ -56,13 +56,16 @@ class GroupStats(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """A queue in figures; `depth` is the largest of its groups'."""
+    """A queue in figures, and what holds for it (see `create`); `depth` is the largest of its groups'."""
 
     name: str
     shards: int
     pushed: int
     depth: int
     pushed_per_s: float
+    max_deliveries: int
+    max_length: int
+    retain_s: float
     groups: list[GroupStats]
 
 
@@ -282,6 +285,9 @@ class Administration(Generic[T]):
             sum(state.backlog.next_pos for state in states),
             sum(state.length(now_us) for state in states),
             round(sum(state.push_rate.per_s(now_us) for state in states), 3),
+            states[0].settings.max_deliveries,
+            states[0].settings.max_length,
+            states[0].settings.retain_us / 1e6,
             [_group_stats(name, states, now_us) for name in names],
         )
 
