@@ -109,8 +109,9 @@ class Farewell:
         self._clock.sometimes("all that was not needed any more was taken away")
         world = self._world
         left = [node for node in world.of(Role.STORAGE) if node not in gone]
-        # a bit that has rotted is noticed when somebody looks
-        fair = [node for node in left if node in self._victims] if "rot" in world.options.faults else left
+        # what has rotted is noticed when somebody looks
+        has_rotted = not world.options.faults.keys().isdisjoint(("rot", "decay"))
+        fair = [node for node in left if node in self._victims] if has_rotted else left
         lost = self._rng.sample(fair, min(world.options.write_quorum - 1, len(fair)))
         lost += [node for node in self._victims if node.role is Role.SEQUENCER]
         for node in world.nodes.values():

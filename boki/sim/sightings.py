@@ -41,6 +41,8 @@ SITUATIONS: Final = (
     "a key was used again",
     "a reader was parked across a term change",
     "a crash lost what was not synced",
+    "a write found no space",
+    "a disk that could not be read was replaced",
     "a term changed",
     "a session expired",
     "a storage node was repaired from a peer",
@@ -145,7 +147,7 @@ class Sightings:
                     self._clock.sometimes("an entry of a zombie primary was rejected")
 
             return judge
-        if node.disk.get(seal_key(message.term)) is not None:
+        if node.disk.has(seal_key(message.term)):
             self._clock.sometimes("a seal raced with an append")
         return None
 
