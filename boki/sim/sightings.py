@@ -23,11 +23,13 @@ from boki.messages import (
     Holding,
     RequestEntry,
     Seal,
+    StateFetched,
     StoreBatch,
 )
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import seal_key
 from boki.sim.clockwork import Clockwork
+from boki.storage.core import StorageCore
 
 if TYPE_CHECKING:
     from boki.sim.nodes import Node
@@ -46,6 +48,7 @@ SITUATIONS: Final = (
     "a term changed",
     "a session expired",
     "a storage node was repaired from a peer",
+    "a shard that lacked a replica was given another node",
     "a shard was closed with batches in flight",
     "a controller died between two steps",
     "disks were wiped one after the other",
@@ -100,6 +103,7 @@ class Sightings:
             BatchesFetched: self._on_fetched,
             EntriesDropped: self._on_dropped,
             RequestEntry: self._on_request,
+            StateFetched: self._on_state,
         }
         """By the type of a message, what looks at it."""
 
@@ -156,6 +160,18 @@ class Sightings:
         term = int.from_bytes(message.batch[16:20], "little")
         if follower is not None and follower.chain and term < follower.term:
             self._clock.sometimes("a batch came after its term")
+
+    def _on_state(self, node: Node, _sender: NodeId, _message: StateFetched) -> Callable[[], None] | None:
+        core = node.core
+        if not isinstance(core, StorageCore):
+            return None
+        follower = core.follower
+
+        def judge() -> None:
+            if node.core is core and core.follower is not follower:
+                self._clock.sometimes("a storage node took over what a peer knew")
+
+        return judge
 
     def _on_fetched(self, node: Node, sender: NodeId, message: BatchesFetched) -> None:
         if node.role.value == "storage" and sender != node.name and message.batches:
