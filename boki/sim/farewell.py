@@ -2,9 +2,9 @@
 
 When all is healed and has been read, half of these runs lose a storage node without a word: it is taken for lost, and
 what lacks a replica gets another one. Then as many storage nodes as there are replicas are drained, and others come in
-their place. What moves to these is slow: they cannot hear each other at first. When the system says that a drain is complete,
-the drained nodes are switched off for good. When it says that nothing lacks a replica, the power fails, as many disks
-as may are lost, and an engine that has never been there must read everything again.
+their place. What moves to these is slow: they cannot hear each other at first. When the system says that a drain is
+complete, the drained nodes are switched off for good. When it says that nothing lacks a replica, the power fails, as
+many disks as may are lost, and an engine that has never been there must read everything again.
 
 Rule: what is safe is told by what an operator sees (`status`), never by what a test can see inside.
 """

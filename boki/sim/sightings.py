@@ -48,6 +48,7 @@ SITUATIONS: Final = (
     "a term changed",
     "a session expired",
     "a storage node was repaired from a peer",
+    "a storage node took over what a peer knew",
     "a shard that lacked a replica was given another node",
     "a shard was closed with batches in flight",
     "a controller died between two steps",
