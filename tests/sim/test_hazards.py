@@ -28,6 +28,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.quorum import majority
 from boki.messages import AppendEntry, Metalog, Seal
+from boki.remote import LogReply
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.nodes import StorageNode
 from boki.sim.simulation import Simulation
@@ -175,6 +176,27 @@ def test_h11_lost_answers_are_unknown_and_keys_make_them_safe() -> None:
         later(world, 2.5, primary(world).crash)
 
     play(script, mix={"keyed": 9, "trim": 0})
+
+
+def test_h11_a_refusal_does_not_speak_for_an_engine_that_was_asked_before_and_lost() -> None:
+    """One appends, its answer is lost, and it restarts; by then all disks are full, and the next one asked refuses."""
+
+    def script(world: Simulation) -> None:
+        def fill(room: DiskRoom) -> None:
+            for node in world.of(Role.STORAGE):
+                assert isinstance(node, StorageNode)
+                node.set_room(room)
+
+        for number in range(2):
+            engine = world.of(Role.ENGINE)[number % 2]
+            later(world, number, withhold, world, [str(engine.name)], names(world.of(Role.GATEWAY)), LogReply, 0.2)
+            later(world, number + 0.1, fill, DiskRoom(False, False))
+            later(world, number + 0.2, engine.crash)
+            later(world, number + 0.21, engine.start)
+            later(world, number + 0.5, fill, DiskRoom(True))
+
+    _, outcome = play(script, mix={"keyed": 9, "trim": 0}, clients=16, pause_us=15_000, chaos_us=2 * SECOND)
+    assert outcome.seen["an engine refused what a lost one may have done"]
 
 
 def test_h14_a_tail_that_an_old_primary_tells_is_not_the_current_one() -> None:

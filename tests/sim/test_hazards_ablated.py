@@ -17,6 +17,7 @@ from boki.controller.term_change import TermChange
 from boki.engine.appends import Appends
 from boki.engine.reads import Reads
 from boki.engine.tails import Tails
+from boki.gateway import cluster
 from boki.sequencer import core
 from boki.storage.answers import Answers
 from boki.storage.repair import Repair
@@ -85,6 +86,11 @@ def no_majority_of_tails() -> Any:
     return patch.object(Tails, "tell", hasty)
 
 
+def no_doubt_after_a_loss() -> Any:
+    """What the last engine that was asked says of an append, holds for those that were asked before."""
+    return patch.object(cluster, "_after", lambda trouble, error: error)
+
+
 def no_incarnation_of_the_sealed() -> Any:
     """A sequencer that has lost its disk is sealed like any other."""
     return patch.object(TermChange, "_counts", lambda self, node, incarnation: True)
@@ -128,6 +134,11 @@ PAIRS: list[tuple[Callable[..., None], tuple[int, ...], Callable[[], Any]]] = [
     ),
     (test_hazards.test_h8_a_failover_at_any_moment_reuses_no_position, (0,), ABLATIONS["restarted primary silent"]),
     (test_hazards.test_h11_lost_answers_are_unknown_and_keys_make_them_safe, (), ABLATIONS["key de-duplication"]),
+    (
+        test_hazards.test_h11_a_refusal_does_not_speak_for_an_engine_that_was_asked_before_and_lost,
+        (),
+        no_doubt_after_a_loss,
+    ),
     *(
         (test_hazards.test_h17_the_power_fails_everywhere_at_once, (seed,), ABLATIONS["fsync before the report"])
         for seed in range(4)
