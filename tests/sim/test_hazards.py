@@ -30,7 +30,7 @@ from boki.log.quorum import majority
 from boki.messages import AppendEntry, Metalog, Seal
 from boki.remote import LogReply
 from boki.sim.coordinator import NAME as ZOOKEEPER
-from boki.sim.nodes import StorageNode
+from boki.sim.nodes import Node, StorageNode
 from boki.sim.simulation import Simulation
 from tests.sim.stage import (
     SECOND,
@@ -300,7 +300,7 @@ def test_h17_the_power_fails_everywhere_at_once(seed: int) -> None:
 
 
 def test_h18_a_replica_comes_back_at_the_same_address_with_an_empty_disk() -> None:
-    """What it said before counts for nothing; it fills itself again, and then another one may be lost."""
+    """It fills itself again, and then another one may be lost: in the end nobody has the disk that it began with."""
 
     def script(world: Simulation) -> None:
         def wipe(name: str) -> None:
@@ -309,11 +309,12 @@ def test_h18_a_replica_comes_back_at_the_same_address_with_an_empty_disk() -> No
             node.disk.wipe()
             node.start()
 
-        later(world, 1, wipe, "storage-1")
-        later(world, 2, wipe, "sequencer-2")
-        later(world, 4, wipe, "storage-1")
+        for number in (1, 2, 3):
+            later(world, 1.5 * number - 0.5, wipe, f"storage-{number}")
+            later(world, 1.5 * number, wipe, f"sequencer-{number}")
 
-    play(script, storage=3)
+    _, outcome = play(script, storage=3, spare_sequencers=0, chaos_us=6 * SECOND, checkpoint_us=1000 * SECOND)
+    assert outcome.terms > 3
 
 
 def test_h18_what_a_lost_disk_has_said_counts_no_more() -> None:
@@ -360,17 +361,36 @@ def test_h19_membership_changes_while_nodes_are_cut_off_and_die() -> None:
 
 
 def test_h20_a_failed_sync_stops_the_node_and_a_full_disk_only_refuses() -> None:
-    """Each kind of node meets a failed sync; none repeats it, and the others carry on."""
+    """Each kind of node meets a failed sync; none repeats it, and the others carry on. Then all storage nodes do."""
 
     def script(world: Simulation) -> None:
-        def fail(name: str) -> None:
-            world.nodes[NodeId(name)].disk.fail_next_sync = True
+        def fail(*nodes: str) -> None:
+            for name in nodes:
+                world.nodes[NodeId(name)].disk.fail_next_sync = True
 
         for number, name in enumerate(("storage-1", "sequencer-1", "storage-2", "sequencer-2")):
             later(world, 1 + number, fail, name)
+        later(world, 4.5, fail, *names(world.of(Role.STORAGE)))
 
     _, outcome = play(script)
     assert outcome.seen["a sync failed"] >= 3
+
+
+def test_h20_a_write_that_finds_no_space_stops_the_node_until_there_is_some() -> None:
+    """All disks of storage nodes are full before anybody could be told: nothing counts that was not written."""
+
+    def script(world: Simulation) -> None:
+        def fill(nodes: list[Node], is_full: bool) -> None:
+            for node in nodes:
+                node.disk.is_full = is_full
+
+        for number, role in enumerate((Role.STORAGE, Role.SEQUENCER, Role.ENGINE)):
+            nodes = world.of(role)[:1] if role is Role.SEQUENCER else world.of(role)
+            later(world, 1 + number, fill, nodes, True)
+            later(world, 1.5 + number, fill, nodes, False)
+
+    _, outcome = play(script)
+    assert outcome.seen["a write found no space"] >= 4
 
 
 def test_h20_when_all_disks_are_full_appends_are_refused_at_once() -> None:
