@@ -480,17 +480,22 @@ def test_h27_a_parked_reader_is_woken_across_a_change_of_terms() -> None:
 
 
 def test_h29_two_controllers_change_terms_at_once() -> None:
-    """Both believe that they lead, with the coordinator's answers in doubt: one chain of views comes of it."""
+    """Both believe that they lead, and want different views, the coordinator's answers in doubt: one chain comes of it."""
 
     def script(world: Simulation) -> None:
-        first = world.of(Role.CONTROLLER)[0]
+        first, second = world.of(Role.CONTROLLER)
+
+        def begin() -> None:
+            for node in (first, second):
+                node._on_leadership(True)
+            unseen = [str(backups(world)[0].name)]  # for the second one it is lost, so it wants another instead
+            cut(world, unseen, [str(second.name)], 1)
+            later(world, 0.7, primary(world).crash)
+
         for number in range(3):
-            later(world, 0.5 + 1.5 * number, first.pause)
-            later(world, 0.7 + 1.5 * number, lambda: primary(world).crash())
-            later(world, 1.4 + 1.5 * number, first.resume)
-            later(world, 1.5 + 1.5 * number, lambda: [node.start() for node in world.of(Role.SEQUENCER)] and None)
-            if first.session is not None:
-                later(world, 0.9 + 1.5 * number, world.coordinator.expire, first.session)
+            later(world, 0.2 + 1.5 * number, begin)
+            later(world, 1.6 + 1.5 * number, lambda: [node.start() for node in world.of(Role.SEQUENCER)] and None)
 
     _, outcome = play(script, faults={"doubt": 0.5, "stale": 0.5})
     assert outcome.terms > 1
+    assert outcome.seen["a view lost the compare-and-set"]
