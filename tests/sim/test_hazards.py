@@ -384,8 +384,7 @@ def test_h20_a_write_that_finds_no_space_stops_the_node_until_there_is_some() ->
             for node in nodes:
                 node.disk.is_full = is_full
 
-        for number, role in enumerate((Role.STORAGE, Role.SEQUENCER, Role.ENGINE)):
-            nodes = world.of(role)[:1] if role is Role.SEQUENCER else world.of(role)
+        for number, nodes in enumerate((world.of(Role.STORAGE), world.of(Role.SEQUENCER)[:1], world.of(Role.ENGINE))):
             later(world, 1 + number, fill, nodes, True)
             later(world, 1.5 + number, fill, nodes, False)
 
@@ -480,16 +479,16 @@ def test_h27_a_parked_reader_is_woken_across_a_change_of_terms() -> None:
 
 
 def test_h29_two_controllers_change_terms_at_once() -> None:
-    """Both believe that they lead, and want different views, the coordinator's answers in doubt: one chain comes of it."""
+    """Both believe that they lead and want different views, with answers in doubt: one chain comes of it."""
 
     def script(world: Simulation) -> None:
         first, second = world.of(Role.CONTROLLER)
 
         def begin() -> None:
-            for node in (first, second):
-                node._on_leadership(True)
-            unseen = [str(backups(world)[0].name)]  # for the second one it is lost, so it wants another instead
-            cut(world, unseen, [str(second.name)], 1)
+            first._on_leadership(True)
+            second._on_leadership(True)
+            # for the second one a backup is lost, so it wants another instead
+            cut(world, names(backups(world)[:1]), [str(second.name)], 1)
             later(world, 0.7, primary(world).crash)
 
         for number in range(3):
