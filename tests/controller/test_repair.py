@@ -135,6 +135,35 @@ def test_what_only_a_lost_node_calls_open_is_forgotten_when_the_others_name_it_n
     assert (repair.progress.open_on_lost, repair.progress.used) == (0, {})
 
 
+@pytest.mark.parametrize(
+    ("tellers", "is_caught_up", "version", "is_known"),
+    [(3, True, 1, True), (2, True, 1, False), (3, False, 1, False), (3, True, 0, False)],
+)
+def test_a_drain_is_complete_only_if_all_that_answer_have_told(
+    tellers: int, is_caught_up: bool, version: int, is_known: bool
+) -> None:
+    """Of all their shards, after all that the metalogs say, and under the placement of now: else it may be the silent
+    one that needs the drained one's copies.
+    """
+    inventory, repair, drained = Inventory(), Repair(), NodeId("storage-4")
+    live = frozenset((*FIRST, drained))
+    storage = Storage(live=live, lost=frozenset(), draining=frozenset((drained,)), replicas=3, write_quorum=2)
+    now_us = 10_000_000
+    for effect in inventory.tick((drained, *FIRST), 1, now_us):
+        assert isinstance(effect, Send)
+        if effect.to in (drained, *FIRST[:tellers]):
+            caught_up = is_caught_up or effect.to != FIRST[0]
+            told_version = version if effect.to == FIRST[0] else 1
+            inventory.take(
+                effect.to, ShardsFetched(effect.message.request, (), True, caught_up, told_version, {}), now_us
+            )
+    placement = Placement(version=1)
+    repair.decide(inventory, placement, storage)
+    told = repair.status(inventory, placement, storage)
+    assert told["is_known"] is is_known
+    assert told["draining"][drained]["is_complete"] is is_known
+
+
 def ready(**settings: int) -> StorageCluster:
     cluster = StorageCluster(**settings)
     cluster.until_ready()
