@@ -46,6 +46,12 @@ from tests.sim.stage import (
 )
 
 
+def fill(world: Simulation, room: DiskRoom) -> None:
+    for node in world.of(Role.STORAGE):
+        assert isinstance(node, StorageNode)
+        node.set_room(room)
+
+
 @pytest.mark.parametrize("count", range(1, 6))
 def test_h1_after_a_seal_no_quorum_of_unsealed_nodes_is_left(count: int) -> None:
     """Every majority that is sealed shares a member with every majority that could acknowledge."""
@@ -182,18 +188,13 @@ def test_h11_a_refusal_does_not_speak_for_an_engine_that_was_asked_before_and_lo
     """One appends, its answer is lost, and it restarts; by then all disks are full, and the next one asked refuses."""
 
     def script(world: Simulation) -> None:
-        def fill(room: DiskRoom) -> None:
-            for node in world.of(Role.STORAGE):
-                assert isinstance(node, StorageNode)
-                node.set_room(room)
-
         for number in range(2):
             engine = world.of(Role.ENGINE)[number % 2]
             later(world, number, withhold, world, [str(engine.name)], names(world.of(Role.GATEWAY)), LogReply, 0.2)
-            later(world, number + 0.1, fill, DiskRoom(False, False))
+            later(world, number + 0.1, fill, world, DiskRoom(False, False))
             later(world, number + 0.2, engine.crash)
             later(world, number + 0.21, engine.start)
-            later(world, number + 0.5, fill, DiskRoom(True))
+            later(world, number + 0.5, fill, world, DiskRoom(True))
 
     _, outcome = play(script, mix={"keyed": 9, "trim": 0}, clients=16, pause_us=15_000, chaos_us=2 * SECOND)
     assert outcome.seen["an engine refused what a lost one may have done"]
@@ -380,13 +381,13 @@ def test_h20_a_write_that_finds_no_space_stops_the_node_until_there_is_some() ->
     """All disks of storage nodes are full before anybody could be told: nothing counts that was not written."""
 
     def script(world: Simulation) -> None:
-        def fill(nodes: list[Node], is_full: bool) -> None:
+        def take_space(nodes: list[Node], is_full: bool) -> None:
             for node in nodes:
                 node.disk.is_full = is_full
 
         for number, nodes in enumerate((world.of(Role.STORAGE), world.of(Role.SEQUENCER)[:1], world.of(Role.ENGINE))):
-            later(world, 1 + number, fill, nodes, True)
-            later(world, 1.5 + number, fill, nodes, False)
+            later(world, 1 + number, take_space, nodes, True)
+            later(world, 1.5 + number, take_space, nodes, False)
 
     _, outcome = play(script)
     assert outcome.seen["a write found no space"] >= 4
@@ -396,13 +397,8 @@ def test_h20_when_all_disks_are_full_appends_are_refused_at_once() -> None:
     """Nobody waits until a deadline to be told; and when there is room again, all go on without a restart."""
 
     def script(world: Simulation) -> None:
-        def fill(room: DiskRoom) -> None:
-            for node in world.of(Role.STORAGE):
-                assert isinstance(node, StorageNode)
-                node.set_room(room)
-
-        later(world, 1, fill, DiskRoom(False, False))
-        later(world, 3, fill, DiskRoom(True))
+        later(world, 1, fill, world, DiskRoom(False, False))
+        later(world, 3, fill, world, DiskRoom(True))
         full_us.append(world.clock.now_us + SECOND * 3 // 2)
 
     full_us: list[int] = []
