@@ -81,7 +81,11 @@ class Repair:
     def decide(self, inventory: Inventory, placement: Placement, storage: Storage) -> Placement | None:
         """The placement that should replace `placement`, with its version; None if it is as it should be."""
         moved = placement.as_map()
-        shards = inventory.shards()
+        shards = {
+            place: row
+            for place, row in inventory.shards().items()
+            if not _was_closed_empty(inventory, place, row, storage)
+        }
         told = [inventory.listings[node] for node in storage.live & inventory.listings.keys()]
         asked_at = min((listing.asked_at for listing in told), default=0)
         progress = Progress(is_known=_has_heard_all(inventory, placement, storage), asked_at=asked_at)
@@ -178,6 +182,21 @@ def _has_heard_all(inventory: Inventory, placement: Placement, storage: Storage)
         and listing.is_caught_up
         and listing.placement_version >= placement.version
         for listing in told
+    )
+
+
+def _was_closed_empty(inventory: Inventory, place: Place, row: ShardRow, storage: Storage) -> bool:
+    """Whether an open shard is only in the words of nodes that answer no more, and was closed since with nothing in it.
+
+    Nodes do not tell of such shards, so nobody would ever say that it is closed. While it was open, others named it.
+    """
+    if row.is_closed or row.ordered_until:
+        return False
+    told = [(node, listing) for node, listing in inventory.listings.items() if place in listing.rows]
+    told_at = max(listing.asked_at for _, listing in told)
+    now = [inventory.listings[node] for node in row.replicas if node in storage.live & inventory.listings.keys()]
+    return storage.live.isdisjoint(node for node, _ in told) and any(
+        listing.is_whole and listing.is_caught_up and listing.asked_at > told_at for listing in now
     )
 
 

@@ -217,6 +217,8 @@ class Coordinator:
     def place(self, placement: Placement) -> bool:
         """Replace the placement if it has not changed since."""
         if placement.version == self.placement.version:
+            if not self.plan.draining:
+                self.clock.sometimes("a shard that lacked a replica was given another node")
             self.placement = msgspec.structs.replace(placement, version=placement.version + 1)
             self._changed("placement")
             for hear in list(self.on_placement):

@@ -20,6 +20,10 @@ from boki.sim.keys import ToldStores, told_key
 Then = Callable[[Sequence[Effect]], None]
 
 
+class BlockUnreadable(Exception):
+    """A key's block fails its checksum: RocksDB raises that, whoever asks."""
+
+
 class SimulatedDisk:
     """The disk of one node. It outlives the node's crashes; `wipe` replaces it by an empty one."""
 
@@ -34,9 +38,14 @@ class SimulatedDisk:
         self._life = 0
         self.stalled_until_us = 0
         self.fail_next_sync = False
+        self.is_full = False
+        """Whether nothing more can be written: no reserve was kept, or something else has taken it."""
         self.unreadable: set[bytes] = set()
-        """Keys whose blocks fail their checksum."""
-        self.on_failure: Callable[[], None] = _ignore
+        """Keys of batches whose blocks fail their checksum: a load says so."""
+        self.decayed: set[bytes] = set()
+        """Keys of other things with such blocks: a load says so, and whatever else reads them raises."""
+        self.on_failure: Callable[[str], None] = _ignore
+        """Called with what went wrong, when a write or a sync has failed."""
         self.store_count = 0
         """How often it was asked to store something."""
 
@@ -63,9 +72,12 @@ class SimulatedDisk:
     def _synced(self, life: int) -> None:
         if life != self._life:
             return
+        if self.is_full and any(store.writes for store, _, _ in self._group):
+            self.on_failure("a write found no space")
+            return
         if self.fail_next_sync:
             self.fail_next_sync = False
-            self.on_failure()
+            self.on_failure("a sync failed")
             return
         group, self._group = self._group, []
         stores = ToldStores(self.name, [store for store, _, _ in group])
@@ -84,6 +96,7 @@ class SimulatedDisk:
                 undo.append((write.key, self._rows.get(write.key)))
                 self._set(write.key, write.value)
                 self.unreadable.discard(write.key)
+                self.decayed.discard(write.key)
             else:
                 first, stop = bisect_left(self._keys, write.start), bisect_left(self._keys, write.stop)
                 undo += [(key, self._rows.pop(key)) for key in self._keys[first:stop]]
@@ -115,7 +128,10 @@ class SimulatedDisk:
         return count
 
     def flush(self) -> None:
-        """The node has been closed in good order: what waits is written."""
+        """The node has been closed in good order: what waits is written, if there is space."""
+        if self.is_full:
+            self.crash()
+            return
         for store, _ in self._waiting:
             self._apply(store.writes)
         self._group = []
@@ -127,13 +143,25 @@ class SimulatedDisk:
         self.crash()
         self._rows, self._keys = {}, []
         self.unreadable.clear()
+        self.decayed.clear()
+
+    def decay(self, prefix: bytes) -> bool:
+        """Let the block of one key with that prefix fail its checksum. False if there is none."""
+        keys = self._with(prefix)
+        if keys:
+            key = keys[self._clock.disk_rng.randrange(len(keys))]
+            self.decayed.add(key)
+            self._clock.note(f"{self.name} has a block that cannot be read any more:", told_key(self.name, key))
+        return bool(keys)
+
+    def _with(self, prefix: bytes) -> list[bytes]:
+        stop = prefix[:-1] + bytes((prefix[-1] + 1,))
+        return self._keys[bisect_left(self._keys, prefix) : bisect_left(self._keys, stop)]
 
     def rot(self, prefix: bytes) -> bool:
         """Flip a bit in the value of one key with that prefix, or make it unreadable. False if there is none."""
         rng = self._clock.disk_rng
-        first = bisect_left(self._keys, prefix)
-        stop = bisect_left(self._keys, prefix[:-1] + bytes((prefix[-1] + 1,)))
-        synced = [key for key in self._keys[first:stop] if self._rows[key]]
+        synced = [key for key in self._with(prefix) if self._rows[key]]
         if not synced:
             return False
         key = synced[rng.randrange(len(synced))]
@@ -151,8 +179,14 @@ class SimulatedDisk:
 
     # reading
 
+    def has(self, key: bytes) -> bool:
+        """Whether anything is stored there; for looks from outside, who need not be able to read it."""
+        return key in self._rows
+
     def get(self, key: bytes) -> bytes | None:
         """See `boki.effects.DiskReader`."""
+        if key in self.decayed and key in self._rows:
+            raise BlockUnreadable(key)
         return self._rows.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -161,12 +195,28 @@ class SimulatedDisk:
         if backward:
             keys.reverse()
         values = [self._rows.get(key) for key in keys]
+        if self.decayed:
+            yield from self._scan_to_damage(keys, values)
+            return
         yield from ((key, value) for key, value in zip(keys, values, strict=True) if value is not None)
+
+    def _scan_to_damage(self, keys: list[bytes], values: list[bytes | None]) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in zip(keys, values, strict=True):
+            if key in self.decayed and value is not None:
+                raise BlockUnreadable(key)
+            if value is not None:
+                yield key, value
 
     def load(self, load: Load) -> Loaded:
         """See `boki.host.disk.Disk.load`."""
-        first = next(self.scan(load.floor, load.key + b"\x00", backward=True), None)
         rows: list[tuple[bytes, bytes]] = []
+        try:
+            return self._load(load, rows)
+        except BlockUnreadable as error:
+            return Loaded(load.token, rows, error=f"a block fails its checksum: {error}")
+
+    def _load(self, load: Load, rows: list[tuple[bytes, bytes]]) -> Loaded:
+        first = next(self.scan(load.floor, load.key + b"\x00", backward=True), None)
         size_bytes = 0
         for key, value in self.scan(first[0] if first else load.key, load.stop):
             if key in self.unreadable:
@@ -178,5 +228,5 @@ class SimulatedDisk:
         return Loaded(load.token, rows)
 
 
-def _ignore() -> None:
+def _ignore(_what: str) -> None:
     """Nobody minds."""

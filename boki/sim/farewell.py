@@ -1,9 +1,10 @@
 """The end of some runs: what the system has said to be safe is put to the test by taking everything else away.
 
-When all is healed and has been read, as many storage nodes as there are replicas are drained, and others come in their
-place. What moves to these is slow: they cannot hear each other at first. When the system says that a drain is complete,
-the drained nodes are switched off for good. When it says that nothing lacks a replica, the power fails, as many disks
-as may are lost, and an engine that has never been there must read everything again.
+When all is healed and has been read, half of these runs lose a storage node without a word: it is taken for lost, and
+what lacks a replica gets another one. Then as many storage nodes as there are replicas are drained, and others come in
+their place. What moves to these is slow: they cannot hear each other at first. When the system says that a drain is
+complete, the drained nodes are switched off for good. When it says that nothing lacks a replica, the power fails, as
+many disks as may are lost, and an engine that has never been there must read everything again.
 
 Rule: what is safe is told by what an operator sees (`status`), never by what a test can see inside.
 """
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _LOOK_US: Final = 100_000
 _DEAF_US: Final = 2_500_000
+_LOST_US: Final = 4_000_000
+"""A node that has been silent for so long is taken for lost."""
 _PATIENCE_US: Final = 60_000_000
 
 
@@ -39,13 +42,16 @@ class Farewell:
 
     def run(self) -> list[Violation]:
         """Take away what is not needed; → what is missing then."""
-        drained = self._drain()
+        lost = self._lose_one()
+        if lost and not self._wait(self._is_repaired):
+            return [Violation("liveness", f"what was on {_names(lost)} gets no other replicas: {self._repair()}")]
+        drained = self._drain(lost)
         if not self._wait(lambda: self._is_drained(drained)):
             return [Violation("liveness", f"{_names(drained)} cannot be drained: {self._repair()}")]
         self._switch_off(drained)
         if not self._wait(self._is_repaired):
             return [Violation("liveness", f"not everything gets its replicas: {self._repair()}")]
-        self._lose_disks(drained)
+        self._lose_disks(lost + drained)
         return self._read_all("engine-last")
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
@@ -79,10 +85,25 @@ class Farewell:
 
     # taking away
 
-    def _drain(self) -> list[Node]:
+    def _lose_one(self) -> list[Node]:
+        """One whose disk may be lost never comes back. Nobody has asked for that, so nobody is told."""
+        rng = Random(f"{self._world.options.seed}:farewell:lost")
+        victims = [node for node in self._victims if node.role is Role.STORAGE]
+        if not victims or rng.random() < 0.5:
+            return []
+        lost = rng.choice(victims)
+        if len(self._world.of(Role.STORAGE)) <= self._world.options.replicas:
+            self._world.add(StorageNode, "storage-spare")
+        self._clock.note(f"{lost.name} is gone for good")
+        lost.crash()
+        lost.disk.wipe()
+        self._clock.run_until(self._clock.now_us + _LOST_US)  # until then what is seen of repair is from before
+        return [lost]
+
+    def _drain(self, gone: list[Node]) -> list[Node]:
         """As many as there are replicas, so that some shards lose all of theirs."""
         world, replicas = self._world, self._world.options.replicas
-        old = world.of(Role.STORAGE)
+        old = [node for node in world.of(Role.STORAGE) if node not in gone]
         drained = self._rng.sample(old, min(replicas, len(old)))
         for number in range(max(0, replicas - (len(old) - len(drained)))):
             world.add(StorageNode, f"storage-new-{number + 1}")
@@ -109,8 +130,9 @@ class Farewell:
         self._clock.sometimes("all that was not needed any more was taken away")
         world = self._world
         left = [node for node in world.of(Role.STORAGE) if node not in gone]
-        # a bit that has rotted is noticed when somebody looks
-        fair = [node for node in left if node in self._victims] if "rot" in world.options.faults else left
+        # what has rotted is noticed when somebody looks
+        has_rotted = not world.options.faults.keys().isdisjoint(("rot", "decay"))
+        fair = [node for node in left if node in self._victims] if has_rotted else left
         lost = self._rng.sample(fair, min(world.options.write_quorum - 1, len(fair)))
         lost += [node for node in self._victims if node.role is Role.SEQUENCER]
         for node in world.nodes.values():

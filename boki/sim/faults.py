@@ -31,6 +31,11 @@ MAX_PAUSE_US: Final = 2_500_000
 MAX_OFFSET_US: Final = 1_000_000
 _RATES_ELSEWHERE: Final = {"loss", "repeat", "reorder", "delay", "doubt", "stale", "seal_crash"}
 _SHORT_LIFE_RATE: Final = 0.6
+_KINDS_ON_DISK: Final = {
+    Role.SEQUENCER: (b"e", b"e", b"e", b"z", b"l", b"b", b"w"),
+    Role.STORAGE: (b"x", b"h", b"o", b"p", b"s"),
+}
+"""How keys begin that `decay` strikes: see `boki.sequencer.metalog_store`, `boki.storage.state` and `.checkpoints`."""
 
 
 class Faults:
@@ -101,10 +106,10 @@ class Faults:
         self._cluster.coordinator.uninformed.clear()
         self._cluster.coordinator.doubt = self._cluster.coordinator.stale = 0.0
         for node in self._cluster.nodes.values():
+            node.disk.fail_next_sync = node.disk.is_full = False
             node.resume()
             node.start()
             node.disk.stalled_until_us = 0
-            node.disk.fail_next_sync = False
             if isinstance(node, StorageNode):
                 node.set_room(DiskRoom(True))
         self._cluster.coordinator.change_plan(draining=())
@@ -271,6 +276,17 @@ class Faults:
             if self._may_lose(node) and node.disk.rot(b"b"):
                 self._clock.sometimes("a bit rotted")
 
+    def _decay(self) -> None:
+        """Something that is no batch cannot be read any more: entries, seals, saved indexes, what is known of shards.
+
+        Not where disks are lost on purpose, too: who notices that is given a new disk, whenever that is.
+        """
+        fair = [node for node in self.victims if node.role is Role.SEQUENCER or "swap" not in self._options.faults]
+        if fair:
+            node = self._rng.choice(fair)
+            if node.disk.decay(self._rng.choice(_KINDS_ON_DISK[node.role])):
+                self._clock.sometimes("a block decayed")
+
     def _full(self) -> None:
         node = self._pick(Role.STORAGE)
         assert isinstance(node, StorageNode)
@@ -278,6 +294,20 @@ class Faults:
         self._clock.note(f"the disk of {node.name} is full", room)
         node.set_room(room)
         self._later(self._some_us(50_000, 2_000_000), node.set_room, DiskRoom(True))
+
+    def _no_space(self) -> None:
+        """No write goes through any more. Storage nodes are told before it comes to that, or it comes at once."""
+        node = self._pick(Role.STORAGE, Role.SEQUENCER, Role.ENGINE)
+        self._clock.note(f"the disk of {node.name} takes nothing any more")
+        if isinstance(node, StorageNode) and self._rng.random() < 0.5:
+            node.set_room(DiskRoom(False, False))
+        node.disk.is_full = True
+        self._later(self._some_us(50_000, 2_000_000), self._make_space, node)
+
+    def _make_space(self, node: Node) -> None:
+        node.disk.is_full = False
+        if isinstance(node, StorageNode):
+            node.set_room(DiskRoom(True))
 
     # links
 

@@ -21,7 +21,7 @@ from boki.sequencer.core import SequencerCore
 from boki.sim.clockwork import Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.coordinator import Coordinator, News, Session
-from boki.sim.disks import SimulatedDisk
+from boki.sim.disks import BlockUnreadable, SimulatedDisk
 from boki.sim.network import Network
 from boki.sim.options import Options
 from boki.sim.sightings import Sightings
@@ -112,12 +112,18 @@ class Node:
     def _begin(self, life: int, incarnation: int) -> None:
         if life != self._life or self.core is not None or self.session is None or self.session.is_over:
             return
+        if self.disk.is_full:  # a database that is opened writes what it recovers
+            self._on_disk_failure("a write found no space")
+            return
         self.incarnation = incarnation
         if self.HAS_DISK_LIFE:
             self.disk.store_now([Put(_INCARNATION_KEY, str(incarnation).encode())])
         self.clock.note(f"{self.name} begins as incarnation {incarnation}")
         try:
             self.core = self.make_core()
+        except BlockUnreadable:
+            self._replace_disk()
+            return
         except Exception as error:  # noqa: BLE001 - what the disk holds keeps it from starting
             self._raised(error)
             return
@@ -178,9 +184,17 @@ class Node:
             self.save()
             self.begin_anew("it was told to")
 
-    def _on_disk_failure(self) -> None:
-        self.clock.sometimes("a sync failed")
+    def _on_disk_failure(self, what: str) -> None:
+        self.clock.sometimes(what)
         self.crash()
+        self.clock.after(_RESTART_US, self.start)
+
+    def _replace_disk(self) -> None:
+        """The node has stopped, and does so at each start: somebody gives it an empty disk."""
+        self.clock.sometimes("a disk that could not be read was replaced")
+        self.crash()
+        self.disk.wipe()
+        self.clock.note(f"{self.name} could not read its disk, and is given an empty one")
         self.clock.after(_RESTART_US, self.start)
 
     def pause(self) -> None:
@@ -254,6 +268,8 @@ class Node:
             effects = method(*arguments)
             if effects:
                 self.perform(effects)
+        except BlockUnreadable:
+            self._replace_disk()
         except Exception as error:  # noqa: BLE001 - whatever it is, a process would have died of it
             self._raised(error)
 

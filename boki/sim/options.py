@@ -19,6 +19,9 @@ DISKS: Final = ("stall", "fsync_error", "rot", "full")
 COORDINATION: Final = ("session", "doubt", "stale", "false_seal", "handover")
 CHANGES: Final = ("logs", "sequencers", "drain")
 FAULTS: Final = NETWORK + NODES + DISKS + COORDINATION + CHANGES
+BESIDE: Final = ("no_space", "decay")
+"""Classes that few seeds have, in addition. They are drawn apart, so the histories of all others stay as they were."""
+_BESIDE_SHARE: Final = 0.1
 
 _RATES: Final = {
     "loss": (0.001, 0.2),
@@ -39,6 +42,8 @@ _RARE: Final = {
     "drain": (0.05, 0.3),
     "clock": (0.1, 1.0),
     "hide": (0.3, 1.5),
+    "no_space": (0.2, 1.0),
+    "decay": (0.5, 3.0),
 }
 
 
@@ -158,7 +163,13 @@ def draw_options(seed: int) -> Options:
     )
     if not options.faults:  # who waits must be woken then, however long the wait
         return msgspec.structs.replace(options, poll_us=3_000_000)
-    return _draw_scheme(options) if len(options.faults) > 1 else options
+    return _draw_beside(_draw_scheme(options)) if len(options.faults) > 1 else options
+
+
+def _draw_beside(options: Options) -> Options:
+    rng = Random(f"{options.seed}:options:rarer")
+    more = {fault: _log_uniform(rng, *_RARE[fault]) for fault in BESIDE if rng.random() < _BESIDE_SHARE}
+    return msgspec.structs.replace(options, faults=options.faults | more) if more else options
 
 
 def _draw_scheme(options: Options) -> Options:

@@ -23,11 +23,13 @@ from boki.messages import (
     Holding,
     RequestEntry,
     Seal,
+    StateFetched,
     StoreBatch,
 )
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import seal_key
 from boki.sim.clockwork import Clockwork
+from boki.storage.core import StorageCore
 
 if TYPE_CHECKING:
     from boki.sim.nodes import Node
@@ -41,9 +43,13 @@ SITUATIONS: Final = (
     "a key was used again",
     "a reader was parked across a term change",
     "a crash lost what was not synced",
+    "a write found no space",
+    "a disk that could not be read was replaced",
     "a term changed",
     "a session expired",
     "a storage node was repaired from a peer",
+    "a storage node took over what a peer knew",
+    "a shard that lacked a replica was given another node",
     "a shard was closed with batches in flight",
     "a controller died between two steps",
     "disks were wiped one after the other",
@@ -98,6 +104,7 @@ class Sightings:
             BatchesFetched: self._on_fetched,
             EntriesDropped: self._on_dropped,
             RequestEntry: self._on_request,
+            StateFetched: self._on_state,
         }
         """By the type of a message, what looks at it."""
 
@@ -145,7 +152,7 @@ class Sightings:
                     self._clock.sometimes("an entry of a zombie primary was rejected")
 
             return judge
-        if node.disk.get(seal_key(message.term)) is not None:
+        if node.disk.has(seal_key(message.term)):
             self._clock.sometimes("a seal raced with an append")
         return None
 
@@ -154,6 +161,18 @@ class Sightings:
         term = int.from_bytes(message.batch[16:20], "little")
         if follower is not None and follower.chain and term < follower.term:
             self._clock.sometimes("a batch came after its term")
+
+    def _on_state(self, node: Node, _sender: NodeId, _message: StateFetched) -> Callable[[], None] | None:
+        core = node.core
+        if not isinstance(core, StorageCore):
+            return None
+        follower = core.follower
+
+        def judge() -> None:
+            if node.core is core and core.follower is not follower:
+                self._clock.sometimes("a storage node took over what a peer knew")
+
+        return judge
 
     def _on_fetched(self, node: Node, sender: NodeId, message: BatchesFetched) -> None:
         if node.role.value == "storage" and sender != node.name and message.batches:

@@ -8,12 +8,22 @@ from typing import Any
 import pytest
 
 from boki.controller.core import ControllerConfig
+from boki.controller.inventory import Inventory
+from boki.controller.repair import Repair, Storage
 from boki.effects import Effect, Send
 from boki.follower import COORDINATOR
 from boki.log.ids import NodeId, make_shard
-from boki.log.membership import Role
+from boki.log.membership import Placement, Role
 from boki.log.metalog import CloseShard, Cut, OpenShard
-from boki.messages import BatchesFetched, InstallPlacement, InstallView, RequestEntry, StoreBatch
+from boki.messages import (
+    BatchesFetched,
+    InstallPlacement,
+    InstallView,
+    RequestEntry,
+    ShardRow,
+    ShardsFetched,
+    StoreBatch,
+)
 from boki.storage.core import StorageCore
 from tests.controller.cluster import Cluster, History, Writer
 from tests.members import batch
@@ -101,6 +111,57 @@ class StorageCluster(Cluster):
             and (found := core.holdings.shards.get((term, 0, shard))) is not None
             and found.written_until >= end > 0
         }
+
+
+def test_what_only_a_lost_node_calls_open_is_forgotten_when_the_others_name_it_no_more() -> None:
+    """Its engine has closed it with nothing in it, and of such shards no node tells: no word of a close would come."""
+    lost, *others = FIRST
+    inventory, repair = Inventory(), Repair()
+    storage = Storage(live=frozenset(others), lost=frozenset((lost,)), draining=frozenset(), replicas=3, write_quorum=2)
+    row = ShardRow(1, 0, 7, ENGINE, FIRST, 0, 0, False)
+
+    def tell(nodes: Iterable[NodeId], rows: tuple[ShardRow, ...], now_us: int, *, is_caught_up: bool = True) -> None:
+        for effect in inventory.tick(nodes, 1, now_us):
+            assert isinstance(effect, Send)
+            told = ShardsFetched(effect.message.request, rows, True, is_caught_up, 0, {})
+            inventory.take(effect.to, told, now_us)
+        repair.decide(inventory, Placement(version=0), storage)
+
+    tell(FIRST, (row,), 0)
+    assert repair.progress.open_on_lost == 1
+    tell(others, (), 2_000_000, is_caught_up=False)  # they may not have heard of it yet
+    assert (repair.progress.open_on_lost, repair.progress.used[lost]) == (1, 1)
+    tell(others, (), 4_000_000)
+    assert (repair.progress.open_on_lost, repair.progress.used) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("tellers", "is_caught_up", "version", "is_known"),
+    [(3, True, 1, True), (2, True, 1, False), (3, False, 1, False), (3, True, 0, False)],
+)
+def test_a_drain_is_complete_only_if_all_that_answer_have_told(
+    tellers: int, is_caught_up: bool, version: int, is_known: bool
+) -> None:
+    """Of all their shards, after all that the metalogs say, and under the placement of now: else it may be the silent
+    one that needs the drained one's copies.
+    """
+    inventory, repair, drained = Inventory(), Repair(), NodeId("storage-4")
+    live = frozenset((*FIRST, drained))
+    storage = Storage(live=live, lost=frozenset(), draining=frozenset((drained,)), replicas=3, write_quorum=2)
+    now_us = 10_000_000
+    for effect in inventory.tick((drained, *FIRST), 1, now_us):
+        assert isinstance(effect, Send)
+        if effect.to in (drained, *FIRST[:tellers]):
+            caught_up = is_caught_up or effect.to != FIRST[0]
+            told_version = version if effect.to == FIRST[0] else 1
+            inventory.take(
+                effect.to, ShardsFetched(effect.message.request, (), True, caught_up, told_version, {}), now_us
+            )
+    placement = Placement(version=1)
+    repair.decide(inventory, placement, storage)
+    told = repair.status(inventory, placement, storage)
+    assert told["is_known"] is is_known
+    assert told["draining"][drained]["is_complete"] is is_known
 
 
 def ready(**settings: int) -> StorageCluster:

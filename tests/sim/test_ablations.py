@@ -7,7 +7,7 @@ import pytest
 from tests.sim.ablations import ABLATIONS, LIMIT, seeds_needed
 
 FIRST_CAUGHT = {
-    "a majority of seals": 2,
+    "a majority of seals": 16,
     "checksums": 56,
     "completion on a majority": 30,
     "a quorum of checkpoints": 25,

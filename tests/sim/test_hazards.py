@@ -28,8 +28,9 @@ from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.quorum import majority
 from boki.messages import AppendEntry, Metalog, Seal
+from boki.remote import LogReply
 from boki.sim.coordinator import NAME as ZOOKEEPER
-from boki.sim.nodes import StorageNode
+from boki.sim.nodes import Node, StorageNode
 from boki.sim.simulation import Simulation
 from tests.sim.stage import (
     SECOND,
@@ -43,6 +44,12 @@ from tests.sim.stage import (
     slowest_gap_us,
     withhold,
 )
+
+
+def fill(world: Simulation, room: DiskRoom) -> None:
+    for node in world.of(Role.STORAGE):
+        assert isinstance(node, StorageNode)
+        node.set_room(room)
 
 
 @pytest.mark.parametrize("count", range(1, 6))
@@ -177,6 +184,22 @@ def test_h11_lost_answers_are_unknown_and_keys_make_them_safe() -> None:
     play(script, mix={"keyed": 9, "trim": 0})
 
 
+def test_h11_a_refusal_does_not_speak_for_an_engine_that_was_asked_before_and_lost() -> None:
+    """One appends, its answer is lost, and it restarts; by then all disks are full, and the next one asked refuses."""
+
+    def script(world: Simulation) -> None:
+        for number in range(2):
+            engine = world.of(Role.ENGINE)[number % 2]
+            later(world, number, withhold, world, [str(engine.name)], names(world.of(Role.GATEWAY)), LogReply, 0.2)
+            later(world, number + 0.1, fill, world, DiskRoom(False, False))
+            later(world, number + 0.2, engine.crash)
+            later(world, number + 0.21, engine.start)
+            later(world, number + 0.5, fill, world, DiskRoom(True))
+
+    _, outcome = play(script, mix={"keyed": 9, "trim": 0}, clients=16, pause_us=15_000, chaos_us=2 * SECOND)
+    assert outcome.seen["an engine refused what a lost one may have done"]
+
+
 def test_h14_a_tail_that_an_old_primary_tells_is_not_the_current_one() -> None:
     """It is alone with an engine while the others append in the next term: there, fresh reads wait for a majority."""
 
@@ -278,7 +301,7 @@ def test_h17_the_power_fails_everywhere_at_once(seed: int) -> None:
 
 
 def test_h18_a_replica_comes_back_at_the_same_address_with_an_empty_disk() -> None:
-    """What it said before counts for nothing; it fills itself again, and then another one may be lost."""
+    """It fills itself again, and then another one may be lost: in the end nobody has the disk that it began with."""
 
     def script(world: Simulation) -> None:
         def wipe(name: str) -> None:
@@ -287,11 +310,12 @@ def test_h18_a_replica_comes_back_at_the_same_address_with_an_empty_disk() -> No
             node.disk.wipe()
             node.start()
 
-        later(world, 1, wipe, "storage-1")
-        later(world, 2, wipe, "sequencer-2")
-        later(world, 4, wipe, "storage-1")
+        for number in (1, 2, 3):
+            later(world, 1.5 * number - 0.5, wipe, f"storage-{number}")
+            later(world, 1.5 * number, wipe, f"sequencer-{number}")
 
-    play(script, storage=3)
+    _, outcome = play(script, storage=3, spare_sequencers=0, chaos_us=6 * SECOND, checkpoint_us=1000 * SECOND)
+    assert outcome.terms > 3
 
 
 def test_h18_what_a_lost_disk_has_said_counts_no_more() -> None:
@@ -338,30 +362,43 @@ def test_h19_membership_changes_while_nodes_are_cut_off_and_die() -> None:
 
 
 def test_h20_a_failed_sync_stops_the_node_and_a_full_disk_only_refuses() -> None:
-    """Each kind of node meets a failed sync; none repeats it, and the others carry on."""
+    """Each kind of node meets a failed sync; none repeats it, and the others carry on. Then all storage nodes do."""
 
     def script(world: Simulation) -> None:
-        def fail(name: str) -> None:
-            world.nodes[NodeId(name)].disk.fail_next_sync = True
+        def fail(*nodes: str) -> None:
+            for name in nodes:
+                world.nodes[NodeId(name)].disk.fail_next_sync = True
 
         for number, name in enumerate(("storage-1", "sequencer-1", "storage-2", "sequencer-2")):
             later(world, 1 + number, fail, name)
+        later(world, 4.5, fail, *names(world.of(Role.STORAGE)))
 
     _, outcome = play(script)
     assert outcome.seen["a sync failed"] >= 3
+
+
+def test_h20_a_write_that_finds_no_space_stops_the_node_until_there_is_some() -> None:
+    """All disks of storage nodes are full before anybody could be told: nothing counts that was not written."""
+
+    def script(world: Simulation) -> None:
+        def take_space(nodes: list[Node], is_full: bool) -> None:
+            for node in nodes:
+                node.disk.is_full = is_full
+
+        for number, nodes in enumerate((world.of(Role.STORAGE), world.of(Role.SEQUENCER)[:1], world.of(Role.ENGINE))):
+            later(world, 1 + number, take_space, nodes, True)
+            later(world, 1.5 + number, take_space, nodes, False)
+
+    _, outcome = play(script)
+    assert outcome.seen["a write found no space"] >= 4
 
 
 def test_h20_when_all_disks_are_full_appends_are_refused_at_once() -> None:
     """Nobody waits until a deadline to be told; and when there is room again, all go on without a restart."""
 
     def script(world: Simulation) -> None:
-        def fill(room: DiskRoom) -> None:
-            for node in world.of(Role.STORAGE):
-                assert isinstance(node, StorageNode)
-                node.set_room(room)
-
-        later(world, 1, fill, DiskRoom(False, False))
-        later(world, 3, fill, DiskRoom(True))
+        later(world, 1, fill, world, DiskRoom(False, False))
+        later(world, 3, fill, world, DiskRoom(True))
         full_us.append(world.clock.now_us + SECOND * 3 // 2)
 
     full_us: list[int] = []
@@ -438,17 +475,22 @@ def test_h27_a_parked_reader_is_woken_across_a_change_of_terms() -> None:
 
 
 def test_h29_two_controllers_change_terms_at_once() -> None:
-    """Both believe that they lead, with the coordinator's answers in doubt: one chain of views comes of it."""
+    """Both believe that they lead and want different views, with answers in doubt: one chain comes of it."""
 
     def script(world: Simulation) -> None:
-        first = world.of(Role.CONTROLLER)[0]
+        first, second = world.of(Role.CONTROLLER)
+
+        def begin() -> None:
+            first._on_leadership(True)
+            second._on_leadership(True)
+            # for the second one a backup is lost, so it wants another instead
+            cut(world, names(backups(world)[:1]), [str(second.name)], 1)
+            later(world, 0.7, primary(world).crash)
+
         for number in range(3):
-            later(world, 0.5 + 1.5 * number, first.pause)
-            later(world, 0.7 + 1.5 * number, lambda: primary(world).crash())
-            later(world, 1.4 + 1.5 * number, first.resume)
-            later(world, 1.5 + 1.5 * number, lambda: [node.start() for node in world.of(Role.SEQUENCER)] and None)
-            if first.session is not None:
-                later(world, 0.9 + 1.5 * number, world.coordinator.expire, first.session)
+            later(world, 0.2 + 1.5 * number, begin)
+            later(world, 1.6 + 1.5 * number, lambda: [node.start() for node in world.of(Role.SEQUENCER)] and None)
 
     _, outcome = play(script, faults={"doubt": 0.5, "stale": 0.5})
     assert outcome.terms > 1
+    assert outcome.seen["a view lost the compare-and-set"]

@@ -14,10 +14,16 @@ from unittest.mock import patch
 import pytest
 
 from boki.controller.term_change import TermChange
+from boki.effects import Store
 from boki.engine.appends import Appends
 from boki.engine.reads import Reads
 from boki.engine.tails import Tails
+from boki.gateway import cluster
+from boki.log.view import View
 from boki.sequencer import core
+from boki.sequencer.history import History
+from boki.sim.coordinator import Coordinator
+from boki.sim.disks import SimulatedDisk
 from boki.storage.answers import Answers
 from boki.storage.repair import Repair
 from tests.sim import test_hazards
@@ -85,9 +91,54 @@ def no_majority_of_tails() -> Any:
     return patch.object(Tails, "tell", hasty)
 
 
+def no_doubt_after_a_loss() -> Any:
+    """What the last engine that was asked says of an append, holds for those that were asked before."""
+    return patch.object(cluster, "_after", lambda trouble, error: error)
+
+
 def no_incarnation_of_the_sealed() -> Any:
     """A sequencer that has lost its disk is sealed like any other."""
     return patch.object(TermChange, "_counts", lambda self, node, incarnation: True)
+
+
+def no_refilling() -> Any:
+    """A storage node asks nobody for what it lacks."""
+    return patch.object(Repair, "ask", lambda self, now_us, *, may_store: [])
+
+
+def no_whole_terms() -> Any:
+    """A sequencer asks nobody for what it lacks of a term that is over."""
+    return patch.object(History, "tick", lambda self, now_us: [])
+
+
+def no_end_with_the_disk() -> Any:
+    """A node goes on when a write or a sync has failed, though what it wrote is not there."""
+    synced = SimulatedDisk._synced
+
+    def forgiving(self: SimulatedDisk, life: int) -> None:
+        if life == self._life and (self.is_full or self.fail_next_sync):
+            for _, _, undo in reversed(self._group):
+                for key, value in reversed(undo):
+                    self._set(key, value)
+            self._group = [(Store((), then=store.then), then, []) for store, then, _ in self._group]
+            self.fail_next_sync = False
+        synced(self, life)
+
+    return patch.object(SimulatedDisk, "_synced", forgiving)
+
+
+def no_compare_and_set() -> Any:
+    """Of two views of one term the later one counts."""
+    install = Coordinator.install
+
+    def careless(self: Coordinator, view: View) -> bool:
+        if 1 < view.term <= len(self.views):
+            self.views[view.term - 1] = view
+            self._changed("views")
+            return True
+        return install(self, view)
+
+    return patch.object(Coordinator, "install", careless)
 
 
 PAIRS: list[tuple[Callable[..., None], tuple[int, ...], Callable[[], Any]]] = [
@@ -128,13 +179,25 @@ PAIRS: list[tuple[Callable[..., None], tuple[int, ...], Callable[[], Any]]] = [
     ),
     (test_hazards.test_h8_a_failover_at_any_moment_reuses_no_position, (0,), ABLATIONS["restarted primary silent"]),
     (test_hazards.test_h11_lost_answers_are_unknown_and_keys_make_them_safe, (), ABLATIONS["key de-duplication"]),
+    (
+        test_hazards.test_h11_a_refusal_does_not_speak_for_an_engine_that_was_asked_before_and_lost,
+        (),
+        no_doubt_after_a_loss,
+    ),
     *(
         (test_hazards.test_h17_the_power_fails_everywhere_at_once, (seed,), ABLATIONS["fsync before the report"])
         for seed in range(4)
     ),
+    *(
+        (test_hazards.test_h18_a_replica_comes_back_at_the_same_address_with_an_empty_disk, (), ablation)
+        for ablation in (no_refilling, no_whole_terms)
+    ),
+    (test_hazards.test_h20_a_failed_sync_stops_the_node_and_a_full_disk_only_refuses, (), no_end_with_the_disk),
+    (test_hazards.test_h20_a_write_that_finds_no_space_stops_the_node_until_there_is_some, (), no_end_with_the_disk),
     (test_hazards.test_h20_when_all_disks_are_full_appends_are_refused_at_once, (), no_refusals),
     (test_hazards.test_h21_bits_rot_on_a_minority, (), no_mending),
     (test_hazards.test_h22_trims_under_readers_who_wait, (1,), ABLATIONS["durable trim floors"]),
+    (test_hazards.test_h29_two_controllers_change_terms_at_once, (), no_compare_and_set),
     (test_hazards.test_h27_a_parked_reader_is_woken_across_a_change_of_terms, (), no_wakes),
 ]
 
@@ -155,10 +218,7 @@ WITHOUT_A_PAIR: dict[str, str] = {
     "test_h2_a_seal_that_one_node_never_gets": "it passes without a check of terms and with one seal; see the other H2",
     "test_h6_a_hung_replica_blocks_neither_seal_nor_recovery": "it bounds how long appends stop",
     "test_h7_appends_go_on_at_once_after_a_partition_of_the_leader": "it bounds how long appends stop",
-    "test_h18_a_replica_comes_back_at_the_same_address_with_an_empty_disk": "it passes with either check of lives off",
     "test_h19_membership_changes_while_nodes_are_cut_off_and_die": "no single remedy; farewells try those of moves",
-    "test_h20_a_failed_sync_stops_the_node_and_a_full_disk_only_refuses": "the shell of the simulator stops the node",
-    "test_h29_two_controllers_change_terms_at_once": "it passes with one seal, and with one that has it all",
 }
 """Scenarios that no remedy is known for without which they fail, and why."""
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from boki.sim.batches import ENOUGH_SEEDS, Result, Summary, run_seed, run_seeds
-from boki.sim.options import FAULTS, Options, draw_options
+from boki.sim.options import BESIDE, FAULTS, Options, draw_options
 from boki.sim.sightings import SITUATIONS
 from boki.sim.simulation import simulate
 
@@ -95,9 +95,13 @@ def test_a_seed_gives_the_same_result_wherever_it_runs() -> None:
 
 
 def test_every_fault_is_drawn_and_some_seeds_have_none_or_one() -> None:
-    """The swarm leaves features out (5 % of the seeds all, 5 % all but one), and each class is in about half."""
+    """The swarm leaves features out (5 % of the seeds all, 5 % all but one), and each class is in about half.
+
+    Those that came later are in a tenth: in seeds that have more than one other.
+    """
     drawn = [draw_options(seed).faults for seed in range(1000)]
     assert all(350 < sum(fault in faults for faults in drawn) < 550 for fault in FAULTS)
+    assert all(50 < sum(fault in faults for faults in drawn) < 150 for fault in BESIDE)
     assert 20 < sum(len(faults) == 0 for faults in drawn) < 80
     assert 20 < sum(len(faults) == 1 for faults in drawn) < 80
 

@@ -13,7 +13,7 @@ from boki.log.membership import ClusterPlan, Member, Placement, Role
 from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 from boki.sim.clockwork import START_US, Clockwork
 from boki.sim.coordinator import Coordinator, Session
-from boki.sim.disks import SimulatedDisk
+from boki.sim.disks import BlockUnreadable, SimulatedDisk
 from boki.sim.network import Network
 from tests.members import view
 
@@ -102,11 +102,33 @@ def test_a_group_is_lost_from_its_end() -> None:
 def test_a_failed_sync_tells_nobody(clock: Clockwork) -> None:
     """The node is told that its disk is dead; what rode on the store never happens."""
     disk, told = SimulatedDisk(clock, "disk", 1000), list[str]()
-    disk.on_failure = lambda: told.append("failed")
+    disk.on_failure = told.append
     disk.fail_next_sync = True
     stored(disk, told, put(b"a"))
     run(clock)
-    assert told == ["failed"]
+    assert told == ["a sync failed"]
+
+
+def test_a_full_disk_fails_what_writes_and_nothing_else(clock: Clockwork) -> None:
+    """As a file system without space: also what a close in good order still had to write is not there."""
+    disk, told = SimulatedDisk(clock, "disk", 1000), list[str]()
+    disk.on_failure = told.append
+    disk.is_full = True
+    stored(disk, told)
+    run(clock)
+    assert told == ["stored"]
+    stored(disk, told, put(b"a"))
+    run(clock)
+    assert told == ["stored", "a write found no space"]
+    disk.crash(keeps_some=False)
+    stored(disk, told, put(b"b"))
+    stored(disk, told, put(b"c"))
+    disk.flush()
+    assert disk.get(b"c") is None
+    disk.is_full = False
+    stored(disk, told, put(b"d"))
+    run(clock)
+    assert told[2:] == ["stored"]
 
 
 def test_a_stalled_disk_only_takes_longer(clock: Clockwork) -> None:
@@ -153,6 +175,24 @@ def test_rot_damages_one_value_and_says_so_if_it_is_unreadable(clock: Clockwork)
     assert errors
     disk.store_now([put(b"b1")])
     assert disk.load(Load("t", b"b1", b"b", b"c", 100)).rows == [(b"b1", b"value")]
+
+
+def test_a_decayed_block_is_an_error_of_a_load_and_raises_for_all_others(clock: Clockwork) -> None:
+    """What stands before it can still be read; writing it anew makes it whole."""
+    disk = SimulatedDisk(clock, "disk", 1000)
+    assert not disk.decay(b"e")
+    disk.store_now([put(b"d"), put(b"e"), put(b"f")])
+    assert disk.decay(b"e")
+    loaded = disk.load(Load("t", b"d", b"d", b"g", 100))
+    assert (loaded.rows, bool(loaded.error)) == ([(b"d", b"value")], True)
+    assert disk.load(Load("t", b"d", b"d", b"e", 100)).error == ""
+    for read in (lambda: disk.get(b"e"), lambda: list(disk.scan(b"d", b"g"))):
+        with pytest.raises(BlockUnreadable):
+            read()
+    assert disk.has(b"e")
+    assert list(disk.scan(b"f", b"g")) == [(b"f", b"value")]
+    disk.store_now([put(b"e")])
+    assert disk.get(b"e") == b"value"
 
 
 # the network

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from boki.log.ids import NodeId, make_seqnum
-from boki.log.metalog import Trim
+from boki.log.metalog import CloseShard, Trim
 from boki.messages import Holding, StateFetched
 from boki.storage.shards import batch_key
 from boki.storage.state import load_state
@@ -71,6 +71,25 @@ def test_a_node_behind_what_is_kept_takes_a_peers_state_and_becomes_whole(
     cluster.start("storage-1")
     cluster.world.tick(10)
     assert all(cluster.has_all("storage-1", key) for key in (old, unordered, new))
+
+
+def test_a_node_that_takes_over_refuses_what_was_fenced_while_it_was_away() -> None:
+    """A lost engine's batch for a shard that nobody has heard of is late: nothing of it will ever be ordered."""
+    cluster = Cluster()
+    key = cluster.open(*FIRST)
+    unopened = (1, 0, key[2] + 1)
+    cluster.batches[unopened] = []
+    cluster.world.tick(30)
+    cluster.crash("storage-1")
+    cluster.primary.add(CloseShard(key[2] + 2, is_lost=True))
+    cluster.world.tick(30)
+    cluster.drop_entries()
+    cluster.start("storage-1")
+    cluster.world.tick(100)
+    assert cluster.core("storage-1").holdings.shards[key].is_closed, "it has not taken over"
+    cluster.append(unopened, only=("storage-1",))
+    cluster.world.tick(5)
+    assert cluster.count_on_disk("storage-1", unopened) == 0
 
 
 def test_a_large_state_comes_in_parts_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
