@@ -106,8 +106,18 @@ class Trace:
 Effect = Send | Store | Load | Answer | Trace
 
 
+class DiskUnreadable(Exception):
+    """A disk cannot be read where the node needs it: the node stops, and the others go on without it.
+
+    Raised by a `DiskReader`, and by a core that has no use for a `Loaded` without its rows.
+    """
+
+
 class DiskReader(Protocol):
-    """How a core looks at its own disk: when it starts, and an index whenever it needs rows that are not in memory."""
+    """How a core looks at its own disk: when it starts, and an index whenever it needs rows that are not in memory.
+
+    `DiskUnreadable` if it cannot be read there.
+    """
 
     def get(self, key: bytes) -> bytes | None:
         """The value under `key`."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
-from boki.effects import Delete, DiskRoom, Effect, Load, Loaded, Put, Store
+from boki.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load, Loaded, Put, Store
 from boki.errors import StoreFailed
 from boki.host.rocksdb import RocksDb
 
@@ -124,11 +124,20 @@ class Disk:
 
     def get(self, key: bytes) -> bytes | None:
         """The value under `key`, synced or not."""
-        return self._db.get(key)
+        try:
+            return self._db.get(key)
+        except Exception as failure:  # rocksdict raises plain Exception for every failure
+            raise self._unreadable(failure) from failure
 
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) with `start <= key < stop`, ascending or descending, read as they are asked for."""
-        return self._db.scan(start, stop, backward=backward)
+        try:
+            yield from self._db.scan(start, stop, backward=backward)
+        except Exception as failure:
+            raise self._unreadable(failure) from failure
+
+    def _unreadable(self, failure: Exception) -> DiskUnreadable:
+        return DiskUnreadable(f"{self.path}: {failure}")
 
     def load(self, load: Load, then: Callable[[Loaded], None]) -> None:
         """Carry out a `Load` and call `then` with what it found, in the order of asking.
@@ -166,8 +175,8 @@ class Disk:
                 if step_bytes >= _STEP_BYTES:
                     loading.size_bytes += step_bytes
                     return False
-        except Exception as failure:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
-            error = f"{self.path}: {failure}"
+        except DiskUnreadable as failure:
+            error = str(failure)
         loading.then(Loaded(load.token, loading.found, error))
         return True
 

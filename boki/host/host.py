@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from boki.effects import Answer, Core, DiskRoom, Effect, Load, Send, Store, Trace
+from boki.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Send, Store, Trace
 from boki.errors import StoreFailed
 from boki.host.clock import now_us
 from boki.host.disk import Disk
@@ -114,8 +114,16 @@ class Host:
             raise
 
     def _break(self, error: Exception) -> None:
-        """A bug of ours: what the core knows may be half changed, so it must not go on."""
-        _log.critical("%s has stopped: a bug in its core (%r); start again, and report it", self.node, error)
+        """A bug of ours, or a disk that cannot be read: what the core knows may be half changed. It must not go on."""
+        if isinstance(error, DiskUnreadable):
+            _log.critical(
+                "%s has stopped: its disk cannot be read (%s). Look at the disk; if what it held is lost, start the "
+                "node with an empty directory, one node at a time, and the others fill it",
+                self.node,
+                error,
+            )
+        else:
+            _log.critical("%s has stopped: a bug in its core (%r); start again, and report it", self.node, error)
         self.stop()
 
     def fail(self, error: StoreFailed) -> None:

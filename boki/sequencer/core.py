@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from boki.effects import Delete, DiskReader, Effect, Load, Loaded, Put, Send, Store
+from boki.effects import Delete, DiskReader, DiskUnreadable, Effect, Load, Loaded, Put, Send, Store
 from boki.follower import COORDINATOR
 from boki.log.ids import LogId, NodeId, Term
 from boki.log.metalog import Cut, MetalogEntry, decode_entry
@@ -143,7 +143,7 @@ class SequencerCore:
             case Ping(number):
                 return (Send(sender, self._pong(number, now_us)),)
             case Loaded(_Question() as question, rows, error):
-                return () if error else self._answer_from_disk(question, rows)
+                return self._cannot_answer(question, error) if error else self._answer_from_disk(question, rows)
             case _:
                 return self._change(sender, message)
         return ()
@@ -372,6 +372,14 @@ class SequencerCore:
         if store is None or (rows and index_of(rows[0][0]) != question.first_index):
             return ()  # dropped while it was being read: whoever asks again is told so
         return self._answer(question, [decode_entry(value) for _, value in rows])
+
+    def _cannot_answer(self, question: _Question, error: str) -> Iterable[Effect]:
+        """Whoever only follows the log asks another sequencer. A controller that completes a term asks the one that
+        holds most of it, and a backup its primary: they would wait for ever for a node that lives.
+        """
+        if question.purpose is not For.READER:
+            raise DiskUnreadable(error)
+        return ()
 
     def _tell_dropped(self, question: _Question, store: MetalogStore) -> Iterable[Effect]:
         """Nobody needs what was asked for any more. A backup, or a controller that completes, goes on from there."""

@@ -13,15 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log
 
-from boki.effects import Delete, Effect, Load, Loaded, Put, Store
+from boki.effects import Delete, DiskUnreadable, Effect, Load, Loaded, Put, Store
 from boki.sim.clockwork import Clockwork
 from boki.sim.keys import ToldStores, told_key
 
 Then = Callable[[Sequence[Effect]], None]
-
-
-class BlockUnreadable(Exception):
-    """A key's block fails its checksum: RocksDB raises that, whoever asks."""
 
 
 class SimulatedDisk:
@@ -186,7 +182,7 @@ class SimulatedDisk:
     def get(self, key: bytes) -> bytes | None:
         """See `boki.effects.DiskReader`."""
         if key in self.decayed and key in self._rows:
-            raise BlockUnreadable(key)
+            raise DiskUnreadable(key)
         return self._rows.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, backward: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -203,7 +199,7 @@ class SimulatedDisk:
     def _scan_to_damage(self, keys: list[bytes], values: list[bytes | None]) -> Iterator[tuple[bytes, bytes]]:
         for key, value in zip(keys, values, strict=True):
             if key in self.decayed and value is not None:
-                raise BlockUnreadable(key)
+                raise DiskUnreadable(key)
             if value is not None:
                 yield key, value
 
@@ -212,7 +208,7 @@ class SimulatedDisk:
         rows: list[tuple[bytes, bytes]] = []
         try:
             return self._load(load, rows)
-        except BlockUnreadable as error:
+        except DiskUnreadable as error:
             return Loaded(load.token, rows, error=f"a block fails its checksum: {error}")
 
     def _load(self, load: Load, rows: list[tuple[bytes, bytes]]) -> Loaded:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Protocol
 
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
-from boki.effects import Answer, Core, DiskRoom, Effect, Load, Put, Send, Store
+from boki.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Put, Send, Store
 from boki.follower import COORDINATOR
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Placement, Role
@@ -21,7 +21,7 @@ from boki.sequencer.core import SequencerCore
 from boki.sim.clockwork import Clockwork
 from boki.sim.coordinator import NAME as ZOOKEEPER
 from boki.sim.coordinator import Coordinator, News, Session
-from boki.sim.disks import BlockUnreadable, SimulatedDisk
+from boki.sim.disks import SimulatedDisk
 from boki.sim.network import Network
 from boki.sim.options import Options
 from boki.sim.sightings import Sightings
@@ -121,7 +121,7 @@ class Node:
         self.clock.note(f"{self.name} begins as incarnation {incarnation}")
         try:
             self.core = self.make_core()
-        except BlockUnreadable:
+        except DiskUnreadable:
             self._replace_disk()
             return
         except Exception as error:  # noqa: BLE001 - what the disk holds keeps it from starting
@@ -268,7 +268,7 @@ class Node:
             effects = method(*arguments)
             if effects:
                 self.perform(effects)
-        except BlockUnreadable:
+        except DiskUnreadable:
             self._replace_disk()
         except Exception as error:  # noqa: BLE001 - whatever it is, a process would have died of it
             self._raised(error)

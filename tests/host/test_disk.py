@@ -126,6 +126,51 @@ def test_reading_what_was_written(tmp_path: Path) -> None:
     in_loop(body())
 
 
+def test_a_block_that_rotted_is_told_whoever_reads_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A load answers with the error, since others may have the rows; what a core cannot do without stops its node."""
+
+    class Reading:
+        disk: Disk
+
+        def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Any]:
+            self.disk.get(b"5")
+            return ()
+
+        def settle(self, now_us: int) -> Iterable[Any]:
+            return ()
+
+        tick = settle
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, _context: None)
+        path = tmp_path / "d"
+        disk = Disk(path, loop, on_failure=pytest.fail)
+        disk.store_now([Put(b"%d" % number, b"value" * 1000) for number in range(10)])
+        disk.close()
+        Disk(path, loop, on_failure=pytest.fail).close()  # what is recovered goes into a table
+        (table,) = path.glob("*.sst")
+        rows = bytearray(table.read_bytes())
+        for at in range(0, len(rows) // 2, 100):
+            rows[at] ^= 1
+        table.write_bytes(rows)
+        disk = Disk(path, loop, on_failure=pytest.fail)
+        answers: asyncio.Queue[Loaded] = asyncio.Queue()
+        disk.load(Load("token", b"0", b"0", b":", 1 << 20), answers.put_nowait)
+        assert "Corruption" in (await answers.get()).error
+        core = Reading()
+        core.disk = disk
+        host = Host(NodeId("node"), core, Links(), loop, disk=disk)
+        host.deliver(NodeId("x"), "read it")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert host.stopped
+        disk.close()
+
+    in_loop(body())
+    assert "its disk cannot be read" in caplog.text
+
+
 def test_a_large_load_lets_the_loop_go_on_and_later_ones_wait_for_their_turn(tmp_path: Path) -> None:
     """Whoever reads much holds up nobody for long, and answers keep the order of the questions."""
 

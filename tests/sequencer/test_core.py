@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from boki.effects import DiskUnreadable, Load, Loaded
 from boki.log.ids import NodeId
 from boki.log.metalog import Cut, MetalogEntry, OpenShard, Trim
 from boki.messages import (
@@ -15,6 +16,7 @@ from boki.messages import (
     Completed,
     EntriesStored,
     FetchMetalog,
+    FetchSealed,
     InstallView,
     Metalog,
     RequestEntry,
@@ -24,7 +26,7 @@ from boki.messages import (
     TellTail,
 )
 from boki.sequencer.core import SequencerCore
-from boki.sequencer.metalog_store import NEXT, Phase
+from boki.sequencer.metalog_store import NEXT, MetalogStore, Phase
 from boki.sequencer.primary import Primary
 from tests.members import ENGINE, SHARD, view
 from tests.world import World
@@ -260,6 +262,23 @@ def test_a_sealed_primary_publishes_nothing_more_of_its_term() -> None:
     world.run()
     world.tick(10)
     assert len(published(world)) == 1
+
+
+def test_who_cannot_read_what_only_it_may_have_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller asks whoever holds most, again and again: without that node it goes on with what others have."""
+    world = cluster()
+    world.tell(PRIMARY, Seal(1), "controller-1")
+    world.run()
+    monkeypatch.setattr(MetalogStore, "recent", lambda *_: None)  # as if it were long ago
+    core = world.cores[PRIMARY]
+    asked = {}
+    for question in (FetchSealed(1, 0, 0), FetchMetalog(1, 0, 0)):
+        (load,) = core.receive(NodeId("somebody"), question, world.now_us)
+        assert isinstance(load, Load)
+        asked[question] = Loaded(load.token, [], "a block fails its checksum")
+    assert list(core.receive(PRIMARY, asked[FetchMetalog(1, 0, 0)], world.now_us)) == []  # others have the same
+    with pytest.raises(DiskUnreadable, match="checksum"):
+        core.receive(PRIMARY, asked[FetchSealed(1, 0, 0)], world.now_us)
 
 
 def test_completion_is_no_acknowledgement() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from boki.effects import Delete, Load, Put, Send, Store
+from boki.effects import Delete, DiskUnreadable, Load, Put, Send, Store
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Member, Placement, Role
 from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 from boki.sim.clockwork import START_US, Clockwork
 from boki.sim.coordinator import Coordinator, Session
-from boki.sim.disks import BlockUnreadable, SimulatedDisk
+from boki.sim.disks import SimulatedDisk
 from boki.sim.network import Network
 from tests.members import view
 
@@ -187,7 +187,7 @@ def test_a_decayed_block_is_an_error_of_a_load_and_raises_for_all_others(clock: 
     assert (loaded.rows, bool(loaded.error)) == ([(b"d", b"value")], True)
     assert disk.load(Load("t", b"d", b"d", b"e", 100)).error == ""
     for read in (lambda: disk.get(b"e"), lambda: list(disk.scan(b"d", b"g"))):
-        with pytest.raises(BlockUnreadable):
+        with pytest.raises(DiskUnreadable):
             read()
     assert disk.has(b"e")
     assert list(disk.scan(b"f", b"g")) == [(b"f", b"value")]
