@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect
-from boki.cli.terminal import bytes_text, data_text, errors, print_json, print_table, results, time_text
+from boki.cli.terminal import bytes_text, data_text, errors, lines_of, print_json, print_table, results, time_text
 from boki.errors import InvalidArgument
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
@@ -87,7 +87,7 @@ def append(
     with connect(url, token) as client:
         logbook = client.logbook(book)
         if lines:
-            records = [(line, tuple(tags or ())) for line in content.splitlines()]
+            records = [(line, tuple(tags or ())) for line in lines_of(content)]
             seqnums = logbook.append_many(records, key=key) if records else []
         else:
             seqnums = [logbook.append(content, tags or (), key=key)]

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect_async
-from boki.cli.terminal import data_text, errors, print_json, print_table, results, time_text
+from boki.cli.terminal import data_text, errors, lines_of, print_json, print_table, results, time_text
 from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def push(
 ) -> None:
     """Push a message, and print its id once it is durable. Lines go in parts of 10,000: each part all or none."""
     content = sys.stdin.buffer.read() if data == "-" else data.encode(errors="surrogateescape")
-    bodies = _lines(content) if lines else [content]
+    bodies = lines_of(content) if lines else [content]
     parts = [[_json_value(body) if json else _text(body) for body in part] for part in _parts(bodies)]
 
     async def work(queue: Queue[Any]) -> list[str]:
@@ -292,16 +292,6 @@ def _confirm(sure: bool, what: str, question: str) -> None:
         if not sys.stdin.isatty():
             raise InvalidArgument(f"{what}: say --yes if you mean it")
         typer.confirm(question, abort=True, err=True)
-
-
-def _lines(content: bytes) -> list[bytes]:
-    r"""What stands between line feeds, which alone end a line: other characters that break one belong to the text.
-
-    >>> _lines("one\x0cstill one\r\n\ntwo\u2028still two\n".encode()) == [
-    ...     b"one\x0cstill one\r", b"", "two\u2028still two".encode()]
-    True
-    """
-    return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
 def _text(content: bytes) -> str | bytes:

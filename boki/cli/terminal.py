@@ -118,3 +118,13 @@ def time_text(time_us: int) -> str:
 
     seconds, micros = divmod(time_us, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def lines_of(content: bytes) -> list[bytes]:
+    r"""What stands between line feeds, which alone end a line: other characters that break one belong to the text.
+
+    >>> lines_of("one\x0cstill one\r\n\ntwo\u2028still two\n".encode()) == [
+    ...     b"one\x0cstill one\r", b"", "two\u2028still two".encode()]
+    True
+    """
+    return content.removesuffix(b"\n").split(b"\n") if content else []
