@@ -78,6 +78,8 @@ def _pattern(about: str) -> re.Pattern[str] | None:
 
 
 def _run(start: int, count: int, processes: int) -> int:
+    from concurrent.futures.process import BrokenProcessPool
+
     from boki.sim.batches import Summary, run_seeds
 
     summary = Summary()
@@ -90,11 +92,12 @@ def _run(start: int, count: int, processes: int) -> int:
                 print(f"seed {result.seed}: {text}", flush=True)
             if sys.stderr.isatty():
                 print(f"\r{summary.seeds} of {count} seeds, {len(summary.broken)} broken", end="", file=sys.stderr)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenProcessPool) as error:
         left = count - summary.seeds
         go_on = f"boki sim --start {start + summary.seeds} --seeds {left} --processes {processes}"
-        errors().print(f"\nstopped after {summary.seeds} of {count} seeds; `{go_on}` runs the others, and counts anew")
-        status = INTERRUPTED
+        why = "stopped" if isinstance(error, KeyboardInterrupt) else "a process that ran seeds has died: it ended"
+        errors().print(f"\n{why} after {summary.seeds} of {count} seeds; `{go_on}` runs the others, and counts anew")
+        status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     _report(summary, start, monotonic() - began)
     return status or (0 if summary.is_good else 1)
 
@@ -152,13 +155,16 @@ def _shrink(seed: int, into: Path) -> int:
     from boki.sim.options import draw_options
     from boki.sim.shrinking import regression, shrink
 
+    if into.exists() and not into.is_dir():  # said before the work
+        raise typer.BadParameter(f"{into} is no folder, and tests are written into one", param_hint="--into")
     try:
         options, promise = shrink(draw_options(seed))
     except ValueError as error:
         print(error)
         return 0
+    print(f"{options}\nbreaks: {promise}")
     into.mkdir(parents=True, exist_ok=True)
     path = into / f"test_seed_{seed}.py"
     path.write_text(regression(options, promise))
-    print(f"{options}\nbreaks: {promise}\nwritten to {path}")
+    print(f"written to {path}")
     return 1

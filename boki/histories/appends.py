@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from boki.errors import DeadlineExceeded
@@ -94,7 +94,9 @@ class Conditions:
 
 
 class Keys:
-    """Section 2: the same key returns the same seqnums, and appends once, unless the whole book was deleted since."""
+    """Section 2: the same key returns the same seqnums, and appends once, unless the whole book was deleted since. It
+    comes before the conditions: who repeats what stands is not refused because of what stands by now.
+    """
 
     name: Final = "a key is used once"
 
@@ -111,6 +113,7 @@ class Keys:
                 places[name][place] = None
             if isinstance(call.result, Ordered):
                 answers[name].setdefault(call.result.seqnums, call)
+        yield from self._check_refused(facts, places)
         for (book, key), found in answers.items():
             found = {told: call for told, call in found.items() if not facts.may_be_deleted(book, told[0])}
             if len(found) > 1:
@@ -118,6 +121,18 @@ class Keys:
         for (book, key), used in places.items():
             if len([place for place in used if not facts.may_be_deleted(book, place)]) > 1:
                 yield Violation(self.name, f"key {key} of {book} was used at {sorted(used)}")
+
+    def _check_refused(self, facts: Facts, places: Mapping[tuple[str, str], Iterable[int]]) -> Iterator[Violation]:
+        for call in facts.calls:
+            request, result = call.request, call.result
+            if isinstance(request, Appending) and request.key and isinstance(result, Refused):
+                for place in places.get((call.book, request.key), ()):
+                    is_known = facts.placed[place].known_us < call.start_us and not facts.may_be_deleted(
+                        call.book, place
+                    )
+                    if is_known and result.code == "condition_failed":
+                        text = f"{call.session} was refused under key {request.key} of {call.book}"
+                        yield Violation(self.name, f"{text}, whose record stood at {place} already", (call,))
 
 
 class Deadlines:

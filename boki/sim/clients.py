@@ -90,6 +90,8 @@ class Client:
         self.number = number
         self.ok_count = 0
         """Operations that were done, since it was last set to 0."""
+        self.append_count = 0
+        """Those of them that were appends, and of which it was told."""
         self.open_call: Call | None = None
         self._count = 0
         self._gateways = gateways if number % 2 == 0 else []
@@ -300,7 +302,7 @@ class Client:
         if isinstance(request, Reading) and not (request.backward or request.fresh or request.wait_us):
             wait_us = min(timeout_us, self.rng.choice((0, 0, self.world.options.poll_us)))
             request = msgspec.structs.replace(request, wait_us=wait_us)
-        operation = self._operation(book, request)
+        operation = operation_of(book, request, self.world.options.payload_bytes)
         self._count += 1
         now_us = self.clock.now_us
         call = self.shared.history.begin(self._session, book, request, now_us, now_us + timeout_us, self._positions)
@@ -330,27 +332,11 @@ class Client:
             self._again = again
         self._think()
 
-    def _operation(self, book: str, request: Request) -> Operation:
-        match request:
-            case Appending(records, when, key):
-                fill = self.world.options.payload_bytes
-                rows = [(record.payload.encode().ljust(fill, b"."), record.tags) for record in records]
-                expects = [Expect(condition.tag, condition.last_seqnum) for condition in when]
-                return Append(book, encode_chunk(book, [Group(rows, expects, key)]))
-            case Reading(tag, start, stop, limit, backward, fresh, since_us, wait_us):
-                return Read(book, tag, start, min(stop, MAX_SEQNUM), limit, backward, wait_us, fresh, since_us)
-            case Getting(seqnum):
-                return Get(book, seqnum)
-            case Trimming(before, tag, everything):
-                return TrimBook(book, before, tag, everything)
-            case Syncing():
-                return Sync(book)
-
     # being answered
 
     def _done(self, call: Call, answer: Any, positions: Positions) -> None:
         self.open_call = None
-        result = _result(call.request, answer)
+        result = result_of(call.request, answer)
         if isinstance(answer, Found):
             self.shared.problems += _foreign_annotations(answer)
         if isinstance(answer, Appended) and answer.rejected and answer.rejected[0].seqnums:
@@ -366,6 +352,7 @@ class Client:
         match result:
             case Ordered(seqnums):
                 self.ok_count += 1
+                self.append_count += 1
                 known += seqnums
                 assert isinstance(call.request, Appending)
                 for seqnum, written in zip(seqnums, call.request.records, strict=True):
@@ -404,7 +391,24 @@ class Client:
             self._last[book, tag] = max(seqnum, self._last.get((book, tag), 0))
 
 
-def _result(request: Request, answer: Any) -> Result:
+def operation_of(book: str, request: Request, payload_bytes: int) -> Operation:
+    """What a client asks for, as engines and gateways take it. Payloads are filled up to so many bytes."""
+    match request:
+        case Appending(records, when, key):
+            rows = [(record.payload.encode().ljust(payload_bytes, b"."), record.tags) for record in records]
+            expects = [Expect(condition.tag, condition.last_seqnum) for condition in when]
+            return Append(book, encode_chunk(book, [Group(rows, expects, key)]))
+        case Reading(tag, start, stop, limit, backward, fresh, since_us, wait_us):
+            return Read(book, tag, start, min(stop, MAX_SEQNUM), limit, backward, wait_us, fresh, since_us)
+        case Getting(seqnum):
+            return Get(book, seqnum)
+        case Trimming(before, tag, everything):
+            return TrimBook(book, before, tag, everything)
+        case Syncing():
+            return Sync(book)
+
+
+def result_of(request: Request, answer: Any) -> Result:
     """An engine's answer as a history has it."""
     match answer:
         case Appended(first_seqnum, rejected):

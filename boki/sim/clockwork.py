@@ -21,6 +21,10 @@ _LINES: Final = 2_000
 """Noted lines are digested so many at once."""
 
 
+_MOST_EVENTS: Final = 5_000_000
+"""A run has about 20,000. One that has so many goes round in a circle, and would never end."""
+
+
 class Clockwork:
     """Virtual time in integer microseconds, and what is to happen when."""
 
@@ -54,6 +58,8 @@ class Clockwork:
         while heap and heap[0][0] <= time_us:
             self.now_us, _, action, arguments = heapq.heappop(heap)
             self.event_count += 1
+            if self.event_count > _MOST_EVENTS:
+                raise RuntimeError(f"{self.event_count:,} events: it goes round in a circle, in {action}")
             action(*arguments)
             if is_done is not None and is_done():
                 return True

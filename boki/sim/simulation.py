@@ -29,6 +29,7 @@ from boki.sim.gateways import GatewayNode
 from boki.sim.network import Network
 from boki.sim.nodes import ControllerNode, Node, SequencerNode, StorageNode
 from boki.sim.options import Options
+from boki.sim.probes import probe_all
 from boki.sim.queues import QueueClients
 from boki.sim.sightings import Sightings
 
@@ -165,11 +166,16 @@ class Simulation:
         self.shared.is_calm = True
         self.queues.calm()
         for client in self.clients:
-            client.ok_count = 0
+            client.ok_count = client.append_count = 0
         if not self._wait(self._all_work):
-            late = [str(client.number) for client in self.clients if client.ok_count < _CALM_OPERATIONS]
+            late = [str(client.number) for client in self.clients if not _has_got_going(client)]
             stuck = [node.name for node in self.nodes.values() if isinstance(node, EngineNode) and not node.has_come]
             text = f"a minute after everything was healed clients {late} and engines {stuck} have not got going"
+            return [*self._check(), Violation("liveness", text)]
+        probes = probe_all(self)
+        if not self._wait(lambda: all(probe.is_done for probe in probes)):
+            late = [str(probe) for probe in probes if not probe.is_done]
+            text = f"a minute after everything was healed no append is acknowledged in {', '.join(late)}"
             return [*self._check(), Violation("liveness", text)]
         self.shared.is_over = self.calls.is_over = True
         self._wait(lambda: not self.calls.open_count)
@@ -196,7 +202,7 @@ class Simulation:
         return all(node.has_come for node in self.nodes.values())
 
     def _all_work(self) -> bool:
-        return self._is_ready() and all(client.ok_count >= _CALM_OPERATIONS for client in self.clients)
+        return self._is_ready() and all(map(_has_got_going, self.clients))
 
     # reading it all
 
@@ -298,6 +304,10 @@ class Simulation:
             checkers.append(Wakes())
         strange = [Violation("auxiliary data is a record's own", text) for text in self.shared.problems[:_SHOWN]]
         return [*find_violations(self.history, checkers), *strange]
+
+
+def _has_got_going(client: Client) -> bool:
+    return client.ok_count >= _CALM_OPERATIONS and client.append_count > 0
 
 
 def simulate(options: Options, tell: Callable[[str], None] | None = None) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -41,17 +42,20 @@ def test_options_that_would_be_ignored_are_refused(arguments: str, why: str) -> 
     assert why in " ".join(told.split())
 
 
-def test_an_interrupted_batch_is_no_success_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for the exit status is told that it was interrupted; the command goes on where it stopped."""
+@pytest.mark.parametrize(("error", "wanted"), [(KeyboardInterrupt, 130), (BrokenProcessPool, 1)])
+def test_a_batch_that_was_cut_short_is_no_success_and_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], wanted: int
+) -> None:
+    """By whoever typed Ctrl-C, or by the end of a process of it; the command goes on where it stopped."""
 
     def interrupted(seeds: range, processes: int) -> Iterator[Result]:
         assert processes == 3
         yield Result(seeds[0], (), "", 10, 200, 2, Counter())
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(batches, "run_seeds", interrupted)
     status, told = run("--start", "20", "--seeds", "50", "--processes", "3")
-    assert status == 130
+    assert status == wanted
     assert "boki sim --start 21 --seeds 49 --processes 3" in told
 
 

@@ -249,18 +249,6 @@ def test_records_of_one_append_stand_together(clients: Clients, there: tuple[See
     assert clients.broken(NothingTwice())
 
 
-@pytest.mark.parametrize("key", ["k", None])
-def test_a_group_may_stand_anew_under_its_key_once_its_book_was_deleted(clients: Clients, key: str | None) -> None:
-    """Of the first one it may be that only a part was ever seen (simulator, seed 5290)."""
-    group = Appending((Written("p"), Written("q")), (), key)
-    clients.call("one", group, Refused("connection_lost", "unknown"))
-    clients.read("two", X, Y, Seen(30, "p"))
-    clients.call("one", group, Ordered((40, 41)))
-    assert clients.broken(NothingTwice())
-    clients.call("one", Trimming(MAX, everything=True), Told())
-    assert bool(clients.broken(NothingTwice())) == (key is None)
-
-
 def test_time_never_goes_back(clients: Clients) -> None:
     """A record with a higher seqnum has no earlier time."""
     clients.read("one", Seen(10, "x", ("t",), 5), Seen(20, "y", ("t",), 5))
@@ -429,27 +417,6 @@ def test_a_tag_whose_records_are_trimmed_counts_as_empty(clients: Clients) -> No
     assert clients.broken(Conditions()) == []
 
 
-def test_a_key_is_used_once(clients: Clients) -> None:
-    """Every call under it returns the same, and one record stands in the order."""
-    clients.append("one", "z", 30, key="k")
-    clients.append("one", "z", 30, key="k")
-    assert clients.broken(Keys()) == []
-    clients.append("two", "w", 40, key="k")
-    assert len(clients.broken(Keys())) == 2
-
-
-def test_a_key_may_be_used_again_once_its_book_was_deleted(clients: Clients) -> None:
-    """A trim of the whole book is not enough: keys outlive it."""
-    clients.append("one", "z", 30, key="k")
-    clients.call("one", Trimming(MAX, everything=True), Told())
-    clients.append("one", "w", 40, key="k")
-    assert clients.broken(Keys()) == clients.broken(NothingTwice()) == []
-    clients.call("one", Trimming(MAX), Told())
-    clients.append("one", "w", 50, key="k")
-    assert clients.broken(NothingTwice())
-    assert clients.broken(Keys())
-
-
 def test_every_call_ends_by_its_deadline(clients: Clients) -> None:
     """Answered late, or never; a client that was killed is owed nothing."""
     clients.call("one", ALL, None)
@@ -479,6 +446,15 @@ def test_nothing_is_passed_over_between_two_pages(clients: Clients) -> None:
     assert len(clients.broken(Cursors())) == 2  # it is passed over, and the page says that it has all
     clients.call("one", Trimming(MAX, "t"), None, start=0)
     assert len(clients.broken(Cursors())) == 1  # it may be trimmed, but then the page would say so
+
+
+def test_a_key_is_used_once(clients: Clients) -> None:
+    """Every call under it returns the same, and one record stands in the order."""
+    clients.append("one", "z", 30, key="k")
+    clients.append("one", "z", 30, key="k")
+    assert clients.broken(Keys()) == []
+    clients.append("two", "w", 40, key="k")
+    assert len(clients.broken(Keys())) == 2
 
 
 def test_each_checker_is_tested_here_and_has_a_name_of_its_own() -> None:

@@ -167,6 +167,16 @@ def no_key_deduplication() -> Any:
     return without(index.Index, "_judge", blind)
 
 
+def no_key_before_conditions() -> Any:
+    """What stands under a key is refused when its conditions hold no more."""
+    judge = index.Index._judge
+
+    def late(self: Any, book: Any, span: Any, first: int, time_us: int) -> Any:
+        return judge(self, book, span._replace(key_tag=None), first, time_us) or judge(self, book, span, first, time_us)
+
+    return without(index.Index, "_judge", late)
+
+
 def no_conditions() -> Any:
     """Every condition holds."""
     judge = index.Index._judge
@@ -383,6 +393,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "restarted primary silent": no_silence_after_a_restart,
     "durable trim floors": no_durable_trim_floors,
     "key de-duplication": no_key_deduplication,
+    "key before conditions": no_key_before_conditions,
     "conditions": no_conditions,
     "terms applied in order": no_order_of_terms,
     "fresh tails": no_fresh_tails,
@@ -409,6 +420,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
 
 NEEDS: dict[str, Callable[[Options], bool]] = {
     "checksums": lambda options: "rot" in options.faults,
+    "key before conditions": lambda options: options.wide > 0,
     "fence before a takeover": lambda options: "mistake" in options.schemes,
     "end of the fenced": lambda options: "mistake" in options.schemes,
     "trims carried out once": lambda options: "echo" in options.schemes,
