@@ -117,8 +117,8 @@ class Host:
         """A bug of ours, or a disk that cannot be read: what the core knows may be half changed. It must not go on."""
         if isinstance(error, DiskUnreadable):
             _log.critical(
-                "%s has stopped: its disk cannot be read (%s). Look at the disk. If other nodes have what it held, start "
-                "this one with an empty directory, one node at a time, and they fill it",
+                "%s has stopped: its disk cannot be read (%s). Look at the disk. If other nodes have what it held, "
+                "start this one with an empty directory, one node at a time, and they fill it",
                 self.node,
                 error,
             )
