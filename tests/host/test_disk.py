@@ -143,7 +143,8 @@ def test_a_block_that_rotted_is_told_whoever_reads_it(tmp_path: Path, caplog: py
 
     async def body() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _loop, _context: None)
+        has_raised = asyncio.Event()
+        loop.set_exception_handler(lambda _loop, _context: has_raised.set())
         path = tmp_path / "d"
         disk = Disk(path, loop, on_failure=pytest.fail)
         disk.store_now([Put(b"%d" % number, b"value" * 1000) for number in range(10)])
@@ -162,8 +163,7 @@ def test_a_block_that_rotted_is_told_whoever_reads_it(tmp_path: Path, caplog: py
         core.disk = disk
         host = Host(NodeId("node"), core, Links(), loop, disk=disk)
         host.deliver(NodeId("x"), "read it")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await has_raised.wait()
         assert host.stopped
         disk.close()
 

@@ -110,7 +110,7 @@ class ShardState:
                 self.push_rate.add(len(record.bodies), time_us)
                 for group in self.groups.values():
                     group.is_dry = False
-                if self.backlog.may_expire:
+                if record.ttl_us:  # by the record alone: what is only known here other folds may not know
                     self._pass_expired()
             case Act():
                 return self._act(seqnum, time_us, record)
@@ -142,7 +142,7 @@ class ShardState:
         self.backlog.add(seqnum, time_us, push)
 
     def _pass_expired(self) -> None:
-        """What comes lets go of what has expired: else it would stay, and its space, for as long as nobody takes."""
+        """What expires lets go of what has expired: else it would stay, and its space, for as long as nobody takes."""
         self._forget_old(self.time_us)
         for group in self.groups.values():
             group.pass_expired(self.backlog, self.time_us)

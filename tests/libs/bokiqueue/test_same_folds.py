@@ -19,7 +19,7 @@ from boki.libs.bokiqueue.ways import way_of
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
-from tests.libs.bokiqueue.test_state import Stream
+from tests.libs.bokiqueue.test_state import SECOND, Stream
 
 
 async def come_to_rest(*queues: Queue[int]) -> None:
@@ -41,7 +41,11 @@ async def step(random: Random, port: MemoryPort, queue: Queue[int], number: int)
     group: Queue[int] = Queue(queue.logbook, "q", group=random.choice(["", "g"]))
     match random.choice(["push", "push", "pop", "pop", "pop", "lease", "bury", "replay", "group", "time"]):
         case "push":
-            await queue.push_many(range(number, number + random.randint(1, 3)), delay_s=random.choice([0, 0, 40]))
+            await queue.push_many(
+                range(number, number + random.randint(1, 3)),
+                delay_s=random.choice([0, 0, 40]),
+                ttl_s=random.choice([0, 0, 60]),
+            )
         case "pop":
             await group.pop_many(random.randint(1, 6))
         case "lease":
@@ -221,3 +225,21 @@ async def test_a_checkpoint_that_is_completed_while_another_process_looks_for_on
 
     state, resume = await newest_state(cast("LogBook", Interrupted()), "q", 0)
     assert (state.backlog.next_pos, resume > 0) == (20, True)
+
+
+@pytest.mark.parametrize("ttl_us", [0, 60 * SECOND])
+def test_what_a_push_lets_go_of_does_not_depend_on_where_the_fold_began(ttl_us: int) -> None:
+    """A checkpoint does not say whether anything ever expired here: a fold that begins from it forgets as much."""
+    stream = Stream()
+    stream.push(ttl_us=SECOND)
+    stream.take()
+    stream.now_us += 10 * SECOND
+    stream.push()
+    stream.take()
+    before = stream.state
+    stream.reload()
+    stream.now_us += 20 * 60 * SECOND
+    stream.push(ttl_us=ttl_us)
+    seqnum, time_us, push = stream.records[-1]
+    before.apply(seqnum, time_us, push)
+    assert before.snapshot() == stream.state.snapshot()
