@@ -24,7 +24,7 @@ from boki.errors import InvalidArgument, StoreFailed
 from boki.gateway.backend import Deployments, EngineWatcher
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import Standing
-from boki.gateway.http.calls import no_such_function
+from boki.gateway.http.function_lookup import no_such_function
 from boki.gateway.server import Gateway
 from boki.local_log import ENGINE, LocalLog
 from boki.log.ids import NodeId
@@ -137,6 +137,10 @@ class _Backend:
     @property
     def functions(self) -> Mapping[str, FunctionInfo]:
         return self._dev.functions.functions
+
+    @property
+    def knows_functions(self) -> bool:
+        return self._dev.is_open
 
     @property
     def modules(self) -> Sequence[ModuleInfo]:

@@ -76,6 +76,10 @@ class Backend(Protocol):
         """The registered functions by name."""
 
     @property
+    def knows_functions(self) -> bool:
+        """Whether `functions` is complete; not while engines have yet to say what they run."""
+
+    @property
     def modules(self) -> Sequence[ModuleInfo]:
         """The modules of the functions folder, the broken ones included."""
 

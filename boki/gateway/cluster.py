@@ -145,6 +145,11 @@ class ClusterBackend:
         return self.roster.functions
 
     @property
+    def knows_functions(self) -> bool:
+        """See `Backend`."""
+        return self.roster.knows_functions(self._clock())
+
+    @property
     def modules(self) -> Sequence[ModuleInfo]:
         """See `Backend`."""
         return self.roster.modules

@@ -76,6 +76,12 @@ class _Engine:
             {info.name for info in self.told.functions},
         )
 
+    def owes_functions(self, now_us: int) -> bool:
+        """Whether it may say within moments that there are other functions than it has said so far, if any."""
+        if now_us - self.heard_at_us > LOST_US:
+            return False
+        return self.load is None or self.told is None or self.told.functions_number < self.load.functions_number
+
     @property
     def takes_work(self) -> bool:
         load = self.load
@@ -109,6 +115,13 @@ class Roster:
     def is_ready(self) -> bool:
         """Whether any engine takes work."""
         return any(engine.is_up and engine.takes_work for engine in self._engines.values())
+
+    def knows_functions(self, now_us: int) -> bool:
+        """Whether `functions` is what can be called now, so that a name that is missing there belongs to no function.
+
+        Not before an engine is up, not after the last one was lost, and not while one is about to tell.
+        """
+        return bool(self.up) and not any(engine.owes_functions(now_us) for engine in self._engines.values())
 
     # what is told
 

@@ -49,6 +49,7 @@ class FakeBackend:
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.ready = True
+        self.knows_functions = True
         self.engines = (NodeId("engine-1"),)
         self.functions = {info.name: info for info in FUNCTIONS}
         self.modules = (ModuleInfo(module="app", path="app.py", functions=FUNCTIONS), BROKEN)

@@ -137,6 +137,27 @@ def test_functions_are_remembered_when_the_last_engine_goes() -> None:
     assert not roster.is_ready
 
 
+def test_the_functions_are_known_once_no_engine_owes_them() -> None:
+    """Not before an engine is up, while one has newer ones to tell, or after all are lost; a silent one is not
+    waited for.
+    """
+    roster = Roster()
+    assert not roster.knows_functions(0)
+    roster.on_membership(membership(1, engine_1=5, engine_2=6), 0)
+    bring_up(roster, A, 5)
+    assert not roster.knows_functions(1)
+    assert not roster.knows_functions(LOST_US)
+    roster.on_load(A, load(5), LOST_US)
+    assert roster.knows_functions(LOST_US + 1)  # the other one has never said a word
+    roster.on_load(A, load(5, functions_number=2), LOST_US + 2)
+    assert not roster.knows_functions(LOST_US + 3)
+    roster.on_functions(A, told(5, "f", "g", number=2), LOST_US + 4)
+    assert roster.knows_functions(LOST_US + 5)
+    roster.on_membership(membership(2), LOST_US + 6)
+    assert not roster.knows_functions(LOST_US + 7)
+    assert set(roster.functions) == {"f", "g"}
+
+
 def test_each_engine_is_polled_at_its_interval() -> None:
     """Also one that is lost, which may come back."""
     roster = both_up()

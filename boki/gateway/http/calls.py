@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import partial
 from typing import Final
 
@@ -19,12 +18,13 @@ from aiohttp.web import BaseRequest, Response
 
 from boki.calls import Call, Encoding, FunctionInfo, Outcome, Payload
 from boki.effects import Answer
-from boki.errors import BokiError, InvalidArgument, NoSuchFunction, Unavailable
+from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.connections import body_size, read_body, send, while_connected
+from boki.gateway.http.function_lookup import FunctionLookup
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
@@ -42,6 +42,7 @@ class FunctionCalls:
         self._core = core
         self._config = config
         self._clock = clock
+        self._lookup = FunctionLookup(backend, core, clock)
         self._waiting: dict[str, asyncio.Future[Outcome]] = {}
         self._held: dict[str, Call] = {}  # no engine takes them now
         self._ticker: asyncio.TimerHandle | None = None
@@ -69,7 +70,8 @@ class FunctionCalls:
             self._resolve(answer.token, answer.value)
 
     def dispatch_again(self, held: Iterable[str]) -> None:
-        """An engine takes calls again: these calls were held until one does."""
+        """An engine has changed: it may run other functions now, and it takes these calls, which were held."""
+        self._lookup.look_again()
         for token in held:
             call = self._held.pop(token)
             try:
@@ -79,7 +81,7 @@ class FunctionCalls:
 
     async def invoke(self, request: BaseRequest, name: str) -> Response:
         """`POST /function/{name}`: run it, answer its result."""
-        info = self._find(name)
+        info = self._backend.functions.get(name) or await self._lookup.wait_for(request, name)
         key = arguments.key(request.headers)
         if key is not None:
             return await self._invoke_once(request, info, key)
@@ -115,7 +117,7 @@ class FunctionCalls:
 
     async def invoke_later(self, request: BaseRequest, name: str) -> Response:
         """`POST /asyncFunction/{name}`: answer the invocation's id once the call is in the log."""
-        info = self._find(name)
+        info = self._backend.functions.get(name) or await self._lookup.wait_for(request, name)
         key = arguments.key(request.headers)
         values = arguments.query(request, {"delay_s"})
         delay_s = arguments.query_seconds(values, "delay_s", arguments.MAX_DELAY_S)
@@ -163,12 +165,6 @@ class FunctionCalls:
         finally:
             self._core.end_request(size)
         return await self._answer(request, call, outcome, first_id)
-
-    def _find(self, name: str) -> FunctionInfo:
-        info = self._backend.functions.get(name)
-        if info is None:
-            raise no_such_function(name, self._backend.functions)
-        return info
 
     def _call(self, request: BaseRequest, info: FunctionInfo) -> Call:
         """The call that the head of the request asks for, still without its payload."""
@@ -231,6 +227,7 @@ class FunctionCalls:
 
     def _tick(self) -> None:
         self.give_up(self._core.tick(self._clock()))
+        self._lookup.look_again()
         self.start()
 
     async def _answer(self, request: BaseRequest, call: Call, outcome: Outcome, first_id: str = "") -> Response:
@@ -284,10 +281,3 @@ def check_readable(payload: Payload, info: FunctionInfo) -> None:
         raise InvalidArgument(f"the payload is not {what}: {error}", field="payload") from None
     except RecursionError:
         raise InvalidArgument("the payload is nested too deeply", field="payload") from None
-
-
-def no_such_function(name: str, functions: Mapping[str, FunctionInfo]) -> NoSuchFunction:
-    """The error for a name that nobody registered; it lists close ones."""
-    close = get_close_matches(name[:128], functions, n=3)
-    remedy = f"did you mean {' or '.join(close)}?" if close else "GET /status lists the functions that there are"
-    return NoSuchFunction(f"there is no function {name[:128]!r}; {remedy}", field="function", close=close)

@@ -1,0 +1,84 @@
+"""Functions by name, as a gateway knows them from its engines.
+
+A gateway that has just started, or has lost all its engines, does not know which functions there are. A request for a
+name that it does not have waits then, as calls do that no engine takes, and is refused as retryable if that takes too
+long: only a complete list proves that there is no such function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Final
+
+from aiohttp.web import BaseRequest
+
+from boki.calls import FunctionInfo
+from boki.errors import NoSuchFunction, Unavailable
+from boki.gateway.backend import Backend
+from boki.gateway.core import RETRY_AFTER_S, GatewayCore
+from boki.gateway.http.connections import while_connected
+
+_LISTED: Final = 8
+"""An error lists all functions if there are no more than this."""
+
+
+class FunctionLookup:
+    """Finds functions, and waits for engines that have yet to say what they run."""
+
+    def __init__(self, backend: Backend, core: GatewayCore, clock: Callable[[], int]) -> None:
+        self._backend = backend
+        self._core = core
+        self._clock = clock
+        self._changed = asyncio.Event()
+
+    def look_again(self) -> None:
+        """What is known of the engines, or the time, has changed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for(self, request: BaseRequest, name: str) -> FunctionInfo:
+        """The function of a name that was not known when the request came.
+
+        `NoSuchFunction` once the list is complete; `Unavailable` if it is not within `Budget.hold_us`.
+        """
+        if self._backend.knows_functions:
+            raise no_such_function(name, self._backend.functions)
+        self._core.begin_request(0)
+        try:
+            with while_connected(request):
+                return await self._wait(name)
+        finally:
+            self._core.end_request(0)
+
+    async def _wait(self, name: str) -> FunctionInfo:
+        until_us = self._clock() + self._core.budget.hold_us
+        while True:
+            info = self._backend.functions.get(name)
+            if info is not None:
+                return info
+            if self._backend.knows_functions:
+                raise no_such_function(name, self._backend.functions)
+            if self._clock() >= until_us or self._core.is_draining:
+                raise Unavailable(
+                    f"this gateway does not know yet whether there is a function {name[:128]!r}: no engine that is up "
+                    "has said which functions it runs",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            await self._changed.wait()
+
+
+def no_such_function(name: str, functions: Mapping[str, FunctionInfo]) -> NoSuchFunction:
+    """The error for a name that nobody registered: close names, or all if they are few."""
+    close = get_close_matches(name[:128], functions, n=3)
+    names = sorted(functions)
+    if close:
+        remedy = f"did you mean {' or '.join(close)}?"
+    elif not names:
+        remedy = "no function is registered"
+    elif len(names) <= _LISTED:
+        remedy = f"there are: {', '.join(names)}"
+    else:
+        remedy = f"GET /status lists all {len(names)} functions"
+    return NoSuchFunction(f"there is no function {name[:128]!r}; {remedy}", field="function", close=close)
