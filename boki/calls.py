@@ -29,8 +29,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     """One invocation of a function.
 
     `id` is the invocation id: 32 hex digits, the same when a logged call is run again. `book` is the call's LogBook
-    ("" until dispatch has filled in the function's default). `timeout_us` is what is left when the value is made.
-    `depth` counts the calls above it. `positions` is what its caller has seen of the logs.
+    ("" until `FunctionInfo.book_of` has decided). `timeout_us` is what is left when the value is made. `depth` counts
+    the calls above it. `positions` is what its caller has seen of the logs.
     """
 
     id: str
@@ -42,6 +42,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     positions: Positions = {}
     traceparent: str = ""
     parent: str = ""
+    caller_book: str = ""
+    """The LogBook of the call that made this one: the default of functions that name none."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +74,7 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_async: bool
     doc: str = ""
     book: str = ""
-    """The default LogBook of its calls; empty: the function's own name."""
+    """The LogBook of calls that name none; empty: the caller's LogBook, or one of the function's own name."""
     timeout_s: float = 60.0
     concurrency: int = 256
     """Calls of this function that run at once in one worker process (blocking functions: always one)."""
@@ -90,6 +92,10 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     result_encoding: Encoding = "json"
     consumes: Consumption | None = None
     """The queue whose messages it is called with; in the LogBook of its calls."""
+
+    def book_of(self, call: Call) -> str:
+        """The LogBook of a call: the one it names, else the function's, else its caller's, else the function's name."""
+        return call.book or self.book or call.caller_book or self.name
 
 
 class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):

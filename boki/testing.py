@@ -216,7 +216,7 @@ class _Calls:
         known = self._functions.get(call.function)
         if known is not None:
             timeout_us = min(call.timeout_us, round(known.info.timeout_s * 1e6))
-            call = msgspec.structs.replace(call, timeout_us=timeout_us)
+            call = msgspec.structs.replace(call, timeout_us=timeout_us, book=known.info.book_of(call))
         task = self._start(self._run(call))
         timer = self.port.clock.call_at(self.port.clock.now_us + call.timeout_us, task.cancel)
         try:
@@ -236,6 +236,9 @@ class _Calls:
         """See `boki.runtime.port.CallPort`."""
         clock = self.port.clock
         clock.note_activity()
+        known = self._functions.get(call.function)
+        if known is not None:
+            call = msgspec.structs.replace(call, book=known.info.book_of(call))
         request = (call.function, call.book, call.payload, delay_s)
         if key is not None:
             earlier = self._keys.get(key)

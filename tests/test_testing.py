@@ -120,7 +120,7 @@ def test_a_function_is_called_as_plain_python() -> None:
 
 
 def test_functions_call_functions() -> None:
-    """By object or by name, of both kinds, with checked payloads and results, in the caller's book."""
+    """By object or by name, of both kinds, with checked payloads and results, in the book that is theirs."""
 
     async def scenario() -> None:
         async with boki.testing.context(functions=[greet_blocking]) as ctx:
@@ -227,6 +227,29 @@ def test_deadlines_are_kept_in_virtual_time() -> None:
             await ctx.clock.advance(8)
             with pytest.raises(DeadlineExceeded, match="hangs was not done after 7 s"):
                 await hanging
+
+    run(scenario())
+
+
+def test_the_book_of_a_child_is_its_own_else_its_callers() -> None:
+    """As when deployed: `book=` of the call, else of the child's `@function`, else the caller's."""
+
+    async def scenario() -> None:
+        @function(book="stock")
+        async def named(ctx: Context) -> str:
+            return ctx.logbook.name
+
+        @function
+        async def unnamed(ctx: Context) -> str:
+            return ctx.logbook.name
+
+        async with boki.testing.context(book="mine", functions=[named, unnamed]) as ctx:
+            called = [await ctx.invoke(child) for child in (named, "named", unnamed, "unnamed")]
+            assert called == ["stock", "stock", "mine", "mine"]
+            assert await ctx.invoke(named, book="other") == "other"
+            ids = [await ctx.invoke_later(child) for child in (named, "named", unnamed, "unnamed")]
+            ids.append(await ctx.invoke_later(named, book="other"))
+            assert [await ctx.result_of(call) for call in ids] == ["stock", "stock", "mine", "mine", "other"]
 
     run(scenario())
 

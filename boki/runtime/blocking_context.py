@@ -131,8 +131,9 @@ class Context:
     ) -> Any:
         """Call another function, by object or by name, and wait for its result.
 
-        It gets what is left of this call's time (`timeout_s` at most) and this call's LogBook (unless `book` names
-        another). Raises `FunctionFailed` with type and message if it raised; else the error says what is known.
+        It gets what is left of this call's time, `timeout_s` at most. Its LogBook is `book`; else the one that its own
+        `@function(book=...)` names; else this call's. Raises `FunctionFailed` with type and message if it raised; else
+        the error says what is known.
         """
         outcome = self._calls.invoke(self._state.child(function, payload, timeout_s, book))
         return self._state.result(function, outcome)
@@ -178,7 +179,7 @@ class Context:
         key: str | None = None,
         book: str | None = None,
     ) -> str:
-        """Have another function called by the system, after `delay_s`; its invocation id.
+        """Have another function called by the system, after `delay_s`; its invocation id. Its LogBook: see `invoke`.
 
         The call is in the log when this returns: it will run, also if this process, or all of them, are killed. Under a
         `key` that was used before, the id of the first call is returned and nothing else happens.

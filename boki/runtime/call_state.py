@@ -74,12 +74,13 @@ class CallState:
             id=invocation_id,
             function=name,
             payload=data,
-            book=self.call.book if book is None else check_book(book),
+            book="" if book is None else check_book(book),
             timeout_us=timeout_us,
             depth=depth,
             positions=dict(self.caller.positions),
             traceparent=child_traceparent(self.call.traceparent, self.call.id, invocation_id),
             parent=self.call.id,
+            caller_book=self.call.book,
         )
 
     def result(self, function: Callable[..., Any] | str, outcome: Outcome) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from boki.engine.functions.orders import Budget
@@ -117,6 +118,57 @@ def test_a_child_gets_its_parents_book_and_returns_what_it_has_seen(tmp_path: Pa
         async with hosting(tmp_path, MODULES) as host:
             assert await host.result(f"ask{suffix}", "echo") == f"hello in ask{suffix}"
             assert await host.result("family") == [2]
+
+    drive(test())
+
+
+BOOKS = {
+    "books": """
+    @function(book="stock")
+    async def named(ctx: Context) -> str:
+        return ctx.logbook.name
+
+    @function(book="blocking-stock")
+    def named_blocking(ctx: boki.blocking.Context) -> str:
+        return ctx.logbook.name
+
+    @function
+    async def unnamed(ctx: Context) -> str:
+        return ctx.logbook.name
+
+    @function
+    async def parent(ctx: Context) -> list[str]:
+        for child in (named, "named", unnamed, "unnamed", named_blocking):
+            await ctx.invoke_later(child)
+        await ctx.invoke_later(named, book="elsewhere")
+        called = [await ctx.invoke(child) for child in (named, "named", unnamed, "unnamed", named_blocking)]
+        return [*called, await ctx.invoke(named, book="elsewhere"), await ctx.invoke("unnamed", book="elsewhere")]
+
+    @function
+    def parent_blocking(ctx: boki.blocking.Context) -> list[str]:
+        for child in (named, "named", unnamed, "unnamed", named_blocking):
+            ctx.invoke_later(child)
+        ctx.invoke_later(named, book="elsewhere")
+        called = [ctx.invoke(child) for child in (named, "named", unnamed, "unnamed", named_blocking)]
+        return [*called, ctx.invoke(named, book="elsewhere"), ctx.invoke("unnamed", book="elsewhere")]
+    """
+}
+
+
+@KINDS
+@pytest.mark.parametrize("book", ["", "shop"], ids=["default-book", "book-of-the-call"])
+def test_a_childs_own_book_comes_before_its_callers(tmp_path: Path, suffix: str, book: str) -> None:
+    """`book=` of the call, else of the child's `@function`, else the caller's: now and later, by object and by name."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, BOOKS) as host:
+            call = host.call_of(f"parent{suffix}")
+            outcome = await host.call(msgspec.structs.replace(call, book=book))
+            assert outcome.result is not None, outcome.failure
+            callers = book or f"parent{suffix}"
+            expected = ["stock", "stock", callers, callers, "blocking-stock", "elsewhere"]
+            assert msgspec.json.decode(outcome.result.data) == [*expected, "elsewhere"]
+            assert [later.book for later, _, _ in host.later_calls] == expected
 
     drive(test())
 

@@ -111,7 +111,12 @@ def test_what_a_child_is_told() -> None:
             4,
             "f" * 32,
         )
-        assert (first.book, first.timeout_us, first.positions) == ("mine", 15_000_000, {0: 8, 1: 4})
+        assert (first.book, first.caller_book, first.timeout_us, first.positions) == (
+            "",
+            "mine",
+            15_000_000,
+            {0: 8, 1: 4},
+        )
         assert (second.function, second.book, second.timeout_us) == ("blocking_child", "theirs", 3_000_000)
         assert (third.function, third.payload.data, third.timeout_us) == ("by-name", b"", 15_000_000)
         assert len({PARENT.id, first.id, second.id, third.id}) == 4
@@ -181,7 +186,7 @@ def test_a_later_call_stands_for_itself() -> None:
         (first, delay_s, key), (second, no_delay_s, no_key) = calls.later
         assert (first.function, first.book, first.depth, first.timeout_us) == ("child", "theirs", 0, UNHURRIED_US)
         assert (delay_s, key, no_delay_s, no_key) == (60, "k", 0, None)
-        assert (second.book, second.payload) == ("mine", Payload("json", b'{"a":1}'))
+        assert (second.book, second.caller_book, second.payload) == ("", "mine", Payload("json", b'{"a":1}'))
         assert first.positions == {0: 7, 1: 4}
 
     run(scenario())

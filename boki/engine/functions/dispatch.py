@@ -306,7 +306,7 @@ class Dispatch:
             call.id,
             call.function,
             call.payload,
-            call.book or info.book or info.name,
+            info.book_of(call),
             max(live.deadline_us - now_us, 1),
             live.depth,
             call.positions,

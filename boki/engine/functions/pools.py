@@ -16,6 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.effects import Answer, Trace
 from boki.engine.functions.catalog import Catalog, Change, Install
@@ -369,12 +371,17 @@ class FunctionHost:
     async def _accept(self, link: WorkerLink, frame: InvokeLater) -> None:
         link.hold()
         try:
-            answer = Accepted(frame.id, await self._later(frame.call, frame.delay_s, frame.key))
+            answer = Accepted(frame.id, await self._later(self._with_book(frame.call), frame.delay_s, frame.key))
         except BokiError as error:
             answer = Accepted(frame.id, "", Failure.of(error))
         finally:
             link.release()
         link.send(answer)
+
+    def _with_book(self, call: Call) -> Call:
+        """The call with its LogBook filled in: what is logged names it, whatever is deployed when it runs."""
+        info = self._functions.get(call.function)
+        return call if info is None else msgspec.structs.replace(call, book=info.book_of(call), caller_book="")
 
     def _say(self, lines: tuple[ConsoleLine, ...], dropped: int) -> None:
         for line in lines:
