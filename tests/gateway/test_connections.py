@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
+import logging
 
 import pytest
 
 from boki.gateway.config import Patience
+from boki.host import line_budget
 from boki.log.limits import Limits
 from tests.gateway.fake_backend import refused, run, serving, turns_until
 from tests.gateway.strangers import Raw
@@ -204,6 +207,58 @@ def test_connections_are_bounded() -> None:
                 await raw.close()
 
     run(scenario())
+
+
+def test_refused_connections_write_one_line_a_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many strangers connect, the log grows by a line and a count, and never by a traceback (found.md, M6)."""
+
+    async def scenario() -> None:
+        async with serving(max_connections=1) as (gateway, _backend, _):
+            first = await Raw.open(gateway.port)
+            await first.send(head(Content_Length="1") + "1")
+            assert (await first.answer())[0] == 200
+            for _ in range(20):
+                refused_one = await Raw.open(gateway.port)
+                assert (await refused_one.answer())[0] == 503
+                await refused_one.close()
+            await first.close()
+        gc.collect()  # a task whose exception nobody has retrieved says so when it is collected
+
+    monkeypatch.setattr(line_budget, "WINDOW_S", 60.0)  # no slow machine makes two of it
+    with caplog.at_level(logging.INFO):
+        run(scenario())
+    assert [record.getMessage() for record in caplog.records] == [
+        "a connection from 127.0.0.1 was refused: 1 connections are open, as many as this gateway takes",
+        "19 more connections were refused in the last second",
+    ]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_clients_that_reset_in_their_body_write_one_line_a_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reset is the client's doing: no traceback, no error (found.md, M6)."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, _backend, _):
+            for _ in range(10):
+                raw = await Raw.open(gateway.port)
+                await raw.send(head(Content_Length="10") + "12345")
+                await turns_until(lambda: gateway.core.call_count == 1)
+                raw.writer.transport.abort()
+                await turns_until(lambda: gateway.core.call_count == 0)
+                await raw.close()
+
+    monkeypatch.setattr(line_budget, "WINDOW_S", 60.0)  # no slow machine makes two of it
+    with caplog.at_level(logging.INFO):
+        run(scenario())
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (logging.INFO, "a client left before its request POST /function/echo was answered"),
+        (logging.INFO, "9 more clients left before their request was answered"),
+    ]
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_requests_in_one_go_are_answered_in_order() -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp.web import BaseRequest, RequestHandler, Response, Server, StreamResponse
@@ -18,10 +19,12 @@ from aiohttp.web import BaseRequest, RequestHandler, Response, Server, StreamRes
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, TooLarge, Unavailable
 from boki.gateway.config import Patience
 from boki.gateway.http.answers import refusal
+from boki.host.line_budget import LineBudget
 
 _log = logging.getLogger("boki.gateway")
 
 _SMALL_ANSWER_BYTES: Final = 64 * 1024
+_SHOWN_PATH_CHARS: Final = 200
 _REQUEST: Final = "a request body may have at most {limit:,} bytes: send several requests"
 
 
@@ -32,6 +35,8 @@ class Connections(Server):
         super().__init__(handler)
         self._patience = patience
         self._max_count = max_count
+        self._refusals = LineBudget(1, partial(_log.warning, "%d more connections were refused in the last second"))
+        self._departures = LineBudget(1, partial(_log.info, "%d more clients left before their request was answered"))
 
     def __call__(self) -> RequestHandler:
         """A protocol for a new connection."""
@@ -44,13 +49,35 @@ class Connections(Server):
             auto_decompress=False,  # a body is what was sent: nobody can make us unpack a bomb
         )
 
-    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        """A client has connected."""
-        super().connection_made(handler, transport)
-        if len(self._connections) > self._max_count:
-            error = Unavailable(f"{self._max_count} connections are open, as many as this gateway takes")
-            transport.write(_raw(refusal(error)))
-            transport.close()
+    def refuse(self, transport: asyncio.Transport) -> bool:
+        """Answer and close a new connection if there are `max_count` already. No handler has been started for it."""
+        if len(self._connections) < self._max_count:
+            return False
+        error = Unavailable(f"{self._max_count} connections are open, as many as this gateway takes")
+        if self._refusals.admit():
+            _log.warning("a connection from %s was refused: %s", _peer(transport), error.message)
+        transport.write(_raw(refusal(error)))
+        transport.close()
+        return True
+
+    def note_departure(self, request: BaseRequest) -> None:
+        """A client has closed its connection before its request was answered. Strangers can do that without end, so
+        it has one line a second at the most.
+        """
+        if self._departures.admit():
+            path = request.rel_url.raw_path[:_SHOWN_PATH_CHARS]
+            _log.info("a client left before its request %s %s was answered", request.method, path)
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - aiohttp's name
+        """See `Server`."""
+        await super().shutdown(timeout)
+        self._refusals.close()
+        self._departures.close()
+
+
+def _peer(transport: asyncio.Transport) -> str:
+    name = transport.get_extra_info("peername")
+    return f"{name[0]}" if name else "an unknown address"
 
 
 def _raw(response: Response) -> bytes:
@@ -61,14 +88,21 @@ def _raw(response: Response) -> bytes:
 
 
 class _Connection(RequestHandler):
-    __slots__ = ("waiting",)
+    __slots__ = ("_connections", "waiting")
 
+    _connections: Connections
     waiting: asyncio.Task[object] | None
     """The handler that has nothing to do but wait, if it does: there is one handler at a time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.waiting = None
-        super().connection_made(transport)
+        assert isinstance(self._manager, Connections), "made by it"
+        self._connections = self._manager
+        if self._connections.refuse(cast("asyncio.Transport", transport)):
+            self.force_close()  # what the client still sends is not looked at
+            self._manager = None  # never one of its connections, so it is not told that this one has ended
+        else:
+            super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
@@ -83,6 +117,9 @@ class _Connection(RequestHandler):
         message: str | None = None,
     ) -> StreamResponse:
         """Answer what aiohttp itself refuses."""
+        if isinstance(exc, ConnectionError) and request.transport is None:
+            self._connections.note_departure(request)
+            raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("an answer was under way")
         if status == 500:
