@@ -17,6 +17,7 @@ from boki.cli.connection import Token, Url, connect
 from boki.cli.terminal import results
 from boki.errors import InvalidArgument, NoSuchFunction
 from boki.log.checks import check_seconds
+from boki.runtime.values import is_json
 
 if TYPE_CHECKING:
     from boki.client import BlockingClient
@@ -70,7 +71,7 @@ def as_value(content: bytes, encoding: Encoding) -> Any:
     """What was typed, as a function takes it: its bytes, its text, or its JSON (text, if it is no JSON)."""
     if encoding == "bytes":
         return content
-    if encoding == "json" and _is_json(content):
+    if encoding == "json" and is_json(content):
         return msgspec.Raw(content)
     try:
         return content.decode()
@@ -80,6 +81,7 @@ def as_value(content: bytes, encoding: Encoding) -> Any:
 
 def _with_broken_modules(error: NoSuchFunction, name: str, client: BlockingClient) -> NoSuchFunction:
     """The error, and the modules that cannot be loaded: the function may be in one of them."""
+    error.message = error.message.replace("GET /status lists", "`boki status` lists")
     broken = [module for module in client.status().get("modules", ()) if module.get("error")]
     if not broken:
         return error
@@ -92,14 +94,6 @@ def _not_json(name: str, text: str) -> InvalidArgument:
     return InvalidArgument(
         f"{name} takes JSON, and {text!r:.60} is none (a JSON text has quotes of its own: '\"Ada\"')", field="payload"
     )
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return False
-    return True
 
 
 def _content(payload: str) -> bytes:

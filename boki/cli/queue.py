@@ -13,6 +13,7 @@ import typer
 from boki.cli.connection import AsJson, Token, Url, connect_async
 from boki.cli.terminal import data_text, errors, lines_of, print_json, print_table, results, time_text
 from boki.errors import InvalidArgument
+from boki.runtime.values import is_json
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue import Message, Queue
@@ -75,6 +76,7 @@ def push(
     data: Annotated[str, typer.Argument(help="The message; - reads it from stdin.")] = "-",
     lines: Annotated[bool, typer.Option("--lines", help="Each line becomes a message.")] = False,
     json: Annotated[bool, typer.Option("--json-value", help="The message, or each line, is a JSON value.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="It is text, also if it looks like JSON.")] = False,
     key: Annotated[str | None, typer.Option(help="The same key within 24 hours pushes once.")] = None,
     group_key: Annotated[str, typer.Option(help="Messages of one key are taken one at a time, in order.")] = "",
     delay_s: Annotated[float, typer.Option(min=0, help="It can be taken only so many seconds later.")] = 0,
@@ -83,10 +85,16 @@ def push(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Push a message, and print its id once it is durable. Lines go in parts of 10,000: each part all or none."""
+    """Push a message, and print its id once it is durable. Lines go in parts of 10,000: each part all or none.
+
+    A JSON object or list is pushed as JSON, as `boki invoke` sends it, anything else as text.
+    """
+    if json and text:
+        raise typer.BadParameter("a message is one of them", param_hint="--json-value / --text")
+    read = _json_value if json else _text if text else _value
     content = sys.stdin.buffer.read() if data == "-" else data.encode(errors="surrogateescape")
     bodies = lines_of(content) if lines else [content]
-    parts = [[_json_value(body) if json else _text(body) for body in part] for part in _parts(bodies)]
+    parts = [[read(body) for body in part] for part in _parts(bodies)]
 
     async def work(queue: Queue[Any]) -> list[str]:
         ids: list[str] = []
@@ -315,6 +323,12 @@ def _parts(bodies: list[bytes]) -> Iterator[list[bytes]]:
             start, size = index, own
     if bodies:
         yield bodies[start:]
+
+
+def _value(body: bytes) -> Any:
+    """What was typed: a JSON object or list, else text (or bytes, if it is no UTF-8)."""
+    is_document = body.lstrip()[:1] in (b"{", b"[") and is_json(body)
+    return _json_value(body) if is_document else _text(body)
 
 
 def _json_value(body: bytes) -> Any:

@@ -206,9 +206,10 @@ class Gateway:
         headers = request.headers
         if self._token:
             scheme, _, token = headers.get("Authorization", "").partition(" ")
-            is_right = hmac.compare_digest(token.strip().encode("utf-8", "replace"), self._token)
-            if scheme.lower() != "bearer" or not is_right:
+            if scheme.lower() != "bearer" or not token.strip():
                 raise Unauthorized("this gateway needs a token: send the header Authorization: Bearer TOKEN")
+            if not hmac.compare_digest(token.strip().encode("utf-8", "replace"), self._token):
+                raise Unauthorized("the token is not the one of this gateway")
         elif not self._trusts_browsers and not _is_local(headers.get("Host", ""), headers.get("Origin")):
             raise Unauthorized(
                 "without a token this gateway serves this machine's own clients only, under its own name: no web page "

@@ -2,7 +2,8 @@
 
 `bytes` travels raw, `str` as text, everything else as JSON that msgspec (or pydantic, for its models) checks against
 the annotation. Text stands for a str value wherever it arrives, so a JSON function that takes a str takes text, and a
-text function takes a JSON string. pydantic is never imported here: who annotates with a model has imported it.
+text function takes a JSON string. Text and bytes that are JSON stand for what they say where only that fits. pydantic
+is never imported here: who annotates with a model has imported it.
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ class JsonCodec:
         """See `ValueCodec`."""
         try:
             if payload.encoding == "text":
-                value = msgspec.convert(_text(payload.data, what), self._annotation)
-            elif payload.encoding == "json" or not payload.data:
+                value = self._from_text(_text(payload.data, what))
+            elif payload.encoding == "json" or not payload.data or is_json(payload.data):
                 value = self._decoder.decode(payload.data or b"null")
             else:
                 raise _not_json(what)
@@ -176,6 +177,15 @@ class JsonCodec:
         if self._fill is not None:
             self._fill(value)
         return value
+
+    def _from_text(self, text: str) -> Any:
+        """Text is a string if the annotation has room for one, else the JSON that it says."""
+        try:
+            return msgspec.convert(text, self._annotation)
+        except msgspec.ValidationError:
+            if not is_json(text):
+                raise
+            return self._decoder.decode(text)
 
 
 class PydanticCodec:
@@ -203,12 +213,21 @@ class PydanticCodec:
         """See `ValueCodec`."""
         try:
             if payload.encoding == "text":
-                return self._adapter.validate_python(_text(payload.data, what))
-            if payload.encoding == "json" or not payload.data:
+                return self._from_text(_text(payload.data, what))
+            if payload.encoding != "bytes" or not payload.data or is_json(payload.data):
                 return self._adapter.validate_json(payload.data or b"null")
         except self._invalid as error:
             raise self._mismatch(what, error) from None
         raise _not_json(what)
+
+    def _from_text(self, text: str) -> Any:
+        """See `JsonCodec`."""
+        try:
+            return self._adapter.validate_python(text)
+        except self._invalid:
+            if not is_json(text):
+                raise
+            return self._adapter.validate_json(text)
 
     def _mismatch(self, what: str, error: Any) -> InvalidArgument:
         first = error.errors(include_url=False, include_context=False)[0]
@@ -232,6 +251,15 @@ def _encode_model(value: Any) -> Any:
     if _is_pydantic(type(value)) and hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(f"objects of type {type(value).__name__} are not supported")
+
+
+def is_json(data: bytes | str) -> bool:
+    """Whether this is a JSON document."""
+    try:
+        msgspec.json.decode(data)
+    except _UNREADABLE:
+        return False
+    return True
 
 
 def _encode_text(value: str, what: str) -> Payload:

@@ -54,6 +54,10 @@ def test_what_is_pushed_is_popped(url: str) -> None:
     assert peeked == [("text", "tea"), ("json", {"n": 1}), ("json", [2])]
     assert peeked == popped
     boki(url, "queue", "pop", "shop", "orders", code=1)
+    for typed in (('{"n": 1}',), ("[1, 2]",), ("7",), ("[draft] tea",), ("--text", "[1]")):
+        boki(url, "queue", "push", "shop", "typed", *typed)
+    typed_back = shown(boki(url, "queue", "pop", "shop", "typed", "-n", "9", "--json"))
+    assert typed_back == [("json", {"n": 1}), ("json", [1, 2]), ("text", "7"), ("text", "[draft] tea"), ("text", "[1]")]
     (stats,) = boki(url, "queue", "stats", "shop", "orders", "--json").stdout.splitlines()
     assert (json.loads(stats)["pushed"], json.loads(stats)["depth"]) == (3, 0)
     figures = boki(url, "queue", "stats", "shop", "orders").stdout

@@ -23,7 +23,7 @@ from boki.errors import (
     Unavailable,
 )
 from boki.gateway.core import Budget, Standing
-from boki.gateway.http.calls import payload_encoding
+from boki.gateway.http.bodies import payload_encoding
 from boki.log.operations import Failure
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import Final, TypeVar
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -139,13 +140,42 @@ def json_body(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$")
         field = place.rstrip("`").lstrip(".") or "body"
-        raise InvalidArgument(f"{field}: {_plain(text)}", field=field) from None
+        raise InvalidArgument(_told(text, field, decoder.type), field=field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is not JSON: {error}", field="body") from None
     except RecursionError:
         raise InvalidArgument("the body is nested too deeply", field="body") from None
 
 
-def _plain(text: str) -> str:
+_UNKNOWN_FIELD: Final = "Object contains unknown field "
+_INVALID_CHOICE: Final = "Invalid enum value "
+_INDEX: Final = re.compile(r"\[[^\]]*\]")
+
+
+def _told(text: str, field: str, kind: Any) -> str:
+    """What is wrong with a field of a body of that type, with what may stand there instead."""
+    found = _type_at(kind, field)
     text = text.replace("`", "")
-    return text[:1].lower() + text[1:]
+    if text.startswith(_UNKNOWN_FIELD) and _is_struct(found):
+        name = text.removeprefix(_UNKNOWN_FIELD)
+        allowed = sorted(found.__struct_encode_fields__)
+        near = get_close_matches(name, allowed, n=1)
+        guess = f"; did you mean {near[0]}?" if near else "."
+        return f"{field}: there is no field {name[:60]!r}{guess} Allowed: {', '.join(allowed)}"
+    if text.startswith(_INVALID_CHOICE) and get_origin(found) is Literal:
+        *others, last = get_args(found)
+        return f"{field} must be {', '.join(others)} or {last}, not {text.removeprefix(_INVALID_CHOICE)[:60]}"
+    return f"{field}: {text[:1].lower()}{text[1:]}"
+
+
+def _type_at(kind: Any, field: str) -> Any:
+    """The type that a body of that type has at a field such as `records[0].tags`; None if that cannot be told."""
+    for part in _INDEX.sub("", field).split(".") if field != "body" else ():
+        fields = {one.encode_name: one.type for one in msgspec.structs.fields(kind)} if _is_struct(kind) else {}
+        kind = fields.get(part)
+        kind = next((inner for inner in (kind, *get_args(kind)) if _is_struct(inner)), kind)
+    return kind
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

@@ -11,6 +11,7 @@ from aiohttp.web import BaseRequest, Response
 from boki.errors import InvalidArgument, KeyReused
 from boki.gateway.http import answers, arguments, records
 from boki.gateway.http.arguments import json_body, query, query_flag, query_int, query_list, query_seconds, whole_number
+from boki.gateway.http.bodies import describes_record
 from boki.gateway.http.connections import body_size, read_body, send, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
@@ -70,7 +71,7 @@ class LogBooks:
         size = body_size(request, self._limits.request_bytes)
         with self._door.admitted(size):
             body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
-            if _is_json(request):
+            if describes_record(request.headers.get("Content-Type", ""), body):
                 if values:
                     raise InvalidArgument("with a JSON body, tags stand in the body", field="tag")
                 asked = json_body(body, records.APPEND)
@@ -261,10 +262,6 @@ class LogBooks:
 
 _AUX = "auxiliary data may have at most {limit:,} bytes (limits.aux_bytes): append what is larger as a record"
 _SMALL_BODY_BYTES = 16 * 1024
-
-
-def _is_json(request: BaseRequest) -> bool:
-    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
 
 
 def _one_key(request: BaseRequest, in_body: str | None) -> str | None:

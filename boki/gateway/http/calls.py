@@ -16,20 +16,21 @@ from typing import Final
 import msgspec
 from aiohttp.web import BaseRequest, Response
 
-from boki.calls import Call, Encoding, FunctionInfo, Outcome, Payload
+from boki.calls import Call, FunctionInfo, Outcome, Payload
 from boki.effects import Answer
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers, arguments
+from boki.gateway.http.bodies import payload_encoding
 from boki.gateway.http.connections import body_size, read_body, send, while_connected
 from boki.gateway.http.function_lookup import FunctionLookup
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
-from boki.runtime.http_exchange import BOOK, CONTENT_TYPES, ENCODINGS, INVOCATION, MAX_WAIT_S, POSITION, TRACEPARENT
+from boki.runtime.http_exchange import BOOK, CONTENT_TYPES, INVOCATION, MAX_WAIT_S, POSITION, TRACEPARENT
 
 _TICK_S = 0.25
 
@@ -86,7 +87,7 @@ class FunctionCalls:
         if key is not None:
             return await self._invoke_once(request, info, key)
         call = self._call(request, info)
-        size = body_size(request, self._config.limits.request_bytes)
+        size = body_size(request, self._config.limits.request_bytes, _PAYLOAD)
         self._core.start(call.id, size, self._clock() + call.timeout_us)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         try:
@@ -122,7 +123,7 @@ class FunctionCalls:
         values = arguments.query(request, {"delay_s"})
         delay_s = arguments.query_seconds(values, "delay_s", arguments.MAX_DELAY_S)
         call = self._call(request, info)
-        size = body_size(request, self._config.limits.request_bytes)
+        size = body_size(request, self._config.limits.request_bytes, _PAYLOAD)
         self._core.begin_request(size)
         try:
             call = await self._with_payload(request, info, call)
@@ -156,7 +157,7 @@ class FunctionCalls:
 
     async def _invoke_once(self, request: BaseRequest, info: FunctionInfo, key: str) -> Response:
         call = self._call(request, info)
-        size = body_size(request, self._config.limits.request_bytes)
+        size = body_size(request, self._config.limits.request_bytes, _PAYLOAD)
         self._core.begin_request(size)
         try:
             call = await self._with_payload(request, info, call)
@@ -188,7 +189,7 @@ class FunctionCalls:
         )
 
     async def _with_payload(self, request: BaseRequest, info: FunctionInfo, call: Call) -> Call:
-        body = await read_body(request, self._config.limits.request_bytes, self._config.patience)
+        body = await read_body(request, self._config.limits.request_bytes, self._config.patience, _PAYLOAD)
         encoding = payload_encoding(request.headers.get("Content-Type", ""), info.payload_encoding)
         payload = Payload(encoding, body)
         return Call(
@@ -249,20 +250,7 @@ class FunctionCalls:
 
 _any_json: Final = msgspec.json.Decoder()
 _NO_PAYLOAD: Final = Payload("bytes", b"")
-
-
-def payload_encoding(content_type: str, wanted: Encoding) -> Encoding:
-    """How the body is to be read for a function that takes `wanted`: an explicit content type decides.
-
-    Others are mostly what a tool made up (curl's form for `-d`), and say nothing.
-
-    >>> payload_encoding("application/x-www-form-urlencoded", "json")
-    'json'
-    >>> payload_encoding("application/json; charset=utf-8", "text")
-    'json'
-    """
-    kind = content_type.partition(";")[0].strip().lower()
-    return "json" if kind.endswith("+json") else ENCODINGS.get(kind, wanted)
+_PAYLOAD: Final = "a payload may have at most {limit:,} bytes: append it to a LogBook in parts and pass their seqnums"
 
 
 def check_readable(payload: Payload, info: FunctionInfo) -> None:

@@ -24,6 +24,7 @@ from boki.gateway.http.calls import FunctionCalls
 from boki.gateway.http.suspects import Name, Suspects
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
 from boki.log.operations import Failure
+from boki.runtime.values import is_json
 
 _log = logging.getLogger("boki.gateway")
 
@@ -144,7 +145,8 @@ class Place:
 
     async def _fit(self, messages: list[Message[Any]]) -> list[Message[Any]]:
         """Those that the function can be called with; the others are buried."""
-        unfit = [one for one in messages if self._work.consumes.batch and _ENCODINGS[one.form] == "bytes"]
+        info = self._work.info
+        unfit = [one for one in messages if self._work.consumes.batch and item_of(one, info) is None]
         if unfit:
             with suppress(LeaseLost):  # those are somebody else's by now
                 await self._work.queue.bury(
@@ -176,7 +178,7 @@ class Place:
 
     async def _call(self, messages: list[Message[Any]]) -> None:
         info = self._work.info
-        payload = payload_of(messages) if self._work.consumes.batch else _single(messages[0])
+        payload = payload_of(messages, info) if self._work.consumes.batch else single_payload(messages[0], info)
         invocation_id = os.urandom(16).hex()
         timeout_us = int(info.timeout_s * 1e6)
         call = Call(invocation_id, info.name, payload, info.book or info.name, timeout_us, 0, {}, "", "")
@@ -219,14 +221,43 @@ def _all(calls: list[list[Message[Any]]]) -> list[Message[Any]]:
     return [message for one in calls for message in one]
 
 
-def _single(message: Message[Any]) -> Payload:
-    return Payload(_ENCODINGS[message.form], message.data)
+def single_payload(message: Message[Any], info: FunctionInfo) -> Payload:
+    """The message as a payload. A function that takes text takes JSON as the text that it was pushed as."""
+    encoding = _ENCODINGS[message.form]
+    if info.payload_encoding == "text" and encoding == "json" and not message.data.startswith(b'"'):
+        encoding = "text"
+    return Payload(encoding, message.data)
 
 
-def payload_of(messages: list[Message[Any]]) -> Payload:
-    """The messages, none of them bytes, as a JSON list."""
-    items = []
-    for message in messages:
-        is_json = _ENCODINGS[message.form] == "json"
-        items.append(message.data if is_json else msgspec.json.encode(message.data.decode()))
-    return Payload("json", b"[" + b",".join(items) + b"]")
+def payload_of(messages: list[Message[Any]], info: FunctionInfo) -> Payload:
+    """The messages, each of which is an item, as a JSON list."""
+    return Payload("json", b"[" + b",".join(item_of(message, info) or b"" for message in messages) + b"]")
+
+
+def item_of(message: Message[Any], info: FunctionInfo) -> bytes | None:
+    """The message as an item of a JSON list; None if it is bytes that are no JSON.
+
+    Text is a string if the function's items may be strings, else the JSON that it says, as in a call with one message.
+    """
+    if _ENCODINGS[message.form] == "json":
+        return message.data
+    is_string = takes_strings((info.payload_schema or {}).get("items", {}), info.payload_schema or {})
+    if not is_string and is_json(message.data):
+        return message.data
+    return msgspec.json.encode(message.data.decode()) if _ENCODINGS[message.form] == "text" else None
+
+
+def takes_strings(schema: dict[str, Any], whole: dict[str, Any]) -> bool:
+    """Whether a string may stand where a JSON schema says this. `whole`: the schema whose definitions it refers to.
+
+    >>> takes_strings({"type": "object"}, {}), takes_strings({"anyOf": [{"type": "string"}, {"type": "null"}]}, {})
+    (False, True)
+    """
+    if "$ref" in schema:
+        return takes_strings(whole.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {}), {})
+    if "anyOf" in schema:
+        return any(takes_strings(one, whole) for one in schema["anyOf"])
+    if "enum" in schema:
+        return any(isinstance(one, str) for one in schema["enum"])
+    kind = schema.get("type", "string")
+    return "string" in kind if isinstance(kind, list) else kind == "string"

@@ -14,9 +14,10 @@ from typing import Any, Final, Literal
 import msgspec
 from aiohttp.web import BaseRequest, Response
 
-from boki.errors import InvalidArgument, Outcome
+from boki.errors import Outcome
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.arguments import json_body, query, query_int, query_seconds
+from boki.gateway.http.bodies import message_value
 from boki.gateway.http.connections import body_size, read_body, send, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
@@ -82,7 +83,6 @@ _SETTLE: Final = msgspec.json.Decoder(SettleMany)
 _WISHED: Final = msgspec.json.Decoder(Wished)
 _START: Final = msgspec.json.Decoder(Start)
 _DEAD: Final = msgspec.json.Decoder(Dead)
-_VALUE: Final = msgspec.json.Decoder()
 
 
 class Queues:
@@ -153,7 +153,7 @@ class Queues:
     # Messages
 
     async def push(self, request: BaseRequest, book: str, queue: str) -> Response:
-        """Push the body: JSON, text or bytes, as its content type says. A JSON string is text."""
+        """Push the body: JSON, text or bytes, as `message_value` reads it. A JSON string is text."""
         values = query(request, {"delay_s", "ttl_s", "group_key", "wait_s"})
         spans = [query_seconds(values, name, MAX_DELAY_S) for name in ("delay_s", "ttl_s")]
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
@@ -163,7 +163,7 @@ class Queues:
             access = self._door.access(request, wait_s)
             with while_connected(request) if wait_s else nullcontext():
                 name = await self._queue(access, book, queue).push(
-                    _value(request, body),
+                    message_value(request.headers.get("Content-Type", ""), body),
                     key=_key(request),
                     delay_s=spans[0],
                     ttl_s=spans[1],
@@ -310,17 +310,6 @@ def _key(request: BaseRequest) -> str | None:
     """The idempotency key, if there is one. It may be longer than a queue's: then it goes by its digest."""
     key = arguments.key(request.headers)
     return key if key is None or len(key) <= MAX_KEY_CHARS else sha256(key.encode()).hexdigest()
-
-
-def _value(request: BaseRequest, body: bytes) -> Any:
-    """The body as what is pushed."""
-    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    try:
-        if kind == "application/json":
-            return _VALUE.decode(body)
-        return body.decode() if kind.startswith("text/") else body
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(f"the body is not what its content type says: {error}", field="body") from None
 
 
 def _start(text: str) -> int | str:
