@@ -53,7 +53,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return []
 
 
-Host = Annotated[str, Meta(description="Address to listen on. Others than this machine's own need a token.")]
+Host = Annotated[str, Meta(description="Address to listen on. Any address but loopback needs a token.")]
 Port = Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0: any free one.")]
 Token = Annotated[str, Meta(description="Bearer token that every request must carry; empty: none.")]
 

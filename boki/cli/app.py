@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from boki.cli import (
     bench,
@@ -26,7 +25,9 @@ from boki.cli import (
     status,
     up,
 )
+from boki.cli.help import Commands, Group, examples
 from boki.cli.terminal import errors
+from boki.cli.usage import PARSER_ERROR, hint_of, is_help, message_of
 from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
 
 FAILED = 1
@@ -34,17 +35,45 @@ USAGE = 2
 INTERRUPTED = 130
 
 
-class _Group(TyperGroup):
-    """Turns Boki's errors into messages and exit codes, also under a test runner."""
+class _Root(Group):
+    """Turns Boki's errors and the parser's into messages and exit codes, also under a test runner."""
+
+    order = (
+        *("new", "dev", "invoke", "calls", "status", "log", "queue", "demo"),
+        *("up", "down", "deploy", "functions", "logs", "reconfigure", "drain", "undrain", "keygen", "start"),
+        "ingest",
+        *("bench", "chaos", "sim", "doctor", "completion"),
+    )
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """See `typer.core.TyperGroup`."""
+        try:
+            return super().parse_args(ctx, args)
+        except PARSER_ERROR as error:
+            raise _refused(error) from None
 
     def invoke(self, ctx: Any) -> Any:
+        """See `typer.core.TyperGroup`."""
         try:
             return super().invoke(ctx)
+        except PARSER_ERROR as error:
+            raise _refused(error) from None
         except BokiError as error:
             explain(error)
             raise typer.Exit(USAGE if isinstance(error, InvalidArgument) else FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _refused(error: Exception) -> Exception:
+    """Say what the parser refuses; what to raise then."""
+    if is_help(error):
+        return error
+    console = errors()
+    console.print(f"[bold red]error[/]: {_escape(message_of(error))}", highlight=False)
+    if hint := hint_of(error):
+        console.print(hint, style="dim", highlight=False, markup=False)
+    return typer.Exit(USAGE)
 
 
 def explain(error: BokiError) -> None:
@@ -69,15 +98,7 @@ def _escape(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-app = typer.Typer(
-    cls=_Group,
-    help="Serverless Python functions over a replicated, totally ordered shared log.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = Commands("Serverless Python functions over a replicated, totally ordered shared log.", cls=_Root)
 
 
 def _version(wanted: bool) -> None:
@@ -89,29 +110,35 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
+@examples("boki new hello", "boki dev", "boki invoke greet Ada", "boki up --detach", "boki log -h")
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """See the help text of `app`."""
 
 
-app.command("dev")(dev.command)
-app.command("demo")(demo.command)
-app.command("new")(new.command)
-app.command("invoke")(invoke.command)
-app.add_typer(log.app, name="log")
-app.add_typer(queue.app, name="queue")
-app.command("status")(status.command)
-app.command("up")(up.command)
-app.command("down")(up.down)
-app.add_typer(start.app, name="start")
-app.command("deploy")(deploy.command)
-app.add_typer(functions.app, name="functions")
-app.command("keygen")(keygen.command)
-app.command("reconfigure")(reconfigure.command)
-app.command("drain")(reconfigure.drain)
-app.command("undrain")(reconfigure.undrain)
-app.add_typer(ingest.app, name="ingest")
-app.command("bench")(bench.command)
-app.command("chaos")(chaos.command)
-app.command("sim")(sim.command)
+DEVELOP = "Develop"
+CLUSTER = "Cluster"
+SPARK = "Spark"
+MEASURE = "Measure and test"
+
+app.command("new", rich_help_panel=DEVELOP)(new.command)
+app.command("dev", rich_help_panel=DEVELOP)(dev.command)
+app.command("invoke", rich_help_panel=DEVELOP)(invoke.command)
+app.command("status", rich_help_panel=DEVELOP)(status.command)
+app.add_typer(log.app, name="log", rich_help_panel=DEVELOP)
+app.add_typer(queue.app, name="queue", rich_help_panel=DEVELOP)
+app.command("demo", rich_help_panel=DEVELOP)(demo.command)
+app.command("up", rich_help_panel=CLUSTER)(up.command)
+app.command("down", rich_help_panel=CLUSTER)(up.down)
+app.command("deploy", rich_help_panel=CLUSTER)(deploy.command)
+app.add_typer(functions.app, name="functions", rich_help_panel=CLUSTER)
+app.command("reconfigure", rich_help_panel=CLUSTER)(reconfigure.command)
+app.command("drain", rich_help_panel=CLUSTER)(reconfigure.drain)
+app.command("undrain", rich_help_panel=CLUSTER)(reconfigure.undrain)
+app.command("keygen", rich_help_panel=CLUSTER)(keygen.command)
+app.add_typer(start.app, name="start", rich_help_panel=CLUSTER)
+app.add_typer(ingest.app, name="ingest", rich_help_panel=SPARK)
+app.command("bench", rich_help_panel=MEASURE)(bench.command)
+app.command("chaos", rich_help_panel=MEASURE)(chaos.command)
+app.command("sim", rich_help_panel=MEASURE)(sim.command)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from boki.cli.connection import AsJson, Token
+from boki.cli.help import examples
 from boki.cli.terminal import errors, print_json, print_table, progress
 from boki.config import Durability
 from boki.errors import InvalidArgument
@@ -23,8 +24,14 @@ NAMES = (
 )
 
 
+Names = Annotated[
+    list[str], typer.Argument(metavar="NAME", help=f"Which to run: {', '.join(NAMES)}; or all.", show_default=False)
+]
+
+
+@examples("boki bench append", "boki bench append read --size-bytes 4096 --inflight 64", "boki bench all --cluster")
 def command(
-    names: Annotated[list[str], typer.Argument(metavar="|".join((*NAMES, "all")), show_default=False)],
+    names: Names,
     inflight: Annotated[
         list[int] | None, typer.Option(min=1, help="Operations (for `invoke`: callers) in flight; may be repeated.")
     ] = None,
@@ -40,9 +47,7 @@ def command(
     ] = None,
     logs: Annotated[int, typer.Option(min=1, help="Its physical logs.")] = 1,
     durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
-    scratch: Annotated[
-        Path | None, typer.Option(help="Folder on the disk to measure; else the one for temporary files.")
-    ] = None,
+    scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure; else a temporary one.")] = None,
     url: Annotated[
         str, typer.Option(metavar="URL", help="Measure the system there, which serves the load functions.")
     ] = "",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from boki.cli.connection import AsJson
+from boki.cli.help import examples
 from boki.cli.terminal import errors, print_json, print_table, progress, results
 from boki.errors import InvalidArgument
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _TERMINATED: Final = 128 + signal.SIGTERM
 
 
+@examples("boki chaos", "boki chaos --minutes 30 --seed 7 --keep chaos-7")
 def command(
     minutes: Annotated[float, typer.Option(min=0.0, help="How long faults go on; each class comes at least once.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Draws the faults and the load.")] = 1,
@@ -35,7 +37,9 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a cluster under load while its processes, links, disks and ZooKeeper fail, and check every promise.
+    """Check every promise of a cluster while its parts fail.
+
+    The cluster is under load while its processes, links, disks and ZooKeeper fail.
 
     Ends with 0 only if no promise was broken and every class of faults has happened.
     """

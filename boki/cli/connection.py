@@ -29,7 +29,7 @@ Url = Annotated[
         "--url",
         envvar="BOKI_URL",
         metavar="URL",
-        help="Where the system listens; else the one that runs in this folder, as BOKI_* and boki.toml describe it.",
+        help="Where the system listens; else the one that runs in this folder.",
     ),
 ]
 Token = Annotated[str, typer.Option("--token", envvar="BOKI_TOKEN", metavar="TEXT", help="Its bearer token.")]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from boki.cli.help import examples
 from boki.cli.terminal import errors, print_table, progress, results
 from boki.cluster.config import UpConfig
 from boki.cluster.health import leader_of
@@ -27,18 +28,20 @@ if TYPE_CHECKING:
     from boki.demo.acts import CameBack, Compared, Ingested
 
 
+@examples("boki demo", "boki demo --cluster", "boki demo queue")
 def command(
     act: Annotated[
         str,
-        typer.Argument(metavar="[queue]", help="Show queues instead: departures become alerts.", show_default=False),
+        typer.Argument(metavar="queue", help="Show queues instead: departures become alerts.", show_default=False),
     ] = "",
     seed: Annotated[int | None, typer.Option(help="Repeat the moment of the kill of an earlier run.")] = None,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="On a whole cluster, whose primary sequencer is killed half-way, too.")
     ] = False,
 ) -> None:
-    """Send 336,776 real flights in, compare what comes out with their table, kill a copy and let it come back.
+    """Replay 336,776 real flights and check what comes out.
 
+    What comes out is compared with the table of flights; then a copy is killed and comes back.
     Everything happens in a temporary directory that is removed at the end. Exit code 0 only if all matches.
     """
     from boki.demo.flights import table_path

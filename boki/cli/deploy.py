@@ -9,12 +9,14 @@ import msgspec
 import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect
+from boki.cli.help import examples
 from boki.cli.terminal import bytes_text, errors, print_json, results
 
 if TYPE_CHECKING:
     from boki.deploy.versions import Deployment
 
 
+@examples("boki deploy", "boki deploy src/functions --force")
 def command(
     folder: Annotated[Path, typer.Argument(help="The folder whose modules register functions.")] = Path("functions"),
     force: Annotated[bool, typer.Option("--force", help="Also if some of its modules cannot be loaded.")] = False,
@@ -22,7 +24,10 @@ def command(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Let every engine run the functions of a folder; calls in flight finish on the version that they began with."""
+    """Deploy the functions of a folder to every engine.
+
+    Calls in flight finish on the version that they began with.
+    """
     from boki.deploy.folder import pack_folder
 
     bundle = pack_folder(folder)

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from boki.cli.flags import command_of, load_flags
+from boki.cli.help import examples
 from boki.cluster.config import UpConfig
 from boki.config import DevConfig
 from boki.errors import Unavailable
@@ -23,8 +24,11 @@ from boki.errors import Unavailable
 INTERRUPTED = 130
 
 
+@examples("boki dev", "boki dev --port 8123 --functions src/functions", "boki dev --replicas 3 --data data")
 def run(**flags: Any) -> None:
-    """Run everything on this machine: log, functions and gateway, over one data directory.
+    """Run the whole system on this machine, in one process.
+
+    Log, functions and gateway share one data directory; modules are loaded again when their files change.
 
     Each flag can also be set as BOKI_NAME in the environment or as a key of boki.toml; flags win over both.
     """

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from boki.cli.help import examples, value_text
 from boki.config import Config, ConfigType, Setting, flag, load, settings
 
 
@@ -31,7 +32,8 @@ def command_of(
             None,
             f"{spelled}/{spelled.replace('--', '--no-', 1)}" if is_switch else spelled,
             metavar=None if is_switch else _metavar(setting),
-            help=f"{setting.description or 'One of the limits of every request.'} [{_default_text(setting)}]",
+            help=setting.description or "One of the limits of every request.",
+            show_default=_default_text(setting),
             hidden=setting.name.startswith("limits."),  # there to be set, but not what one looks for in the help text
         )
         # Values stay text: the configuration checks them, and lists every problem at once.
@@ -43,6 +45,7 @@ def command_of(
         )
     command: Any = lambda **flags: run(**flags)  # noqa: E731 - `run` itself keeps its own signature
     command.__doc__ = run.__doc__
+    examples(*getattr(run, "examples", ()))(command)
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command  # type: ignore[no-any-return]
@@ -74,12 +77,12 @@ def _metavar(setting: Setting) -> str:
     kind = get_args(setting.type)[0] if get_args(setting.type) else setting.type
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
-    return {int: "N", float: "SECONDS", Path: "PATH"}.get(kind, "TEXT")
+    if setting.name.endswith("_bytes"):
+        return "BYTES"
+    return {int: "INTEGER", float: "SECONDS", Path: "PATH"}.get(kind, "TEXT")
 
 
 def _default_text(setting: Setting) -> str:
     if isinstance(setting.default, bool):
         return "on" if setting.default else "off"
-    if isinstance(setting.default, int):
-        return f"{setting.default:,}" if setting.name.endswith("_bytes") else str(setting.default)
-    return "none" if setting.default == "" else f"{setting.default}"
+    return "none" if setting.default == "" else value_text(setting.name, setting.default)

@@ -9,14 +9,16 @@ import typer
 
 from boki.cli import deploy
 from boki.cli.connection import AsJson, Token, Url, connect
+from boki.cli.help import Commands, examples
 from boki.cli.terminal import bytes_text, print_json, print_table, results, time_text
 
-app = typer.Typer(help="List the deployed versions of the functions, and go back to one.", rich_markup_mode=None)
+app = Commands("List the deployed functions, and go back to a version.", no_args_is_help=False)
 
 
 @app.callback(invoke_without_command=True)
+@examples("boki functions", "boki functions use previous")
 def versions(context: typer.Context, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """List the deployed versions of the functions, and go back to one."""
+    """List the deployed functions, and go back to a version."""
     if context.invoked_subcommand is not None:
         return
     with connect(url, token) as client:
@@ -44,6 +46,7 @@ def versions(context: typer.Context, as_json: AsJson = False, url: Url = "", tok
 
 
 @app.command("use")
+@examples("boki functions use 3", "boki functions use previous")
 def use(
     version: Annotated[str, typer.Argument(help="A number, or previous for the one that ran before.")],
     as_json: AsJson = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from boki.cli.connection import AsJson, Token
+from boki.cli.help import Commands, examples
 from boki.cli.terminal import errors, print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from boki.spark.pipeline import Pipeline
     from boki.spark.progress import Progress
 
-app = typer.Typer(help="Pipelines from LogBooks to Parquet.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Pipelines from LogBooks to Parquet.")
 
 File = Annotated[Path, typer.Argument(metavar="PIPELINE.toml", help="What is to be read, and where it goes.")]
 Gateway = Annotated[
@@ -27,15 +28,21 @@ Gateway = Annotated[
 
 
 @app.command()
+@examples("boki ingest run visits.toml", "boki ingest run visits.toml --once")
 def run(
     file: File,
-    once: Annotated[bool, typer.Option("--once", help="End when everything is in that is there now.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop once everything currently in the log is ingested.")
+    ] = False,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     url: Gateway = "",
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write LogBooks into Parquet, batch after batch: each whole, and once, whenever it is killed and run again."""
+    """Write LogBooks into Parquet, batch after batch.
+
+    Each batch is written whole and once, however often this is killed and run again.
+    """
     pipeline = _pipeline(file, url, token)
     from boki.spark.ingest import claimed
     from boki.spark.ingest import run as run_pipeline
@@ -76,8 +83,12 @@ def _reporting(bar: Any, pipeline: Pipeline, behind: int | None, *, as_json: boo
 
 
 @app.command()
+@examples("boki ingest status visits.toml")
 def status(file: File, url: Gateway = "", token: Token = "", as_json: AsJson = False) -> None:
-    """How far a pipeline is in each of its books, from its progress book; it need not run."""
+    """Show how far a pipeline is in each of its books.
+
+    It is read from its progress book; the pipeline need not run.
+    """
     from boki.spark.lag import lags
 
     found = lags(_pipeline(file, url, token))

@@ -14,6 +14,7 @@ import typer
 
 from boki.calls import Encoding
 from boki.cli.connection import Token, Url, connect
+from boki.cli.help import examples
 from boki.cli.terminal import results
 from boki.errors import InvalidArgument, NoSuchFunction
 from boki.log.checks import check_seconds
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from boki.client import BlockingClient
 
 
+@examples(
+    "boki invoke greet Ada",
+    """boki invoke place-order '{"item": "tea", "count": 2}' --key order-17""",
+    "boki invoke square -- -3",
+    "boki invoke report --async --delay-s 60",
+)
 def command(
     name: Annotated[str, typer.Argument(help="The function.", show_default=False)],
     payload: Annotated[
@@ -37,7 +44,10 @@ def command(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Call a function and print its result: text and bytes as they are, everything else as JSON."""
+    """Call a function and print its result.
+
+    Text and bytes are printed as they are, everything else as JSON. A payload that begins with a dash goes behind `--`.
+    """
     if delay_s and not is_async:
         raise typer.BadParameter("a delay needs --async", param_hint="--delay-s")
     if timeout_s is not None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from boki.cli.help import examples
 from boki.cli.terminal import results
 from boki.errors import InvalidArgument
 from boki.log.membership import Role
@@ -14,6 +15,7 @@ from boki.log.membership import Role
 DEFAULT_COUNTS = {Role.CONTROLLER: 2, Role.ENGINE: 2, Role.GATEWAY: 1, Role.SEQUENCER: 3, Role.STORAGE: 3}
 
 
+@examples("boki keygen keys", "boki keygen keys engine-3 eu-west=engine")
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the keys are, or will be.", show_default=False)],
     nodes: Annotated[
@@ -26,8 +28,9 @@ def command(
         ),
     ] = None,
 ) -> None:
-    """Make a key for each node that has none yet, and the list of all public keys.
+    """Make keys for nodes that have none yet.
 
+    The list of all public keys is written, too.
     Every node needs `cluster.keys` and its own `<name>.key`, in the folder that its setting `keys` names. A node's key
     is tied to its role: only sequencers can order records, only controllers can end a term.
     """

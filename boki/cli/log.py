@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect
+from boki.cli.help import Commands, examples
 from boki.cli.terminal import bytes_text, data_text, errors, lines_of, print_json, print_table, results, time_text
 from boki.errors import InvalidArgument
 from boki.log.ids import MAX_SEQNUM
@@ -21,17 +22,18 @@ from boki.log.record import Record
 if TYPE_CHECKING:
     from boki.client import BlockingClient
 
-app = typer.Typer(help="Read, follow, append to and trim LogBooks.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Read, follow, append to and trim LogBooks.")
 
 Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
 
 PAGE_RECORDS = 1_000
 MAX_NAMES = 10_000
-"""So many books are looked through for a name that is close to a wrong one."""
+"""Number of books that are searched for a name close to a wrong one."""
 
 
 @app.command()
+@examples("boki log books", "boki log books --prefix order")
 def books(
     prefix: Annotated[str, typer.Option(help="Only names that start with this.")] = "",
     as_json: AsJson = False,
@@ -72,6 +74,10 @@ def books(
 
 
 @app.command()
+@examples(
+    'boki log append guests \'{"name": "Ada"}\' --tag guest:Ada',
+    "boki log append guests --lines --key import-1 < guests.txt",
+)
 def append(
     book: Book,
     data: Annotated[str, typer.Argument(help="The record's data; - reads it from stdin.")] = "-",
@@ -99,12 +105,15 @@ def append(
 
 
 @app.command()
+@examples(
+    "boki log read guests", "boki log read guests --tag guest:Ada --limit 10", "boki log read guests --json | jq .text"
+)
 def read(
     book: Book,
     tag: Tag = None,
     start: Annotated[int, typer.Option(help="The first seqnum.")] = 0,
     stop: Annotated[int | None, typer.Option(help="The seqnum to stop before.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many records at most.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of records.")] = 100,
     as_json: AsJson = False,
     url: Url = "",
     token: Token = "",
@@ -134,11 +143,12 @@ def read(
 
 
 @app.command()
+@examples("boki log tail guests", "boki log tail guests --last 5 --no-follow")
 def tail(
     book: Book,
     tag: Tag = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, help="Begin with so many that are there.")] = 10,
-    follow: Annotated[bool, typer.Option(help="Go on with records as they come, until Ctrl-C.")] = True,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="Number of records to begin with.")] = 10,
+    follow: Annotated[bool, typer.Option(help="Print new records as they come, until Ctrl-C.")] = True,
     as_json: AsJson = False,
     url: Url = "",
     token: Token = "",
@@ -162,23 +172,24 @@ def tail(
 
 
 @app.command()
+@examples("boki log trim guests 8796093022208", "boki log trim guests end --yes")
 def trim(
     book: Book,
-    before: Annotated[str, typer.Argument(help="Take away records with a smaller seqnum; `end`: all there are now.")],
+    before: Annotated[str, typer.Argument(help="Remove records with a smaller seqnum; `end`: all there are now.")],
     tag: Tag = None,
     sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Take old records away, for good."""
+    """Remove old records, for good."""
     if before != "end" and not before.isdecimal():
         raise InvalidArgument(f"{before!r} is no seqnum: write a number, or `end` for all records that are there now")
     seqnum = MAX_SEQNUM if before == "end" else int(before)
     what = f"records of {book}" + (f" with tag {tag}" if tag else "") + (f" below {before}" if before != "end" else "")
     if not sure:
         if not sys.stdin.isatty():
-            raise InvalidArgument(f"this takes away all {what}, for good: say --yes if you mean it")
-        typer.confirm(f"Take away all {what}, for good?", abort=True, err=True)
+            raise InvalidArgument(f"this removes all {what}, for good: pass --yes if you mean it")
+        typer.confirm(f"Remove all {what}, for good?", abort=True, err=True)
     with connect(url, token) as client:
         client.logbook(book).trim(seqnum, tag=tag)
     errors().print(f"gone: {what}")

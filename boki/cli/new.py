@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from boki.cli.help import examples
 from boki.cli.terminal import results
 from boki.errors import InvalidArgument
 
@@ -15,10 +16,11 @@ TEMPLATE = Path(__file__).parent / "template"
 PLACEHOLDER = "PROJECT_NAME"
 
 
+@examples("boki new hello", "boki new work/shop")
 def command(
     name: Annotated[str, typer.Argument(help="The project's folder, which must not exist yet.", show_default=False)],
 ) -> None:
-    """Make a small project: one function, one test, one configuration file."""
+    """Make a small project: a function, a test, a configuration."""
     folder = create(Path(name))
     steps = (
         f"cd {folder}",

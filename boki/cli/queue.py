@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect_async
+from boki.cli.help import Commands, examples
 from boki.cli.terminal import data_text, errors, lines_of, print_json, print_table, results, time_text
 from boki.errors import InvalidArgument
 from boki.runtime.values import is_json
@@ -18,7 +19,7 @@ from boki.runtime.values import is_json
 if TYPE_CHECKING:
     from boki.libs.bokiqueue import Message, Queue
 
-app = typer.Typer(help="Push to, pop from and look into message queues.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Push to, pop from and look into message queues.")
 
 R = TypeVar("R")
 
@@ -53,6 +54,7 @@ def _with_queue(
 
 
 @app.command("list")
+@examples("boki queue list shop")
 def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
     """List the queues of a book."""
 
@@ -70,6 +72,11 @@ def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token
 
 
 @app.command()
+@examples(
+    'boki queue push shop orders "two teas"',
+    'boki queue push shop orders \'{"item": "tea"}\' --key order-17',
+    "boki queue push shop orders --lines < orders.txt",
+)
 def push(
     book: Book,
     name: Name,
@@ -79,15 +86,16 @@ def push(
     text: Annotated[bool, typer.Option("--text", help="It is text, also if it looks like JSON.")] = False,
     key: Annotated[str | None, typer.Option(help="The same key within 24 hours pushes once.")] = None,
     group_key: Annotated[str, typer.Option(help="Messages of one key are taken one at a time, in order.")] = "",
-    delay_s: Annotated[float, typer.Option(min=0, help="It can be taken only so many seconds later.")] = 0,
-    ttl_s: Annotated[float, typer.Option(min=0, help="It is dropped if nobody has taken it by then.")] = 0,
+    delay_s: Annotated[float, typer.Option(min=0, help="Delay delivery by this many seconds.")] = 0,
+    ttl_s: Annotated[float, typer.Option(min=0, help="Drop it if it is not taken within this time.")] = 0,
     as_json: AsJson = False,
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Push a message, and print its id once it is durable. Lines go in parts of 10,000: each part all or none.
+    """Push a message, and print its id once it is durable.
 
-    A JSON object or list is pushed as JSON, as `boki invoke` sends it, anything else as text.
+    A JSON object or list is pushed as JSON, as `boki invoke` sends it, anything else as text. Lines are pushed in parts
+    of 10,000, each part all or none.
     """
     if json and text:
         raise typer.BadParameter("a message is one of them", param_hint="--json-value / --text")
@@ -112,11 +120,12 @@ def push(
 
 
 @app.command()
+@examples("boki queue pop shop orders", "boki queue pop shop orders --count 10 --wait-s 5 --json")
 def pop(
     book: Book,
     name: Name,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many at most.")] = 1,
-    wait_s: Annotated[float, typer.Option(min=0, help="Wait so long for the first.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")] = 1,
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for the first message.")] = 0,
     op: Annotated[str | None, typer.Option(help="The same op within an hour gives the same messages.")] = None,
     group: Group = "",
     as_json: AsJson = False,
@@ -139,10 +148,11 @@ def pop(
 
 
 @app.command()
+@examples("boki queue peek shop orders --count 3")
 def peek(
     book: Book,
     name: Name,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many at most.")] = 10,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")] = 10,
     group: Group = "",
     as_json: AsJson = False,
     url: Url = "",
@@ -153,8 +163,9 @@ def peek(
 
 
 @app.command()
+@examples("boki queue stats shop orders", "boki queue stats shop orders --json")
 def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """Print the queue in figures: depth, ages, rates, what is in flight, by group."""
+    """Print depth, ages and rates of a queue, by group."""
     found = _with_queue(url, token, book, name, "", lambda queue: queue.stats())
     if as_json:
         print_json(msgspec.to_builtins(found))
@@ -199,10 +210,11 @@ def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token:
 
 
 @app.command()
+@examples("boki queue dlq shop orders", "boki queue dlq shop orders --group billing")
 def dlq(
     book: Book,
     name: Name,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many at most.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of messages.")] = 100,
     group: Group = "",
     as_json: AsJson = False,
     url: Url = "",
@@ -224,15 +236,17 @@ def dlq(
 
 
 @app.command()
+@examples("boki queue redrive shop orders  # all dead letters")
 def redrive(
     book: Book, name: Name, handles: Handles = None, group: Group = "", url: Url = "", token: Token = ""
 ) -> None:
-    """Let dead letters be taken again, as if they had never been."""
+    """Let dead letters be delivered again."""
     count = _with_queue(url, token, book, name, group, lambda queue: queue.redrive(*(handles or ())))
-    errors().print(f"{count:,} can be taken again")
+    errors().print(f"{count:,} dead letters can be delivered again")
 
 
 @app.command()
+@examples("boki queue purge shop orders --yes")
 def purge(
     book: Book,
     name: Name,
@@ -245,10 +259,14 @@ def purge(
     """Drop dead letters, for good."""
     _confirm(sure, "this drops dead letters for good", "Drop them, for good?")
     count = _with_queue(url, token, book, name, group, lambda queue: queue.purge(*(handles or ())))
-    errors().print(f"{count:,} are gone")
+    errors().print(f"{count:,} dead letters dropped")
 
 
 @app.command()
+@examples(
+    "boki queue replay shop orders --group audit --start earliest",
+    "boki queue replay shop orders --start-time-s 1700000000",
+)
 def replay(
     book: Book,
     name: Name,
@@ -258,7 +276,10 @@ def replay(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Let a group begin anew from any point that is kept; a group that is not there yet is created."""
+    """Let a group begin again from any point that is kept.
+
+    A group that does not exist yet is created.
+    """
     at: int | str = int(start) if start.isascii() and start.isdecimal() and len(start) < 20 else start
 
     async def work(queue: Queue[Any]) -> bool:
@@ -280,6 +301,7 @@ def replay(
 
 
 @app.command("drop-group")
+@examples("boki queue drop-group shop orders audit --yes")
 def drop_group(
     book: Book,
     name: Name,
@@ -288,7 +310,7 @@ def drop_group(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Have no such consumer group: nothing is kept for it any more, its dead letters neither."""
+    """Delete a consumer group with its dead letters."""
     _confirm(sure, "this drops a group, with its dead letters and all that it has still to do", "Drop it, for good?")
     _with_queue(url, token, book, name, "", lambda queue: queue.drop_group(group))
     errors().print(f"group {group or '(default)'} is gone", markup=False)
@@ -298,7 +320,7 @@ def _confirm(sure: bool, what: str, question: str) -> None:
     """Ask, unless the user has said that it is meant."""
     if not sure:
         if not sys.stdin.isatty():
-            raise InvalidArgument(f"{what}: say --yes if you mean it")
+            raise InvalidArgument(f"{what}: pass --yes if you mean it")
         typer.confirm(question, abort=True, err=True)
 
 

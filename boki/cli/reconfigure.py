@@ -11,6 +11,7 @@ import typer
 
 from boki.cli.connection import Token, Url, connect
 from boki.cli.coordination import Chroot, Data, ZooKeeper, change_plan, place_of, with_coordinator
+from boki.cli.help import examples
 from boki.cli.terminal import progress, results
 from boki.cluster.health import drain_left
 from boki.errors import DeadlineExceeded, InvalidArgument
@@ -25,10 +26,11 @@ _POLL_S: Final = 0.1
 _DRAIN_POLL_S: Final = 0.5
 _MAX_LOGS: Final = 255
 
-Wait = Annotated[bool, typer.Option("--wait", help="Return only when it is so.")]
-Timeout = Annotated[float, typer.Option("--timeout-s", min=0.1, help="How long to wait at most.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the change is in effect.")]
+Timeout = Annotated[float, typer.Option("--timeout-s", min=0.1, help="Maximum time to wait.")]
 
 
+@examples("boki reconfigure --logs 4", "boki reconfigure --sequencers 5 --wait")
 def command(
     logs: Annotated[int | None, typer.Option(min=1, max=_MAX_LOGS, help="Physical logs that books share.")] = None,
     sequencers: Annotated[
@@ -40,9 +42,10 @@ def command(
     chroot: Chroot = "",
     data: Data = None,
 ) -> None:
-    """Change the number of logs, or the sequencers: a controller ends the term and begins one with them.
+    """Change the number of logs, or the sequencers.
 
-    Appends in flight are ordered, or appended anew in the next term. Records stay where they are.
+    A controller ends the term and begins one with them.
+    Appends in flight are ordered, or appended again in the next term. Records stay where they are.
     """
     if logs is None and not sequencers:
         raise InvalidArgument("nothing to change: say --logs N, --sequencers N, or --sequencers NAME,NAME,NAME")
@@ -112,6 +115,7 @@ def is_so(view: View, plan: ClusterPlan) -> bool:
     return view.log_count == plan.logs and len(view.sequencers) == plan.sequencers and has_named
 
 
+@examples("boki drain storage-1", "boki drain storage-1 --wait --timeout-s 600")
 def drain(
     node: Annotated[str, typer.Argument(help="The storage node.", show_default=False)],
     wait: Wait = False,
@@ -122,9 +126,10 @@ def drain(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Empty a storage node, so that it can be taken away: new records go to others, and those that it holds follow.
+    """Empty a storage node, so that it can be removed.
 
-    Appends and reads go on meanwhile. When the drain is complete, no record needs the node any more: stop it.
+    New records go to other nodes, and those that it holds follow. Appends and reads go on meanwhile. When the drain is
+    complete, no record needs the node any more: stop it.
     """
 
     async def act(coordinator: ZooKeeperCoordinator) -> bool:
@@ -158,13 +163,14 @@ def _wait_until_empty(node: str, timeout_s: float, url: str, token: str) -> None
             time.sleep(_DRAIN_POLL_S)
 
 
+@examples("boki undrain storage-1")
 def undrain(
     node: Annotated[str, typer.Argument(help="The storage node.", show_default=False)],
     zookeeper: ZooKeeper = "",
     chroot: Chroot = "",
     data: Data = None,
 ) -> None:
-    """Let a storage node that was drained take records again."""
+    """Let a drained storage node take records again."""
 
     async def act(coordinator: ZooKeeperCoordinator) -> None:
         def change(plan: ClusterPlan) -> ClusterPlan:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from boki.cli.help import examples
 from boki.cli.terminal import errors
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _BATCH_ONLY: Final = ("seeds", "start", "processes")
 INTERRUPTED: Final = 130
 
 
+@examples("boki sim", "boki sim --seeds 10000 --processes 8", "boki sim --seed 42 --about Append")
 def command(
     context: typer.Context,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
@@ -37,12 +39,13 @@ def command(
         bool, typer.Option("--shrink", help="With --seed: make the failure small, and write it as a test.")
     ] = False,
     into: Annotated[Path, typer.Option(help="With --shrink: where the test goes.")] = Path("tests/sim/regressions"),
-    processes: Annotated[int, typer.Option(min=0, help="Run in so many processes; 0: one a core.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
 ) -> None:
-    """Run whole clusters under a virtual clock through lost messages, crashes, torn disks and reconfigurations.
+    """Simulate whole clusters under faults, one for each seed.
 
-    Each seed is one history, and always the same one. The exit status is 0 only if every promise was kept, and if the
-    batch met the rare situations that make it worth something; 130 if it was interrupted.
+    A virtual clock drives them through lost messages, crashes, torn disks and reconfigurations. Each seed is one
+    history, and always the same one. The exit status is 0 only if every promise was kept, and if the batch met the rare
+    situations that make it worth something; 130 if it was interrupted.
     """
     _check_usage(context, is_single=seed is not None, shrinks=shrink)
     wanted = _pattern(about)

@@ -20,26 +20,22 @@ import typer
 
 from boki.cli.dev import INTERRUPTED, spare_the_collector
 from boki.cli.flags import command_of, parameter_name
+from boki.cli.help import Commands, examples
 from boki.cluster_config import CONFIGS, NodeConfig, load_node
 from boki.config import LogFormat, settings
 from boki.log.membership import Role
 
 _HELP = {
-    Role.GATEWAY: "Answer HTTP, and hand calls and log operations to engines.",
-    Role.ENGINE: "Run functions in worker processes, hold the index, and carry log operations out.",
+    Role.GATEWAY: "Answer HTTP, hand calls and log operations to engines.",
+    Role.ENGINE: "Run functions, hold the index, carry out log operations.",
     Role.STORAGE: "Keep records on this machine's disk.",
-    Role.SEQUENCER: "Order records: as a primary, or as a backup of one.",
-    Role.CONTROLLER: "Watch over the cluster: end terms, move shards. One leads, the others wait.",
+    Role.SEQUENCER: "Order records, as a primary or as a backup of one.",
+    Role.CONTROLLER: "Watch over the cluster: end terms, move shards.\n\nOne leads, the others wait.",
 }
 
 _log = logging.getLogger("boki.node")
 
-app = typer.Typer(
-    help="Run one node of a cluster in this process, until SIGTERM.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = Commands("Run one node of a cluster, until SIGTERM.")
 
 
 async def serve(role: Role, config: NodeConfig) -> int:
@@ -105,7 +101,9 @@ def _runner(role: Role) -> Callable[..., None]:
         f"{_HELP[role]}\n\nEach flag can also be set as BOKI_NAME in the environment or as a key of boki.toml, which "
         "all roles can share."
     )
-    return run
+    return examples(f"boki start {role} --name {role}-1", f"boki start {role} --name {role}-2 --config cluster.toml")(
+        run
+    )
 
 
 for _role in CONFIGS:

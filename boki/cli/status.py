@@ -11,6 +11,7 @@ import msgspec
 from boki.cli import cluster_status
 from boki.cli.connection import AsJson, Token, Url, connect, supervisor_of
 from boki.cli.coordination import Data
+from boki.cli.help import examples
 from boki.cli.terminal import bytes_text, errors, print_json, print_table, results
 from boki.errors import ConnectionLost, Unavailable
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 from boki.cluster.health import sentences
 
 
+@examples("boki status", "boki status --json", "boki status --url http://127.0.0.1:8123")
 def command(as_json: AsJson = False, data: Data = None, url: Url = "", token: Token = "") -> None:
-    """Show what is up, how far the logs are, and which functions there are.
+    """Show what is up, how far the logs are, and the functions.
 
     Of a cluster that `boki up` runs here, also what its supervisor knows; --data names its directory.
     """

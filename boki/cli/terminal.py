@@ -91,6 +91,18 @@ def bytes_text(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TiB"
 
 
+def duration_text(seconds: float) -> str:
+    """A length of time for people, in the largest unit of which it is a whole number.
+
+    >>> [duration_text(s) for s in (86_400.0, 600, 90, 2.5, 0)]
+    ['24h', '10min', '90s', '2.5s', '0s']
+    """
+    for unit, size in (("h", 3_600), ("min", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
 def data_text(data: bytes, limit: int | None = 80) -> str:
     r"""A record's data on one line: text if it is text, else Python's notation for bytes. `limit` None: all of it.
 

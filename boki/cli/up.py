@@ -22,6 +22,7 @@ import typer
 from boki.cli.connection import needed_flags
 from boki.cli.dev import check_address
 from boki.cli.flags import command_of, load_flags
+from boki.cli.help import examples
 from boki.cli.terminal import errors, progress, results
 from boki.cluster.config import UpConfig
 from boki.config import ENV_PREFIX, DevConfig
@@ -43,8 +44,11 @@ _SHOWN_LINES: Final = 15
 _DEFAULT_DATA: Final = UpConfig().data
 
 
+@examples("boki up", "boki up --detach --engines 3", "boki up --storage 5 --replicas 3 --write-quorum 2")
 def run(**flags: Any) -> None:
-    """Run a whole cluster on this machine: every role a process of its own, watched and started again when it ends.
+    """Run a whole cluster on this machine.
+
+    Every role is a process of its own, watched and started again when it ends.
 
     Each flag can also be set as BOKI_NAME in the environment or as a key of boki.toml; flags win over both.
     """
@@ -224,10 +228,14 @@ def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
                 errors().print(f"  {line}", style="dim", markup=False)
 
 
+@examples("boki down", "boki down --data data")
 def down(
     data: Annotated[Path, typer.Option(metavar="PATH", envvar="BOKI_DATA", help="The data directory.")] = _DEFAULT_DATA,
 ) -> None:
-    """Stop the cluster that `boki up` runs on this machine. What was acknowledged is durable and stays."""
+    """Stop the cluster that `boki up` runs here.
+
+    What was acknowledged is durable and stays.
+    """
     from boki.cluster import identity
     from boki.cluster.server import end_leftovers
     from boki.cluster.state import read_state
