@@ -19,7 +19,7 @@ BokiError
 │   ├── NoSuchFunction
 │   └── NoSuchInvocation
 ├── Trimmed                 it was there and has been trimmed; `next_seqnum` is where reading may go on
-├── ConditionFailed         `when=` did not hold; `actual_seqnum` is the tag's last record
+├── ConditionFailed         `when=` did not hold; `actual_seqnum` is the tag's last record, `actual_count` its count
 ├── KeyReused               the same idempotency key came with another request
 ├── Overloaded              a budget is used up; repeat after `retry_after_s`
 │   └── CallTooDeep           calls are nested deeper than the limit
@@ -179,7 +179,11 @@ class Trimmed(BokiError):
 
 
 class ConditionFailed(BokiError):
-    """An append's `when=` did not hold, so nothing was appended. `actual_seqnum`: the tag's last record (0: none)."""
+    """An append's `when=` did not hold, so nothing was appended.
+
+    `actual_seqnum`: the tag's last record (0: none). Of a condition on a count also `actual_count`: how many records of
+    the tag have ever been appended.
+    """
 
     code = "condition_failed"
     http_status = 409

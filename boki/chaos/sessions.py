@@ -35,7 +35,7 @@ from boki.histories.history import (
     payload_name,
 )
 from boki.log.metalog import Positions, parse_positions
-from boki.log.record import Expect, Record
+from boki.log.record import Record
 
 APPEND_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
@@ -44,6 +44,7 @@ _GIVE_UP_S = 30.0
 _STALL_US = 250_000
 TAGS = ("red", "green", "blue")
 _TRIMMED_TAG = "blue"
+COUNTED_TAG = "!counted"
 _KEY_ATTEMPTS = 8
 _RETRY_S = 0.2
 _KEPT_BEHIND_TRIM = 30
@@ -104,6 +105,7 @@ class Session:
         self._books = books
         self._count = 0
         self._last_seqnum = 0
+        self._counts: dict[str, int] = {}
 
     async def close(self) -> None:
         """Close its connections."""
@@ -117,6 +119,7 @@ class Session:
                 self._append,
                 self._append_under_key,
                 self._append_if_last,
+                self._append_if_count,
                 self._append_many,
                 self._read_next,
                 self._read_page,
@@ -126,7 +129,7 @@ class Session:
                 self._invoke,
                 self._invoke_later,
             ),
-            (30, 8, 8, 6, 12, 8, 10, 3, 1, 4, 2),
+            (30, 8, 8, 4, 6, 12, 8, 10, 3, 1, 4, 2),
         )[0]
         await step(book)
 
@@ -144,7 +147,7 @@ class Session:
 
     async def _append_once(self, book: str, request: Appending) -> Call:
         log = self._client.logbook(book)
-        when = [Expect(condition.tag, condition.last_seqnum) for condition in request.when]
+        when = [condition.expect() for condition in request.when]
 
         async def append() -> Result:
             if len(request.records) == 1:
@@ -178,6 +181,15 @@ class Session:
         if isinstance(call.result, Shown):
             last = call.result.records[-1].seqnum if call.result.records else 0
             await self._append_once(book, Appending((Written(self._payload(), (tag,)),), when=(Condition(tag, last),)))
+
+    async def _append_if_count(self, book: str) -> None:
+        condition = Condition(COUNTED_TAG, count=self._counts.get(book, 0))
+        request = Appending((Written(self._payload(), (COUNTED_TAG,)),), when=(condition,))
+        call = await self._append_once(book, request)
+        if isinstance(call.result, Ordered):
+            self._counts[book] = condition.count + 1
+        elif isinstance(call.result, Refused) and call.result.actual_count >= 0:
+            self._counts[book] = call.result.actual_count
 
     # reads
 
@@ -339,5 +351,7 @@ def _last(record: Record | None) -> Shown:
 
 
 def _refused(error: BokiError) -> Refused:
-    actual = int(error.details.get("actual_seqnum", 0)) if isinstance(error, ConditionFailed) else 0
-    return Refused(error.code, error.outcome, actual)
+    if not isinstance(error, ConditionFailed):
+        return Refused(error.code, error.outcome)
+    actual_count = int(error.details.get("actual_count", -1))
+    return Refused(error.code, error.outcome, int(error.details.get("actual_seqnum", 0)), actual_count)

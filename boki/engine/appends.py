@@ -365,7 +365,15 @@ def _rejections(waiting: Unordered, first_seqnum: int, refused: dict[int, Refusa
         refusal = refused.get(first_seqnum + span.start)
         if refusal is not None:
             rejected.append(
-                Rejected(number, refusal.tag, refusal.expected_seqnum, refusal.actual_seqnum, refusal.seqnums)
+                Rejected(
+                    number,
+                    refusal.tag,
+                    refusal.expected_seqnum,
+                    refusal.actual_seqnum,
+                    refusal.seqnums,
+                    refusal.expected_count,
+                    refusal.actual_count,
+                )
             )
     return tuple(rejected)
 

@@ -44,8 +44,13 @@ class Conditions:
             # of a keyed append, the attempt that was carried out is another call, whose conditions are the same
             if place is not None:
                 for condition in call.request.when:
-                    yield from self._check_kept(facts, call, condition, place)
-            elif isinstance(call.result, Refused) and call.result.code == "condition_failed":
+                    if not condition.is_counted:
+                        yield from self._check_kept(facts, call, condition, place)
+            elif (
+                isinstance(call.result, Refused)
+                and call.result.code == "condition_failed"
+                and call.result.actual_count < 0
+            ):
                 yield from self._check_refused(facts, call, call.request.when, call.result.actual_seqnum)
 
     def _check_kept(self, facts: Facts, call: Call, condition: Condition, place: int) -> Iterator[Violation]:
@@ -69,6 +74,7 @@ class Conditions:
         explained = any(
             condition.last_seqnum != actual_seqnum and self._was_last(facts, call, condition.tag, actual_seqnum)
             for condition in when
+            if not condition.is_counted
         )
         if not explained:
             text = f"{call.session} was refused {when} in {call.book} because the last is {actual_seqnum}"

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from boki.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, Patience
+from boki.histories.counts import Counts
 from boki.histories.cursors import Cursors
 from boki.histories.facts import Facts, Violation
 from boki.histories.history import History
@@ -44,6 +45,7 @@ def all_checkers(grace_us: int = 1_000_000, early_us: int = 1_000_000) -> Sequen
         TrimSafety(),
         LinearizableAppends(),
         Conditions(),
+        Counts(),
         Keys(),
         Deadlines(grace_us),
         Patience(early_us),

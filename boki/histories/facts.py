@@ -234,7 +234,11 @@ class Facts:
 
     def may_be_deleted(self, book: str, seqnum: int) -> bool:
         """Whether a deletion of the whole book may have taken the record, and its key with it: it may be used again."""
-        return seqnum < self._books[book].may_deletion.until(1 << 62)
+        return seqnum < self.may_deletion(book)
+
+    def may_deletion(self, book: str) -> int:
+        """Below it, a deletion of the whole book may have taken everything."""
+        return self._books[book].may_deletion.until(1 << 62)
 
     def must_floor_at(self, book: str, tag: str | None, time_us: int) -> int:
         """Below it, a linearizable reader of that row who asked at that time must not find anything."""

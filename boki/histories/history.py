@@ -17,6 +17,8 @@ from typing import Final
 
 import msgspec
 
+from boki.log.record import Expect
+
 _MAX_NAME_BYTES: Final = 64
 
 
@@ -28,10 +30,20 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True):
-    """`when=Expect(tag, last_seqnum)`."""
+    """`when=Expect(tag, last_seqnum)`, or with a `count` that is not negative `when=Expect(tag, count=count)`."""
 
     tag: str
-    last_seqnum: int
+    last_seqnum: int = 0
+    count: int = -1
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it names how many records there are, and not the last one."""
+        return self.count >= 0
+
+    def expect(self) -> Expect:
+        """The condition as the API has it."""
+        return Expect(self.tag, count=self.count) if self.is_counted else Expect(self.tag, self.last_seqnum)
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -119,11 +131,12 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """An error. `outcome` as in `boki.errors`; `actual_seqnum` of a condition that failed."""
+    """An error. `outcome` as in `boki.errors`; of a condition that failed, `actual_seqnum` or `actual_count`."""
 
     code: str
     outcome: str
     actual_seqnum: int = 0
+    actual_count: int = -1
 
 
 Result = Ordered | Shown | Told | Refused

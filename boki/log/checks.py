@@ -14,7 +14,15 @@ from typing import Final, assert_never
 
 from boki.errors import CorruptData, InvalidArgument, TooLarge, VersionTooNew, WrongType
 from boki.log.chunk import FREED, Chunk
-from boki.log.ids import KEY_TAG_PREFIX, MAX_SEQNUM, SYSTEM_BOOK_PREFIX, check_name, check_tag
+from boki.log.ids import (
+    KEY_TAG_PREFIX,
+    MAX_SEQNUM,
+    SYSTEM_BOOK_PREFIX,
+    SYSTEM_TAG_PREFIX,
+    check_name,
+    check_tag,
+    is_system_tag,
+)
 from boki.log.limits import Limits
 from boki.log.operations import (
     Append,
@@ -84,8 +92,37 @@ def check_when(when: object, limits: Limits) -> tuple[Expect, ...]:
         if not isinstance(expect, Expect):
             raise WrongType(f"when must hold Expect(tag, last_seqnum) only, not {expect!r:.60}", field="when")
         check_tag(expect.tag, limits.tag_bytes)
-        check_seqnum(expect.last_seqnum, "when.last_seqnum")
+        if (expect.last_seqnum is None) == (expect.count is None):
+            raise InvalidArgument(
+                f"a condition on tag {expect.tag!r:.60} needs last_seqnum or count, and not both: "
+                "write Expect(tag, last_seqnum) or Expect(tag, count=n)",
+                field="when",
+            )
+        if expect.count is None:
+            check_seqnum(expect.last_seqnum, "when.last_seqnum")
+        else:
+            check_count(expect.count)
+            check_counted_tag(expect.tag)
     return tuple(when)
+
+
+def check_count(count: object) -> int:
+    """`count`, if a tag can ever have that many records."""
+    if type(count) is not int:
+        raise WrongType(f"when.count must be an int, not {type(count).__name__} {count!r:.60}", field="when.count")
+    if not 0 <= count < MAX_SEQNUM:
+        raise InvalidArgument(f"when.count must be at least 0 and below {MAX_SEQNUM}, not {count}", field="when.count")
+    return count
+
+
+def check_counted_tag(tag: str) -> None:
+    """Refuse a condition on the count of a tag whose rows go with trims of the whole book."""
+    if not is_system_tag(tag):
+        raise InvalidArgument(
+            f"a condition on a count needs a tag that outlives trims of the book, and {tag!r:.60} does not: "
+            f"begin it with {SYSTEM_TAG_PREFIX!r}",
+            field="when.count",
+        )
 
 
 def check_key(key: object, limits: Limits) -> str:
@@ -257,6 +294,8 @@ def check_append(chunk: Chunk, book: str, limits: Limits) -> None:
     check_sizes(chunk.payload_sizes(), limits)
     _check_tag_counts(chunk, limits)
     _check_strings(chunk.strings[1:], limits)
+    for tag in chunk.counted_tags():
+        check_counted_tag(tag)
 
 
 def check_sizes(sizes: Sequence[int], limits: Limits) -> None:

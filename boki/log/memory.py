@@ -147,9 +147,18 @@ class MemoryLog:
                 return Rejected(number, "", 0, 0, tuple(first_use))
         for expect in group.when:
             last = max((record.seqnum for record in self._row(name, expect.tag)), default=0)
-            if last != expect.last_seqnum:
-                return Rejected(number, expect.tag, expect.last_seqnum, last)
+            if expect.count is not None:
+                count = self._count(name, expect.tag)
+                if count != expect.count:
+                    return Rejected(number, expect.tag, 0, last, (), expect.count, count)
+            elif last != expect.last_seqnum:
+                return Rejected(number, expect.tag, expect.last_seqnum or 0, last)
         return None
+
+    def _count(self, name: str, tag: str) -> int:
+        """How many records of the tag the book has ever had, since it was last deleted: trims do not lower it."""
+        start = self._book(name).deleted_below
+        return sum(tag in record.tags and record.seqnum >= start for record in self._records if record.book == name)
 
     def _read(self, read: Read) -> Found:
         row = [record for record in self._row(read.book, read.tag) if read.start <= record.seqnum < read.stop]

@@ -97,7 +97,8 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True):
     """One group of an append that was not appended.
 
     With `seqnums`, the group's key had been used: those are the records of its first use. Otherwise the condition on
-    `tag` failed, whose last record is `actual_seqnum`.
+    `tag` failed, whose last record is `actual_seqnum`. If it was a condition on the count, `expected_count` and
+    `actual_count` are not negative.
     """
 
     group: int
@@ -105,6 +106,8 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True):
     expected_seqnum: int
     actual_seqnum: int
     seqnums: tuple[int, ...] = ()
+    expected_count: int = -1
+    actual_count: int = -1
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag="appended"):

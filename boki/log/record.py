@@ -47,7 +47,27 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Expect(msgspec.Struct, frozen=True, array_like=True):
-    """A condition of an append: the last record of `tag` in this book is `last_seqnum` (0: there is none)."""
+    """A condition of an append, decided at the append's own place in the order. Give exactly one of the two numbers.
+
+    `last_seqnum`: the last record of `tag` in this book is this one (0: there is none). `count`: this many records of
+    `tag` have ever been appended to this book. Trims do not lower a count, so a count needs a tag that outlives trims:
+    one that begins with ``!``. With it a writer may have several appends in flight that each name their own place
+    (Halfmoon, SOSP '23, section 4).
+    """
 
     tag: str
-    last_seqnum: int
+    last_seqnum: int | None = None
+    count: int | None = None
+
+    @property
+    def number(self) -> int:
+        """What it expects as one number, for a column: a count of n is -1 - n."""
+        if self.count is not None:
+            return -1 - self.count
+        assert self.last_seqnum is not None, "a condition is checked where it is made"
+        return self.last_seqnum
+
+    @staticmethod
+    def of(tag: str, number: int) -> Expect:
+        """The condition behind `number`."""
+        return Expect(tag, number) if number >= 0 else Expect(tag, count=-1 - number)

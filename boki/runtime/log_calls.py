@@ -140,6 +140,16 @@ def seqnums_of(first_seqnum: int, group: Group, rejected: Rejected | None, book:
         return range(first_seqnum, first_seqnum + len(group.records))
     if rejected.seqnums:
         return rejected.seqnums
+    if rejected.actual_count >= 0:
+        raise ConditionFailed(
+            f"tag {rejected.tag!r} in book {book!r} has had {rejected.actual_count} records, not "
+            f"{rejected.expected_count}: nothing was appended; read on and decide anew",
+            book=book,
+            tag=rejected.tag,
+            expected_count=rejected.expected_count,
+            actual_count=rejected.actual_count,
+            actual_seqnum=rejected.actual_seqnum,
+        )
     raise ConditionFailed(
         f"the last record of tag {rejected.tag!r} in book {book!r} is {rejected.actual_seqnum or 'none'}, not "
         f"{rejected.expected_seqnum or 'none'}: nothing was appended; read on and decide anew",

@@ -38,7 +38,6 @@ from boki.log.chunk import Chunk, Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Append, Appended, Done, Found, Get, Operation, Read, SetAuxdata, Sync, TrimBook
-from boki.log.record import Expect
 from boki.sim.engines import EngineNode
 from boki.sim.gateways import GatewayNode
 from boki.sim.nodes import World
@@ -58,6 +57,8 @@ OPERATIONS: Final = (
 )
 WIDE: Final = ("bounded", "since", "pair", "follow", "annotate")
 """What only some seeds ask for: bounded pages, times, two conditions, pages by their cursor, and auxiliary data."""
+COUNTED_TAG: Final = "!counted"
+"""The tag whose counts `Options.counted` seeds name."""
 _CALM: Final = ("append", "append", "read", "tail")
 """What is asked for when liveness is demanded: nothing that may rightly be refused."""
 
@@ -106,12 +107,14 @@ class Client:
         self._book = ""
         self._known: dict[str, list[int]] = {}
         self._last: dict[tuple[str, str], int] = {}
+        self._counts: dict[str, int] = {}
+        """Per book, how many records the tag with counts has had, as far as it knows."""
         self._again: tuple[str, Appending] | None = None
         self._times: dict[str, int] = {}
         self._cursors: dict[tuple[str, str | None], int] = {}
         options = world.options
         self._names = [name for name in OPERATIONS for _ in range(options.mix.get(name, 1))] or ["append"]
-        self._names += list(WIDE) * options.wide
+        self._names += list(WIDE) * options.wide + ["counted"] * options.counted
         self._new_session()
         self._think()
 
@@ -262,6 +265,17 @@ class Client:
         self.shared.orders.append((self._book, request))
         return request
 
+    def _make_counted(self) -> Request:
+        """Appends that name their place by a count, now and then one that names none, and trims of what they count."""
+        known = self._known.get(self._book)
+        chance = self.rng.random()
+        if known and chance < 0.15:
+            return Trimming(self.rng.choice(known) + 1, COUNTED_TAG)
+        records = tuple(self._written(COUNTED_TAG) for _ in range(self.rng.choice((1, 1, 2))))
+        if chance < 0.25:
+            return Appending(records)
+        return Appending(records, (Condition(COUNTED_TAG, count=self._counts.get(self._book, 0)),))
+
     def _make_follow(self) -> Request:
         """The next page of a tag, or of the book, as a subscriber asks for it."""
         tag = self._tag() if self.rng.random() < 0.8 else None
@@ -357,6 +371,9 @@ class Client:
                 assert isinstance(call.request, Appending)
                 for seqnum, written in zip(seqnums, call.request.records, strict=True):
                     self._note_last(call.book, written.tags, seqnum)
+                for condition in call.request.when:
+                    if condition.is_counted:
+                        self._counts[call.book] = condition.count + len(call.request.records)
             case Shown(records):
                 self.ok_count += 1
                 self._note_page(call, result)
@@ -365,18 +382,21 @@ class Client:
                     self._note_last(call.book, record.tags, record.seqnum)
             case Told():
                 self.ok_count += 1
-            case Refused(code, outcome, actual_seqnum):
-                self._on_refused(call, code, outcome, actual_seqnum)
+            case Refused():
+                self._on_refused(call, result)
         del known[:-30]
 
-    def _on_refused(self, call: Call, code: str, outcome: str, actual_seqnum: int) -> None:
+    def _on_refused(self, call: Call, refused: Refused) -> None:
         if not isinstance(call.request, Appending):
             return
-        if code == "condition_failed":
+        if refused.actual_count >= 0:
+            self.clock.sometimes("an append that named a count lost a race")
+            self._counts[call.book] = refused.actual_count
+        elif refused.code == "condition_failed":
             self.clock.sometimes("a conditional append lost a race")
             for condition in call.request.when:
-                self._last[call.book, condition.tag] = actual_seqnum
-        elif call.request.key is not None and outcome == "unknown":
+                self._last[call.book, condition.tag] = refused.actual_seqnum
+        elif call.request.key is not None and refused.outcome == "unknown":
             self._again = (call.book, call.request)
 
     def _note_page(self, call: Call, page: Shown) -> None:
@@ -396,7 +416,7 @@ def operation_of(book: str, request: Request, payload_bytes: int) -> Operation:
     match request:
         case Appending(records, when, key):
             rows = [(record.payload.encode().ljust(payload_bytes, b"."), record.tags) for record in records]
-            expects = [Expect(condition.tag, condition.last_seqnum) for condition in when]
+            expects = [condition.expect() for condition in when]
             return Append(book, encode_chunk(book, [Group(rows, expects, key)]))
         case Reading(tag, start, stop, limit, backward, fresh, since_us, wait_us):
             return Read(book, tag, start, min(stop, MAX_SEQNUM), limit, backward, wait_us, fresh, since_us)
@@ -417,7 +437,7 @@ def result_of(request: Request, answer: Any) -> Result:
                 return Ordered(tuple(range(first_seqnum, first_seqnum + len(request.records))))
             if rejected[0].seqnums:
                 return Ordered(tuple(rejected[0].seqnums))
-            return Refused("condition_failed", "not_applied", rejected[0].actual_seqnum)
+            return Refused("condition_failed", "not_applied", rejected[0].actual_seqnum, rejected[0].actual_count)
         case Found():
             return Shown(read_found(answer), answer.next_start, answer.is_end, answer.first_seqnum)
         case Done():

@@ -85,6 +85,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of the operations; those of `boki.sim.clients.OPERATIONS` that are missing have weight 1."""
     wide: int = 0
     """Weight of each of `boki.sim.clients.WIDE`."""
+    counted: int = 0
+    """Weight of appends on condition of a count."""
     poll_us: int = 300_000
     """How long every third forward read may wait for a record."""
     buffer_bytes: int = 1 << 20
@@ -156,6 +158,7 @@ def draw_options(seed: int) -> Options:
         queue_crashes=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.1, 1.0))),
         queue_trouble=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.01, 0.3), 0.1)),
         wide=wide_rng.choice((0, 0, 1)),
+        counted=Random(f"{seed}:options:counted").choice((0, 0, 0, 2)),
         relays=Random(f"{seed}:options:relays").choice((0, 0, 0, 1)),
         checkpoint_us=index_rng.choice((30_000_000, 30_000_000, int(_log_uniform(index_rng, 200_000, 3_000_000)))),
         checkpoint_page_bytes=index_rng.choice((4_000, 128 << 10)),

@@ -71,6 +71,7 @@ def _smaller(options: Options) -> Iterator[Options]:
         ("controllers", 1),
         ("logs", 1),
         ("wide", 0),
+        ("counted", 0),
         ("calls", 0),
         ("queues", 0),
         ("queue_shards", 1),

@@ -40,6 +40,7 @@ SITUATIONS: Final = (
     "a batch came after its term",
     "an append was made anew in the next term",
     "a conditional append lost a race",
+    "an append that named a count lost a race",
     "a key was used again",
     "a reader was parked across a term change",
     "a crash lost what was not synced",

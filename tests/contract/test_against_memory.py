@@ -31,7 +31,8 @@ tag = st.none() | st.sampled_from(TAGS)
 place = st.tuples(st.integers(0, 7), st.sampled_from((0, 1)))
 """The seqnum of a book's k-th record, or one more."""
 record = st.tuples(st.binary(max_size=3), st.lists(st.sampled_from(TAGS), max_size=2, unique=True))
-condition = st.tuples(st.sampled_from(TAGS), st.none() | place)
+condition = st.tuples(st.sampled_from(TAGS), st.none() | place) | st.tuples(st.just("!s"), st.integers(0, 5))
+"""The last record of a tag, or how many there have been of the one that has counts."""
 append = st.tuples(
     st.just("append"),
     book,
@@ -87,12 +88,16 @@ class Player:
         try:
             return await getattr(self, f"play_{kind}")(*arguments)
         except ConditionFailed as error:
-            return error.code, error.tag, self.place(arguments[0], error.actual_seqnum)
+            count = error.details.get("actual_count")
+            return error.code, error.tag, self.place(arguments[0], error.actual_seqnum), count
         except BokiError as error:
             return error.code, error.outcome
 
     async def play_append(self, name: str, records: Any, conditions: Any, key: str | None) -> Any:
-        when = [Expect(tag, self.seqnum(name, place)) for tag, place in conditions]
+        when = [
+            Expect(tag, count=place) if isinstance(place, int) else Expect(tag, self.seqnum(name, place))
+            for tag, place in conditions
+        ]
         seqnums = await self.book(name).append_many(records, when=when, key=key)
         known = self._seqnums[name]
         known += [seqnum for seqnum in seqnums if seqnum not in known]
@@ -172,3 +177,21 @@ def test_both_answer_alike(engine: tuple[LoopThread, LogPort], played: list[tupl
     found = loop.run(_play(EngineLogs(service, prefix), prefix, played))
     for operation, one, other in zip([*played, "everything"], expected, found, strict=True):
         assert one == other, operation
+
+
+async def _append_eight_at_once(logbook: LogBook) -> list[int]:
+    tasks = []
+    for i in range(8):
+        when = Expect("!steps", count=i)
+        tasks.append(asyncio.create_task(logbook.append(b"%d" % i, tags=["!steps"], when=when)))
+        if i % 3 == 0:
+            await asyncio.sleep(0)  # so that some share a chunk, and some do not
+    return list(await asyncio.gather(*tasks))
+
+
+@pytest.mark.xdist_group("against-memory-engine")
+def test_appends_of_one_caller_that_are_in_flight_are_ordered_in_turn() -> None:
+    """By one engine each names the count that it will find: none waits for the one before it, and all hold."""
+    with local_log() as (loop, service):
+        seqnums = loop.run(_append_eight_at_once(EngineLogs(service, "in-flight").logbook))
+        assert seqnums == sorted(seqnums)

@@ -29,14 +29,18 @@ from tests.members import view
 from tests.world import MemoryDisk
 
 BOOKS = ("a", "b", "ab", "log:7")
-TAGS = ("x", "y", "xy", "!fence")
+FENCE = "!fence"
+TAGS = ("x", "y", "xy", FENCE)
 KEYS = ("k", "l")
 WINDOW_US = 100
 
 
 @dataclass(frozen=True)
 class Condition:
-    """`Expect(tag, ...)` of what is so (`guess` 0), of nothing (1), or of what is surely wrong (2)."""
+    """`Expect(tag, ...)` of what is so (`guess` 0), of nothing (1), or of what is surely wrong (2).
+
+    Of the fence's tag also conditions on its count: `guess` + 3.
+    """
 
     tag: str
     guess: int
@@ -174,6 +178,10 @@ class History:
     def _group(self, drawn: DrawnGroup, book: str) -> Group:
         when = []
         for condition in drawn.when:
+            if condition.guess >= 3:
+                count = self.naive.count(book, FENCE)
+                when.append(Expect(FENCE, count=(count, 0, count + 1)[condition.guess - 3]))
+                continue
             last = self.naive.last(book, condition.tag)
             when.append(Expect(condition.tag, (last, 0, last + 1)[condition.guess]))
         return group(*drawn.tags, when=when, key=drawn.key)
@@ -210,6 +218,8 @@ class History:
         seqnums = sorted(record.seqnum for record in naive.ordered)
         places = [0, *seqnums[:: max(1, len(seqnums) // 5)], MAX_SEQNUM]
         for book in (*BOOKS, "nowhere"):
+            found_book = index._book(book)
+            assert (0 if found_book is None else found_book.count(FENCE)) == naive.count(book, FENCE)
             for tag in (None, *TAGS, "never"):
                 assert index.floor(book, tag) == naive.floor(book, tag)
                 assert index.last(book, tag) == naive.last(book, tag), (book, tag)

@@ -97,9 +97,11 @@ class NaiveIndex:
             if first_use:
                 return Refusal(seqnum, "", 0, 0, tuple(first_use))
         for expect in group.when:
-            last = self.last(book, expect.tag)
-            if last != expect.last_seqnum:
-                return Refusal(seqnum, expect.tag, expect.last_seqnum, last)
+            last, count = self.last(book, expect.tag), self.count(book, expect.tag)
+            if expect.count is None and last != expect.last_seqnum:
+                return Refusal(seqnum, expect.tag, expect.last_seqnum or 0, last)
+            if expect.count is not None and count != expect.count:
+                return Refusal(seqnum, expect.tag, 0, last, (), expect.count, count)
         return None
 
     def trim(self, trim: Trim, tail_seqnum: int) -> bool:
@@ -141,6 +143,11 @@ class NaiveIndex:
 
     def last(self, book: str, tag: Tag) -> int:
         return max(self.row(book, tag), default=0)
+
+    def count(self, book: str, tag: Tag) -> int:
+        """How many were ever kept since the book was last deleted, trimmed or not."""
+        start = self.deleted_below.get(book, 0)
+        return sum(tag in record.tags and record.seqnum >= start for record in self.kept if record.book == book)
 
     def page(self, book: str, tag: Tag, start: int, stop: int, limit: int, *, backward: bool) -> list[int]:
         row = [seqnum for seqnum in self.row(book, tag) if start <= seqnum < stop]

@@ -26,7 +26,7 @@ AMPLE = 1 << 30
 NOTHING = 0
 
 tag_sets = st.lists(st.sampled_from(TAGS), max_size=3, unique=True).map(tuple)
-conditions = st.builds(Condition, st.sampled_from(TAGS), st.sampled_from((0, 0, 1, 2)))
+conditions = st.builds(Condition, st.sampled_from(TAGS), st.sampled_from((0, 0, 1, 2, 3, 3, 4, 5)))
 groups = st.builds(
     DrawnGroup,
     st.sampled_from(BOOKS),

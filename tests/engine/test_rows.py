@@ -40,6 +40,7 @@ class RowWorld:
         self.shelf = Shelf(BOOK, self.residence)
         self.seqnums: list[int] = []
         self.floor = 0
+        self.removed = 0
 
     @property
     def row(self) -> Row:
@@ -57,8 +58,10 @@ class RowWorld:
 
     def trim(self, floor: int) -> None:
         self.floor = max(self.floor, floor)
-        self.seqnums = [seqnum for seqnum in self.seqnums if seqnum >= self.floor]
-        self.row.trim(self.floor)
+        kept = [seqnum for seqnum in self.seqnums if seqnum >= self.floor]
+        self.removed += len(self.seqnums) - len(kept)
+        self.seqnums = kept
+        self.row.trim(self.floor, self.removed)
 
     def checkpoint(self) -> None:
         self.disk.write(self.residence.writes())
@@ -79,13 +82,16 @@ steps = st.one_of(
     st.tuples(st.just("evict"), st.none()),
     st.tuples(st.just("page"), st.tuples(st.floats(0, 1.1), st.floats(0, 1.1), st.integers(1, 20), st.booleans())),
     st.tuples(st.just("last"), st.none()),
+    st.tuples(st.just("count"), st.none()),
 )
 
 
 @settings(max_examples=300)
 @given(st.lists(steps, max_size=30))
 def test_a_row_is_the_list_of_what_was_added_and_not_trimmed(drawn: list[tuple[str, object]]) -> None:
-    """Pages forward and backward, and the last one, after any appends, trims, checkpoints, evictions and restarts."""
+    """Pages forward and backward, the last one, and how many there have been, after any appends, trims, checkpoints,
+    evictions and restarts.
+    """
     with small_parts():
         world = RowWorld()
         for step, value in drawn:
@@ -106,8 +112,11 @@ def test_a_row_is_the_list_of_what_was_added_and_not_trimmed(drawn: list[tuple[s
                     assert list(page) == (expected[-limit:] if backward else expected[:limit])
                 case "last", None:
                     assert world.row.last(world.floor) == (world.seqnums[-1] if world.seqnums else 0)
+                case "count", None:
+                    assert world.row.count(0) == world.removed + len(world.seqnums)
                 case _:
                     world.evict()
+        assert world.row.count(0) == world.removed + len(world.seqnums)
         assert list(world.row.page(world.floor, END, 1000)) == world.seqnums
         assert world.row.floor == world.floor
 

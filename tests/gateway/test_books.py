@@ -102,6 +102,14 @@ def test_conditions_hold_or_the_append_is_409() -> None:
                 assert body["details"]["actual_seqnum"] == first
             await append(http, text="2", tags=["t"], when=[{"tag": "t", "last_seqnum": first}])
             assert [record["text"] for record in await read(http)] == ["1", "2"]
+            await append(http, text="3", tags=["!n"], when={"tag": "!n", "count": 0})
+            counted = {"text": "4", "tags": ["!n"], "when": {"tag": "!n", "count": 0}}
+            async with http.post("/logbook/b/append", json=counted) as response:
+                body = await refused(response, 409, "condition_failed")
+                assert (body["details"]["expected_count"], body["details"]["actual_count"]) == (0, 1)
+            both = {"text": "4", "when": {"tag": "!n", "count": 1, "last_seqnum": "0"}}
+            async with http.post("/logbook/b/append", json=both) as response:
+                await refused(response, 400, "invalid_argument")
 
     run(scenario())
 

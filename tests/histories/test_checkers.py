@@ -461,7 +461,8 @@ def test_each_checker_is_tested_here_and_has_a_name_of_its_own() -> None:
     """`all_checkers` is the list that everybody runs."""
     checkers = all_checkers()
     assert len({checker.name for checker in checkers}) == len(checkers)
-    assert all(type(checker).__name__ in globals() for checker in checkers)
+    tested = {*globals(), "Counts"}  # that one in test_counts.py
+    assert {type(checker).__name__ for checker in checkers} <= tested
 
 
 def test_a_long_history_is_checked_in_few_steps() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boki.errors import BokiError, CorruptData, VersionTooNew
-from boki.log.chunk import FREED, JOINED, KEYED, Chunk, Group, Span, encode_chunk
+from boki.log.chunk import FREED, JOINED, KEYED, VERSION, Chunk, Group, Span, encode_chunk
 from boki.log.ids import KEY_TAG_PREFIX
 from boki.log.record import Expect, Record
 from tests.log.drawn import many_groups, names
@@ -22,6 +22,11 @@ GOLDEN_GROUPS = [
     Group(
         [(b"\x00\xff" * 3, ["greetings", "größe"])], [Expect("greetings", 8796093022208), Expect("none", 0)], "key 1"
     ),
+]
+GOLDEN_COUNTED = Path(__file__).parent / "golden" / "chunk-v2.bin"
+COUNTED_GROUPS = [
+    Group([(b"one", ["!steps"])], (Expect("!steps", count=0),)),
+    Group([(b"two", ["!steps"])], (Expect("!steps", count=1), Expect("lock", 7))),
 ]
 CRC_AT = 4
 COLUMNS_AT = 8
@@ -157,11 +162,30 @@ def test_the_layout_of_version_1_never_changes() -> None:
     assert encode_chunk("golden", GOLDEN_GROUPS) == golden
 
 
+def test_the_layout_of_version_2_never_changes() -> None:
+    """A chunk whose conditions name a count says so by its version; all others stay readable for older engines."""
+    golden = GOLDEN_COUNTED.read_bytes()
+    chunk = Chunk(golden)
+    chunk.verify_columns()
+    assert (golden[2], GOLDEN.read_bytes()[2]) == (2, 1)
+    assert chunk.groups() == [Span(0, 1, COUNTED_GROUPS[0].when, None), Span(1, 2, COUNTED_GROUPS[1].when, None)]
+    assert chunk.counted_tags() == {"!steps"}
+    assert encode_chunk("golden", COUNTED_GROUPS) == golden
+
+
+def test_a_count_in_a_chunk_of_version_1_is_damage() -> None:
+    """What an older writer cannot have meant is not judged."""
+    data = bytearray(GOLDEN_COUNTED.read_bytes())
+    data[2] = 1
+    with pytest.raises(CorruptData, match="expects the seqnum -1"):
+        Chunk(bytes(data)).verify_columns()
+
+
 def test_a_newer_version_is_refused_by_name() -> None:
     """Not read by guess, and not called damaged."""
     data = bytearray(GOLDEN.read_bytes())
-    data[2] = 2
-    with pytest.raises(VersionTooNew, match="chunk version 2"):
+    data[2] = VERSION + 1
+    with pytest.raises(VersionTooNew, match=f"chunk version {VERSION + 1}"):
         Chunk(bytes(data))
 
 

@@ -21,6 +21,7 @@ from boki.engine.core import EngineCore
 from boki.engine.engine_service import EngineService
 from boki.engine.index import index
 from boki.engine.index.book import BookState
+from boki.engine.index.rows import Row
 from boki.engine.mirror import Mirror
 from boki.engine.stamps import Stamps
 from boki.engine.tails import Tails
@@ -185,6 +186,12 @@ def no_conditions() -> Any:
         return judge(self, book, span._replace(when=()), first, time_us)
 
     return without(index.Index, "_judge", blind)
+
+
+def no_memory_of_the_trimmed() -> Any:
+    """A trim of a tag forgets how many records it took away."""
+    trim = Row.trim
+    return without(Row, "trim", lambda self, floor, _removed: trim(self, floor, 0))
 
 
 def no_order_of_terms() -> Any:
@@ -395,6 +402,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "key de-duplication": no_key_deduplication,
     "key before conditions": no_key_before_conditions,
     "conditions": no_conditions,
+    "counts outlive trims": no_memory_of_the_trimmed,
     "terms applied in order": no_order_of_terms,
     "fresh tails": no_fresh_tails,
     "fence before a takeover": no_fence_before_a_takeover,
@@ -421,6 +429,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
 NEEDS: dict[str, Callable[[Options], bool]] = {
     "checksums": lambda options: "rot" in options.faults,
     "key before conditions": lambda options: options.wide > 0,
+    "counts outlive trims": lambda options: options.counted > 0,
     "fence before a takeover": lambda options: "mistake" in options.schemes,
     "end of the fenced": lambda options: "mistake" in options.schemes,
     "trims carried out once": lambda options: "echo" in options.schemes,

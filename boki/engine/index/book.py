@@ -344,6 +344,10 @@ class Book(Shelf):
             return self.last_seqnum
         return self.row(tag).last(self.floor_of(tag))
 
+    def count(self, tag: str) -> int:
+        """How many records of a system tag have ever been appended, since the book was last deleted."""
+        return self.row(tag).count(self.deleted_below)
+
     def has(self, seqnum: int) -> bool:
         """Whether the row of the whole book has that record."""
         if seqnum < self.floor:
@@ -378,19 +382,24 @@ class Book(Shelf):
             self.deleted_below = floor
             if floor == tail_seqnum:
                 self._clear()
+            else:
+                for row in self.rows.values():
+                    row.forget_count()
         if moved:
             self._list()
         return moved
 
     def _trim_tag(self, tag: str, floor: int) -> bool:
-        if tag.startswith(KEY_TAG_PREFIX) or floor <= self.floor_of(tag):
+        start = self.floor_of(tag)
+        if tag.startswith(KEY_TAG_PREFIX) or floor <= start:
             return False
         row = self.row(tag)
+        gone = row.page(start, floor, END)
         if floor > self.floor:
-            # each record loses this tag; below the book's floor nobody counts any more
-            self._shorten(*self.whole.release(row.page(max(self.floor, row.floor), floor, END)))
+            # each record loses this tag; below the book's floor the marks of records are of no use
+            self._shorten(*self.whole.release(gone[bisect_left(gone, self.floor) :]))
             self._list()
-        row.trim(floor)
+        row.trim(floor, row.removed(self.deleted_below) + len(gone) if is_system_tag(tag) else 0)
         return True
 
     def _shorten(self, count: int, payload_bytes: int) -> None:

@@ -48,6 +48,7 @@ from boki.log.cuts import Piece
 from boki.log.ids import KEY_TAG_PREFIX, MAX_SEQNUM, LogId, ShardId, Term, split_seqnum
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, make_position
 from boki.log.operations import BookInfo
+from boki.log.record import Expect
 from boki.log.view import View, place_book
 
 VERSION: Final = 1
@@ -60,7 +61,8 @@ _LAST_SEQNUM: Final = Struct("<q")
 class Refusal:
     """A group that was skipped. With `seqnums`, its key had been used: those are the records of the first use.
 
-    Otherwise the condition on `tag` failed: its last record is `actual_seqnum`. `seqnum`: of the group's first record.
+    Otherwise the condition on `tag` failed: its last record is `actual_seqnum`. If it was a condition on the count,
+    `expected_count` and `actual_count` are not negative. `seqnum`: of the group's first record.
     """
 
     seqnum: int
@@ -68,6 +70,8 @@ class Refusal:
     expected_seqnum: int
     actual_seqnum: int
     seqnums: tuple[int, ...] = ()
+    expected_count: int = -1
+    actual_count: int = -1
 
 
 class Applied(NamedTuple):
@@ -210,9 +214,12 @@ class Index:
                     # one key is used once in a cut, so this is all that is left of the first use and nothing else
                     return Refusal(seqnum, "", 0, 0, tuple(book.page(span.key_tag, first_of_cut, used + 1, END)))
         for expect in span.when:
+            if _holds(book, expect):
+                continue
             last = book.last(expect.tag)
-            if last != expect.last_seqnum:
-                return Refusal(seqnum, expect.tag, expect.last_seqnum, last)
+            if expect.count is not None:
+                return Refusal(seqnum, expect.tag, 0, last, (), expect.count, book.count(expect.tag))
+            return Refusal(seqnum, expect.tag, expect.last_seqnum or 0, last)
         return None
 
     def _apply_trim(self, log: LogId, trim: Trim, applied: Applied) -> None:
@@ -446,7 +453,13 @@ def _read_small_state(disk: DiskReader) -> _SmallState:
 def _hold_all(book: Book, chunk: Chunk) -> bool:
     """Whether all its groups are kept, as one look at the book can tell: most chunks have no condition, or a few."""
     conditions = chunk.outer_conditions()
-    return conditions is not None and all(book.last(expect.tag) == expect.last_seqnum for expect in conditions)
+    return conditions is not None and all(_holds(book, expect) for expect in conditions)
+
+
+def _holds(book: Book, expect: Expect) -> bool:
+    if expect.count is not None:
+        return book.count(expect.tag) == expect.count
+    return book.last(expect.tag) == expect.last_seqnum
 
 
 def _keep_all(book: Book, chunk: Chunk, first: int) -> None:

@@ -9,7 +9,7 @@ can be taken for another; seqnums are big-endian, so that a scan meets them in o
     i/b <book>                what is known of a book as a whole
     i/w [book] <start>        a part of the row of a book's records
     i/r [book] [tag] <start>  a part of the row of a tag
-    i/f [book] [tag]          the floor of a tag
+    i/f [book] [tag]          the floor of a tag, behind how many records trims of that tag have taken away, if any
 """
 
 from __future__ import annotations
@@ -38,6 +38,21 @@ def read_number(data: bytes) -> int:
     """The number behind `number_bytes`, at the end of a key or alone."""
     number: int = _NUMBER.unpack_from(data, len(data) - _NUMBER.size)[0]
     return number
+
+
+def floor_bytes(floor: int, removed: int) -> bytes:
+    """The value of a tag's floor. It ends with the floor, and is nothing else if no record is to be counted."""
+    return number_bytes(removed) + number_bytes(floor) if removed else number_bytes(floor)
+
+
+def read_floor(value: bytes) -> tuple[int, int]:
+    """(floor, removed) behind `floor_bytes`.
+
+    >>> read_floor(floor_bytes(7, 3)), read_floor(floor_bytes(7, 0))
+    ((7, 3), (7, 0))
+    """
+    removed = _NUMBER.unpack_from(value)[0] if len(value) > _NUMBER.size else 0
+    return read_number(value), removed
 
 
 def _name(text: str) -> bytes:

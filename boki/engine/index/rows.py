@@ -12,6 +12,10 @@ Only the newest part grows. An append to a row of which nothing is in memory ope
 reads nothing; the disk then has several small parts where one would do, and whoever reads them makes them one.
 
 What the floors of trims hide may still stand in a part: callers say from where on they look.
+
+Of a system tag, a row also knows how many records it has ever had (conditions on counts, `Expect(tag, count=n)`). A
+trim of the tag adds the records that it takes away to the number beside the floor; the others are there to be counted.
+Rows of other tags keep no such number: trims of a whole book take their records away without a look at each row.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Final
 import msgspec
 
 from boki.effects import Delete, Put
-from boki.engine.index.layout import number_bytes, read_number, row_prefix, tag_floor_key
+from boki.engine.index.layout import floor_bytes, number_bytes, read_floor, read_number, row_prefix, tag_floor_key
 from boki.engine.index.residence import Residence
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import MAX_SEQNUM
@@ -59,7 +63,7 @@ _GONE: Final = 8
 _PART_BYTES: Final = 176
 RECORD_BYTES: Final = 9
 """What a record costs in a part: eight bytes, and what arrays keep in reserve."""
-_ROW_BYTES: Final = 230
+_ROW_BYTES: Final = 246
 _DIRTY_ROW_BYTES: Final = 160
 
 _start_of = attrgetter("start")
@@ -114,7 +118,7 @@ class Part(msgspec.Struct, gc=False):
 class Row:
     """The row of one tag. All methods may read the disk where memory has a gap, but for `append` and `extend`."""
 
-    __slots__ = ("_flags", "_floor", "newest", "older", "shelf", "tag")
+    __slots__ = ("_base", "_flags", "_floor", "_removed", "newest", "older", "shelf", "tag")
 
     def __init__(self, shelf: Shelf, tag: str | None) -> None:
         self.shelf = shelf
@@ -122,6 +126,9 @@ class Row:
         self.newest: Part | None = None
         self.older: Sequence[Part] = ()
         self._floor = -1
+        self._removed = 0
+        self._base: int | None = None
+        """What makes the length of the newest part a count of all records; None while nobody has asked for one."""
         self._flags = 0
         shelf.rows[tag] = self
         shelf.residence.used_bytes += _ROW_BYTES
@@ -150,6 +157,8 @@ class Row:
         elif newest.flags & CLOSED or len(newest.seqnums) >= PART_RECORDS:
             newest.until = seqnum
             newest.flags |= CLOSED
+            if self._base is not None:
+                self._base += len(newest.seqnums)
             if isinstance(self.older, list):
                 self.older.append(newest)
             else:
@@ -250,6 +259,26 @@ class Row:
         if self.newest is not None:
             yield self.newest
 
+    def count(self, low: int) -> int:
+        """How many records have ever been appended at or above `low`: what is there, and what trims took away.
+
+        Looks at the whole row the first time, and from then on at the newest part, while that stays in memory.
+        """
+        newest = self.part_at(END - 1)
+        if self._base is None:
+            at = start = max(low, self.floor)
+            count = self.removed(low)
+            while at < END:
+                part = self.part_at(at)
+                count += len(part.seqnums) - bisect_left(part.seqnums, start)
+                at = part.until
+            self._base = count - len(newest.seqnums)
+        return self._base + len(newest.seqnums)
+
+    def forget_count(self) -> None:
+        """The lowest seqnum that counts has moved."""
+        self._base = None
+
     def part_at(self, seqnum: int, *, backward: bool = False) -> Part:
         """The part that covers that seqnum; read from the disk, with what lies behind or before it, if need be."""
         newest = self.newest
@@ -329,12 +358,17 @@ class Row:
         if self._floor < 0:
             assert self.tag is not None, "the floor of a whole book is the book's"
             stored = self.shelf.residence.disk.get(tag_floor_key(self.shelf.name, self.tag))
-            self._floor = 0 if stored is None else read_number(stored)
+            self._floor, self._removed = (0, 0) if stored is None else read_floor(stored)
         return self._floor
 
-    def trim(self, floor: int) -> None:
-        """Move the floor, and forget what is below it."""
-        self._floor = floor
+    def removed(self, low: int) -> int:
+        """How many records at or above `low` trims of this very tag have taken away, if it is a system tag."""
+        return self._removed if self.floor > low else 0
+
+    def trim(self, floor: int, removed: int) -> None:
+        """Move the floor, and forget what is below it. `removed`: how many records such trims have taken so far."""
+        self._floor, self._removed = floor, removed
+        self._base = None
         self._flags |= _FLOOR_CHANGED
         self._list()
         self.drop_below(floor)
@@ -378,7 +412,7 @@ class Row:
         flags = self._flags
         if flags & _FLOOR_CHANGED:
             assert self.tag is not None
-            yield Put(tag_floor_key(self.shelf.name, self.tag), number_bytes(self._floor))
+            yield Put(tag_floor_key(self.shelf.name, self.tag), floor_bytes(self._floor, self._removed))
             flags = flags & ~_FLOOR_CHANGED | _FLOOR_WRITING
         self._flags = flags & ~_LISTED
         dirty = [part for part in self.parts() if part.flags & DIRTY]
@@ -415,7 +449,7 @@ class Row:
         if newest is not None:
             if not newest.flags & (DIRTY | WRITING | USED):
                 residence.used_bytes -= newest.size_bytes
-                self.newest = None
+                self.newest = self._base = None
             newest.flags &= ~USED
         if self.newest is None and not self.older and not self._flags and self.tag is not None:
             self.discard()

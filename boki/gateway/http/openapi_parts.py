@@ -78,7 +78,18 @@ SCHEMAS: Final[dict[str, Json]] = {
             "is_end": {"type": "boolean", "description": "Whether there was nothing more in the range"},
         }
     ),
-    "Expect": _object({"tag": _TEXT}, {"last_seqnum": _SEQNUM}, "Holds if the tag's last record is this one; 0: none."),
+    "Expect": _object(
+        {"tag": _TEXT},
+        {
+            "last_seqnum": _SEQNUM | {"description": "Holds if the tag's last record is this one; 0: none"},
+            "count": {
+                "type": "integer",
+                "minimum": 0,
+                "description": "Holds if so many records of the tag have ever been appended; only for tags with `!`",
+            },
+        },
+        "A condition of an append, with one of last_seqnum and count; with neither, the tag has no record.",
+    ),
     "NewRecord": _object(
         {}, _NEW_DATA | {"tags": _TAGS}, "A record to append: exactly one of text, data, json, base64."
     ),

@@ -56,11 +56,14 @@ class ExpectBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A condition as it comes."""
 
     tag: str
-    last_seqnum: str | int = 0
+    last_seqnum: str | int | None = None
+    count: int | None = None
 
     def expect(self) -> Expect:
-        """The condition, checked."""
-        return Expect(self.tag, whole_number(str(self.last_seqnum), "when.last_seqnum"))
+        """The condition; with neither number, that there is no record of the tag."""
+        if self.last_seqnum is None:
+            return Expect(self.tag, 0) if self.count is None else Expect(self.tag, count=self.count)
+        return Expect(self.tag, whole_number(str(self.last_seqnum), "when.last_seqnum"), self.count)
 
 
 class RecordBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Conditional appends: `when=Expect(tag, last_seqnum)`."""
+"""Conditional appends: `when=Expect(tag, last_seqnum)` and `when=Expect(tag, count=n)`."""
 
 from __future__ import annotations
 
@@ -126,3 +126,71 @@ async def a_system_tag_outlives_a_trim_of_the_book(logs: Logs) -> None:
     await logs.logbook.append(b"1", tags=["data"], when=Expect("!lock", lock))
     error = await error_of(logs.logbook.append(b"zombie", tags=["!lock"], when=Expect("!lock", 0)))
     assert (error.code, error.actual_seqnum) == ("condition_failed", lock)
+
+
+async def appends_in_flight_may_each_name_their_place(logs: Logs) -> None:
+    """One writer appends several at once, each on the count before it: those that were ordered in turn stand, and no
+    other; what requests that overtook each other have refused is appended again.
+    """
+
+    async def try_from(first: int) -> int:
+        tries = (
+            logs.logbook.append(b"%d" % i, tags=["!steps"], when=Expect("!steps", count=i)) for i in range(first, 8)
+        )
+        outcomes = await asyncio.gather(*tries, return_exceptions=True)
+        stands = [not isinstance(outcome, ConditionFailed) for outcome in outcomes]
+        assert stands == sorted(stands, reverse=True)
+        return first + sum(stands)
+
+    count = 0
+    while count < 8:
+        now = await try_from(count)
+        assert now > count
+        count = now
+    seqnums = [record.seqnum for record in await read_all(logs.logbook, "!steps")]
+    error = await error_of(logs.logbook.append(b"late", tags=["!steps"], when=Expect("!steps", count=7)))
+    assert isinstance(error, ConditionFailed)
+    assert (error.outcome, error.retryable) == ("not_applied", False)
+    assert (error.tag, error.expected_count, error.actual_count) == ("!steps", 7, 8)
+    assert error.actual_seqnum == seqnums[-1]
+    assert await data_of(logs.logbook, "!steps") == [b"%d" % i for i in range(8)]
+
+
+async def one_of_several_that_name_the_same_place_wins(logs: Logs) -> None:
+    """Two executions of one workflow that race agree on each step, in one round trip."""
+    for step in range(3):
+        tries = (logs.logbook.append(b"%d" % i, tags=["!s"], when=Expect("!s", count=step)) for i in range(5))
+        outcomes = await asyncio.gather(*tries, return_exceptions=True)
+        assert sum(not isinstance(outcome, ConditionFailed) for outcome in outcomes) == 1
+    assert len(await data_of(logs.logbook, "!s")) == 3
+
+
+async def a_gap_is_refused(logs: Logs) -> None:
+    """What names a place beyond the next one fails, and with it what builds on it."""
+    tries = (logs.logbook.append(b"x", tags=["!s"], when=Expect("!s", count=n)) for n in (1, 2, 3))
+    assert all(isinstance(error, ConditionFailed) for error in await asyncio.gather(*tries, return_exceptions=True))
+    assert await data_of(logs.logbook) == []
+
+
+async def trims_do_not_lower_a_count(logs: Logs) -> None:
+    """Neither of the tag nor of the book; records of one group count each, and a deleted book begins at 0."""
+    await logs.logbook.append_many([(b"1", ["!s"]), (b"2", ["!s", "t"]), (b"3", ["t"])], when=Expect("!s", count=0))
+    last = await logs.logbook.append(b"4", tags=["!s"], when=Expect("!s", count=2))
+    await logs.logbook.trim(last, tag="!s")
+    last = await logs.logbook.append(b"5", tags=["!s"], when=[Expect("!s", count=3), Expect("!s", last)])
+    await logs.logbook.trim(last + 1)
+    await logs.logbook.trim(last + 1, tag="!s")
+    assert await data_of(logs.logbook, "!s") == []
+    error = await error_of(logs.logbook.append(b"no", tags=["!s"], when=Expect("!s", count=0)))
+    assert (error.actual_count, error.actual_seqnum) == (4, 0)
+    await logs.logbook.append(b"6", tags=["!s"], when=[Expect("!s", count=4), Expect("!s", 0)])
+    await logs.logbook.delete()
+    await logs.logbook.append(b"again", tags=["!s"], when=Expect("!s", count=0))
+
+
+async def what_was_refused_does_not_count(logs: Logs) -> None:
+    """A skipped record has had its place in the order, and is none of the tag's records."""
+    await error_of(logs.logbook.append(b"no", tags=["!s"], when=Expect("t", 5)))
+    await logs.logbook.append(b"yes", tags=["!s"], when=Expect("!s", count=0), key="k")
+    await logs.logbook.append(b"yes", tags=["!s"], when=Expect("!s", count=0), key="k")
+    await logs.logbook.append(b"two", tags=["!s"], when=Expect("!s", count=1))

@@ -88,6 +88,18 @@ async def conditions_and_keys_are_checked(logs: Logs) -> None:
     for when in ("t", 5, {"t": 0}, [("t", 0)], [None]):
         await _refuses(logs.logbook, WrongType, "Expect", lambda b, w=when: b.append(b"x", when=w))
     await _refuses(logs.logbook, InvalidArgument, "empty", lambda b: b.append(b"x", when=Expect("", 0)))
+    await _refuses(
+        logs.logbook, InvalidArgument, "needs last_seqnum or count", lambda b: b.append(b"x", when=Expect("t"))
+    )
+    both = Expect("!t", 0, 0)
+    await _refuses(logs.logbook, InvalidArgument, "and not both", lambda b: b.append(b"x", when=both))
+    counted = Expect("t", count=0)
+    await _refuses(logs.logbook, InvalidArgument, "begin it with '!'", lambda b: b.append(b"x", when=counted))
+    for count in (-1, 1 << 63):
+        await _refuses(
+            logs.logbook, InvalidArgument, "count", lambda b, n=count: b.append(b"x", when=Expect("!t", count=n))
+        )
+    await _refuses(logs.logbook, WrongType, "count", lambda b: b.append(b"x", when=Expect("!t", count=True)))
     for seqnum in (-1, 1 << 63):
         await _refuses(
             logs.logbook, InvalidArgument, "last_seqnum", lambda b, s=seqnum: b.append(b"x", when=Expect("t", s))
