@@ -198,6 +198,14 @@ def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token:
     print_table(
         ["group~", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>", "expired>"], rows
     )
+    if found.passed_by:
+        errors().print(
+            f"{found.passed_by:,} records under the queue's tags are not valid queue records and are passed by: "
+            "something other than the queue library appends there",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
     for one in found.groups:
         if one.blocked:
             errors().print(

@@ -55,17 +55,19 @@ def _fold(rows: pd.DataFrame) -> pd.DataFrame:
     """The events of one shard. Runs on an executor."""
     import pandas as pd
 
-    from boki.libs.bokiqueue.records import Act, Push, decode_own
+    from boki import Record
+    from boki.libs.bokiqueue.records import Act, Push
     from boki.libs.bokiqueue.state import ShardState
+    from boki.libs.bokiqueue.validity import sound
 
     rows = rows.sort_values("seqnum")
     shard = int(rows["shard"].iloc[0])
     state = ShardState(shard)
     events: list[tuple[str, str, int, int, float | None]] = []
     for seqnum, time_us, data in zip(rows["seqnum"], rows["time_us"], rows["data"], strict=True):
-        record = decode_own(bytes(data))
-        if record is None:
-            continue  # a stranger's
+        record = sound(Record(int(seqnum), (), bytes(data), None, int(time_us)))
+        if record is None or record.shard != shard:
+            continue  # not a record of this shard, whoever appended it
         given = state.apply(int(seqnum), int(time_us), record)
         if isinstance(record, Push):
             events.append(("push", "", time_us, len(record.bodies), None))

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound, WrongType
+from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound, TooLarge, WrongType
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.checkpoints import newest_settings
 from boki.libs.bokiqueue.following import Following, following
@@ -19,6 +19,7 @@ from boki.libs.bokiqueue.peeking import next_spots
 from boki.libs.bokiqueue.records import PURGE, REDRIVE, DropGroup, OpenGroup, Settings, Settle, Setup
 from boki.libs.bokiqueue.refusals import (
     MAX_SHARDS,
+    NAME,
     check_count,
     check_group,
     check_queue,
@@ -27,7 +28,8 @@ from boki.libs.bokiqueue.refusals import (
     no_such_queue,
     shown,
 )
-from boki.libs.bokiqueue.state import ShardState
+from boki.libs.bokiqueue.state import MAX_GROUPS, ShardState
+from boki.libs.bokiqueue.validity import sound
 
 T = TypeVar("T")
 
@@ -67,6 +69,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     max_length: int
     retain_s: float
     groups: list[GroupStats]
+    passed_by: int = 0
+    """Records under the queue's tags that are not valid records of a queue: they change nothing."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -251,6 +255,12 @@ class Administration(Generic[T]):
         check_group(name)
         seqnum, time_us = _start(start, start_time_s)
         shared = await self._caught_up()
+        if name not in (groups := shared.lines[0].state.groups) and len(groups) >= MAX_GROUPS:
+            raise TooLarge(
+                f"queue {self.name!r} has {len(groups):,} groups, the maximum: drop one first, or use another queue",
+                field="group",
+                limit=MAX_GROUPS,
+            )
         await self._append_to_all(shared, lambda shard: OpenGroup(shard, name, seqnum, time_us))
 
     async def replay(self, *, start: int | str = "earliest", start_time_s: float | None = None) -> None:
@@ -289,6 +299,7 @@ class Administration(Generic[T]):
             states[0].settings.max_length,
             states[0].settings.retain_us / 1e6,
             [_group_stats(name, states, now_us) for name in names],
+            states[0].passed_by,
         )
 
     async def peek(self, count: int = 10) -> list[Message[T]]:
@@ -391,8 +402,9 @@ async def queue_names(logbook: LogBook) -> list[str]:
     start = 0
     while (page := await logbook.read(records.QUEUES_TAG, start=start)).records:
         prefix = f"{records.QUEUES_TAG}:"
-        own = [one for one in page.records if records.is_own(one.data)]
-        names |= {tag.removeprefix(prefix) for one in own for tag in one.tags if tag.startswith(prefix)}
+        own = [one for one in page.records if isinstance(sound(one), Setup)]
+        found = {tag.removeprefix(prefix) for one in own for tag in one.tags if tag.startswith(prefix)}
+        names |= {name for name in found if NAME.fullmatch(name)}
         start = page.next_start
     return sorted(names)
 

@@ -31,6 +31,10 @@ class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The record that holds its body, and where in it."""
         return (self.carried_to, self.carried_index) if self.carried_to else (self.seqnum, self.index)
 
+    def carried(self, place: tuple[int, int]) -> Spot:
+        """The message, whose body stands there now."""
+        return msgspec.structs.replace(self, carried_to=place[0], carried_index=place[1])
+
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
     """The messages of one push."""

@@ -19,14 +19,13 @@ from typing import Final
 from boki import CorruptData, LogBook, NotFound, Trimmed
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.groups import BACK, PARKED, WAITING, Delivery
-from boki.libs.bokiqueue.records import Carry, Push
+from boki.libs.bokiqueue.records import LOST, Carry, Push
 from boki.libs.bokiqueue.state import Given, ShardState
+from boki.libs.bokiqueue.validity import sound
 
 BODY_BUDGET_BYTES: Final = 64 * 1024 * 1024
 READ_TOGETHER: Final = 16
 """Records that are read again at once: each may have a megabyte."""
-LOST: Final = 255
-"""The form of a body that could not be read any more when it was carried."""
 
 Lost = NotFound | Trimmed | CorruptData
 """What is raised for a record that is gone for good."""
@@ -185,6 +184,9 @@ class Bodies:
             if isinstance(kind, Lost):
                 found.append(kind)
                 continue
+            if index >= len(kind.bodies):  # a forged checkpoint may say so
+                found.append(CorruptData(f"record {seqnum} has no message {index}"))
+                continue
             body, form = kind.bodies[index], records.form_of(kind.forms, index)
             size += len(body)
             if most_bytes is not None and found and size > most_bytes:
@@ -205,7 +207,7 @@ async def _read_some(logbook: LogBook, seqnums: Iterable[int]) -> dict[int, Push
 
 async def _read(logbook: LogBook, seqnum: int) -> Push | Carry | Lost:
     try:
-        kind = records.decode((await logbook.get(seqnum)).data)
+        kind = sound(await logbook.get(seqnum))
     except (NotFound, Trimmed, CorruptData) as error:
         return error
     if not isinstance(kind, Push | Carry):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from boki import LogBook, Record
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.checkpoints import history
+from boki.libs.bokiqueue.checkpoints import history, newest_settings
 from boki.libs.bokiqueue.records import Carry, Join, Push, Saved, Setup
+from boki.libs.bokiqueue.validity import belongs, sound
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue.following import Following
@@ -18,20 +19,24 @@ _log = logging.getLogger("boki.queue")
 
 async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
     """Go on by a record that was read. False if that cannot be from here: begin anew from the newest checkpoint."""
-    kind = records.decode_own(record.data)
-    if kind is None:
-        _log.warning("record %d of queue %s is a stranger's, and is passed by", record.seqnum, queue.queue)
-    if isinstance(kind, Setup) and kind.settings.shards != queue.shards:
-        queue.end()
+    kind = sound(record)
+    if (isinstance(kind, Setup) and kind.settings.shards != queue.shards) or records.is_newer(record.data):
+        _, settings = await newest_settings(logbook, queue.queue)  # which refuses a queue of a later format
+        if settings is None or settings.shards != queue.shards:
+            queue.end()
+            return True
+        kind = None  # the queue's settings do not say so
+    if kind is None or not belongs(kind, record.tags, queue.queue, queue.shards):
+        _pass_by(queue, record)
         return True
-    if kind is None or kind.shard >= queue.shards or record.seqnum < queue.lines[kind.shard].resume:
+    if record.seqnum < queue.lines[kind.shard].resume:
         queue.passed(record)
         return True
     line = queue.lines[kind.shard]
     state = line.state
     part = state.history_for(kind) if record.seqnum > state.at else None
     if part is not None:  # if this fails the record is read again: it has not been passed yet
-        segments, kept_from = await history(logbook, queue.queue, line.shard, *part)
+        segments, kept_from = await history(logbook, queue.queue, line.shard, queue.shards, *part)
         if kept_from > part[0] and queue.begins_anew_for(record.seqnum, kept_from):
             return False  # others go by what was trimmed since: they had read it, or began from a later checkpoint
         state.put_before(segments)
@@ -60,3 +65,19 @@ async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
     elif isinstance(kind, Saved):
         queue.upkeep.saved(logbook, line, kind)
     return True
+
+
+def _pass_by(queue: Following, record: Record) -> None:
+    """A record that does not count. It is logged when their number has doubled: strangers may append many."""
+    state = queue.lines[0].state
+    before = state.passed_by
+    if record.seqnum >= queue.lines[0].resume:
+        state.pass_by(record.seqnum)
+    queue.passed(record)
+    if state.passed_by > before and state.passed_by.bit_count() == 1:
+        _log.warning(
+            "queue %s: record %d is not a valid queue record and is passed by; %d so far",
+            queue.queue,
+            record.seqnum,
+            state.passed_by,
+        )

@@ -45,6 +45,11 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
     deliveries: int
     until_us: int
 
+    def moved(self, places: dict[int, tuple[int, int]]) -> Delivery:
+        """The delivery, whose body may have been carried: `places` says where to, by position."""
+        place = places.get(self.spot.pos)
+        return self if place is None else msgspec.structs.replace(self, spot=self.spot.carried(place))
+
 
 class Aside(msgspec.Struct, array_like=True, gc=False):
     """A message that the cursor has passed and that is not done."""

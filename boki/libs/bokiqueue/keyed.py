@@ -16,6 +16,7 @@ from boki import KeyReused, NotFound, Trimmed
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.administration import Administration
 from boki.libs.bokiqueue.records import Push, Settings
+from boki.libs.bokiqueue.validity import sound
 
 
 def told_apart(new: list[tuple[Push, list[int]]]) -> list[tuple[Push, list[int]]]:
@@ -54,6 +55,6 @@ async def append_once(
 async def _are_as_many(queue: Administration[Any], seqnum: int, push: Push) -> bool:
     """Whether that record holds so many messages; what was trimmed nobody can tell."""
     with suppress(NotFound, Trimmed):
-        first = records.decode((await queue.logbook.get(seqnum)).data)
+        first = sound(await queue.logbook.get(seqnum))
         return isinstance(first, Push) and len(first.bodies) == len(push.bodies)
     return True

@@ -27,6 +27,7 @@ from boki import (
     Expect,
     InvalidArgument,
     NewRecord,
+    Record,
     TooLarge,
     WrongType,
 )
@@ -55,6 +56,7 @@ from boki.libs.bokiqueue.refusals import (
 from boki.libs.bokiqueue.room import room
 from boki.libs.bokiqueue.settling import leases_lost, settle_all
 from boki.libs.bokiqueue.state import DEFAULT_GROUP
+from boki.libs.bokiqueue.validity import belongs, sound
 
 T = TypeVar("T")
 
@@ -447,7 +449,7 @@ class Queue(Administration[T], Generic[T]):
                     raise
                 # A lease was taken away, maybe another one: look again. Or it is no fence, but a stranger's record.
                 tail = await self.logbook.check_tail(fence.tag)
-                stranger = tail.seqnum if tail is not None and not records.is_own(tail.data) else 0
+                stranger = tail.seqnum if tail is not None and not self._is_fence(tail, shared.shards) else 0
                 continue
             if await self._whose(seqnums[0]) != by:
                 raise self._lost(message)  # another block has committed under this lease, and so under this key
@@ -455,10 +457,15 @@ class Queue(Administration[T], Generic[T]):
             return
         raise BokiError("leases of this shard run out too quickly to commit: nothing was done", retryable=True)
 
+    def _is_fence(self, record: Record, shards: int) -> bool:
+        """Whether the fold comes to that record of a fence tag, and takes it for a fence."""
+        kind = sound(record)
+        return kind is not None and records.ends_leases(kind) and belongs(kind, record.tags, self.name, shards)
+
     async def _whose(self, seqnum: int) -> bytes:
         """The block whose effects were appended there."""
         try:
-            done = records.decode((await self.logbook.get(seqnum)).data)
+            done = sound(await self.logbook.get(seqnum))
         except BokiError as error:
             raise uncertain(error) from error
         return done.by if isinstance(done, Done) else b""

@@ -1,8 +1,13 @@
 """What a queue writes into its LogBook: the records, their tags, and how both are spelled.
 
 A record is one byte of version and a MessagePack array whose first item says which kind it is. Messages stand in it as
-they are; a record of `push_many` holds many. What is newer than this code is refused by name (`VersionTooNew`). What
-does not even begin so is a stranger's, since anybody may append under any tag: all processes pass it by.
+they are; a record of `push_many` holds many. Anyone who may append to the book may append under these tags, so each
+record is checked before it counts (see `validity`); what fails is passed by, by every fold alike.
+
+The format of a queue is that of its newest settings record. If that is later than this code knows, the queue is refused
+by name (`VersionTooNew`); in a queue of this format, records that say they have a later one are strangers'. So a later
+format begins with a settings record in that format, and adding a field to any record below needs a later format: a fold
+that did not know the field would decide otherwise than the others.
 
 Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 
@@ -46,8 +51,11 @@ PURGE: Final = 6
 GIVE_BACK: Final = 7
 """Nobody has received them: pops of this very taker, and leases, can be taken again as if they had not been."""
 
+LOST: Final = 255
+"""The form of a body that could not be read any more when it was carried."""
 
-class Settings(msgspec.Struct, frozen=True, array_like=True):
+
+class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What holds for a queue. All times by the log's clock."""
 
     shards: int = 1
@@ -59,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     """So long messages stay readable for new groups after every group has passed them."""
 
 
-class Push(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
     """Messages, in order. `forms` has one byte for all of them or one for each: how bodies were made from values."""
 
     shard: int
@@ -71,7 +79,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Group keys, one for each message, "" for none; or empty."""
 
 
-class Take(msgspec.Struct, frozen=True, array_like=True):
+class Take(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Give the group's next `count` messages: for good if `lease_us` is 0. `op` names the request (see `state`)."""
 
     group: str
@@ -80,7 +88,7 @@ class Take(msgspec.Struct, frozen=True, array_like=True):
     op: str = ""
 
 
-class Settle(msgspec.Struct, frozen=True, array_like=True):
+class Settle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What has become of messages: (position, token) each. `span_us`: a nack's delay, or the length of a lease."""
 
     group: str
@@ -90,7 +98,7 @@ class Settle(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
 
 
-class Act(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Act(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
     """What the consumers of one process want at once. (`taker`, `number`) is counted once, however often it stands."""
 
     shard: int
@@ -104,7 +112,7 @@ class Act(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Pops of this taker by records from here on may still be given back; 0: what it was given has been received."""
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
     """Acks that were appended together with effects, under the condition that no fence came first."""
 
     shard: int
@@ -114,7 +122,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Names the block whose effects these are: of several for one lease each looks whether it is this one."""
 
 
-class Setup(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class Setup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
     """The queue's settings from here on. `is_first`: it begins here; what was before was deleted, with its book."""
 
     shard: int
@@ -122,7 +130,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=4):
     is_first: bool = False
 
 
-class OpenGroup(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class OpenGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
     """A consumer group that begins with the first kept message that is not before either start.
 
     If there is such a group nothing happens, unless it is to begin anew: then what it has leased is forgotten.
@@ -135,14 +143,14 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, tag=5):
     is_anew: bool = False
 
 
-class DropGroup(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class DropGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
     """The group is no more, and nothing is kept for it."""
 
     shard: int
     group: str
 
 
-class Saved(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class Saved(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
     """The checkpoint in the records of the checkpoint tag from `first` on covers the stream up to `covers`."""
 
     shard: int
@@ -154,14 +162,14 @@ class Saved(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """About so much of the stream came since the checkpoint before."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
     """A piece of a checkpoint; it stands under the checkpoint tag alone."""
 
     shard: int
     data: bytes
 
 
-class Carry(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Carry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
     """Messages that linger, appended anew so that what lies between can be trimmed. They keep their positions."""
 
     shard: int
@@ -170,7 +178,7 @@ class Carry(msgspec.Struct, frozen=True, array_like=True, tag=8):
     bodies: list[bytes]
 
 
-class Join(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
     """A process consumes for a group, for so long; 0: it has left. Shards are dealt out to those who are there."""
 
     shard: int
@@ -199,23 +207,23 @@ def is_own(data: bytes) -> bool:
     return len(data) > 1 and 0 < data[0] <= _LAST_VERSION and data[1] in _ARRAYS
 
 
+def is_newer(data: bytes) -> bool:
+    """Whether it says that a later version of the queue library wrote it."""
+    return is_own(data) and data[0] > VERSION
+
+
 def decode(data: bytes) -> Kind:
     """The record; `VersionTooNew`, or `CorruptData` if it is none."""
+    if is_newer(data):
+        raise VersionTooNew(
+            f"a queue record has format {data[0]}, and this Boki reads formats up to {VERSION}: update it"
+        )
     if data[:1] != _PREFIX:
-        if is_own(data) and data[0] > VERSION:
-            raise VersionTooNew(
-                f"a queue record has format {data[0]}, and this Boki reads formats up to {VERSION}: update it"
-            )
         raise CorruptData("a record under a queue's tag is not a queue record: only the queue library writes there")
     try:
         return _DECODER.decode(memoryview(data)[1:])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"a queue record cannot be read: {error}") from None
-
-
-def decode_own(data: bytes) -> Kind | None:
-    """The record; None if a stranger wrote it. Otherwise as `decode`."""
-    return decode(data) if is_own(data) else None
 
 
 def ends_leases(record: Kind) -> bool:

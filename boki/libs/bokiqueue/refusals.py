@@ -25,8 +25,8 @@ MAX_MESSAGE_BYTES: Final = 1_000_000
 MAX_BATCH: Final = 10_000
 MAX_KEY_CHARS: Final = 100
 MAX_SHARDS: Final = 256
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_UNFIT: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+UNFIT: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters, and what is no character at all: UTF-8 cannot say it."""
 
 
@@ -101,7 +101,7 @@ def uncertain(error: BokiError) -> BokiError:
 
 def check_queue(name: object) -> str:
     """`name`, if it may name a queue."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidArgument(
             f"a queue's name must be 1 to 100 characters of A-Z a-z 0-9 . _ -, not {name!r:.60}", field="queue"
         )
@@ -112,7 +112,7 @@ def check_group(name: object) -> str:
     """`name`, if it may name a consumer group; "" is the default group."""
     if name == "" and isinstance(name, str):
         return name
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidArgument(
             f"a group's name must be 1 to 100 characters of A-Z a-z 0-9 . _ -, not {name!r:.60}", field="group"
         )
@@ -123,7 +123,7 @@ def check_key(key: object, field: str) -> str:
     """`key`, if it may be a group key, an op or a de-duplication key."""
     if not isinstance(key, str):
         raise WrongType(f"{field} must be a str, not {type(key).__name__}: write {field}=str(...)", field=field)
-    if not 0 < len(key) <= MAX_KEY_CHARS or _UNFIT.search(key):
+    if not 0 < len(key) <= MAX_KEY_CHARS or UNFIT.search(key):
         raise InvalidArgument(
             f"{field} must be 1 to {MAX_KEY_CHARS} characters, no control characters, and be text: {key!r:.60}",
             field=field,

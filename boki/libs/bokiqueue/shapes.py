@@ -38,7 +38,13 @@ def letter_shape(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _body(form: int, data: bytes) -> dict[str, Any]:
-    """What was pushed: as text or JSON if it was pushed so, and as base64 if not."""
-    if form == JSON:
-        return {"json": msgspec.Raw(data)}
-    return {"text": data.decode()} if form == TEXT else {"base64": base64.b64encode(data).decode()}
+    """What was pushed: as text or JSON if it was pushed so and is that, else as base64."""
+    try:
+        if form == JSON:
+            msgspec.json.decode(data)
+            return {"json": msgspec.Raw(data)}
+        if form == TEXT:
+            return {"text": data.decode()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # a stranger's, since the library pushes what it can read: it must not spoil the whole answer
+    return {"base64": base64.b64encode(data).decode()}

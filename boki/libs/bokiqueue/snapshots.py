@@ -77,3 +77,4 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     push_rate: Rate
     members: list[Member]
     opened_at: int = 0
+    passed_by: int = 0

@@ -24,8 +24,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment, Spot
 from boki.libs.bokiqueue.groups import DEAD, Aside, Delivery, Group
 from boki.libs.bokiqueue.records import (
@@ -64,6 +62,9 @@ MAX_OP_MESSAGES: Final = 100_000
 """Messages that all of them together may have been given."""
 MAX_MARKS: Final = 1_000
 """Points in the retained past that are told apart."""
+MAX_GROUPS: Final = 1_000
+MAX_MEMBERS: Final = 1_000
+"""Processes that are dealt shards; others take from all of them."""
 DEFAULT_GROUP: Final = ""
 
 
@@ -93,20 +94,28 @@ class ShardState:
         """The last record that made a group: no checkpoint of the state before it moves the floor any more."""
         self.push_rate = Rate()
         self.members: dict[tuple[str, bytes], Member] = {}
+        self.passed_by = 0
+        """Records that were passed by (see `validity`). Of a queue with several shards, shard 0 counts for all."""
 
     # The fold
+
+    def pass_by(self, seqnum: int) -> None:
+        """Go on past a record that does not count."""
+        if seqnum > self.at:
+            self.at = seqnum
+            self.passed_by += 1
 
     def apply(self, seqnum: int, time_us: int, record: Kind) -> Given | None:
         """Go on to the next record of the stream. What came of it, if it is an act that counts."""
         if seqnum <= self.at:
             if isinstance(record, Push):
-                self._push(seqnum, time_us, record)  # covered by the checkpoint that this state began with
+                self.backlog.add(seqnum, time_us, record)  # covered by the checkpoint that this state began with
             return None
         self.at = seqnum
         self.time_us = max(self.time_us, time_us)
         match record:
             case Push():
-                self._push(seqnum, time_us, record)
+                self.backlog.add(seqnum, time_us, record)
                 self.push_rate.add(len(record.bodies), time_us)
                 for group in self.groups.values():
                     group.is_dry = False
@@ -137,9 +146,6 @@ class ShardState:
             case Join():
                 self._join(record)
         return None
-
-    def _push(self, seqnum: int, time_us: int, push: Push) -> None:
-        self.backlog.add(seqnum, time_us, push)
 
     def _pass_expired(self) -> None:
         """What expires lets go of what has expired: else it would stay, and its space, for as long as nobody takes."""
@@ -247,6 +253,8 @@ class ShardState:
             self.takers.forget_group(record.group)
         elif record.group in self.groups:
             return
+        if record.group not in self.groups and len(self.groups) >= MAX_GROUPS:
+            return
         self.opened_at = seqnum
         cursor = self.backlog.next_pos
         for segment in self.backlog.segments():
@@ -270,9 +278,9 @@ class ShardState:
             for pos, place in moved.items():
                 aside = group.aside.get(pos)
                 if aside is not None:
-                    aside.spot = _carried(aside.spot, place)
+                    aside.spot = aside.spot.carried(place)
         for op, done in list(self.ops.items()):
-            self.ops[op] = OpDone(done.time_us, [_moved(one, moved) for one in done.deliveries])
+            self.ops[op] = OpDone(done.time_us, [one.moved(moved) for one in done.deliveries])
 
     def _saved(self, seqnum: int, time_us: int, saved: Saved) -> None:
         before = self.marks[-1][2] if self.marks else 0
@@ -287,7 +295,7 @@ class ShardState:
     def _join(self, join: Join) -> None:
         self.members = {key: member for key, member in self.members.items() if member.until_us > self.time_us}
         self.members.pop((join.group, join.taker), None)
-        if join.span_us > 0:
+        if join.span_us > 0 and len(self.members) < MAX_MEMBERS:
             self.members[join.group, join.taker] = Member(join.group, join.taker, self.time_us + join.span_us)
 
     def _forget_passed(self) -> None:
@@ -385,6 +393,7 @@ class ShardState:
             self.push_rate,
             list(self.members.values()),
             self.opened_at,
+            self.passed_by,
         )
 
     @staticmethod
@@ -402,7 +411,7 @@ class ShardState:
         state.ops, state.marks = snapshot.ops, snapshot.marks
         state._op_messages = sum(len(done.deliveries) for done in snapshot.ops.values())
         state.last_fence, state.push_rate = snapshot.last_fence, snapshot.push_rate
-        state.opened_at = snapshot.opened_at
+        state.opened_at, state.passed_by = snapshot.opened_at, snapshot.passed_by
         state.members = {(member.group, member.taker): member for member in snapshot.members}
         return state
 
@@ -480,12 +489,3 @@ def _put_back(group: Group, settle: Settle, popped: list[Popped]) -> set[tuple[i
                         back.add((delivery.spot.pos, one.token))
                 popped[index] = Popped(one.group, one.token, kept)
     return back
-
-
-def _carried(spot: Spot, place: tuple[int, int]) -> Spot:
-    return msgspec.structs.replace(spot, carried_to=place[0], carried_index=place[1])
-
-
-def _moved(delivery: Delivery, moved: dict[int, tuple[int, int]]) -> Delivery:
-    place = moved.get(delivery.spot.pos)
-    return delivery if place is None else msgspec.structs.replace(delivery, spot=_carried(delivery.spot, place))

@@ -15,11 +15,10 @@ import msgspec
 
 from boki import BokiError, ConditionFailed, Expect, LogBook, Trimmed
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.bodies import LOST
 from boki.libs.bokiqueue.checkpoints import last_saved
 from boki.libs.bokiqueue.demand import Line
 from boki.libs.bokiqueue.groups import Delivery, Spot
-from boki.libs.bokiqueue.records import Act, Carry, Part, Push, Saved
+from boki.libs.bokiqueue.records import LOST, Act, Carry, Part, Push, Saved
 from boki.libs.bokiqueue.refusals import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ class Upkeep:
     def __init__(self, queue: Following, save_records: int | None = None) -> None:
         self._queue = queue
         self._save_records = save_records
-        self._mine: dict[int, int] = {}
-        """By shard, where the last checkpoint of this process begins, if the fold has not come to it."""
+        self._mine: dict[int, Saved] = {}
+        """By shard, the last checkpoint of this process, if the fold has not come to it."""
         self._feed_bytes = 0
         """How much of the feed came, as far as this process has seen to it."""
         self._brought_up_at = 0
@@ -109,9 +108,8 @@ class Upkeep:
                 part = records.encode(Part(line.shard, data[start : start + PART_BYTES]))
                 last = await logbook.append(part, [tag], when=Expect(tag, last))
                 first = first or last
-            self._mine[line.shard] = first
-            saved = records.encode(Saved(line.shard, covers, first, floor, grown_bytes))
-            await logbook.append(saved, (*tags, tag), when=Expect(tag, last))
+            saved = self._mine[line.shard] = Saved(line.shard, covers, first, floor, grown_bytes)
+            await logbook.append(records.encode(saved), (*tags, tag), when=Expect(tag, last))
         except (ConditionFailed, Trimmed):
             pass  # another process was quicker
         except BokiError as error:
@@ -122,14 +120,15 @@ class Upkeep:
     def saved(self, logbook: LogBook, line: Line, saved: Saved) -> None:
         """The fold has come to a checkpoint: trim, if it is one of ours."""
         line.saved_records = line.saved_bytes = 0
-        if self._mine.get(line.shard) == saved.first:
+        if self._mine.get(line.shard) == saved:
             del self._mine[line.shard]
             self._queue.spawn(self._trim(logbook, line, saved))
 
     async def _trim(self, logbook: LogBook, line: Line, saved: Saved) -> None:
         queue = self._queue.queue
         try:
-            await logbook.trim(line.state.floor, tag=records.stream_tag(queue, line.shard))
+            floor = min(line.state.floor, saved.floor)  # whoever begins from this checkpoint needs what lies above
+            await logbook.trim(floor, tag=records.stream_tag(queue, line.shard))
             await logbook.trim(saved.first, tag=records.checkpoint_tag(queue, line.shard))
             if line.state.last_fence:  # the last one stays: an empty tag would say that there never was one
                 await logbook.trim(line.state.last_fence, tag=records.fence_tag(queue, line.shard))

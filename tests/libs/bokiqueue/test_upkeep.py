@@ -77,7 +77,9 @@ class Unlucky(Process):
 
 @asynchronous
 async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not try for ever; nor is a checkpoint that lacks a part taken for a whole one."""
+    """It does not try for ever; nor is a checkpoint that lacks a part taken for a whole one: the one before it is, and
+    without one, what it covers is gone and not taken for never having been.
+    """
     monkeypatch.setattr(upkeep, "SAVE_RECORDS", 5)
     monkeypatch.setattr(checkpoints, "PAUSE_S", 0.0)
     port = MemoryPort()
@@ -95,6 +97,9 @@ async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatc
     assert isinstance(saved, records.Saved)
     torn = msgspec.structs.replace(saved, first=tail.seqnum)
     await queue.logbook.append(records.encode(torn), ["!qc:q:0"])
+    before = await queue.stats()
+    assert await Queue[int](Process(port).logbook(), "q").stats() == before
+    await queue.logbook.trim(tail.next_seqnum, tag="!qc:q:0")
     with pytest.raises(CorruptData, match="the checkpoint of queue 'q'"):
         await Queue[int](Process(port).logbook(), "q").stats()
 
