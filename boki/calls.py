@@ -14,6 +14,8 @@ Encoding = Literal["json", "text", "bytes"]
 
 MAX_WORKERS: Final = 4
 """The most worker processes of a pool whose functions set no `max_workers`."""
+MOST_WORKERS: Final = 256
+"""The largest `min_workers` and `max_workers` that a function may set."""
 MEMORY_BYTES: Final = 1 << 30
 """The memory of a worker process whose functions set no `memory_bytes`."""
 

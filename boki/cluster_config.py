@@ -25,6 +25,7 @@ from boki.config import (
     DiskReserve,
     Drain,
     Durability,
+    FunctionsVersion,
     Host,
     IndexMemory,
     Insecure,
@@ -141,6 +142,7 @@ class EngineNodeConfig(NodeConfig, frozen=True, kw_only=True):
     functions: Annotated[Path, Meta(description="Folder whose modules register functions, until `boki deploy`.")] = (
         Path("functions")
     )
+    functions_version: FunctionsVersion = "deployed"
     index_memory_bytes: IndexMemory = 256 * MIB
     cache_bytes: CacheSize = 256 * MIB
     aux_cache_bytes: AuxCacheSize = 32 * MIB

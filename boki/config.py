@@ -75,6 +75,10 @@ Drain = Annotated[float, Meta(ge=0, description="How long a stop waits for calls
 KeepCalls = Annotated[
     float, Meta(gt=0, description="How long results of asynchronous calls and idempotency keys are kept.")
 ]
+FunctionsVersion = Annotated[
+    Literal["deployed", "none"],
+    Meta(description="none: start without functions, and run only a version that is deployed or chosen afterwards."),
+]
 LogFormatField = Annotated[LogFormat, Meta(description="console: lines for people. json: one object a line.")]
 
 

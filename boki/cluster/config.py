@@ -16,6 +16,7 @@ from boki.config import (
     DiskReserve,
     Drain,
     DurabilityField,
+    FunctionsVersion,
     Host,
     IndexMemory,
     Insecure,
@@ -39,6 +40,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     functions: Annotated[Path, Meta(description="Folder whose modules register functions, until `boki deploy`.")] = (
         Path("functions")
     )
+    functions_version: FunctionsVersion = "deployed"
     host: Host = "127.0.0.1"
     port: Port = 8080
     token: Token = ""

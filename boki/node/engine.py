@@ -96,8 +96,9 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         if isinstance(self.core, EngineCore):
             log = self.service = LogService(self.port, self.core)
             self.parts.push_async_callback(self.service.stop)
+        runs_functions = self.config.functions_version != "none"
         self.functions = FunctionHost(
-            self.config.functions,
+            self.config.functions if runs_functions else None,
             limits=self.config.limits,
             submit=log.submit,
             later=self._later,
@@ -117,7 +118,9 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             )
             self.parts.push_async_callback(self.calls.stop, 0)
         bundles = self._home.path / "bundles"
-        self.deployed = DeployedFunctions(log, self.functions, bundles, self.config.limits)
+        self.deployed = DeployedFunctions(
+            log, self.functions, bundles, self.config.limits, runs_at_start=runs_functions
+        )
         self.parts.push_async_callback(self.deployed.stop)
         self.remote = EngineService(
             self.diversion,

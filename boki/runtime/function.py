@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Final, TypeVar, get_type_hints, overload
 
-from boki.calls import Consumption, FunctionInfo, Payload
+from boki.calls import MOST_WORKERS, Consumption, FunctionInfo, Payload
 from boki.errors import BokiError, CallTooDeep, ConfigError, FunctionFailed, InvalidArgument
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
@@ -28,6 +29,20 @@ _ATTRIBUTE: Final = "__boki_function__"
 _REGISTERED: Final = "__boki_functions__"
 _ASYNC_CONTEXT: Final = "boki.Context"
 _BLOCKING_CONTEXT: Final = "boki.blocking.Context"
+
+
+_BOUNDS: Final = {
+    "concurrency": (1, 10_000),
+    "min_workers": (0, MOST_WORKERS),
+    "max_workers": (1, MOST_WORKERS),
+    "memory_bytes": (1 << 24, 1 << 50),
+}
+_CONSUMPTION_BOUNDS: Final = {"batch": (0, 1_000), "concurrency": (1, 1_000)}
+
+
+def _check_bounds(value: object, name: str, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(f"{name} must be an int from {least:,} to {most:,}, not {value!r:.40}", field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +64,14 @@ class Options:
         if self.book:
             check_book(self.book)
         check_seconds(self.timeout_s, "timeout_s", positive=True)
-        for name, least in (("concurrency", 1), ("min_workers", 0), ("max_workers", 1), ("memory_bytes", 1 << 24)):
+        for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
-            if value is None and name in ("max_workers", "memory_bytes"):
-                continue
-            if type(value) is not int or value < least:
-                raise ConfigError(f"{name} must be an int of at least {least:,}, not {value!r}", field=name)
+            if value is not None or name not in ("max_workers", "memory_bytes"):
+                _check_bounds(value, name, least, most)
+        if self.consumes is not None:
+            for name, (least, most) in _CONSUMPTION_BOUNDS.items():
+                _check_bounds(getattr(self.consumes, name), name, least, most)
+            check_seconds(self.consumes.retry_s, "retry_s", positive=False)
         if self.max_workers is not None and self.min_workers > self.max_workers:
             raise ConfigError(
                 f"min_workers {self.min_workers} must be at most max_workers {self.max_workers}", field="min_workers"
@@ -92,8 +109,31 @@ def function(fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     """
     if fn is not None:
         return _register(fn, Options())
+    _check_options(options)
     chosen = Options(**options)
     return lambda decorated: _register(decorated, chosen)
+
+
+_OPTIONS: Final = tuple(option.name for option in fields(Options))
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    """`ConfigError` for an option that does not exist, with the one that may be meant, and all that there are."""
+    is_consumer = "consumes" in given
+    own = Consumption.__struct_fields__ if is_consumer else ()
+    known = [*own, *(name for name in _OPTIONS if name not in (*own, "consumes"))]
+    for name in given:
+        if name not in _OPTIONS:
+            near = get_close_matches(name, known, n=1, cutoff=0.5)
+            guess = f"; did you mean {near[0]}?" if near else "."
+            decorator = "@consume" if is_consumer else "@function"
+            raise ConfigError(f"{decorator} has no option {name}{guess} Its options: {', '.join(known)}", field=name)
+
+
+def check_described(info: FunctionInfo) -> None:
+    """`BokiError` if no `@function` can have registered this: a worker process may describe anything."""
+    check_name(info.name, "function name")
+    Options(**{name: getattr(info, name) for name in _OPTIONS})
 
 
 def _register(fn: F, options: Options) -> F:

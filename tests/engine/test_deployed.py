@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from boki.deploy.bundle import File, pack_files
@@ -41,8 +42,8 @@ def bundle(**modules: str) -> bytes:
 class Watched(DeployedFunctions):
     """Lets a test wait for what runs."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.tried = asyncio.Event()
         self.tries: list[int] = []
 
@@ -255,5 +256,58 @@ def test_a_bundle_that_cannot_be_run_leaves_the_old_one_running(tmp_path: Path) 
             await made.deploy(bundle(app=SAYS.format("three")))
             await made.deployed.until(3)
             assert await made.host.result("says") == "three"
+
+    drive(test())
+
+
+def test_an_engine_may_start_without_what_is_deployed(tmp_path: Path) -> None:
+    """Nothing of it is run until a version is chosen or deployed: the way back from one that harms its engines."""
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            for number, text in ((1, "one"), (2, "two")):
+                await made.deploy(bundle(app=SAYS.format(text)))
+                await made.deployed.until(number)
+        host = Host(None)
+        deployed = Watched(FaultyPort(made.log), host, made.folder, runs_at_start=False)
+        try:
+            await host.start()
+            await deployed.start()
+            assert (deployed.number, deployed.tries, host.functions) == (0, [], {})
+            await made.book.use("1")
+            await deployed.until(1)
+            assert await host.result("says") == "one"
+            assert deployed.tries == [1]
+        finally:
+            await deployed.stop()
+            await host.stop(0)
+
+    drive(test())
+
+
+@pytest.mark.parametrize("harm", ["not a module here", "its bundle is gone"])
+def test_a_start_falls_back_to_the_previous_version(tmp_path: Path, harm: str) -> None:
+    """If the one that is deployed cannot be run here: none of its modules loads, or there is no bundle."""
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            await made.deploy(bundle(app=SAYS.format("one")))
+            await made.deployed.until(1)
+            content = bundle(app=SAYS.format("two") + "\nimport here_today\n")
+            uploaded = await made.book.upload(content)
+            if harm == "its bundle is gone":
+                uploaded = msgspec.structs.replace(uploaded, upload="bundle:none")
+            await made.book.activate(msgspec.structs.replace(uploaded, functions=("says",)))
+            await made.deployed.stop()
+            host = Host(None)
+            deployed = Watched(FaultyPort(made.log), host, made.folder)
+            try:
+                await host.start()
+                await deployed.start()
+                assert deployed.number == 1
+                assert await host.result("says") == "one"
+            finally:
+                await deployed.stop()
+                await host.stop(0)
 
     drive(test())

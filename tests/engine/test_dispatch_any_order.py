@@ -19,7 +19,9 @@ FUNCTIONS = {
     "n": (info("other", "n", concurrency=1, max_workers=1, min_workers=1),),
 }
 NAMES = ["wide", "narrow", "block", "other"]
-BUDGET = Budget(queued_calls=6, waiting_per_worker=2, extra_workers=2, idle_us=2_000_000, start_us=4_000_000)
+BUDGET = Budget(
+    queued_calls=6, waiting_per_worker=2, extra_workers=2, idle_us=2_000_000, start_us=4_000_000, engine_workers=5
+)
 
 # How often each event happens: calls must get deep into workers before something is broken.
 EVENTS = {

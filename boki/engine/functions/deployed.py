@@ -12,6 +12,7 @@ import logging
 import re
 import shutil
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,15 +30,28 @@ from boki.runtime.port import LogPort
 _log = logging.getLogger("boki.functions")
 
 _RETRY_S: Final = 1.0
+_MAX_RETRY_S: Final = 60.0
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class DeployedFunctions:
     """Keeps a `FunctionHost` at the version that is deployed; as long as there is none, the host is left alone."""
 
-    def __init__(self, port: LogPort, functions: FunctionHost, folder: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        port: LogPort,
+        functions: FunctionHost,
+        folder: Path,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        runs_at_start: bool = True,
+    ) -> None:
+        """`runs_at_start` False: what is deployed now is not run, only what is deployed or chosen from now on."""
         self.number = 0
-        """The version that runs here; 0: none has been deployed."""
+        """The version that runs here; 0: none has been deployed, or none runs."""
+        self._runs_at_start = runs_at_start
+        self._passed_over = 0
+        """Up to this record of the book nothing is run."""
         self._port = port
         self._functions = functions
         self._folder = folder.absolute()
@@ -54,8 +68,17 @@ class DeployedFunctions:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         book = VersionBook(self._port, self._limits)
         self._versions = await book.versions()
-        if self._versions.active is not None:
-            await self._try_to_run(self._versions.active)
+        active, previous = self._versions.active, self._versions.previous
+        if not self._runs_at_start:
+            self._passed_over = self._versions.last_seqnum
+            _log.warning(
+                "no functions run here, because functions_version is none (deployed: %s): choose a version with "
+                "boki functions use, or deploy one",
+                f"version {active.number}" if active is not None else "nothing",
+            )
+        elif active is not None and not await self._try_to_run(active) and previous is not None:
+            _log.warning("version %d of the functions runs until version %d can", previous.number, active.number)
+            await self._try_to_run(previous)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(book.follow(self._on_change)), loop.create_task(self._keep_up())]
 
@@ -98,21 +121,28 @@ class DeployedFunctions:
         self._changed.set()
 
     async def _keep_up(self) -> None:
+        failures = 0
         while True:
             active = self._versions.active
-            if active is None or active.number == self.number:
+            is_due = self._versions.last_seqnum > self._passed_over
+            if active is None or active.number == self.number or not is_due:
+                failures = 0
                 self._changed.clear()
                 await self._changed.wait()
             elif not await self._try_to_run(active):
-                await asyncio.sleep(_RETRY_S)
+                failures += 1
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    delay_s = min(_RETRY_S * 2 ** min(failures - 1, 10), _MAX_RETRY_S)
+                    await asyncio.wait_for(self._changed.wait(), delay_s)
 
     async def _try_to_run(self, version: Deployed) -> bool:
         """Fetch and run the version; False, and what ran before runs on, if that does not succeed."""
         try:
             folder = await self._unpack(VersionBook(self._port, self._limits), version)
-            await self._functions.switch(folder)
+            await self._functions.switch(folder, must_have_functions=bool(version.functions))
         except (BokiError, OSError) as error:
-            _log.error("version %d of the functions cannot be run here, to be repeated: %s", version.number, error)
+            _log.error("cannot activate version %d of the functions, will retry: %s", version.number, error)
             return False
         self.number = version.number
         names = ", ".join(sorted(self._functions.functions)) or "no functions"

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from boki.calls import ModuleInfo
 from boki.engine.functions.worker_link import WorkerLink
+from boki.errors import BokiError
 from boki.runtime.frames import ConsoleLine, Described, Frame, Said
+from boki.runtime.function import check_described
 from boki.runtime.loading import shown
 
 
@@ -32,11 +34,20 @@ class Description:
     def from_worker(self, link: WorkerLink, frame: Frame) -> None:
         """See `LinkOwner.from_worker`."""
         if isinstance(frame, Described):
-            self._found = frame
+            self._found = self._checked(frame)
         elif isinstance(frame, Said):
             self._say(frame.lines, frame.dropped)
         else:
             self.misbehaved(link, f"sent {type(frame).__name__}")
+
+    def _checked(self, frame: Described) -> Described:
+        """The description, or an error if no decorator can have made it: code of a user's runs in that process."""
+        try:
+            for info in frame.module.functions:
+                check_described(info)
+        except BokiError as error:
+            return self.failed(error.message)
+        return frame
 
     def misbehaved(self, link: WorkerLink, how: str) -> None:  # noqa: ARG002
         """See `LinkOwner.misbehaved`."""

@@ -218,6 +218,8 @@ class Dispatch:
             self._fleet.trace(
                 f"a worker process of {pool.name} {why}: of its {len(calls)} calls, {len(again)} are run again"
             )
+        for starved in self._fleet.take_starved():
+            self._fill(starved, now_us)
         self._fill(pool, now_us)
         self._fleet.forget_empty(pool)
         return self._take()
@@ -427,7 +429,7 @@ class Dispatch:
             for live in pool.waiting():
                 self._drop(live)
                 self._answer(live, failed(refusals.cannot_start(pool)))
-        elif pool.is_choked():
+        elif pool.is_choked(may_grow=self._fleet.has_room):
             for live in [live for live in pool.waiting() if live.parent is not None]:
                 self._drop(live)
                 self._answer(live, failed(refusals.choked(pool)))

@@ -39,6 +39,8 @@ class Fleet:
         self._budget = budget
         self._next_worker = 1
         self._counts: dict[tuple[str, bool], Counts] = {}
+        self._starved: dict[PoolKey, Pool] = {}
+        """Pools whose calls wait for room in the engine."""
 
     def due(self, at_us: int) -> None:
         """Something is to be looked at then."""
@@ -48,19 +50,49 @@ class Fleet:
         """Let an operator know."""
         self.effects.append(Trace(_WARNING, text))
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the engine may run one more worker."""
+        return len(self.workers) < self._budget.engine_workers
+
     def start_missing(self, pool: Pool, now_us: int) -> None:
-        """Start the workers that the pool's queue and its least number ask for, unless it is backing off."""
-        if now_us < pool.retry_us:
+        """Start the workers that the pool's queue and its least number ask for, a few at a time, unless it is backing
+        off. One that becomes ready, or ends, lets the next ones start.
+        """
+        if now_us < pool.retry_us or not (missing := pool.missing()):
             return
-        for _ in range(pool.missing()):
-            counts = self._counts_of(pool)
+        wanted = min(missing, self._budget.starting_workers - pool.count_starting())
+        room = self._budget.engine_workers - len(self.workers)
+        counts = self._counts_of(pool)
+        for _ in range(min(wanted, room)):
             counts.starts += 1
             counts.cold_starts += not pool.count(Phase.READY)
             worker = Worker(self._next_worker, pool, now_us)
             self._next_worker += 1
-            pool.workers[worker.id] = self.workers[worker.id] = worker
+            self.workers[worker.id] = worker
+            pool.add(worker)
             self.due(now_us + self._budget.start_us)
             self.effects.append(StartWorker(worker.id, pool.key, pool.memory_bytes))
+        if wanted > room and pool.queued:
+            self._starve(pool, now_us)
+
+    def _starve(self, pool: Pool, now_us: int) -> None:
+        """Calls of the pool wait for a worker of another one to end: let go one that has nothing to do."""
+        if not self._starved:
+            self.trace(
+                f"{len(self.workers)} worker processes run, the most of an engine: calls of {pool.name} wait for one "
+                "of them to end"
+            )
+        self._starved[pool.key] = pool
+        for worker in self.workers.values():
+            if worker.phase is Phase.READY and not worker.calls and _is_spare(worker) and worker.pool is not pool:
+                self._let_go(worker, now_us)
+                return
+
+    def take_starved(self) -> list[Pool]:
+        """The pools whose calls wait for a worker of any pool to end: one has."""
+        starved, self._starved = self._starved, {}
+        return [pool for pool in starved.values() if pool.queued and not pool.retired]
 
     def ready(self, worker: Worker, now_us: int) -> None:
         """The worker takes calls, and so its pool's starts succeed."""
@@ -86,6 +118,8 @@ class Fleet:
             worker.was_let_go = True
             self.due(now_us + LEAVE_US)
             self.effects.append(RetireWorker(worker.id))
+        elif self._starved and not worker.pool.queued and _is_spare(worker):
+            self._let_go(worker, now_us)
         else:
             self.due(now_us + self._budget.idle_us)
 
@@ -143,7 +177,7 @@ class Fleet:
         elif worker.phase is Phase.READY and not worker.calls:
             if now_us < worker.since_us + budget.idle_us:
                 self.due(worker.since_us + budget.idle_us)
-            elif worker.pool.count(Phase.READY, Phase.STARTING) > worker.pool.least:
+            elif _is_spare(worker):
                 self._let_go(worker, now_us)
             else:
                 self.rest(worker, now_us)
@@ -181,3 +215,8 @@ class Fleet:
             exits=counts.exits,
             kills=dict(counts.kills),
         )
+
+
+def _is_spare(worker: Worker) -> bool:
+    """Whether its pool has more workers than the least that was asked for."""
+    return worker.pool.count(Phase.READY, Phase.STARTING) > worker.pool.least

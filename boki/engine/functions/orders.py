@@ -27,7 +27,7 @@ RETRY_AFTER_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What one pool may hold, and how long its workers may take their time."""
+    """What one pool may hold, how many workers the engine runs, and how long they may take their time."""
 
     queued_calls: int = 10_000
     held_bytes: int = 64 * MIB
@@ -36,6 +36,10 @@ class Budget:
     """Calls of an `async` worker that wait for a child, beside those that run."""
     extra_workers: int = 32
     """Blocking workers beyond `max_workers`, while calls wait for a child in so many others."""
+    engine_workers: int = 512
+    """Worker processes of all pools together."""
+    starting_workers: int = 8
+    """Workers of a pool that import its module at the same time."""
     idle_us: int = 60_000_000
     """A worker that had nothing to do for this long leaves, unless it belongs to the least that was asked for."""
     start_us: int = 30_000_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -38,7 +39,7 @@ from boki.engine.functions.orders import (
 )
 from boki.engine.functions.processes import Processes
 from boki.engine.functions.worker_link import Submit, WorkerLink
-from boki.errors import BokiError
+from boki.errors import BokiError, Unavailable
 from boki.host.clock import now_us
 from boki.log.limits import Limits
 from boki.log.operations import Failure
@@ -107,7 +108,7 @@ class FunctionHost:
         self._console = console
         self._reload = reload
         self._show_tracebacks = show_tracebacks
-        self._budget = budget or Budget()
+        self._budget = budget or Budget(engine_workers=_affordable_workers())
         self._dispatch = Dispatch(limits, self._budget)
         self._catalog = Catalog()
         self._functions: dict[str, FunctionInfo] = {}
@@ -174,16 +175,19 @@ class FunctionHost:
         catalog.update((await self._modules_of(folder).refresh()).described)
         return catalog.modules
 
-    async def switch(self, folder: Path) -> None:
+    async def switch(self, folder: Path, *, must_have_functions: bool = False) -> None:
         """Run the functions of another folder from now on, and nothing but these.
 
-        The folder stays as it is for as long as calls run that began in it. Not for a host that reloads.
+        The folder stays as it is for as long as calls run that began in it. Not for a host that reloads. `Unavailable`,
+        and what ran before runs on, if it `must_have_functions` and none of its modules can be loaded here.
         """
         assert not self._reload, "a folder that is watched is not exchanged"
         await self._start_processes()
         modules = self._modules_of(folder)
         refreshed = await modules.refresh()
         good = {info.module for info in refreshed.described if not info.error}
+        if must_have_functions and not any(info.functions for info in refreshed.described):
+            raise Unavailable("; ".join(info.error for info in refreshed.described if info.error))
         gone = [info.module for info in self._catalog.modules if info.module not in good]
         self._modules = modules
         self._install(self._catalog.update(refreshed.described, gone), modules)
@@ -457,6 +461,13 @@ def _announce(module: ModuleInfo) -> None:
         _log.error("%s; its last good version keeps running: %s", module.error, names)
     else:
         _log.error("%s", module.error)
+
+
+def _affordable_workers() -> int:
+    """Most worker processes of this engine: each needs a file descriptor here, as do disks and connections."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = Budget().engine_workers
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 2))
 
 
 def _resident_bytes(pid: int) -> int:

@@ -13,7 +13,7 @@ This file counts and picks; `boki.engine.functions.dispatch` decides when.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -141,6 +141,8 @@ class Worker:
         """Go on in the life cycle; an event that the table does not have is a bug of ours."""
         phase = NEXT.get((self.phase, event))
         assert phase is not None, f"worker {self.id} is {self.phase.value}: {event.value} cannot happen"
+        self.pool.phases[self.phase] -= 1
+        self.pool.phases[phase] += 1
         self.phase = phase
 
 
@@ -154,6 +156,8 @@ class Pool:
         self.most = max(1, self.least, _smallest((i.max_workers for i in functions.values()), MAX_WORKERS))
         self.memory_bytes = _smallest((i.memory_bytes for i in functions.values()), MEMORY_BYTES)
         self.workers: dict[int, Worker] = {}
+        self.phases: Counter[Phase] = Counter()
+        """How many workers are in each phase; a pool may have hundreds, and is asked at every call."""
         self._children: dict[str, OrderedDict[int, LiveCall]] = {name: OrderedDict() for name in functions}
         self._others: dict[str, OrderedDict[int, LiveCall]] = {name: OrderedDict() for name in functions}
         self.queued = 0
@@ -275,17 +279,22 @@ class Pool:
 
     # size
 
+    def add(self, worker: Worker) -> None:
+        """One more worker, which starts."""
+        self.workers[worker.id] = worker
+        self.phases[worker.phase] += 1
+
     def count(self, *phases: Phase) -> int:
         """How many workers are in one of these phases."""
-        return sum(1 for worker in self.workers.values() if worker.phase in phases)
+        return sum(self.phases[phase] for phase in phases)
 
     def count_starting(self) -> int:
         """How many workers may yet become ready, or will yet be seen to have failed."""
-        return sum(
-            1
-            for worker in self.workers.values()
-            if not worker.has_started and worker.phase in (Phase.STARTING, Phase.KILLED)
-        )
+        starting = self.phases[Phase.STARTING]
+        if self.phases[Phase.KILLED]:
+            killed = (worker for worker in self.workers.values() if worker.phase is Phase.KILLED)
+            starting += sum(1 for worker in killed if not worker.has_started)
+        return starting
 
     def missing(self) -> int:
         """How many workers should be started now, for the calls in the queue and for the least that was asked for."""
@@ -308,9 +317,9 @@ class Pool:
         """No worker is there or may be started now: the calls in the queue need not wait."""
         return now_us < self.retry_us and not self.count_starting() and not self.count(Phase.READY)
 
-    def is_choked(self) -> bool:
+    def is_choked(self, *, may_grow: bool) -> bool:
         """Every worker is there and all that its calls do is wait for other calls: no room comes until those end."""
-        if self.missing() or self.count(Phase.READY) < len(self.workers):
+        if not self.workers or (may_grow and self.missing()) or self.count(Phase.READY) < len(self.workers):
             return False
         return not any(worker.running or worker.stalled or not worker.calls for worker in self.workers.values())
 

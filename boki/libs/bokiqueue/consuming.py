@@ -17,12 +17,14 @@ raised. So it is called at least once for each: what must happen once it appends
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from boki import Consumption, function
+from boki import ConfigError, Consumption, function
 from boki.libs.bokiqueue.refusals import check_count, check_group, check_queue, check_span
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_OF_THE_QUEUE: Final = ("shards", "max_deliveries", "max_length", "retain_s")
 
 
 def consume(
@@ -42,6 +44,13 @@ def consume(
     `retry_s`: how much later a message comes back after a failure, twice as late each time. Other options are those of
     `@function`.
     """
+    for name in options:
+        if name in _OF_THE_QUEUE:
+            raise ConfigError(
+                f"@consume has no option {name}, because it is the queue's: set it with "
+                f"{'Queue.create' if name == 'shards' else 'Queue.configure'}({name}=...)",
+                field=name,
+            )
     consumes = Consumption(
         queue=check_queue(queue),
         group=check_group(group),
