@@ -26,9 +26,11 @@ ZAP_DOMAIN: Final = b"boki"
 _RECONNECT_MS: Final = 20
 _RECONNECT_MAX_MS: Final = 500
 _HANDSHAKE_MS: Final = 5_000
-_HEARTBEAT_MS: Final = 2_000
 _SILENT_MS: Final = 6_000
-"""A connection over which nothing came for so long is made anew: TCP alone would wait for minutes."""
+"""A connection whose other side does not acknowledge for this long is closed: TCP alone would wait for minutes."""
+_KEEPALIVE_IDLE_S: Final = 2
+_KEEPALIVE_INTERVAL_S: Final = 1
+_KEEPALIVE_COUNT: Final = _SILENT_MS // 1000 - _KEEPALIVE_IDLE_S
 FAILURES: Final[dict[int, str]] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the other side refuses this node's key",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the two sides do not speak the same protocol, or their cluster keys differ",
@@ -123,7 +125,11 @@ def _make(context: zmq.Context[zmq.Socket[bytes]], kind: zmq.SocketType, max_fra
     socket.sndhwm = QUEUED_PACKS
     socket.rcvhwm = QUEUED_PACKS
     socket.handshake_ivl = _HANDSHAKE_MS
-    socket.heartbeat_ivl = _HEARTBEAT_MS
-    socket.heartbeat_timeout = _SILENT_MS
+    # No ZMQ_HEARTBEAT_*: libzmq ends the process if one falls due on a connection that its peer closed while this side
+    # could not read (see `boki.net`). The kernel probes instead.
     socket.tcp_maxrt = _SILENT_MS
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = _KEEPALIVE_IDLE_S
+    socket.tcp_keepalive_intvl = _KEEPALIVE_INTERVAL_S
+    socket.tcp_keepalive_cnt = _KEEPALIVE_COUNT
     return socket
