@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from boki.config import is_loopback
 from boki.errors import ConfigError
 from boki.gateway.core import Budget
-from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.log.limits import DEFAULT_LIMITS, KIB, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,9 @@ class Patience:
     """Until the head of a request is complete, from the connection's start or from the last answer."""
     body_s: float = 30.0
     """Until the body of a request is complete."""
+    body_idle_s: float = 10.0
+    """Until it is given up for coming more slowly than `body_bytes_per_s`."""
+    body_bytes_per_s: int = 16 * KIB
     reader_s: float = 30.0
     """Until a large answer, or one piece of a subscription, is taken."""
     linger_s: float = 2.0

@@ -13,7 +13,8 @@ an `Answer` of `tick` (overdue, or held for too long). What comes later finds it
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from boki.calls import Outcome
@@ -35,11 +36,15 @@ class Budget:
     calls: int = 4096
     """Function calls that run or wait for their result."""
     requests: int = 4096
-    """LogBook requests, those that wait for a record included."""
+    """LogBook requests, but for those that wait."""
+    polls: int = 4096
+    """Requests that wait for a record, a message or a result: idle consumers leave room for those that do something."""
     streams: int = 1024
     """Subscriptions."""
     bytes_in_flight: int = 256 * MIB
-    """Bodies of calls and requests, and what subscriptions hold, together."""
+    """Bodies as they arrive, answers until they are sent, and what subscriptions hold, together."""
+    overdraft_bytes: int = 128 * MIB
+    """What answers that cannot be had again (results of calls, popped messages) may hold beyond that."""
     stream_bytes: int = 128 * MIB
     """What subscriptions may hold of these, together, so that readers who stall leave room for calls."""
     grace_us: int = 1_000_000
@@ -61,6 +66,41 @@ class Standing:
     """False while it drains, or has not been heard of for a while."""
     functions: Container[str] | None = None
     """What it can run; None: whatever comes."""
+
+
+class Share:
+    """The bytes that one HTTP request holds of the budget: its body as it arrives, then its answer until it is sent."""
+
+    __slots__ = ("_core", "_is_answer", "_size_bytes")
+
+    def __init__(self, core: GatewayCore) -> None:
+        self._core = core
+        self._size_bytes = 0
+        self._is_answer = False
+
+    def take(self, size_bytes: int) -> None:
+        """So much of the body has arrived; `Overloaded` if there is no room for it."""
+        self._core.take_bytes(size_bytes)
+        self._size_bytes += size_bytes
+
+    def exchange(self, size_bytes: int, *, is_repeatable: bool) -> None:
+        """The body is done with, and this is the size of the answer. `Overloaded` if there is no room for it.
+
+        One that cannot be had again (`is_repeatable` false) may use the overdraft, too.
+        """
+        self.release()
+        take = self._core.take_bytes if is_repeatable else self._core.take_answer_bytes
+        take(size_bytes)
+        self._size_bytes = size_bytes
+        self._is_answer = True
+        self._core.answer_count += 1
+
+    def release(self) -> None:
+        """Nothing of it is held any more. Repeatable."""
+        self._core.bytes_in_flight -= self._size_bytes
+        self._core.answer_count -= self._is_answer
+        self._size_bytes = 0
+        self._is_answer = False
 
 
 @dataclass(slots=True)
@@ -96,6 +136,8 @@ class GatewayCore:
         self.budget = budget or Budget()
         self.is_draining = False
         self.request_count = 0
+        self.poll_count = 0
+        self.answer_count = 0
         self.stream_count = 0
         self.stream_bytes = 0
         self.bytes_in_flight = 0
@@ -112,7 +154,7 @@ class GatewayCore:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in flight: a gateway that drains may stop."""
-        return not (self._calls or self.request_count or self.stream_count)
+        return not (self._calls or self.request_count or self.poll_count or self.answer_count or self.stream_count)
 
     def engines(self) -> dict[NodeId, int]:
         """The live engines, and how many calls each has."""
@@ -155,7 +197,7 @@ class GatewayCore:
                 limit=self.budget.calls,
             )
         self._refuse_if_draining()
-        self._take_bytes(size_bytes)
+        self.take_bytes(size_bytes)
         self._calls[token] = _Started(size_bytes, deadline_us)
 
     def dispatch(self, token: str, function: str, now_us: int, refusal: Failure | None = None) -> NodeId | None:
@@ -222,13 +264,46 @@ class GatewayCore:
                 limit=self.budget.requests,
             )
         self._refuse_if_draining()
-        self._take_bytes(size_bytes)
+        self.take_bytes(size_bytes)
         self.request_count += 1
 
     def end_request(self, size_bytes: int) -> None:
         """A request that `begin_request` let in is answered."""
         self.request_count -= 1
         self.bytes_in_flight -= size_bytes
+
+    def begin_poll(self) -> None:
+        """Let in a request that waits, or raise `Overloaded` or `Unavailable`. Each needs its `end_poll`."""
+        if self.poll_count >= self.budget.polls:
+            raise Overloaded(
+                f"{self.budget.polls} requests wait for what is to come, as many as this gateway lets in",
+                retry_after_s=RETRY_AFTER_S,
+                limit=self.budget.polls,
+            )
+        self._refuse_if_draining()
+        self.poll_count += 1
+
+    def end_poll(self) -> None:
+        """A request that `begin_poll` let in is answered."""
+        self.poll_count -= 1
+
+    @contextmanager
+    def admitted(self, size_bytes: int = 0, *, waits: bool = False) -> Iterator[None]:
+        """Within the budget of requests, or of polls if it `waits`; `Overloaded` or `Unavailable` if there is no room.
+
+        `size_bytes`: what it holds before it has an answer, but for its body, which counts by itself (`Share`).
+        """
+        if waits:
+            self.begin_poll()
+        else:
+            self.begin_request(size_bytes)
+        try:
+            yield
+        finally:
+            if waits:
+                self.end_poll()
+            else:
+                self.end_request(size_bytes)
 
     def begin_stream(self) -> None:
         """Let a subscription in, or raise `Overloaded` or `Unavailable`. Each needs its `end_stream`."""
@@ -256,7 +331,7 @@ class GatewayCore:
                 retry_after_s=RETRY_AFTER_S,
                 limit=self.budget.stream_bytes,
             )
-        self._take_bytes(size_bytes)
+        self.take_bytes(size_bytes)
         self.stream_bytes += size_bytes
 
     def release_for_stream(self, size_bytes: int) -> None:
@@ -283,7 +358,22 @@ class GatewayCore:
         if self.is_draining:
             raise Unavailable("this gateway is shutting down", retry_after_s=RETRY_AFTER_S)
 
-    def _take_bytes(self, size_bytes: int) -> None:
+    def take_answer_bytes(self, size_bytes: int) -> None:
+        """The same for an answer that cannot be had again: it may use the overdraft."""
+        most = self.budget.bytes_in_flight + self.budget.overdraft_bytes
+        if self.bytes_in_flight + size_bytes > most:
+            raise Overloaded(
+                f"it was carried out, but {self.bytes_in_flight} of {most} bytes are in flight: its answer of "
+                f"{size_bytes} bytes has no room now and is dropped",
+                outcome="unknown",
+                retryable=False,
+                retry_after_s=RETRY_AFTER_S,
+                limit=most,
+            )
+        self.bytes_in_flight += size_bytes
+
+    def take_bytes(self, size_bytes: int) -> None:
+        """Hold so many, or raise `Overloaded`. They are given back through `bytes_in_flight`."""
         if self.bytes_in_flight + size_bytes > self.budget.bytes_in_flight:
             raise Overloaded(
                 f"{self.bytes_in_flight} of {self.budget.bytes_in_flight} bytes are in flight: "

@@ -17,20 +17,20 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
 
-from aiohttp.web import BaseRequest, StreamResponse
+from aiohttp.web import BaseRequest, Response, StreamResponse
 from prometheus_client import CollectorRegistry
 
 from boki.config import is_loopback
 from boki.errors import BokiError, Unauthorized, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
-from boki.gateway.core import GatewayCore, Standing
-from boki.gateway.http.answers import Refusal, refusal
+from boki.gateway.core import GatewayCore, Share, Standing
+from boki.gateway.http.answers import Refusal, Repeatable, refusal
 from boki.gateway.http.backend_metrics import BackendMetrics
 from boki.gateway.http.binary import BinaryEndpoint
 from boki.gateway.http.books import LogBooks
 from boki.gateway.http.calls import FunctionCalls
-from boki.gateway.http.connections import Connections
+from boki.gateway.http.connections import Connections, begin, send
 from boki.gateway.http.consumers import Consumers
 from boki.gateway.http.deployments import DeploymentPages
 from boki.gateway.http.log_access import LogDoor
@@ -167,12 +167,17 @@ class Gateway:
         task = asyncio.current_task()
         assert task is not None, "aiohttp runs handlers in tasks"
         self._under_way.add(task)
+        share = Share(self.core)
+        begin(request, share)
         try:
             route, values = self._find(request, path)
             template = route.template
             if route.is_call:
                 function = values[0]
             answer = await route.handler(request, *values)
+            if isinstance(answer, Response):
+                is_repeatable = route.method == "GET" or isinstance(answer, Repeatable)
+                answer = await send(request, answer, self.config.patience, is_repeatable=is_repeatable)
         except BokiError as error:
             answer = refusal(error)
         except asyncio.CancelledError:
@@ -183,6 +188,7 @@ class Gateway:
             answer.force_close()
         finally:
             self._under_way.discard(task)
+            share.release()
             if self.core.is_draining:
                 self._answered.set()
         code = answer.code if isinstance(answer, Refusal) else "ok"

@@ -282,13 +282,13 @@ def test_a_long_poll_is_answered_by_the_append_it_waits_for(path: str) -> None:
         async with serving() as (gateway, backend, http):
             poll = asyncio.create_task(ask(http, "GET", f"/logbook/b/{path}?tag=t&wait_s=20"))
             await backend.until_waiting()
-            assert gateway.core.request_count == 1
+            assert gateway.core.poll_count == 1
             await append(http, text="no")
             await append(http, text="yes", tags=["t"])
             answer = await poll
             found = answer["record"] if path == "read_next" else answer["records"][0]
             assert found["text"] == "yes"
-            assert gateway.core.request_count == 0
+            assert gateway.core.poll_count == 0
 
     run(scenario())
 
@@ -460,19 +460,20 @@ def test_errors_of_the_log_keep_their_outcome() -> None:
 
 
 def test_requests_beyond_the_budget_are_429() -> None:
-    """In numbers and in bytes."""
+    """In numbers and in bytes. Requests that wait have a budget of their own, so others go on beside them."""
 
     async def scenario() -> None:
-        async with serving(budget=Budget(requests=1, bytes_in_flight=1000)) as (_, backend, http):
+        async with serving(budget=Budget(polls=1, bytes_in_flight=1000)) as (_, backend, http):
             async with http.post("/logbook/b/append", json={"text": "x" * 1200}) as response:
                 await refused(response, 429, "overloaded")
             poll = asyncio.create_task(ask(http, "GET", "/logbook/b/read?wait_s=20"))
             await backend.until_waiting()
-            async with http.post("/logbook/b/append", json={"text": "1"}) as response:
+            async with http.get("/logbook/b/read?wait_s=20") as response:
                 await refused(response, 429, "overloaded")
+            await append(http, "c", text="1")
             backend.expire_waits()
             await poll
-            await append(http, text="1")
+            await ask(http, "GET", "/logbook/b/read")
 
     run(scenario())
 

@@ -73,7 +73,7 @@ def test_a_waiting_lookup_ends_with_its_client_and_counts_while_it_waits() -> No
     async def scenario() -> None:
         backend = FakeBackend()
         backend.knows_functions = False
-        async with serving(backend, budget=Budget(requests=1)) as (gateway, _, http):
+        async with serving(backend, budget=Budget(polls=1)) as (gateway, _, http):
             task = asyncio.create_task(http.post("/function/new"))
             await waiting(gateway.core)
             async with http.post("/function/new") as response:
@@ -102,4 +102,4 @@ def test_the_refusal_says_which_functions_there_are(name: str, functions: list[s
 
 async def waiting(core: GatewayCore) -> None:
     """Return once a request waits in the gateway."""
-    await turns_until(lambda: core.request_count > 0)
+    await turns_until(lambda: core.poll_count > 0)

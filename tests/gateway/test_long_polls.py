@@ -72,7 +72,7 @@ def test_a_poll_for_an_invocation_is_over_when_its_client_leaves() -> None:
             await backend.until(lambda: bool(backend.hanging))
             raw = await Raw.open(gateway.port)
             await raw.send(head("GET", f"/invocation/{invocation_id}?wait_s=20"))
-            await turns_until(lambda: gateway.core.request_count == 1)
+            await turns_until(lambda: gateway.core.poll_count == 1)
             await raw.close()
             await turns_until(lambda: gateway.core.is_idle)
             assert backend.hanging
@@ -110,9 +110,9 @@ def test_a_consumer_that_stays_is_served_when_another_one_leaves() -> None:
             await raw.send(head("POST", "/queue/b/q/pop?wait_s=20"))
             await backend.until_waiting()
             staying = asyncio.create_task(ask(http, "POST", "/queue/b/q/pop?wait_s=20"))
-            await turns_until(lambda: gateway.core.request_count == 2)
+            await turns_until(lambda: gateway.core.poll_count == 2)
             await raw.close()
-            await turns_until(lambda: gateway.core.request_count == 1)
+            await turns_until(lambda: gateway.core.poll_count == 1)
             await ask(http, "POST", "/queue/b/q", json="for who stays")
             assert [one["text"] for one in (await staying)["messages"]] == ["for who stays"]
 
@@ -133,7 +133,7 @@ def test_what_is_begun_is_finished_though_its_client_leaves() -> None:
             await backend.until_waiting()
             assert gateway.core.call_count == 1
             await other.close()
-            await turns_until(lambda: gateway.core.request_count == 0)
+            await turns_until(lambda: gateway.core.poll_count == 0)
             assert gateway.core.call_count == 1
 
     run(scenario())

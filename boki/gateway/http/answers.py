@@ -36,6 +36,10 @@ def error_body(error: BokiError) -> dict[str, Any]:
     }
 
 
+class Repeatable(Response):
+    """An answer that changes nothing if it is dropped: its caller may ask again."""
+
+
 class Refusal(Response):
     """An answer that tells an error, with the error's code for whoever counts."""
 

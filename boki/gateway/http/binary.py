@@ -14,7 +14,8 @@ import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki.errors import BokiError, CorruptData, InvalidArgument, VersionTooNew
-from boki.gateway.http.connections import body_size, read_body, send, while_connected
+from boki.gateway.http.answers import Repeatable
+from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_append, check_operation
@@ -49,24 +50,21 @@ class BinaryEndpoint:
             raise InvalidArgument(
                 f"this path takes {LOG_CONTENT_TYPE} only; append to /logbook/BOOK/append", field="Content-Type"
             )
-        size = body_size(request, self._max_bytes)
-        with self._door.admitted(size):
-            asked = decode_request(await read_body(request, self._max_bytes, self._door.config.patience))
+        asked = decode_request(await read_body(request, self._max_bytes, self._door.config.patience))
+        is_poll = isinstance(asked.operation, Read) and asked.operation.wait_us > 0
+        with self._door.admitted(waits=is_poll):
             positions = dict(asked.positions)
             answer: Answer
             try:
                 self._door.check_positions(positions)
                 check_all(asked.operation, self._limits)
                 operation = _with_wait_bounded(asked.operation, asked.timeout_us)
-                is_poll = isinstance(operation, Read) and operation.wait_us > 0
                 with while_connected(request) if is_poll else nullcontext():
                     answer = await self._door.request(operation, positions, asked.timeout_us / 1e6)
             except BokiError as error:
                 answer = Failure.of(error)
         body = _encode(Reply(asked.id, positions, answer))
-        return await send(
-            request, Response(body=body, headers={"Content-Type": LOG_CONTENT_TYPE}), self._door.config.patience
-        )
+        return Repeatable(body=body, headers={"Content-Type": LOG_CONTENT_TYPE})  # an answer to an append is small
 
 
 def decode_request(body: bytes) -> Request:

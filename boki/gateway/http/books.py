@@ -12,7 +12,7 @@ from boki.errors import InvalidArgument, KeyReused
 from boki.gateway.http import answers, arguments, records
 from boki.gateway.http.arguments import json_body, query, query_flag, query_int, query_list, query_seconds, whole_number
 from boki.gateway.http.bodies import describes_record
-from boki.gateway.http.connections import body_size, read_body, send, while_connected
+from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book, check_writable
@@ -68,8 +68,7 @@ class LogBooks:
         """Append a record: a JSON body that describes it, or a raw body that is its data."""
         check_writable(check_book(book))
         values = query(request, {"tag"}, repeated="tag")
-        size = body_size(request, self._limits.request_bytes)
-        with self._door.admitted(size):
+        with self._door.admitted():
             body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
             if describes_record(request.headers.get("Content-Type", ""), body):
                 if values:
@@ -88,8 +87,7 @@ class LogBooks:
         """Append several records, all or none."""
         check_writable(check_book(book))
         query(request, ())
-        size = body_size(request, self._limits.request_bytes)
-        with self._door.admitted(size):
+        with self._door.admitted():
             body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
             asked = json_body(body, records.APPEND_MANY)
             new = [NewRecord(*one.record()) for one in asked.records]
@@ -97,8 +95,7 @@ class LogBooks:
             group = log_calls.many_records(new, when, key, self._limits)
             access = self._door.access(request)
             seqnums = await self._append(access, book, group)
-        answer = self._answer(access, {"seqnums": [str(seqnum) for seqnum in seqnums]})
-        return await send(request, answer, self._door.config.patience)
+        return self._answer(access, {"seqnums": [str(seqnum) for seqnum in seqnums]})
 
     async def _append(self, access: LogAccess, book: str, group: Group) -> Sequence[int]:
         if group.key is None:
@@ -142,7 +139,7 @@ class LogBooks:
         access = self._door.access(request)
         with self._door.admitted():
             record = await access.logbook(book).get(whole_number(seqnum, "seqnum"))
-        return await self._send(request, access, records.record_body(record))
+        return self._answer(access, records.record_body(record))
 
     async def read(self, request: BaseRequest, book: str) -> Response:
         """A page of records."""
@@ -162,16 +159,10 @@ class LogBooks:
         if read.backward and read.wait_us:
             raise InvalidArgument("a backward read looks at what is there: leave wait_s out", field="wait_s")
         access = self._door.access(request, wait_s)
-        with self._door.admitted(), while_connected(request):
+        with self._door.admitted(waits=wait_s > 0), while_connected(request):
             found = await access.ask(read, wait_s)
         assert isinstance(found, Found)
-        body = {
-            "records": [records.record_body(record) for record in log_calls.records_of(found)],
-            "next_start": str(found.next_start),
-            "first_seqnum": str(found.first_seqnum),
-            "is_end": found.is_end,
-        }
-        return await self._send(request, access, body)
+        return self._answer(access, records.page_body(found, self._limits.page_bytes, is_backward=read.backward))
 
     async def read_next(self, request: BaseRequest, book: str) -> Response:
         """The first record from a seqnum on."""
@@ -179,9 +170,9 @@ class LogBooks:
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
         access = self._door.access(request, wait_s)
         min_seqnum = query_int(values, "min_seqnum", 0)
-        with self._door.admitted(), while_connected(request):
+        with self._door.admitted(waits=wait_s > 0), while_connected(request):
             record = await access.logbook(book).read_next(values.get("tag"), min_seqnum=min_seqnum, wait_s=wait_s)
-        return await self._send_record(request, access, record)
+        return self._record_answer(access, record)
 
     async def read_prev(self, request: BaseRequest, book: str) -> Response:
         """The last record up to a seqnum."""
@@ -190,7 +181,7 @@ class LogBooks:
         max_seqnum = query_int(values, "max_seqnum", MAX_SEQNUM)
         with self._door.admitted():
             record = await access.logbook(book).read_prev(values.get("tag"), max_seqnum=max_seqnum)
-        return await self._send_record(request, access, record)
+        return self._record_answer(access, record)
 
     async def check_tail(self, request: BaseRequest, book: str) -> Response:
         """The last record."""
@@ -198,15 +189,14 @@ class LogBooks:
         access = self._door.access(request)
         with self._door.admitted():
             record = await access.logbook(book).check_tail(values.get("tag"), fresh=query_flag(values, "fresh"))
-        return await self._send_record(request, access, record)
+        return self._record_answer(access, record)
 
     # The book itself
 
     async def set_auxdata(self, request: BaseRequest, book: str, seqnum: str) -> Response:
         """Cache the body beside a record."""
         query(request, ())
-        size = body_size(request, self._limits.aux_bytes, _AUX)
-        with self._door.admitted(size):
+        with self._door.admitted():
             data = await read_body(request, self._limits.aux_bytes, self._door.config.patience, _AUX)
             access = self._door.access(request)
             await access.logbook(book).set_auxdata(whole_number(seqnum, "seqnum"), data)
@@ -246,15 +236,11 @@ class LogBooks:
 
     async def _small_body(self, request: BaseRequest) -> bytes:
         query(request, ())
-        body_size(request, _SMALL_BODY_BYTES)
         return await read_body(request, _SMALL_BODY_BYTES, self._door.config.patience)
 
-    async def _send_record(self, request: BaseRequest, access: LogAccess, record: Record | None) -> Response:
+    def _record_answer(self, access: LogAccess, record: Record | None) -> Response:
         body = None if record is None else records.record_body(record)
-        return await self._send(request, access, {"record": body})
-
-    async def _send(self, request: BaseRequest, access: LogAccess, body: object) -> Response:
-        return await send(request, self._answer(access, body), self._door.config.patience)
+        return self._answer(access, {"record": body})
 
     def _answer(self, access: LogAccess, body: object) -> Response:
         return answers.json_answer(body, access.caller.positions)

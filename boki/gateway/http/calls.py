@@ -24,7 +24,7 @@ from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.bodies import payload_encoding
-from boki.gateway.http.connections import body_size, read_body, send, while_connected
+from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.function_lookup import FunctionLookup
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book
@@ -87,8 +87,7 @@ class FunctionCalls:
         if key is not None:
             return await self._invoke_once(request, info, key)
         call = self._call(request, info)
-        size = body_size(request, self._config.limits.request_bytes, _PAYLOAD)
-        self._core.start(call.id, size, self._clock() + call.timeout_us)
+        self._core.start(call.id, 0, self._clock() + call.timeout_us)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         try:
             self._waiting[call.id] = future
@@ -101,7 +100,7 @@ class FunctionCalls:
             self._core.finish(call.id)
             self._waiting.pop(call.id, None)
             self._held.pop(call.id, None)
-        return await self._answer(request, call, outcome)
+        return self._answer(call, outcome)
 
     async def run(self, call: Call) -> Outcome:
         """Run a call of the gateway itself, within its budget; raises the `BokiError` that refuses it."""
@@ -123,14 +122,10 @@ class FunctionCalls:
         values = arguments.query(request, {"delay_s"})
         delay_s = arguments.query_seconds(values, "delay_s", arguments.MAX_DELAY_S)
         call = self._call(request, info)
-        size = body_size(request, self._config.limits.request_bytes, _PAYLOAD)
-        self._core.begin_request(size)
-        try:
+        with self._core.admitted():
             call = await self._with_payload(request, info, call)
             check_readable(call.payload, info)
             invocation_id = await self._backend.ledger.accept(call, key=key, delay_s=delay_s)
-        finally:
-            self._core.end_request(size)
         answer = answers.json_answer({"id": invocation_id})
         answer.set_status(202)
         answer.headers["Location"] = f"/invocation/{invocation_id}"
@@ -141,31 +136,23 @@ class FunctionCalls:
         """`GET /invocation/{id}`: its state, and its result once there is one."""
         values = arguments.query(request, {"wait_s"})
         wait_s = arguments.query_seconds(values, "wait_s", MAX_WAIT_S)
-        self._core.begin_request(0)
-        try:
-            with while_connected(request):
-                state = await self._backend.ledger.state(invocation_id, wait_s)
-        finally:
-            self._core.end_request(0)
+        with self._core.admitted(waits=wait_s > 0), while_connected(request):
+            state = await self._backend.ledger.state(invocation_id, wait_s)
         if state.failure is not None and not self._config.show_tracebacks:
             failure = answers.without_traceback(state.failure)
             answer = answers.json_answer(answers.invocation_body(state, failure))
         else:
             answer = answers.json_answer(answers.invocation_body(state, state.failure))
         answer.headers[INVOCATION] = invocation_id
-        return await send(request, answer, self._config.patience)
+        return answer
 
     async def _invoke_once(self, request: BaseRequest, info: FunctionInfo, key: str) -> Response:
         call = self._call(request, info)
-        size = body_size(request, self._config.limits.request_bytes, _PAYLOAD)
-        self._core.begin_request(size)
-        try:
+        with self._core.admitted():
             call = await self._with_payload(request, info, call)
             check_readable(call.payload, info)
             first_id, outcome = await self._backend.ledger.call_once(call, key)
-        finally:
-            self._core.end_request(size)
-        return await self._answer(request, call, outcome, first_id)
+        return self._answer(call, outcome, first_id)
 
     def _call(self, request: BaseRequest, info: FunctionInfo) -> Call:
         """The call that the head of the request asks for, still without its payload."""
@@ -231,7 +218,7 @@ class FunctionCalls:
         self._lookup.look_again()
         self.start()
 
-    async def _answer(self, request: BaseRequest, call: Call, outcome: Outcome, first_id: str = "") -> Response:
+    def _answer(self, call: Call, outcome: Outcome, first_id: str = "") -> Response:
         headers = {INVOCATION: first_id or call.id, TRACEPARENT: call.traceparent}
         if outcome.positions:
             headers[POSITION] = format_positions(outcome.positions)
@@ -245,7 +232,7 @@ class FunctionCalls:
             return answer
         assert result is not None, "an outcome is a result or a failure"
         headers["Content-Type"] = CONTENT_TYPES[result.encoding]
-        return await send(request, Response(body=result.data, headers=headers), self._config.patience)
+        return Response(body=result.data, headers=headers)
 
 
 _any_json: Final = msgspec.json.Decoder()

@@ -18,12 +18,16 @@ from aiohttp.web import BaseRequest, RequestHandler, Response, Server, StreamRes
 
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, TooLarge, Unavailable
 from boki.gateway.config import Patience
+from boki.gateway.core import Share
 from boki.gateway.http.answers import refusal
 from boki.host.line_budget import LineBudget
+from boki.log.limits import KIB
 
 _log = logging.getLogger("boki.gateway")
 
-_SMALL_ANSWER_BYTES: Final = 64 * 1024
+_SMALL_ANSWER_BYTES: Final = 16 * KIB
+"""An answer up to this is written in one go, and not counted: a connection holds at most one that is not taken."""
+_PIECE_BYTES: Final = 64 * KIB
 _SHOWN_PATH_CHARS: Final = 200
 _REQUEST: Final = "a request body may have at most {limit:,} bytes: send several requests"
 
@@ -88,9 +92,11 @@ def _raw(response: Response) -> bytes:
 
 
 class _Connection(RequestHandler):
-    __slots__ = ("_connections", "waiting")
+    __slots__ = ("_connections", "share", "waiting")
 
     _connections: Connections
+    share: Share
+    """What the request that is answered now holds of the budget."""
     waiting: asyncio.Task[object] | None
     """The handler that has nothing to do but wait, if it does: there is one handler at a time."""
 
@@ -133,45 +139,68 @@ class _Connection(RequestHandler):
         return response
 
 
-def body_size(request: BaseRequest, limit: int, what: str = _REQUEST) -> int:
-    """How many bytes the body will take: refused before a byte of it is read if that is over the limit.
-
-    A chunked body does not say, so it counts as the limit until it has been read.
-    """
-    if encoding := request.headers.get("Content-Encoding"):
-        raise InvalidArgument(f"send the body as it is: Content-Encoding {encoding[:20]!r} is not taken", field="body")
-    size = request.content_length
-    if size is None:
-        return limit if request.body_exists else 0
-    if size > limit:
-        raise _too_large(limit, what)
-    return size
-
-
 async def read_body(request: BaseRequest, limit: int, patience: Patience, what: str = _REQUEST) -> bytes:
-    """The whole body. `TooLarge`, or `DeadlineExceeded` if it does not arrive in time."""
+    """The whole body, held in the request's share of the budget as it arrives.
+
+    `TooLarge` before a byte of it is read if it says so itself; `DeadlineExceeded` if it does not arrive in time.
+    """
+    _check_head(request, limit, what)
     content = request.content
+    share = share_of(request)
     if content.is_eof() and content.exception() is None:
         # Small bodies arrive with the head: no timer, no waiting.
         body = content.read_nowait(-1)
         if len(body) > limit:
             raise _too_large(limit, what)
+        share.take(len(body))
         return body
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     parts = bytearray()
+    now = asyncio.get_running_loop().time
+    last = now() + patience.body_s
+    slow = now() + patience.body_idle_s
     try:
-        async with asyncio.timeout(patience.body_s):
+        async with asyncio.timeout_at(min(last, slow)) as timeout:
             while chunk := await content.readany():
-                parts += chunk
-                if len(parts) > limit:
+                if len(parts) + len(chunk) > limit:
                     raise _too_large(limit, what)
+                share.take(len(chunk))
+                parts += chunk
+                timeout.reschedule(min(last, slow + len(parts) / patience.body_bytes_per_s))
     except TimeoutError:
+        waited_s = round(now() - last + patience.body_s, 1)
         raise DeadlineExceeded(
-            f"the body did not arrive within {patience.body_s:g} s: nothing was done", outcome="not_applied"
+            f"the body did not arrive within {waited_s:g} s ({len(parts):,} bytes of it did): nothing was done",
+            outcome="not_applied",
         ) from None
     return bytes(parts)
+
+
+def _check_head(request: BaseRequest, limit: int, what: str) -> None:
+    """Refuse by the request's head what need not be read."""
+    if encoding := request.headers.get("Content-Encoding"):
+        raise InvalidArgument(f"send the body as it is: Content-Encoding {encoding[:20]!r} is not taken", field="body")
+    size = request.content_length
+    if size is not None and size > limit:
+        raise _too_large(limit, what)
+
+
+def share_of(request: BaseRequest) -> Share:
+    """What the request holds of the budget."""
+    return _connection(request).share
+
+
+def begin(request: BaseRequest, share: Share) -> None:
+    """The request is answered from now on, and holds this share."""
+    _connection(request).share = share
+
+
+def _connection(request: BaseRequest) -> _Connection:
+    connection = request.protocol
+    assert isinstance(connection, _Connection), "made by Connections"
+    return connection
 
 
 def _too_large(limit: int, what: str) -> TooLarge:
@@ -181,8 +210,7 @@ def _too_large(limit: int, what: str) -> TooLarge:
 @contextmanager
 def while_connected(request: BaseRequest) -> Iterator[None]:
     """For a long poll: what is awaited here is cancelled if the connection closes. Nobody would have its answer."""
-    connection = request.protocol
-    assert isinstance(connection, _Connection), "made by Connections"
+    connection = _connection(request)
     if request.transport is None:
         raise ConnectionResetError("the client has left")
     connection.waiting = asyncio.current_task()
@@ -192,18 +220,29 @@ def while_connected(request: BaseRequest) -> Iterator[None]:
         connection.waiting = None
 
 
-async def send(request: BaseRequest, response: Response, patience: Patience) -> Response:
-    """Send the answer now if it is large, so that a reader who stalls is cut off; small ones are left to aiohttp."""
+async def send(request: BaseRequest, response: Response, patience: Patience, *, is_repeatable: bool) -> StreamResponse:
+    """Send the answer now if it is large: in pieces, counted in the budget, and a reader who stalls is cut off.
+
+    Small ones are left to aiohttp. `Overloaded`: no room (see `Share.exchange`).
+    """
     body = response.body
-    if not isinstance(body, bytes) or len(body) <= _SMALL_ANSWER_BYTES:
+    if not isinstance(body, bytes) or len(body) <= _SMALL_ANSWER_BYTES or response.prepared:
         return response
+    share_of(request).exchange(len(body), is_repeatable=is_repeatable)
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(high=_SMALL_ANSWER_BYTES)
+    whole = memoryview(body)
+    answer = StreamResponse(status=response.status, reason=response.reason, headers=response.headers)
+    answer.content_length = len(body)
     try:
         async with asyncio.timeout(patience.reader_s):
-            await response.prepare(request)
-            await response.write_eof()
+            await answer.prepare(request)
+            for start in range(0, len(body), _PIECE_BYTES):
+                await answer.write(whole[start : start + _PIECE_BYTES])
+            await answer.write_eof()
     except TimeoutError:
         cut_off(request)
-    return response
+    return answer
 
 
 def cut_off(request: BaseRequest) -> None:

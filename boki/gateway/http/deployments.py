@@ -11,7 +11,7 @@ from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers
 from boki.gateway.http.arguments import query, query_flag
-from boki.gateway.http.connections import body_size, read_body
+from boki.gateway.http.connections import read_body
 from boki.gateway.http.routing import Route
 from boki.runtime.http_exchange import BUNDLE_CONTENT_TYPE
 
@@ -35,11 +35,8 @@ class DeploymentPages:
     async def versions(self, request: BaseRequest) -> Response:
         """`GET /functions/versions`: the versions that are kept, the newest first."""
         query(request, ())
-        self._core.begin_request(0)
-        try:
+        with self._core.admitted():
             return answers.json_answer({"versions": await self._backend.deployments.versions()})
-        finally:
-            self._core.end_request(0)
 
     async def deploy(self, request: BaseRequest) -> Response:
         """`POST /functions/versions`: run the functions of the bundle that is the body."""
@@ -49,23 +46,16 @@ class DeploymentPages:
             raise InvalidArgument(
                 f"this path takes {BUNDLE_CONTENT_TYPE}, which boki deploy sends", field="Content-Type"
             )
-        size = body_size(request, MAX_BUNDLE_BYTES, _TOO_LARGE)
-        self._core.begin_request(size)
-        try:
+        with self._core.admitted():
             bundle = await read_body(request, MAX_BUNDLE_BYTES, self._config.patience, _TOO_LARGE)
             deployment = await deployments.deploy(bundle, is_forced=is_forced)
-        finally:
-            self._core.end_request(size)
         return answers.json_answer(deployment)
 
     async def use(self, request: BaseRequest, version: str) -> Response:
         """`POST /functions/versions/{version}/use`: run that version again."""
         query(request, ())
-        self._core.begin_request(0)
-        try:
+        with self._core.admitted():
             return answers.json_answer(await self._backend.deployments.use(version))
-        finally:
-            self._core.end_request(0)
 
 
 _TOO_LARGE = "a bundle may have at most {limit:,} bytes: leave data out of the folder"

@@ -45,12 +45,8 @@ class FunctionLookup:
         """
         if self._backend.knows_functions:
             raise no_such_function(name, self._backend.functions)
-        self._core.begin_request(0)
-        try:
-            with while_connected(request):
-                return await self._wait(name)
-        finally:
-            self._core.end_request(0)
+        with self._core.admitted(waits=True), while_connected(request):
+            return await self._wait(name)
 
     async def _wait(self, name: str) -> FunctionInfo:
         until_us = self._clock() + self._core.budget.hold_us

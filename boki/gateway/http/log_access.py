@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from aiohttp.web import BaseRequest
 
@@ -98,14 +98,9 @@ class LogDoor:
             arguments.check_positions(positions, POSITION)
             self._backend.check_positions(positions)
 
-    @contextmanager
-    def admitted(self, size_bytes: int = 0) -> Iterator[None]:
-        """Within the budget of requests; `Overloaded` or `Unavailable` if there is no room."""
-        self.core.begin_request(size_bytes)
-        try:
-            yield
-        finally:
-            self.core.end_request(size_bytes)
+    def admitted(self, size_bytes: int = 0, *, waits: bool = False) -> AbstractContextManager[None]:
+        """See `GatewayCore.admitted`."""
+        return self.core.admitted(size_bytes, waits=waits)
 
     def _closing(self) -> asyncio.Future[Answer]:
         if self._closed is None:

@@ -75,10 +75,12 @@ class GatewayMetrics(Collector):
         flight = GaugeMetricFamily("boki_gateway_in_flight", "What is in flight, by kind", labels=["kind"])
         flight.add_metric(["call"], self._core.call_count)
         flight.add_metric(["request"], self._core.request_count)
+        flight.add_metric(["poll"], self._core.poll_count)
+        flight.add_metric(["answer"], self._core.answer_count)
         flight.add_metric(["stream"], self._core.stream_count)
         yield flight
         yield GaugeMetricFamily(
-            "boki_gateway_bytes_in_flight", "Bytes of bodies in flight", value=self._core.bytes_in_flight
+            "boki_gateway_bytes_in_flight", "Bytes of bodies and answers in flight", value=self._core.bytes_in_flight
         )
         yield GaugeMetricFamily(
             "boki_gateway_draining", "1 while the gateway shuts down", value=float(self._core.is_draining)

@@ -18,7 +18,7 @@ from boki.errors import Outcome
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.arguments import json_body, query, query_int, query_seconds
 from boki.gateway.http.bodies import message_value
-from boki.gateway.http.connections import body_size, read_body, send, while_connected
+from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.routing import Route
 from boki.libs.bokiqueue import Queue, queue_names
@@ -157,8 +157,7 @@ class Queues:
         values = query(request, {"delay_s", "ttl_s", "group_key", "wait_s"})
         spans = [query_seconds(values, name, MAX_DELAY_S) for name in ("delay_s", "ttl_s")]
         wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
-        size = body_size(request, self._limits.request_bytes)
-        with self._door.admitted(size):
+        with self._door.admitted(waits=wait_s > 0):
             body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
             access = self._door.access(request, wait_s)
             with while_connected(request) if wait_s else nullcontext():
@@ -175,10 +174,9 @@ class Queues:
     async def push_many(self, request: BaseRequest, book: str, queue: str) -> Response:
         """Push JSON values, all or none."""
         query(request, ())
-        size = body_size(request, self._limits.request_bytes)
-        with self._door.admitted(size):
-            body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
-            asked = json_body(body, _PUSH_MANY)
+        body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
+        asked = json_body(body, _PUSH_MANY)
+        with self._door.admitted(waits=asked.wait_s > 0):
             access = self._door.access(request, min(max(asked.wait_s, 0), MAX_WAIT_S))
             with while_connected(request) if asked.wait_s else nullcontext():
                 ids = await self._queue(access, book, queue).push_many(
@@ -201,12 +199,12 @@ class Queues:
         access = self._door.lasting_access(request, wait_s)
         handle = self._queue(access, book, queue, values.get("group", ""))
         how_it_ends: Outcome = "unknown" if op else "not_applied"  # under an op it is kept for who asks again
-        with self._door.admitted(), while_connected(request), self._door.polling(how_it_ends):
+        with self._door.admitted(waits=wait_s > 0), while_connected(request), self._door.polling(how_it_ends):
             if "lease_s" in values:
                 found = await handle.lease_many(count, lease_s, wait_s=wait_s, op=op)
             else:
                 found = await handle.pop_many(count, wait_s=wait_s, op=op)
-        return await self._send(request, access, {"messages": [message_shape(one) for one in found]})
+        return self._answer(access, {"messages": [message_shape(one) for one in found]})
 
     async def settle(self, request: BaseRequest, book: str, queue: str) -> Response:
         """Ack, nack, extend, release or bury leased messages by their receipts."""
@@ -234,7 +232,7 @@ class Queues:
         count = check_count(query_int(values, "count", 10), "count", MAX_COUNT)
         with self._door.admitted(min(count * MAX_MESSAGE_BYTES, TAKE_BYTES)):
             found = await handle.peek(count)
-        return await self._send(request, access, {"messages": [message_shape(one) for one in found]})
+        return self._answer(access, {"messages": [message_shape(one) for one in found]})
 
     # Dead letters and groups
 
@@ -246,7 +244,7 @@ class Queues:
         limit = check_count(query_int(values, "limit", 100), "limit", MAX_BATCH)
         with self._door.admitted(min(limit * MAX_MESSAGE_BYTES, TAKE_BYTES)):
             letters = await handle.dead_letters(limit)
-        return await self._send(request, access, {"dead": [letter_shape(one) for one in letters]})
+        return self._answer(access, {"dead": [letter_shape(one) for one in letters]})
 
     async def redrive(self, request: BaseRequest, book: str, queue: str) -> Response:
         """Let dead letters be taken again."""
@@ -294,16 +292,11 @@ class Queues:
 
     async def _body(self, request: BaseRequest, decoder: msgspec.json.Decoder[Any], limit: int = 64 * 1024) -> Any:
         query(request, ())
-        size = body_size(request, limit)
-        with self._door.admitted(size):
-            body = await read_body(request, limit, self._door.config.patience)
+        body = await read_body(request, limit, self._door.config.patience)
         return json_body(body or b"{}", decoder)
 
     def _answer(self, access: LogAccess, body: object) -> Response:
         return answers.json_answer(body, access.caller.positions)
-
-    async def _send(self, request: BaseRequest, access: LogAccess, body: object) -> Response:
-        return await send(request, self._answer(access, body), self._door.config.patience)
 
 
 def _key(request: BaseRequest) -> str | None:

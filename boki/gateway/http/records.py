@@ -1,20 +1,29 @@
 """Records, books and appends as JSON.
 
 Seqnums are strings, because they have 63 bits and JavaScript's numbers have 53. The data of a record stands in `text`
-if it is UTF-8, else in `base64`; whoever appends says `text` (also called `data`), `json` or `base64`.
+if it is UTF-8, else in `base64`; so does UTF-8 with many control characters, each of which JSON writes in six bytes.
+An append names its data `text` (or `data`), `json` or `base64`.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from boki.errors import InvalidArgument
 from boki.gateway.http.arguments import whole_number
-from boki.log.operations import BookInfo
+from boki.log.operations import BookInfo, Found
 from boki.log.record import Expect, Record
+from boki.runtime import log_calls
+
+_ESCAPED: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
+"""What JSON writes as `\\u00XX`."""
+_ESCAPE_BYTES: Final = 5
+"""What such an escape adds."""
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def record_body(record: Record) -> dict[str, Any]:
@@ -29,13 +38,39 @@ def record_body(record: Record) -> dict[str, Any]:
 def data_body(data: bytes) -> dict[str, str]:
     """Bytes as JSON.
 
-    >>> data_body(b"hello"), data_body(bytes([255]))
-    ({'text': 'hello'}, {'base64': '/w=='})
+    >>> data_body(b"hello"), data_body(bytes([255])), data_body(bytes(3))
+    ({'text': 'hello'}, {'base64': '/w=='}, {'base64': 'AAAA'})
     """
-    try:
-        return {"text": data.decode()}
-    except UnicodeDecodeError:
-        return {"base64": b64encode(data).decode("ascii")}
+    if _ESCAPE_BYTES * (len(data) - len(data.translate(None, _ESCAPED))) <= len(data) // 3:
+        with suppress(UnicodeDecodeError):
+            return {"text": data.decode()}
+    return {"base64": b64encode(data).decode("ascii")}
+
+
+def page_body(found: Found, max_bytes: int, *, is_backward: bool) -> dict[str, Any]:
+    """A page as readers get it. It ends before the record whose JSON would cross `max_bytes`, but for a lone one."""
+    records = log_calls.records_of(found)
+    encoded: list[msgspec.Raw] = []
+    left_bytes = max_bytes
+    for record in reversed(records) if is_backward else records:
+        body = _encode(record_body(record))
+        left_bytes -= len(body)
+        if encoded and left_bytes < 0:
+            break
+        encoded.append(msgspec.Raw(body))
+    is_whole = len(encoded) == len(records)
+    next_start = found.next_start
+    if is_backward:
+        encoded.reverse()
+        next_start = next_start if is_whole else records[-len(encoded)].seqnum
+    elif not is_whole:
+        next_start = records[len(encoded)].seqnum
+    return {
+        "records": encoded,
+        "next_start": str(next_start),
+        "first_seqnum": str(found.first_seqnum),
+        "is_end": found.is_end and is_whole,
+    }
 
 
 def book_body(info: BookInfo) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class SystemPages:
                 "draining": self._core.is_draining,
                 "calls": self._core.call_count,
                 "requests": self._core.request_count,
+                "polls": self._core.poll_count,
+                "answers": self._core.answer_count,
                 "streams": self._core.stream_count,
                 "bytes_in_flight": self._core.bytes_in_flight,
                 "engines": self._core.engines(),
