@@ -22,6 +22,7 @@ from boki.config import (
     BatchSize,
     CacheSize,
     Config,
+    Cors,
     DiskReserve,
     Drain,
     Durability,
@@ -129,6 +130,7 @@ class GatewayNodeConfig(NodeConfig, frozen=True, kw_only=True):
     port: Port = 8080
     token: Token = ""
     insecure: Insecure = False
+    cors: Cors = Cors()
     drain_s: Drain = 10.0
 
     def problems(self) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -120,6 +121,36 @@ def address_problems(host: str, token: str, insecure: bool) -> list[str]:
     return [f"host {host} is open to others: set a token, or say insecure if you mean it"]
 
 
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+
+
+class Cors(msgspec.Struct, frozen=True, kw_only=True):
+    """Which pages of other origins a browser lets call the gateway, and read its answers."""
+
+    origins: Annotated[
+        str, Meta(description="Origins of pages that may call, separated by commas; *: all; empty: none.")
+    ] = ""
+    credentials: Annotated[bool, Meta(description="Let those pages send cookies; not with *.")] = False
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"cors.origins: {origin!r} is not an origin: write it like https://app.example or http://localhost:5173"
+            for origin in self.listed
+            if origin != "*" and not _ORIGIN.fullmatch(origin)
+        ]
+        if "*" in self.listed and len(self.listed) > 1:
+            problems.append("cors.origins: * is every origin: write it alone, or list the origins")
+        if "*" in self.listed and self.credentials:
+            problems.append("cors.credentials needs a list of cors.origins: with * any page could act for its visitor")
+        if problems:
+            raise ConfigError("; ".join(problems), problems=problems)
+
+    @property
+    def listed(self) -> list[str]:
+        """The origins one by one."""
+        return [origin for part in self.origins.split(",") if (origin := part.strip())]
+
+
 class Address(Config, frozen=True, kw_only=True):
     """Where a system listens, as its clients on the same configuration need it."""
 
@@ -172,6 +203,7 @@ class DevConfig(Config, frozen=True, kw_only=True):
         True
     )
     log_format: LogFormatField = "console"
+    cors: Cors = Cors()
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

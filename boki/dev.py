@@ -180,6 +180,7 @@ def _gateway_config(config: DevConfig) -> GatewayConfig:
         port=config.port,
         token=config.token,
         insecure=config.insecure,
+        cors=config.cors,
         show_tracebacks=True,
         limits=config.limits,
     )

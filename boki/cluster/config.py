@@ -13,6 +13,7 @@ from boki.config import (
     BatchSize,
     CacheSize,
     Config,
+    Cors,
     DiskReserve,
     Drain,
     DurabilityField,
@@ -71,6 +72,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     keep_calls_s: KeepCalls = 86_400.0
     drain_s: Drain = 10.0
     log_format: LogFormatField = "console"
+    cors: Cors = Cors()
     limits: Limits = Limits()
 
     def problems(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from boki.config import is_loopback
+from boki.config import Cors, is_loopback
 from boki.errors import ConfigError
 from boki.gateway.core import Budget
 from boki.log.limits import DEFAULT_LIMITS, KIB, Limits
@@ -40,6 +40,8 @@ class GatewayConfig:
     """The bearer token that every request must carry; empty: none."""
     insecure: bool = False
     """Listen on any address without a token."""
+    cors: Cors = field(default_factory=Cors)
+    """Which pages of other origins may call."""
     show_tracebacks: bool = False
     """Whether callers are told where in the code a function raised."""
     max_connections: int = 10_000

@@ -3,9 +3,6 @@
 Every request takes the same way: find the route, check the token, run the handler, turn whatever it raises into an
 answer, count. aiohttp's low-level server carries it: its application layer (router, middlewares, signals) costs a
 quarter of what an empty call takes, and none of it is needed.
-
-Without a token the gateway trusts whoever can reach it, which on a loopback address includes every page that a browser
-of this machine shows. So pages of other origins are refused, and so are names that only pretend to be this machine.
 """
 
 from __future__ import annotations
@@ -14,13 +11,11 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable
-from functools import lru_cache
 from typing import cast
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 from prometheus_client import CollectorRegistry
 
-from boki.config import is_loopback
 from boki.errors import BokiError, Unauthorized, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
@@ -29,6 +24,7 @@ from boki.gateway.http.answers import Refusal, Repeatable, refusal
 from boki.gateway.http.backend_metrics import BackendMetrics
 from boki.gateway.http.binary import BinaryEndpoint
 from boki.gateway.http.books import LogBooks
+from boki.gateway.http.browsers import Browsers, dress
 from boki.gateway.http.calls import FunctionCalls
 from boki.gateway.http.connections import Connections, begin, send
 from boki.gateway.http.consumers import Consumers
@@ -64,7 +60,7 @@ class Gateway:
         self._backend = backend
         self._clock = clock
         self._token = config.token.encode()
-        self._trusts_browsers = bool(config.token) or config.insecure
+        self._browsers = Browsers(config.cors, trusts_all=bool(config.token) or config.insecure)
         registry = registry or CollectorRegistry()
         self._metrics = GatewayMetrics(self.core, registry)
         self._calls = FunctionCalls(backend, self.core, config, clock)
@@ -170,6 +166,11 @@ class Gateway:
         share = Share(self.core)
         begin(request, share)
         try:
+            self._browsers.note(request)
+            preflight = self._browsers.preflight(request)
+            if preflight is not None:
+                dress(request, preflight)
+                return preflight
             route, values = self._find(request, path)
             template = route.template
             if route.is_call:
@@ -191,6 +192,8 @@ class Gateway:
             share.release()
             if self.core.is_draining:
                 self._answered.set()
+        if not answer.prepared:
+            dress(request, answer)
         code = answer.code if isinstance(answer, Refusal) else "ok"
         known = function in self._backend.functions
         meter = self._metrics.function(function) if known else self._metrics.route(template)
@@ -216,21 +219,8 @@ class Gateway:
                 raise Unauthorized("this gateway needs a token: send the header Authorization: Bearer TOKEN")
             if not hmac.compare_digest(token.strip().encode("utf-8", "replace"), self._token):
                 raise Unauthorized("the token is not the one of this gateway")
-        elif not self._trusts_browsers and not _is_local(headers.get("Host", ""), headers.get("Origin")):
+        elif not self._browsers.lets_in(headers):
             raise Unauthorized(
                 "without a token this gateway serves this machine's own clients only, under its own name: no web page "
-                "of another origin, no other name; start it with --token"
+                "of another origin, no other name; start it with --token, or list the origin in cors.origins"
             )
-
-
-@lru_cache(maxsize=256)  # clients send the same name over and over, and reading an address is slow
-def _is_local(host: str, origin: str | None) -> bool:
-    """Whether a request to a loopback address comes from a client that is meant to reach it.
-
-    >>> _is_local("localhost:8080", None), _is_local("rebound.example:8080", None)
-    (True, False)
-    >>> _is_local("127.0.0.1:8080", "http://127.0.0.1:8080"), _is_local("127.0.0.1:8080", "https://evil.example")
-    (True, False)
-    """
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return (not host or is_loopback(name)) and (origin is None or origin.partition("//")[2] == host)

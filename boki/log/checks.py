@@ -20,6 +20,7 @@ from boki.log.ids import (
     SYSTEM_BOOK_PREFIX,
     SYSTEM_TAG_PREFIX,
     check_name,
+    check_not_dots,
     check_tag,
     is_system_tag,
 )
@@ -174,7 +175,7 @@ def check_seconds(value: object, field: str, *, positive: bool) -> float:
 
 def check_book(book: object) -> str:
     """`book`, if it may name a LogBook."""
-    return check_name(book, "book")
+    return check_not_dots(check_name(book, "book"), "book")
 
 
 def check_writable(book: str) -> None:

@@ -82,6 +82,13 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
+def check_not_dots(name: str, what: str) -> str:
+    """`name` itself, if it can stand in a URL: clients and proxies take `.` and `..` out of paths."""
+    if name in {".", ".."}:
+        raise InvalidArgument(f"{what} must not be {name!r}, which URLs cannot hold: choose another name", field=what)
+    return name
+
+
 def check_tag(tag: object, max_bytes: int) -> str:
     """`tag` itself, if a user may write it; else `InvalidArgument` or `TooLarge`."""
     if not isinstance(tag, str):

@@ -52,6 +52,7 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
             port=self.config.port,
             token=self.config.token,
             insecure=self.config.insecure,
+            cors=self.config.cors,
             limits=self.config.limits,
         )
         gateway = Gateway(self.backend, config)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from boki.log.limits import Limits
 from tests.gateway.fake_backend import refused, run, serving
@@ -82,7 +83,7 @@ ROWS = {
     "B47 in a union": Row(
         "/logbook/b/append",
         b'{"text":"a","when":[{"tag":"t","last":"1"}]}',
-        "when[0]: there is no field 'last'. Allowed: last_seqnum, tag",
+        "when[0]: there is no field 'last'. Allowed: count, last_seqnum, tag",
     ),
     "B48": Row(
         "/queue/b/q/settle",
@@ -103,5 +104,20 @@ def test_the_refusal_says_what_is_wrong_and_what_to_do(row: Row) -> None:
                 codes = {400: "invalid_argument", 401: "unauthorized", 404: "no_such_function", 413: "too_large"}
                 body = await refused(response, row.status, codes[row.status])
                 assert body["message"] == row.message
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+@pytest.mark.parametrize(("path", "what"), [("/logbook/{}/append", "book"), ("/queue/b/{}", "a queue's name")])
+def test_names_that_urls_cannot_hold_are_refused(path: str, what: str, name: str) -> None:
+    """Clients and proxies take them out of paths; they come percent-encoded at best."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, _backend, http):
+            url = URL(gateway.url + path.format("%2E" * len(name)), encoded=True)
+            async with http.post(url, data=b"x", headers={"Content-Type": "text/plain"}) as response:
+                body = await refused(response, 400, "invalid_argument")
+                assert body["message"] == f"{what} must not be {name!r}, which URLs cannot hold: choose another name"
 
     run(scenario())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, cast
@@ -20,6 +20,7 @@ from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, TooLarge, 
 from boki.gateway.config import Patience
 from boki.gateway.core import Share
 from boki.gateway.http.answers import refusal
+from boki.gateway.http.browsers import EVERY_ANSWER, dress
 from boki.host.line_budget import LineBudget
 from boki.log.limits import KIB
 
@@ -92,16 +93,19 @@ def _raw(response: Response) -> bytes:
 
 
 class _Connection(RequestHandler):
-    __slots__ = ("_connections", "share", "waiting")
+    __slots__ = ("_connections", "answer_headers", "share", "waiting")
 
     _connections: Connections
     share: Share
     """What the request that is answered now holds of the budget."""
     waiting: asyncio.Task[object] | None
     """The handler that has nothing to do but wait, if it does: there is one handler at a time."""
+    answer_headers: Mapping[str, str]
+    """What the answer to the request at hand gets, see `boki.gateway.http.browsers`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.waiting = None
+        self.answer_headers = EVERY_ANSWER
         assert isinstance(self._manager, Connections), "made by it"
         self._connections = self._manager
         if self._connections.refuse(cast("asyncio.Transport", transport)):
@@ -136,6 +140,7 @@ class _Connection(RequestHandler):
             response = refusal(InvalidArgument(f"not a valid HTTP request: {message}"[:300], field="request"))
             response.set_status(status)
         response.force_close()
+        dress(request, response)
         return response
 
 
@@ -236,6 +241,7 @@ async def send(request: BaseRequest, response: Response, patience: Patience, *, 
     answer.content_length = len(body)
     try:
         async with asyncio.timeout(patience.reader_s):
+            dress(request, answer)
             await answer.prepare(request)
             for start in range(0, len(body), _PIECE_BYTES):
                 await answer.write(whole[start : start + _PIECE_BYTES])

@@ -21,6 +21,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 from boki.errors import BokiError, InvalidArgument, Trimmed
 from boki.gateway.http import answers
 from boki.gateway.http.arguments import query, whole_number
+from boki.gateway.http.browsers import dress
 from boki.gateway.http.connections import cut_off, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.records import record_body
@@ -66,6 +67,7 @@ class Subscriptions:
             response = StreamResponse(headers=_HEADERS)
             if request.transport is not None:
                 request.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+            dress(request, response)
             await response.prepare(request)
             await self._send(request, response, b": boki\n\n")
             try:

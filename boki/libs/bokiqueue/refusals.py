@@ -105,6 +105,10 @@ def check_queue(name: object) -> str:
         raise InvalidArgument(
             f"a queue's name must be 1 to 100 characters of A-Z a-z 0-9 . _ -, not {name!r:.60}", field="queue"
         )
+    if name in {".", ".."}:
+        raise InvalidArgument(
+            f"a queue's name must not be {name!r}, which URLs cannot hold: choose another name", field="queue"
+        )
     return name
 
 
