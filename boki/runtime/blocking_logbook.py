@@ -176,8 +176,9 @@ class LogBook:
         """All records from `start` on, and those to come: `for record in logbook.subscribe("tag")`.
 
         Endless: it waits for new records until the call's deadline. `start=0` is the earliest record that there is;
-        "now" is the moment when iteration begins. If a trim takes records away that were not yet read, iteration raises
-        `Trimmed` (`error.next_seqnum` says where to go on), or passes over them if `on_trimmed` is "skip".
+        "now" is the moment when iteration begins, or when `subscription.begin()` returned before it. If a trim takes
+        records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to go on), or
+        passes over them if `on_trimmed` is "skip".
         """
         return Subscription(Cursor(self.name, tag, start, on_trimmed, self._access.caller), self._access)
 
@@ -224,6 +225,11 @@ class Subscription:
         self._cursor = cursor
         self._access = access
 
+    def begin(self) -> None:
+        """Find out where `start="now"` is: whatever is appended after this has returned is delivered."""
+        if not self._cursor.is_placed:
+            self._cursor.take(self._ask())
+
     def __iter__(self) -> Iterator[Record]:
         for page in self.batches():
             yield from page.records
@@ -231,9 +237,12 @@ class Subscription:
     def batches(self) -> Iterator[Page]:
         """Pages of what there is, never empty; for bulk."""
         while True:
-            read = self._cursor.read()
-            found = self._access.ask(read, read.wait_us / 1e6)
-            assert isinstance(found, Found)
-            page = self._cursor.take(found)
+            page = self._cursor.take(self._ask())
             if page is not None:
                 yield page
+
+    def _ask(self) -> Found:
+        read = self._cursor.read()
+        found = self._access.ask(read, read.wait_us / 1e6)
+        assert isinstance(found, Found)
+        return found

@@ -247,6 +247,11 @@ class Cursor:
         self._on_trimmed = on_trimmed
         self._caller = caller
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is known where the subscription begins; if not, the next read asks where "now" is."""
+        return self._next_start is not None
+
     def read(self) -> Read:
         """What to ask next: for "now" first where the end is, then for what comes after the cursor."""
         if self._next_start is None:

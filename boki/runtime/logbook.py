@@ -178,8 +178,9 @@ class LogBook:
         """All records from `start` on, and those to come: `async for record in logbook.subscribe("tag")`.
 
         Endless: it waits for new records until the call's deadline. `start=0` is the earliest record that there is;
-        "now" is the moment when iteration begins. If a trim takes records away that were not yet read, iteration raises
-        `Trimmed` (`error.next_seqnum` says where to go on), or passes over them if `on_trimmed` is "skip".
+        "now" is the moment when iteration begins, or when `await subscription.begin()` returned before it. If a trim
+        takes records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to go
+        on), or passes over them if `on_trimmed` is "skip".
         """
         return Subscription(Cursor(self.name, tag, start, on_trimmed, self._access.caller), self._access)
 
@@ -226,6 +227,11 @@ class Subscription:
         self._cursor = cursor
         self._access = access
 
+    async def begin(self) -> None:
+        """Find out where `start="now"` is: whatever is appended after this has returned is delivered."""
+        if not self._cursor.is_placed:
+            self._cursor.take(await self._ask())
+
     async def __aiter__(self) -> AsyncIterator[Record]:
         async for page in self.batches():
             for record in page.records:
@@ -234,9 +240,12 @@ class Subscription:
     async def batches(self) -> AsyncIterator[Page]:
         """Pages of what there is, never empty; for bulk."""
         while True:
-            read = self._cursor.read()
-            found = await self._access.ask(read, read.wait_us / 1e6)
-            assert isinstance(found, Found)
-            page = self._cursor.take(found)
+            page = self._cursor.take(await self._ask())
             if page is not None:
                 yield page
+
+    async def _ask(self) -> Found:
+        read = self._cursor.read()
+        found = await self._access.ask(read, read.wait_us / 1e6)
+        assert isinstance(found, Found)
+        return found

@@ -61,6 +61,9 @@ class AwaitableSubscription:
         self._subscription = subscription
         self._in_thread = in_thread
 
+    async def begin(self) -> None:
+        await self._in_thread(self._subscription.begin)
+
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._iterate(iter(self._subscription))
 

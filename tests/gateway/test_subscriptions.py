@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import pytest
 
-from boki.errors import CorruptData
+from boki.errors import CorruptData, Unavailable
 from boki.gateway.config import Patience
 from boki.gateway.core import STREAM_BYTES, Budget
-from boki.gateway.http.subscriptions import PAGE_BYTES
+from boki.gateway.http import subscriptions
+from boki.gateway.http.subscriptions import FIRST_PAGES, PAGE_BYTES
 from boki.log.limits import MIB, Limits
-from boki.log.operations import Read
+from boki.log.metalog import Positions
+from boki.log.operations import Answer, Operation, Read
+from boki.log.record import Record
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving, turns_until
 from tests.gateway.strangers import Raw
 
@@ -87,6 +91,99 @@ def test_a_tag_filters_and_now_starts_at_the_end() -> None:
                 assert await Events(new).texts(2) == ["no", "yes"]
 
     run(scenario())
+
+
+class SlowTail(FakeBackend):
+    """A log that looks for its tail for as long as others have time to append."""
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        if isinstance(operation, Read) and operation.fresh:
+            before = self.change_count
+            for _ in range(1_000):
+                if self.change_count > before:
+                    break
+                await asyncio.sleep(0)
+        return await super().request(operation, positions, timeout_s)
+
+
+def test_what_is_appended_after_the_first_byte_of_a_stream_from_now_on_is_delivered() -> None:
+    """ "Now" lies before the first byte leaves, however slowly the tail is found (found.md, part 3, number 4)."""
+
+    async def scenario() -> None:
+        async with serving(SlowTail()) as (_, _backend, http):
+            await append(http, "old", "t")
+            for query in ("?start=now", "?start=now&tag=t"):
+                async with http.get(PATH + query) as response:
+                    events = Events(response)
+                    assert await events.next() == {"comment": "boki"}
+                    await append(http, "new", "t")
+                    await append(http, "newer", "t")
+                    assert await events.texts(2) == ["new", "newer"]
+
+    run(scenario())
+
+
+def test_a_stream_that_cannot_find_now_is_refused_with_a_status() -> None:
+    """Nothing has been sent by then, so the error is an ordinary answer."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, http):
+            backend.failures.append(Unavailable("no engine"))
+            async with http.get(f"{PATH}?start=now") as response:
+                await refused(response, 503, "unavailable")
+            assert gateway.core.bytes_in_flight == 0
+
+    run(scenario())
+
+
+def test_streams_that_begin_at_once_leave_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """900 of them on records of 1 MiB held the loop for 17 s: one page is encoded in a turn, few are read at once."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        turn = 0
+        encoded: list[int] = []
+
+        def count_turn() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count_turn)
+
+        def events(records: Sequence[Record]) -> tuple[bytes, int]:
+            encoded.append(turn)
+            return encode(records)
+
+        encode = subscriptions._events
+        monkeypatch.setattr(subscriptions, "_events", events)
+        backend = Crowded()
+        async with serving(backend) as (gateway, _, http):
+            await append(http, "x" * 200_000)
+            count_turn()
+            readers = [await Raw.open(gateway.port, limit=1024) for _ in range(30)]
+            for raw in readers:
+                await raw.send(f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await turns_until(lambda: len(encoded) == len(readers))
+            assert len(set(encoded)) == len(encoded)
+            assert backend.most_reads <= FIRST_PAGES
+            for raw in readers:
+                await raw.close()
+
+    run(scenario())
+
+
+class Crowded(FakeBackend):
+    """It says how many reads that do not wait were under way at once."""
+
+    reads = most_reads = 0
+
+    async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
+        is_first = isinstance(operation, Read) and not operation.wait_us
+        self.reads += is_first
+        self.most_reads = max(self.most_reads, self.reads)
+        try:
+            return await super().request(operation, positions, timeout_s)
+        finally:
+            self.reads -= is_first
 
 
 def test_a_reader_that_comes_back_goes_on_where_it_was() -> None:

@@ -1,5 +1,8 @@
 """Subscriptions over HTTP: server-sent events, one per record, at the reader's own speed.
 
+`start=now` is a linearizable tail that is known before the first byte of the answer leaves: whatever is appended after
+that is delivered, whichever gateway it goes through.
+
 One page is read, sent, and only then the next one is asked for, so a slow reader costs one page of memory, and the
 gateway's budget counts it; one that stalls is cut off. Pages are small: their `limit` grows from one record until a
 page has as many bytes as a stream may hold, and what is more than that is dropped and read again later.
@@ -28,7 +31,7 @@ from boki.gateway.http.records import record_body
 from boki.gateway.http.routing import Route
 from boki.log.checks import check_book
 from boki.log.limits import KIB
-from boki.log.operations import Found
+from boki.log.operations import Found, Read
 from boki.log.record import Record
 from boki.runtime.deadline import Caller
 from boki.runtime.log_calls import Cursor
@@ -38,6 +41,9 @@ PAGE_BYTES: Final = 256 * KIB
 """A page of events ends before the record that would cross this; a lone record may have more."""
 _PIECE_BYTES: Final = 64 * KIB
 _WRITE_BUFFER_BYTES: Final = 16 * KIB
+
+FIRST_PAGES: Final = 4
+"""Streams that read their first page at once: many that begin together must not hold a page each."""
 
 _HEARTBEAT = b": still here\n\n"
 _HEADERS = {
@@ -53,6 +59,8 @@ class Subscriptions:
 
     def __init__(self, door: LogDoor) -> None:
         self._door = door
+        self._beginning = asyncio.Semaphore(FIRST_PAGES)
+        self._encoding = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         """What is answered here."""
@@ -64,6 +72,9 @@ class Subscriptions:
         cursor = _cursor(request, check_book(book), access.caller)
         self._door.core.begin_stream()
         try:
+            if not cursor.is_placed:
+                with while_connected(request):
+                    cursor.take(await self._ask(access, cursor.read()))
             response = StreamResponse(headers=_HEADERS)
             if request.transport is not None:
                 request.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
@@ -88,6 +99,9 @@ class Subscriptions:
 
     async def _follow(self, request: BaseRequest, response: StreamResponse, access: LogAccess, cursor: Cursor) -> None:
         size = _PageSize()
+        async with self._beginning:  # without a wait, which would keep others from beginning
+            first = await self._read(request, access, cursor, size, can_wait=False)
+        await self._pass_on(request, response, first)
         while request.transport is not None and not request.transport.is_closing():
             await self._pass_on(request, response, await self._read(request, access, cursor, size))
 
@@ -99,17 +113,26 @@ class Subscriptions:
         finally:
             core.release_for_stream(len(events))
 
-    async def _read(self, request: BaseRequest, access: LogAccess, cursor: Cursor, size: _PageSize) -> bytes:
+    async def _ask(self, access: LogAccess, read: Read) -> Found:
+        found = await access.ask(read, read.wait_us / 1e6)
+        assert isinstance(found, Found)
+        return found
+
+    async def _read(
+        self, request: BaseRequest, access: LogAccess, cursor: Cursor, size: _PageSize, *, can_wait: bool = True
+    ) -> bytes:
         """The next page as events. Nothing else of it is alive when this returns."""
         read = cursor.read()
-        read = msgspec.structs.replace(read, limit=min(read.limit, size.limit))
+        wait_us = read.wait_us if can_wait else 0
+        read = msgspec.structs.replace(read, limit=min(read.limit, size.limit), wait_us=wait_us)
         with while_connected(request):
-            found = await access.ask(read, read.wait_us / 1e6)
-        assert isinstance(found, Found)
+            found = await self._ask(access, read)
         page = cursor.take(found)
         if page is None:
-            return _HEARTBEAT if read.wait_us else b""
-        events, count = _events(page.records)
+            return _HEARTBEAT if wait_us else b""
+        async with self._encoding:
+            await asyncio.sleep(0)  # a page of large records takes milliseconds: others are served between two of them
+            events, count = _events(page.records)
         if count < len(page.records):
             cursor.go_back(page.records[count].seqnum)
         size.learn(len(events), count)

@@ -56,6 +56,16 @@ async def from_now_on_comes_only_what_is_new(logs: Logs) -> None:
         assert tail is None or record.seqnum > tail.seqnum
 
 
+async def what_is_appended_after_it_has_begun_comes(logs: Logs) -> None:
+    """`begin` says where "now" is before anything is read: nothing that is appended after it is missed."""
+    for book in (logs.logbook, other(logs)):
+        await logs.logbook.append(b"old", tags=["t"])
+        subscription = book.subscribe("t", start="now")
+        await subscription.begin()
+        seqnums = [await book.append(b"new", tags=["t"]) for _ in range(2)]
+        assert [record.seqnum for record in await take(aiter(subscription), 2)] == seqnums
+
+
 async def pages_are_never_empty(logs: Logs) -> None:
     """`batches()` hands out what there is, in bulk."""
     given = [b"%d" % i for i in range(2500)]
