@@ -202,6 +202,7 @@ class DevConfig(Config, frozen=True, kw_only=True):
     reload: Annotated[bool, Meta(description="Load a module of the functions folder anew when its file changes.")] = (
         True
     )
+    quiet: Annotated[bool, Meta(description="Write no lines for calls, refusals and reloads.")] = False
     log_format: LogFormatField = "console"
     cors: Cors = Cors()
     limits: Limits = Limits()

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
-from boki.config import DevConfig
+from boki.config import DevConfig, is_loopback
 from boki.engine.calls.ledger import Owner
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.engine.functions.pools import FunctionHost
@@ -26,6 +26,8 @@ from boki.gateway.config import GatewayConfig
 from boki.gateway.core import Standing
 from boki.gateway.http.function_lookup import no_such_function
 from boki.gateway.server import Gateway
+from boki.host.call_lines import CallLines
+from boki.host.lines import speaker
 from boki.local_log import ENGINE, LocalLog
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions
@@ -39,7 +41,12 @@ class Dev:
     """A running system. Make it with `start`; `stop` drains it. `url` is where it listens."""
 
     def __init__(
-        self, config: DevConfig, gateway: GatewayConfig, log: LocalLog, console: Callable[[ConsoleLine], None]
+        self,
+        config: DevConfig,
+        gateway: GatewayConfig,
+        log: LocalLog,
+        console: Callable[[ConsoleLine], None],
+        calls: CallLines | None,
     ) -> None:
         self.config = config
         self.log = log
@@ -51,6 +58,7 @@ class Dev:
             later=self._later,
             console=console,
             reload=config.reload,
+            on_call=calls.ended if calls else None,
             show_tracebacks=True,
         )
         self.calls = LoggedCalls(
@@ -60,15 +68,23 @@ class Dev:
             keep_s=config.keep_calls_s,
             limits=config.limits,
         )
-        self.gateway = Gateway(_Backend(self), gateway)
+        self.gateway = Gateway(_Backend(self), gateway, on_refused=calls.refused if calls else None)
+        self._call_lines = calls
         self.is_open = False
 
     @classmethod
-    async def start(cls, config: DevConfig, console: Callable[[ConsoleLine], None] | None = None) -> Dev:
-        """Start everything and listen. `console` is given each line that a function prints or logs."""
+    async def start(
+        cls,
+        config: DevConfig,
+        console: Callable[[ConsoleLine], None] | None = None,
+        calls: CallLines | None = None,
+    ) -> Dev:
+        """Start everything and listen. `console` is given each line that a function prints or logs, `calls` is told
+        of each call and each refusal.
+        """
         gateway = _gateway_config(config)  # refuses an open address before anything is touched
         log = await LocalLog.start(config, _on_failure)
-        dev = cls(config, gateway, log, console or _print)
+        dev = cls(config, gateway, log, console or _print, calls)
         try:
             await dev.service.start()
             await dev.functions.start()
@@ -117,6 +133,8 @@ class Dev:
         await self.functions.stop(left_s())
         await self.service.stop()
         await self.log.stop()
+        if self._call_lines is not None:
+            self._call_lines.close()
 
     async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
         if call.function not in self.functions.functions:  # else only the log would ever learn of it
@@ -181,7 +199,7 @@ def _gateway_config(config: DevConfig) -> GatewayConfig:
         token=config.token,
         insecure=config.insecure,
         cors=config.cors,
-        show_tracebacks=True,
+        show_tracebacks=bool(config.token) or is_loopback(config.host),  # not to strangers
         limits=config.limits,
     )
 
@@ -191,4 +209,4 @@ def _on_failure(node: str, error: StoreFailed) -> None:
 
 
 def _print(line: ConsoleLine) -> None:
-    _log.info("%s", line)
+    _log.log(line.level, "%s %s", speaker(line.module, line.function, line.invocation), line.text)

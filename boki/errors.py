@@ -265,7 +265,9 @@ class ConnectionLost(BokiError):
 
 
 class FunctionFailed(BokiError):
-    """The user's function ran and raised. `error_type` and `traceback` (under `boki dev`) say what."""
+    """The user's function ran and raised. `error_type` and `traceback` say what; a gateway that is open to strangers
+    leaves the traceback out.
+    """
 
     code = "function_failed"
     http_status = 422

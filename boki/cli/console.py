@@ -1,15 +1,14 @@
-"""What `boki dev` shows: a start screen, what happens to the system, and the lines of functions.
+"""What `boki dev` shows: a start screen, what happens to the system, its calls, and the lines of functions.
 
 For people, or as one JSON object a line for programs; both carry the same facts. A start is announced by the event
-`ready`, which has the address (`boki.child` waits for it).
+`ready`, which has the address (`boki.child` waits for it). The form of a line is that of `boki.host.lines`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,10 +16,14 @@ from boki.calls import ModuleInfo
 from boki.cli.connection import needed_flags
 from boki.cli.terminal import results
 from boki.config import DevConfig, LogFormat
+from boki.host.call_lines import CallLines
+from boki.host.clock import now_us
+from boki.host.lines import DayLine, console_lines, json_line, speaker
 from boki.runtime.frames import ConsoleLine
 
-_ID_DIGITS = 8
+_WHO = "boki"
 _COLOURS = ((logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"))
+_DIM = "\x1b[2m"
 
 
 class Screen:
@@ -28,6 +31,7 @@ class Screen:
 
     def __init__(self, log_format: LogFormat) -> None:
         self._as_json = log_format == "json"
+        self._day = DayLine(datetime.now(UTC).date())
 
     def started(self, url: str, config: DevConfig, modules: Sequence[ModuleInfo]) -> None:
         """The system answers: where, on which data, with which functions, and which modules are broken."""
@@ -66,45 +70,69 @@ class Screen:
                 names = ", ".join(sorted(function.name for function in module.functions)) or "no functions"
                 console.print(f"             {module.module}: {names}", markup=False)
 
-    def show_log(self) -> None:
-        """Show what Boki itself logs, from now on."""
+    def show_log(self, *, quiet: bool) -> None:
+        """Show what Boki itself logs, from now on; `quiet`: nothing of modules that were loaded well."""
         logger = logging.getLogger("boki")
         logger.addHandler(_ScreenHandler(self))
         logger.setLevel(logging.INFO)
         logger.propagate = False
+        if quiet:
+            logging.getLogger("boki.functions").setLevel(logging.WARNING)
 
     def event(self, event: str, text: str, level: int = logging.INFO, **facts: Any) -> None:
         """Something happened to the system."""
         if self._as_json:
             self._json(level, event, text, **facts)
         else:
-            _write_line(text, _colour(level))
+            self._lines(now_us(), _WHO, level, text, _colour(level) or _DIM)
+
+    def call_lines(self) -> CallLines:
+        """What writes a line for each call and each refusal, as long as they are few."""
+        return CallLines(self._call, who=_WHO)
+
+    def _call(self, is_problem: bool, who: str, text: str, facts: Mapping[str, Any]) -> None:
+        level = logging.WARNING if is_problem else logging.INFO
+        if self._as_json:
+            self._json(level, "call", text, **facts)
+        else:
+            self._lines(now_us(), who, level, text, _DIM)
 
     def line(self, line: ConsoleLine) -> None:
         """Something that a function printed, logged or raised."""
         if self._as_json:
-            self._json(
-                line.level,
-                line.stream,
-                line.text,
-                time_us=line.time_us,
-                module=line.module,
-                function=line.function,
-                invocation=line.invocation,
-                logger=line.logger,
-            )
+            write_line(function_json(line))
             return
-        who = f"{line.function}[{line.invocation[:_ID_DIGITS]}]" if line.function else line.module
-        clock = datetime.fromtimestamp(line.time_us / 1e6).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        level = "" if line.stream in ("stdout", "stderr") else f"{logging.getLevelName(line.level)} "
-        for text in line.text.rstrip("\n").split("\n"):
-            _write_line(f"{clock} {who} {level}{text}", _colour(line.level))
+        who = speaker(line.module, line.function, line.invocation)
+        self._lines(line.time_us, who, line.level, line.text, _colour(line.level))
 
-    def _json(self, level: int, event: str, text: str, *, time_us: int | None = None, **facts: Any) -> None:
-        now = datetime.now(UTC) if time_us is None else datetime.fromtimestamp(time_us / 1e6, UTC)
-        head = {"time": now.isoformat(), "level": logging.getLevelName(level).lower(), "event": event, "text": text}
-        sys.stdout.write(json.dumps(head | facts, ensure_ascii=False, default=str) + "\n")
-        sys.stdout.flush()
+    def _lines(self, time_us: int, who: str, level: int, text: str, colour: str) -> None:
+        """Plainly, because functions may print thousands of lines a second in front of the loop that serves them."""
+        if day := self._day.before(time_us):
+            write_line(*console_lines(time_us, _WHO, logging.INFO, day))
+        lines = console_lines(time_us, who, level, text)
+        if colour and sys.stdout.isatty():
+            lines = [f"{colour}{line}\x1b[0m" for line in lines]
+        write_line(*lines)
+
+    def _json(self, level: int, event: str, text: str, **facts: Any) -> None:
+        write_line(json_line(now_us(), level, event, text, facts))
+
+
+def function_json(line: ConsoleLine, **facts: Any) -> str:
+    """Something that a function printed, logged or raised, for programs."""
+    facts |= {
+        "module": line.module,
+        "function": line.function,
+        "invocation": line.invocation,
+        "logger": line.logger,
+    }
+    return json_line(line.time_us, line.level, line.stream, line.text, facts)
+
+
+def write_line(*lines: str) -> None:
+    """Write the lines to stdout at once."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 class _ScreenHandler(logging.Handler):
@@ -143,12 +171,6 @@ def _log_text(config: DevConfig) -> str:
 
 def _colour(level: int) -> str:
     return next((colour for least, colour in _COLOURS if level >= least), "")
-
-
-def _write_line(text: str, colour: str) -> None:
-    """Plainly, because functions may print thousands of lines a second in front of the loop that serves them."""
-    sys.stdout.write(f"{colour}{text}\x1b[0m\n" if colour and sys.stdout.isatty() else f"{text}\n")
-    sys.stdout.flush()
 
 
 def _indented(text: str, width: int) -> str:

@@ -57,10 +57,10 @@ async def serve(config: DevConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number.name)
-    screen.show_log()
+    screen.show_log(quiet=config.quiet)
     check_address(config.host, config.port)
     try:
-        dev = await Dev.start(config, screen.line)
+        dev = await Dev.start(config, screen.line, None if config.quiet else screen.call_lines())
     except OSError as error:
         raise Unavailable(
             f"cannot start at {config.host}:{config.port} with {config.data}: {error.strerror or error}",

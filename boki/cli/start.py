@@ -7,23 +7,25 @@ its code has failed, or it was refused; the last lines say why.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
+from boki.cli.console import function_json
 from boki.cli.dev import INTERRUPTED, spare_the_collector
 from boki.cli.flags import command_of, parameter_name
 from boki.cli.help import Commands, examples
 from boki.cluster_config import CONFIGS, NodeConfig, load_node
 from boki.config import LogFormat, settings
+from boki.host.lines import DayLine, console_lines, json_line, speaker
 from boki.log.membership import Role
+from boki.node.console import FACTS, FUNCTION_LINE, SPEAKER
+from boki.runtime.frames import ConsoleLine
 
 _HELP = {
     Role.GATEWAY: "Answer HTTP, hand calls and log operations to engines.",
@@ -59,29 +61,51 @@ async def serve(role: Role, config: NodeConfig) -> int:
     return exit_code
 
 
-def log_to_stdout(log_format: LogFormat) -> None:
-    """Write what Boki logs, a line each: for people, or one JSON object."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(
-        _JsonLine() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    )
+def log_to(stream: TextIO, log_format: LogFormat, node: str) -> None:
+    """Write what Boki and functions say, in the same form as `boki dev`."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_JsonLines(node) if log_format == "json" else _Lines(node))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])  # of libraries, too
     logging.getLogger("boki").setLevel(logging.INFO)
 
 
-class _JsonLine(logging.Formatter):
+class _Lines(logging.Formatter):
+    """For people. A line tells the date whenever it has changed, because a log is read days later."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+        self._day = DayLine()
+
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        fields = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname.lower(),
-            "event": "log",
-            "logger": record.name,
-            "text": record.getMessage(),
-        }
+        line: ConsoleLine | None = getattr(record, FUNCTION_LINE, None)
+        time_us = round(record.created * 1e6) if line is None else line.time_us
+        day = self._day.before(time_us)
+        lines = console_lines(time_us, self._node, logging.INFO, day) if day else []
+        if line is not None:
+            who, text = speaker(line.module, line.function, line.invocation), line.text
+        else:
+            who = getattr(record, SPEAKER, self._node)
+            text = super().format(record).removeprefix(f"{self._node}: ")
+        return "\n".join(lines + console_lines(time_us, who, record.levelno, text))
+
+
+class _JsonLines(logging.Formatter):
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        line: ConsoleLine | None = getattr(record, FUNCTION_LINE, None)
+        if line is not None:
+            return function_json(line, node=self._node)
+        facts: dict[str, Any] = {"node": self._node, "logger": record.name, **getattr(record, FACTS, {})}
         if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+            facts["traceback"] = self.formatException(record.exc_info)
+        event = "call" if hasattr(record, FACTS) else "log"
+        return json_line(round(record.created * 1e6), record.levelno, event, record.getMessage(), facts)
 
 
 def _runner(role: Role) -> Callable[..., None]:
@@ -91,7 +115,7 @@ def _runner(role: Role) -> Callable[..., None]:
         file = flags.pop("config")
         given = {names[name]: value for name, value in flags.items()}
         config = load_node(role, flags=given, environment=os.environ, file=file)
-        log_to_stdout(config.log_format)
+        log_to(sys.stdout, config.log_format, config.name)
         import uvloop
 
         if exit_code := uvloop.run(serve(role, config)):

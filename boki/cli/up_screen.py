@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import collections
 import io
-import json
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,15 @@ from boki.cluster.core import SupervisorCore
 from boki.cluster.health import leader_of, sentences
 from boki.cluster.identity import resident_bytes
 from boki.config import LogFormat
+from boki.host.clock import now_us
+from boki.host.lines import console_lines, json_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
 _SHOWN_EVENTS = 5
+_PROBLEMS = {"exited", "failed", "killed"}
 _COLOURS = {"running": "green", "waiting": "yellow", "stopping": "yellow", "stopped": "dim"}
 
 
@@ -70,11 +72,11 @@ class UpScreen:
 
     def event(self, event: str, text: str, facts: Mapping[str, Any]) -> None:
         """Something happened. Lines that say only what was asked for are left out where people read."""
+        level = logging.WARNING if event in _PROBLEMS else logging.INFO
         if self._as_json:
-            head = {"time": datetime.now(UTC).isoformat(), "level": "info", "event": event, "text": text}
-            self._line(json.dumps(head | dict(facts), ensure_ascii=False, default=str))
+            self._line(json_line(now_us(), level, event, text, facts))
             return
-        line = f"{datetime.now().astimezone():%H:%M:%S} {text}"
+        line = "\n".join(console_lines(now_us(), "boki", level, text))
         if self._live is None:
             self._line(line)
         elif event != "started" or facts.get("restarts"):

@@ -39,7 +39,7 @@ _DRAINING: Final = frozenset({Role.GATEWAY, Role.ENGINE})
 _STOP_S: Final = 10.0
 
 # What `boki up` decides by itself: the counts of nodes, and where they are.
-_OWN: Final = frozenset({"data", "port", "engines", "storage", "controllers", "zookeeper", "log_format"})
+_OWN: Final = frozenset({"data", "port", "engines", "storage", "controllers", "zookeeper"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
 from typing import Final
+
+from boki.host.clock import now_us
+from boki.host.lines import console_lines
 
 MAX_BYTES: Final = 16 << 20
 _TAIL_BYTES: Final = 16 << 10
@@ -17,11 +21,12 @@ def open_log(file: Path) -> int:
     return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
-def append(file: Path, line: str) -> None:
-    """Write a line of our own to the file."""
+def append(file: Path, text: str) -> None:
+    """Write a line of our own to the file, as an error of the process that writes there."""
     log = open_log(file)
     try:
-        os.write(log, f"{line}\n".encode())
+        lines = console_lines(now_us(), file.stem, logging.ERROR, text)
+        os.write(log, "".join(f"{line}\n" for line in lines).encode())
     finally:
         os.close(log)
 

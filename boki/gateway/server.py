@@ -54,11 +54,14 @@ class Gateway:
         *,
         registry: CollectorRegistry | None = None,
         clock: Callable[[], int] = now_us,
+        on_refused: Callable[[str, BokiError], None] | None = None,
     ) -> None:
+        """`on_refused` is told of each request that is refused here: what was asked for, and the error."""
         self.config = config
         self.core = GatewayCore(config.budget)
         self._backend = backend
         self._clock = clock
+        self._on_refused = on_refused
         self._token = config.token.encode()
         self._browsers = Browsers(config.cors, trusts_all=bool(config.token) or config.insecure)
         registry = registry or CollectorRegistry()
@@ -181,6 +184,8 @@ class Gateway:
                 answer = await send(request, answer, self.config.patience, is_repeatable=is_repeatable)
         except BokiError as error:
             answer = refusal(error)
+            if self._on_refused is not None:
+                self._on_refused(f"{request.method} {path}", error)
         except asyncio.CancelledError:
             if not self._is_cut_off or request.writer.output_size > 0:  # a client that left, or half an answer
                 raise

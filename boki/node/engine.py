@@ -30,13 +30,12 @@ from boki.errors import NoSuchFunction
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
 from boki.messages import InstallMembership
+from boki.node.console import log_function_line, problem_lines
 from boki.node.life import Ending, NodeLife
 from boki.node.remote_ledger import RemoteLedger
 from boki.remote import FOR_ENGINE_SHELL, CallAccepted
-from boki.runtime.frames import ConsoleLine
 
 _log = logging.getLogger("boki.node")
-_console = logging.getLogger("boki.functions")
 _LAST_STEP_S: Final = 3.0
 _FENCE_TIMEOUT_S: Final = 10.0
 
@@ -97,15 +96,18 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             log = self.service = LogService(self.port, self.core)
             self.parts.push_async_callback(self.service.stop)
         runs_functions = self.config.functions_version != "none"
+        problems = problem_lines(self.node)
         self.functions = FunctionHost(
             self.config.functions if runs_functions else None,
             limits=self.config.limits,
             submit=log.submit,
             later=self._later,
-            console=_print,
+            console=log_function_line,
             reload=False,
-            show_tracebacks=False,
+            show_tracebacks=True,
+            on_call=problems.ended,
         )
+        self.parts.callback(problems.close)
         self.parts.push_async_callback(self.functions.stop, 0)
         if self.service is not None:
             self.calls = LoggedCalls(
@@ -263,7 +265,3 @@ class EngineLife(NodeLife[EngineNodeConfig]):
                 "running": calls.running_count if calls is not None else 0,
             },
         }
-
-
-def _print(line: ConsoleLine) -> None:
-    _console.info("%s", line)

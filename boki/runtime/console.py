@@ -11,18 +11,16 @@ import io
 import logging
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from boki.log.limits import KIB
 from boki.runtime.frames import ConsoleLine
+from boki.runtime.tracebacks import shorten, traceback_text
 
 MAX_LINE_CHARS: Final = 16 * KIB
 """A longer line is broken into several."""
-MAX_TEXT_CHARS: Final = 64 * KIB
-"""A longer log record or traceback is cut in the middle."""
 
 Stream = Literal["stdout", "stderr"]
 Emit = Callable[[ConsoleLine], None]
@@ -91,11 +89,11 @@ class Console:
             str(getattr(record, "function", speaker.function)),
             str(getattr(record, "invocation", speaker.invocation)),
         )
-        self._say(told, "log", record.levelno, record.name, _shorten(text))
+        self._say(told, "log", record.levelno, record.name, shorten(text))
 
     def error(self, speaker: Speaker, error: BaseException) -> None:
         """An exception that a function did not catch."""
-        self._say(speaker, "error", logging.ERROR, "", _shorten("".join(traceback.format_exception(error)).rstrip()))
+        self._say(speaker, "error", logging.ERROR, "", traceback_text(error))
 
     def _say(
         self, speaker: Speaker, stream: Stream | Literal["log", "error"], level: int, logger: str, text: str
@@ -159,6 +157,7 @@ class ConsoleHandler(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
+        self.setFormatter(_UserFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
@@ -168,8 +167,8 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
-def _shorten(text: str) -> str:
-    if len(text) <= MAX_TEXT_CHARS:
-        return text
-    half = MAX_TEXT_CHARS // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
+class _UserFormatter(logging.Formatter):
+    """What `ctx.log.exception` adds to its text is as readable as the traceback of an uncaught exception."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that `logging` gives it
+        return traceback_text(ei[1]) if ei[1] is not None else super().formatException(ei)

@@ -37,8 +37,6 @@ class Ending:
 
     def raised(self, speaker: Speaker, error: BaseException, positions: Positions) -> Outcome:
         """The function raised this error, which the console is told in full (once, if calls are nested too deeply)."""
-        trace = error.__traceback__
-        error = error.with_traceback(trace.tb_next if trace else None)  # our own frame says nothing
         if not is_depth_from_below(error):
             self._console.error(speaker, error)
         try:

@@ -8,7 +8,6 @@ loaded: there is no list of functions outside of modules, so loading a module an
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -21,6 +20,7 @@ from boki.errors import BokiError, CallTooDeep, ConfigError, FunctionFailed, Inv
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.operations import Failure
+from boki.runtime.tracebacks import traceback_text
 from boki.runtime.values import ValueCodec, codec_for
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -377,7 +377,7 @@ def failure_of(name: str, error: BaseException, *, with_traceback: bool = False)
     if isinstance(error, BokiError):
         failed.details["error_code"] = error.code
     if with_traceback:
-        failed.details["traceback"] = _sendable("".join(traceback.format_exception(error)))
+        failed.details["traceback"] = _sendable(traceback_text(error))
     return Failure.of(failed)
 
 

@@ -27,7 +27,15 @@ def problems(**changes: object) -> str:
 
 def test_every_role_can_read_the_file_that_is_written(tmp_path: Path) -> None:
     """What the user has said reaches the roles that it concerns, limits and secrets too."""
-    wanted = config(tmp_path, token='s"e\\cret', logs=2, cache_bytes=64 << 20, drain_s=0.5, limits=Limits(tag_bytes=9))
+    wanted = config(
+        tmp_path,
+        log_format="json",
+        token='s"e\\cret',
+        logs=2,
+        cache_bytes=64 << 20,
+        drain_s=0.5,
+        limits=Limits(tag_bytes=9),
+    )
     launch = prepare(wanted)
     file = wanted.folder / "boki.toml"
     assert file.stat().st_mode & 0o077 == 0
@@ -41,6 +49,7 @@ def test_every_role_can_read_the_file_that_is_written(tmp_path: Path) -> None:
     for node in nodes.values():
         assert (node.zookeeper, node.limits.tag_bytes, node.durability) == ("z:1,y:2", 9, "fsync")
         assert node.directory == wanted.folder / "nodes" / node.name
+        assert node.log_format == "json"  # found.md, A3
     gateway, engine, controller = nodes["gateway"], nodes["engine"], nodes["controller"]
     assert isinstance(gateway, GatewayNodeConfig)
     assert isinstance(engine, EngineNodeConfig)

@@ -99,9 +99,10 @@ class Host(FunctionHost):
         super().gone(link)
         self._look()
 
-    async def _refresh(self, modules: Modules) -> None:
-        await super()._refresh(modules)
+    async def _refresh(self, modules: Modules) -> set[str]:
+        described = await super()._refresh(modules)
         self._look()
+        return described
 
     def _perform(self, effects: list[DispatchEffect]) -> None:
         super()._perform(effects)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -125,8 +126,11 @@ def test_modules_may_import_each_other_and_call_by_object(tmp_path: Path) -> Non
     drive(test())
 
 
-def test_a_changed_module_runs_anew_and_others_are_left_alone(tmp_path: Path) -> None:
-    """New code answers after the change; a module that did not change keeps its version."""
+def test_a_changed_module_runs_anew_and_others_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """New code answers after the change; a module that did not change keeps its version. Each successful reload is
+    told, also when its functions are the same ones, or are back after a syntax error (found.md, D).
+    """
+    caplog.set_level(logging.INFO, "boki.functions")
 
     async def test() -> None:
         modules = {"a": GOOD, "b": GOOD.replace("good", "still")}
@@ -136,6 +140,12 @@ def test_a_changed_module_runs_anew_and_others_are_left_alone(tmp_path: Path) ->
             await host.until(lambda: version(host, "a") == 2)
             assert await host.result("good") == "better"
             assert version(host, "b") == 1
+            write_modules(tmp_path / "functions", {"a": "oops("})
+            await host.until(lambda: bool(error_of(host, "a")))
+            write_modules(tmp_path / "functions", {"a": GOOD.replace('"good"', '"better"')})
+            await host.until(lambda: not error_of(host, "a"))
+        told = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+        assert told == ["module 'a' is loaded: good"] * 2
 
     drive(test())
 

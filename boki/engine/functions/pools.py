@@ -21,6 +21,7 @@ import msgspec
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.effects import Answer, Trace
+from boki.engine.functions.call_watch import CallWatch, OnCall
 from boki.engine.functions.catalog import Catalog, Change, Install
 from boki.engine.functions.describing import Description
 from boki.engine.functions.dispatch import Dispatch
@@ -100,6 +101,7 @@ class FunctionHost:
         reload: bool,
         show_tracebacks: bool,
         budget: Budget | None = None,
+        on_call: OnCall | None = None,
     ) -> None:
         self._folder = folder.resolve() if folder is not None else None
         self._limits = limits
@@ -109,6 +111,7 @@ class FunctionHost:
         self._reload = reload
         self._show_tracebacks = show_tracebacks
         self._budget = budget or Budget(engine_workers=_affordable_workers())
+        self._watch_calls = CallWatch(on_call, now_us) if on_call is not None else None
         self._dispatch = Dispatch(limits, self._budget)
         self._catalog = Catalog()
         self._functions: dict[str, FunctionInfo] = {}
@@ -219,7 +222,7 @@ class FunctionHost:
     def start_call(self, call: Call, done: Callable[[Outcome], None]) -> int:
         """Run the call; `done` is called once with how it ended, maybe at once. A number for `cancel_call`."""
         ticket = next(self._tickets)
-        self._done[ticket] = done
+        self._done[ticket] = self._watch_calls.watched(call, done) if self._watch_calls is not None else done
         self._perform(self._dispatch.submit(ticket, call, now_us()))
         return ticket
 
@@ -267,6 +270,8 @@ class FunctionHost:
                 if done is not None:
                     done(outcome)
             case SendChild(worker, request, outcome):
+                if self._watch_calls is not None:
+                    self._watch_calls.child_ended(worker, request, outcome)
                 self._send(worker, ChildEnded(request, outcome))
             case SendCancel(worker, ticket):
                 self._send(worker, Cancel(ticket))
@@ -346,10 +351,14 @@ class FunctionHost:
                 self._perform(dispatch.call_ended(worker, ticket, outcome, now_us()))
             case Invoke(request, parent, call):
                 ticket = next(self._tickets)
+                if self._watch_calls is not None:
+                    self._watch_calls.child_began(worker, request, call)
                 self._perform(dispatch.child_called(worker, parent, request, ticket, call, now_us()))
             case InvokeLater():
                 self._spawn(self._accept(link, frame))
             case Abandon(request, parent):
+                if self._watch_calls is not None:
+                    self._watch_calls.child_abandoned(worker, request)
                 self._perform(dispatch.child_abandoned(worker, parent, request, now_us()))
             case Said(lines, dropped):
                 self._say(lines, dropped)
@@ -369,6 +378,8 @@ class FunctionHost:
         begun = link.tally.begun
         link.tally.close()
         del self._memory_bytes[link.number]
+        if self._watch_calls is not None:
+            self._watch_calls.worker_gone(link.number)
         exited = self._dispatch.worker_exited(link.number, link.ending, begun, now_us(), is_innocent=link.is_innocent)
         self._perform(exited)
 
@@ -412,11 +423,12 @@ class FunctionHost:
             self._processes.kill(child)
             return description.failed(f"importing it took longer than {timeout_s:g} s")
 
-    async def _refresh(self, modules: Modules) -> None:
-        """Take over what has changed in the folder."""
+    async def _refresh(self, modules: Modules) -> set[str]:
+        """Take over what has changed in the folder; the names of modules that have been described anew."""
         refreshed = await modules.refresh()
         if refreshed.described or refreshed.gone:
             self._install(self._catalog.update(refreshed.described, refreshed.gone), modules)
+        return {module.module for module in refreshed.described}
 
     def _install(self, changes: Sequence[Change], modules: Modules) -> None:
         self.functions_number += 1
@@ -438,7 +450,7 @@ class FunctionHost:
             await asyncio.sleep(_POLL_S)
             before = {module.module: module for module in self.modules}
             try:
-                await self._refresh(modules)
+                described = await self._refresh(modules)
             except BokiError as error:
                 if error.message != trouble:
                     _log.error("%s", error)
@@ -449,7 +461,7 @@ class FunctionHost:
             for name in before.keys() - after.keys():
                 _log.info("module %r is gone, with its functions", name)
             for name, module in after.items():
-                if module != before.get(name):
+                if name in described or module != before.get(name):
                     _announce(module)
 
 
