@@ -24,7 +24,7 @@ def show(status: Status, supervisor: SupervisorState | None) -> None:
     leader = leader_of(status)
     term = f", term {leader['term']}" if leader.get("term") else ""
     results().print(f"Boki {status.get('version', '')} at {status.get('url', '')} is {ready}{term}")
-    columns = ["role", "node", "state", "pid>", "incarnation>"]
+    columns = ["role", "node", "state~", "pid>"]
     if supervisor is not None:
         columns += ["restarts>", "memory>"]
     print_table(columns, _nodes(status, supervisor), title="Nodes")
@@ -33,7 +33,7 @@ def show(status: Status, supervisor: SupervisorState | None) -> None:
     print_table(columns, _storage(status), title="Storage")
     columns = ["engine", "running>", "waiting>", "index>", "record cache>", "appended>"]
     print_table(columns, _engines(status), title="Engines")
-    results().print(f"Functions: {', '.join(status.get('functions', ())) or 'none'}", markup=False)
+    results().print(f"\nFunctions: {', '.join(status.get('functions', ())) or 'none'}", markup=False)
     for module in status.get("modules", ()):
         if module.get("error"):
             results().print(f"{module['module']} is broken: {module['error']}", style="red", markup=False)
@@ -54,7 +54,7 @@ def _nodes(status: Status, supervisor: SupervisorState | None) -> Iterator[tuple
         says = told.get(name) or {}
         state = _state(name, says, name in members, status, process)
         pid = says.get("pid") or (process.pid if process is not None and process.pid else "")
-        row: tuple[object, ...] = (role, name, state, pid, members.get(name, {}).get("incarnation", ""))
+        row: tuple[object, ...] = (role, name, state, pid)
         if supervisor is not None:
             memory = bytes_text(resident_bytes(process.pid)) if process is not None and process.pid else ""
             row += (process.restarts if process is not None else "", memory)
@@ -113,7 +113,7 @@ def _storage(status: Status) -> Iterator[tuple[object, ...]]:
         rate = f"{bytes_text(repair.get('bytes_per_s', 0))}/s" if repair.get("lacking_records") else ""
         free = bytes_text(told.get("disk", {}).get("free_bytes", 0))
         lacking = f"{repair.get('lacking_records', 0):,}"
-        yield name, told.get("shards"), told.get("open_shards"), lacking, rate, free
+        yield name, f"{told.get('shards') or 0:,}", told.get("open_shards"), lacking, rate, free
 
 
 def _engines(status: Status) -> Iterator[tuple[object, ...]]:

@@ -10,7 +10,7 @@ import typer
 from boki.cli import deploy
 from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.help import Commands, examples
-from boki.cli.terminal import bytes_text, print_json, print_table, results, time_text
+from boki.cli.terminal import bytes_text, print_json, print_table, results, time_cell
 
 app = Commands("List the deployed functions, and go back to a version.", no_args_is_help=False)
 
@@ -28,20 +28,23 @@ def versions(context: typer.Context, as_json: AsJson = False, url: Url = "", tok
             print_json(msgspec.to_builtins(info))
         return
     if not found:
-        results().print("Nothing has been deployed yet: boki deploy DIR does.")
+        results().print("Nothing deployed yet; run boki deploy DIR.")
         return
     rows = [
         (
             f"{info.number}{' *' if info.is_active else ''}",
             info.bundle_hash[:12],
-            time_text(info.deployed_us),
-            len(info.functions),
+            time_cell(info.deployed_us),
+            ", ".join(info.functions),
             bytes_text(info.size_bytes),
-            ", ".join(info.broken),
         )
         for info in found
     ]
-    print_table(["version", "hash", "deployed", "functions>", "size>", "broken modules"], rows)
+    print_table(["version", "hash", "deployed (UTC)", "functions~", "size>"], rows)
+    for info in found:
+        if info.broken:
+            text = f"version {info.number} was deployed with broken modules: {', '.join(info.broken)}"
+            results().print(text, style="yellow", markup=False)
     results().print("* runs now; boki functions use N goes back to version N")
 
 

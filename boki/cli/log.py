@@ -14,7 +14,8 @@ import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.help import Commands, examples
-from boki.cli.terminal import bytes_text, data_text, errors, lines_of, print_json, print_table, results, time_text
+from boki.cli.table import cut
+from boki.cli.terminal import bytes_text, data_text, errors, lines_of, print_json, print_table, results, time_cell
 from boki.errors import InvalidArgument
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
@@ -28,6 +29,8 @@ Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
 
 PAGE_RECORDS = 1_000
+MAX_SCREEN = 300
+"""Number of characters of data that are prepared for a line of a screen."""
 MAX_NAMES = 10_000
 """Number of books that are searched for a name close to a wrong one."""
 
@@ -60,17 +63,12 @@ def books(
                 }
             )
         return
+    columns = ["book", "records>", "size>", "last append (UTC)"]
     rows = [
-        (
-            book.name,
-            f"{book.record_count:,}",
-            bytes_text(book.size_bytes),
-            book.last_seqnum,
-            time_text(book.last_time_us),
-        )
+        (book.name, f"{book.record_count:,}", bytes_text(book.size_bytes), time_cell(book.last_time_us))
         for book in found
     ]
-    print_table(["book~", "records>", "size>", "last seqnum>", "last append (UTC)"], rows)
+    print_table(columns, rows)
 
 
 @app.command()
@@ -137,7 +135,7 @@ def read(
             _say_if_missing(client, book)
         has_more = shown >= limit and bool(logbook.read(tag, start=start, stop=stop, limit=1).records)
     if records:
-        print_table(["seqnum>", "time (UTC)", "tags~", "data~"], map(_cells, records))
+        print_table(["seqnum>", "time (UTC)", "tags~", "data…"], map(_cells, records))
     if has_more:
         errors().print(f"there are more: --start {start}, or a larger --limit", style="dim")
 
@@ -213,14 +211,22 @@ def _print_records(records: list[Record], *, as_json: bool) -> None:
         if as_json:
             print_json(record_json(record))
         else:
-            print(("  " if results().is_terminal else "\t").join(_cells(record)), flush=True)
+            print(_line(record), flush=True)
+
+
+def _line(record: Record) -> str:
+    """A record without a table around it: on a screen, cut to its width."""
+    seqnum, time, *rest = _cells(record)
+    if not results().is_terminal:
+        return "\t".join((seqnum, time, *rest))
+    return cut("  ".join((seqnum, f"{time}Z", *filter(None, rest))), results().width)
 
 
 def _cells(record: Record) -> tuple[str, ...]:
-    """For a screen, data is cut to a line's length; in a pipe it is whole."""
+    """For a screen, data is cut to more than fits; in a pipe it is whole."""
     tags = ", ".join(tag if tag.isprintable() else repr(tag) for tag in record.tags)
-    data = data_text(record.data, 80 if results().is_terminal else None)
-    return str(record.seqnum), time_text(record.time), tags, data
+    data = data_text(record.data, MAX_SCREEN if results().is_terminal else None)
+    return str(record.seqnum), time_cell(record.time), tags, data
 
 
 def record_json(record: Record) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect_async
 from boki.cli.help import Commands, examples
-from boki.cli.terminal import data_text, errors, lines_of, print_json, print_table, results, time_text
+from boki.cli.terminal import age_text, data_text, errors, lines_of, print_json, print_table, results, time_cell
 from boki.errors import InvalidArgument
 from boki.runtime.values import is_json
 
@@ -188,32 +188,28 @@ def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token:
             f"{one.in_flight:,}",
             f"{one.delayed:,}",
             f"{one.dead:,}",
-            f"{one.oldest_age_s:,.1f} s",
+            age_text(one.oldest_age_s),
             f"{one.done:,}",
             f"{one.done_per_s:,.1f}",
             f"{one.expired:,}",
         )
         for one in found.groups
     ]
-    print_table(
-        ["group~", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>", "expired>"], rows
-    )
+    print_table(["group", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>", "expired>"], rows)
     if found.passed_by:
         errors().print(
             f"{found.passed_by:,} records under the queue's tags are not valid queue records and are passed by: "
             "something other than the queue library appends there",
             style="yellow",
             markup=False,
-            soft_wrap=True,
         )
     for one in found.groups:
         if one.blocked:
             errors().print(
-                f"group {one.name or '(default)'} is blocked: so many messages are leased, delayed, parked or dead "
-                "that it is given nothing more until some are done, due, or purged",
+                f"group {one.name or '(default)'} is blocked: its limit of leased, delayed, parked and dead "
+                "messages is reached, and nothing more is delivered until some are done, due or purged",
                 style="yellow",
                 markup=False,
-                soft_wrap=True,
             )
 
 
@@ -237,10 +233,10 @@ def dlq(
             _print_shape(letter_shape(one))
         return
     rows = [
-        (one.handle, time_text(one.died_us), str(one.deliveries), one.reason, data_text(one.data, _shown()))
+        (one.handle, time_cell(one.died_us), str(one.deliveries), one.reason, data_text(one.data, _shown()))
         for one in letters
     ]
-    print_table(["handle~", "since (UTC)", "deliveries>", "reason~", "data~"], rows)
+    print_table(["handle", "since (UTC)", "deliveries>", "reason~", "data…"], rows)
 
 
 @app.command()
@@ -305,7 +301,7 @@ def replay(
         text = f"group {group} is new: every message is kept until it has done it, or until `boki queue drop-group`"
     else:
         text = f"group {group or '(default)'} begins {'' if is_new else 'anew '}from {start}"
-    errors().print(text, markup=False, soft_wrap=True)
+    errors().print(text, markup=False)
 
 
 @app.command("drop-group")
@@ -377,15 +373,17 @@ def _show(messages: list[Message[Any]], *, as_json: bool, is_whole: bool = False
         for one in messages:
             _print_shape(message_shape(one))
         return
-    limit = None if is_whole else _shown()
-    rows = [(one.id, time_text(one.time), data_text(one.data, limit)) for one in messages]
-    if rows:
-        print_table(["id~", "pushed (UTC)", "data~"], rows)
+    rows = [(one.id, time_cell(one.time), data_text(one.data, None if is_whole else _shown())) for one in messages]
+    if rows and is_whole and results().is_terminal:
+        for identity, time, data in rows:
+            print(f"{identity}  {time}Z  {data}")
+    elif rows:
+        print_table(["id", "pushed (UTC)", "data…"], rows)
 
 
 def _shown() -> int | None:
-    """For a screen, what is only looked at is cut to a line's length; in a pipe it is whole."""
-    return 80 if results().is_terminal else None
+    """For a screen, what is only looked at is cut to more than fits; in a pipe it is whole."""
+    return 300 if results().is_terminal else None
 
 
 def _print_shape(shape: dict[str, Any]) -> None:

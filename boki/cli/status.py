@@ -84,9 +84,9 @@ def show(status: Mapping[str, Any]) -> None:
         if value is not None:
             results().print(f"  {name:<{width}}  {value}", markup=False)
     positions = log.get("metalog_entries", {})
-    print_table(["log", "metalog entries>"], sorted(positions.items()), title="Logs")
+    print_table(["log", "metalog entries>"], [(name, f"{n:,}") for name, n in sorted(positions.items())], title="Logs")
     print_table(["node", "state"], sorted(log.get("nodes", {}).items()), title="Nodes")
     broken = [module for module in status.get("modules", ()) if module.get("error")]
-    results().print(f"Functions: {', '.join(status.get('functions', ())) or 'none'}", markup=False)
+    results().print(f"\nFunctions: {', '.join(status.get('functions', ())) or 'none'}", markup=False)
     for module in broken:
         errors().print(f"{module['module']} is broken: {module['error']}", style="red", markup=False)

@@ -11,25 +11,32 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from boki.cli.table import head_and_lines, name_of
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.text import Text
 
 
 @functools.cache
 def results() -> Console:
-    """The console on stdout."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
+    """The console on stdout. On a terminal, lines are wrapped between words; in a pipe they stay whole."""
+    return _console(is_stderr=False)
 
 
 @functools.cache
 def errors() -> Console:
-    """The console on stderr."""
+    """The console on stderr, with the same rules."""
+    return _console(is_stderr=True)
+
+
+def _console(*, is_stderr: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=is_stderr, highlight=False)
+    console.soft_wrap = not console.is_terminal
+    return console
 
 
 def print_json(value: Any) -> None:
@@ -38,33 +45,27 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """A table. Columns whose name ends in `>` are aligned to the right; only those that end in `~` may be wrapped.
-
-    In a pipe, where no screen limits a line, it is tab-separated lines under a line of names.
+    """A table, laid out as `boki.cli.table` says. In a pipe, where no screen limits a line, it is tab-separated lines
+    under a line of names.
     """
     texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    names = [column.rstrip(">~") for column in columns]
-    if not results().is_terminal:
-        for line in (names, *texts):
+    console = results()
+    if not console.is_terminal:
+        for line in ([name_of(column) for column in columns], *texts):
             print("\t".join(line))
         return
-    from rich.cells import cell_len
-    from rich.table import Table
+    if title:
+        console.print(f"\n{title}", style="bold", markup=False)
+    for text in table_lines(columns, texts, console.width):
+        console.print(text, soft_wrap=True)
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], screen_columns: int) -> list[Text]:
+    """The lines of a table on a screen."""
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
-    for at, (name, column) in enumerate(zip(names, columns, strict=True)):
-        may_wrap = column.endswith("~")
-        table.add_column(
-            name,
-            justify="right" if column.endswith(">") else "left",
-            no_wrap=not may_wrap,
-            min_width=1 if may_wrap else max(cell_len(text) for text in (name, *(row[at] for row in texts))),
-            overflow="fold",
-        )
-    for row in texts:
-        table.add_row(*map(Text, row))
-    results().print(table)
+    head, body = head_and_lines(columns, rows, screen_columns)
+    return [*(Text(line, style="bold dim") for line in head), *map(Text, body)]
 
 
 def progress(*, counted: bool = True) -> Progress:
@@ -103,6 +104,17 @@ def duration_text(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
+def age_text(seconds: float) -> str:
+    """A measured length of time for people, with one decimal.
+
+    >>> [age_text(s) for s in (0.25, 90, 5400, 90_000)]
+    ['0.2 s', '90.0 s', '90.0 min', '25.0 h']
+    """
+    if seconds < 600:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 36_000 else f"{seconds / 3600:,.1f} h"
+
+
 def data_text(data: bytes, limit: int | None = 80) -> str:
     r"""A record's data on one line: text if it is text, else Python's notation for bytes. `limit` None: all of it.
 
@@ -130,6 +142,12 @@ def time_text(time_us: int) -> str:
 
     seconds, micros = divmod(time_us, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def time_cell(time_us: int) -> str:
+    """The same in a table: to the second where people read, to the microsecond in a pipe."""
+    text = time_text(time_us)
+    return text.partition(".")[0] if results().is_terminal else text
 
 
 def lines_of(content: bytes) -> list[bytes]:

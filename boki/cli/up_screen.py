@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from boki.cli.terminal import bytes_text, results
+from boki.cli.terminal import bytes_text, results, table_lines
 from boki.cluster.core import SupervisorCore
 from boki.cluster.health import leader_of, sentences
 from boki.cluster.identity import resident_bytes
@@ -98,22 +98,23 @@ class UpScreen:
 
     def _drawn(self) -> RenderableType:
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
         state = "stopping" if self._core.is_stopping else "ready" if self.is_ready else "starting"
         head = Text.assemble(("Boki ", "bold"), (state, "bold green" if state == "ready" else "bold yellow"))
         if term := leader_of(self.status or {}).get("term"):
             head.append(f", term {term}")
-        lines = [Text(f"  {name:<10} {value}") for name, value in self._facts.items()]
-        table = Table(header_style="bold")
-        for name, justify in _COLUMNS:
-            table.add_column(name, justify=justify, no_wrap=True)
-        for row in rows(self._core, self.status):
-            table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+        lines = [
+            Text(f"  {name:<10} {value}", no_wrap=True, overflow="ellipsis") for name, value in self._facts.items()
+        ]
+        table = Text("\n").join(table_lines(_COLUMNS, rows(self._core), results().width))
+        for state, colour in _COLOURS.items():
+            table.highlight_words([state], colour)
         said = [Text(text, style="yellow") for text in sentences(self.status)] if self.status else []
         hint = Text("Ctrl-C stops it; `boki status` says more.", style="dim")
-        return Group(head, *lines, table, *said, *(Text(event, style="dim") for event in self._events), hint)
+        return Group(
+            head, *lines, table, *said, *(Text(event, style="dim", overflow="ellipsis") for event in self._events), hint
+        )
 
 
 class _Nowhere(io.TextIOBase):
@@ -123,24 +124,14 @@ class _Nowhere(io.TextIOBase):
         return len(text)
 
 
-_COLUMNS: Sequence[tuple[str, Any]] = (
-    ("role", "left"),
-    ("node", "left"),
-    ("pid", "right"),
-    ("incarnation", "right"),
-    ("state", "left"),
-    ("restarts", "right"),
-    ("memory", "right"),
-)
+_COLUMNS: Sequence[str] = ("role", "node", "state", "pid>", "restarts>", "memory>")
 
 
-def rows(core: SupervisorCore, status: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
-    """The table's cells: what the supervisor knows, and the incarnations that the cluster tells."""
-    members = {member["node"]: member for member in (status or {}).get("members", ())}
+def rows(core: SupervisorCore) -> list[tuple[str, ...]]:
+    """The table's cells: what the supervisor knows of each process."""
     found: list[tuple[str, ...]] = []
     for node, row in core.rows.items():
-        incarnation = members.get(node, {}).get("incarnation", "") if row.pid else ""
         memory = bytes_text(resident_bytes(row.pid)) if row.pid else ""
         pid = str(row.pid) if row.pid else ""
-        found.append((row.process.role, node, pid, str(incarnation), row.state.value, str(row.restarts), memory))
+        found.append((row.process.role, node, row.state.value, pid, str(row.restarts), memory))
     return found

@@ -85,7 +85,7 @@ def prepare(config: UpConfig) -> Launch:
             "address": url,
             "ZooKeeper": hosts + ("" if config.zookeeper else " (started here)"),
             "data": str(folder),
-            "functions": str(config.functions.resolve()),
+            "functions": str(config.functions),
         },
     )
 

@@ -103,7 +103,7 @@ def test_a_refusal_is_told_with_its_errors(client: Client, tmp_path: Path) -> No
 
 
 def test_versions_are_listed_the_newest_first(client: Client) -> None:
-    """Number, hash, time, how many functions; none is said in words."""
+    """Number, hash, time, functions; none is said in words."""
     told = boki("functions")
     assert told.exit_code == 0
     assert told.output.index("abababababab") < told.output.index("cdcdcdcdcdcd")
@@ -111,7 +111,7 @@ def test_versions_are_listed_the_newest_first(client: Client) -> None:
     lines = boki("functions", "--json").output.splitlines()
     assert [json.loads(line)["number"] for line in lines] == [2, 1]
     client.kept = []
-    assert "Nothing has been deployed yet" in boki("functions").output
+    assert "Nothing deployed yet; run boki deploy DIR." in boki("functions").output
 
 
 def test_going_back_to_a_version(client: Client) -> None:

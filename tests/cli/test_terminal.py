@@ -8,6 +8,7 @@ from rich.console import Console
 
 from boki.cli import terminal
 from boki.cli.log import record_json
+from boki.cli.table import head_and_lines
 from boki.cli.terminal import data_text, print_json
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
@@ -69,3 +70,17 @@ def test_data_is_whole_where_nothing_limits_it() -> None:
     """In a pipe a program gets all of the record, still on one line."""
     assert data_text(b"x" * 1_000, limit=None) == "x" * 1_000
     assert "\n" not in data_text(b"a\nb\t" * 100, limit=None)
+
+
+def test_on_a_narrow_screen_each_row_becomes_a_block() -> None:
+    """Where not even what identifies a row fits, a line for each column."""
+    head, lines = head_and_lines(["seqnum>", "time", "data…"], [["1234567890", "2026-11-22 23:04:59", "x" * 99]], 40)
+    assert (head, lines[:2]) == ([], ["seqnum: 1234567890", "time: 2026-11-22 23:04:59"])
+    assert all(len(line) <= 40 for line in lines)
+
+
+def test_a_cell_is_wrapped_between_words_and_its_column_holds_the_longest() -> None:
+    """A tag or a file's name stays whole; what is left goes to the other columns."""
+    head, lines = head_and_lines(["n>", "tags~", "data…"], [["1", "a, country:Netherlands", "x" * 99]], 36)
+    assert head == ["n  tags                 data"]
+    assert lines == ["1  a,                   " + "x" * 11 + "…", "   country:Netherlands"]
