@@ -18,7 +18,7 @@ from boki.cli import (
     keygen,
     log,
     new,
-    queue,
+    queue_leases,
     reconfigure,
     sim,
     start,
@@ -127,7 +127,7 @@ app.command("dev", rich_help_panel=DEVELOP)(dev.command)
 app.command("invoke", rich_help_panel=DEVELOP)(invoke.command)
 app.command("status", rich_help_panel=DEVELOP)(status.command)
 app.add_typer(log.app, name="log", rich_help_panel=DEVELOP)
-app.add_typer(queue.app, name="queue", rich_help_panel=DEVELOP)
+app.add_typer(queue_leases.app, name="queue", rich_help_panel=DEVELOP)
 app.command("demo", rich_help_panel=DEVELOP)(demo.command)
 app.command("up", rich_help_panel=CLUSTER)(up.command)
 app.command("down", rich_help_panel=CLUSTER)(up.down)

@@ -15,7 +15,19 @@ import typer
 from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.help import Commands, examples
 from boki.cli.table import cut
-from boki.cli.terminal import bytes_text, data_text, errors, lines_of, print_json, print_table, results, time_cell
+from boki.cli.terminal import (
+    Sure,
+    bytes_text,
+    confirm,
+    data_text,
+    duration_text,
+    errors,
+    lines_of,
+    print_json,
+    print_table,
+    results,
+    time_cell,
+)
 from boki.errors import InvalidArgument
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
@@ -23,7 +35,7 @@ from boki.log.record import Record
 if TYPE_CHECKING:
     from boki.client import BlockingClient
 
-app = Commands("Read, follow, append to and trim LogBooks.")
+app = Commands("Read, follow, append to, trim and delete LogBooks.")
 
 Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
@@ -132,7 +144,7 @@ def read(
             else:
                 records += page.records
         if not shown:
-            _say_if_missing(client, book)
+            say_if_missing(client, book)
         has_more = shown >= limit and bool(logbook.read(tag, start=start, stop=stop, limit=1).records)
     if records:
         print_table(["seqnum>", "time (UTC)", "tags~", "data…"], map(_cells, records))
@@ -158,7 +170,7 @@ def tail(
         newest = logbook.check_tail(tag, fresh=True)
         at = newest
         if newest is None:
-            _say_if_missing(client, book)
+            say_if_missing(client, book)
         while at is not None and len(records) < last:
             records.append(at)
             at = logbook.read_prev(tag, max_seqnum=at.seqnum - 1) if at.seqnum else None
@@ -175,7 +187,7 @@ def trim(
     book: Book,
     before: Annotated[str, typer.Argument(help="Remove records with a smaller seqnum; `end`: all there are now.")],
     tag: Tag = None,
-    sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    sure: Sure = False,
     url: Url = "",
     token: Token = "",
 ) -> None:
@@ -184,19 +196,92 @@ def trim(
         raise InvalidArgument(f"{before!r} is no seqnum: write a number, or `end` for all records that are there now")
     seqnum = MAX_SEQNUM if before == "end" else int(before)
     what = f"records of {book}" + (f" with tag {tag}" if tag else "") + (f" below {before}" if before != "end" else "")
-    if not sure:
-        if not sys.stdin.isatty():
-            raise InvalidArgument(f"this removes all {what}, for good: pass --yes if you mean it")
-        typer.confirm(f"Remove all {what}, for good?", abort=True, err=True)
+    confirm(sure, f"this removes all {what}, for good", f"Remove all {what}, for good?")
     with connect(url, token) as client:
         client.logbook(book).trim(seqnum, tag=tag)
     errors().print(f"gone: {what}")
 
 
-def _say_if_missing(client: BlockingClient, book: str) -> None:
+@app.command()
+@examples("boki log get guests 8796093022208", "boki log get guests 8796093022208 --json")
+def get(
+    book: Book,
+    seqnum: Annotated[int, typer.Argument(min=0, help="The record's seqnum.", show_default=False)],
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Print one record whole. Into a pipe or file goes its data alone, as it was appended."""
+    with connect(url, token) as client:
+        record = client.logbook(book).get(seqnum)
+    if as_json:
+        print_json(record_json(record))
+    elif results().is_terminal:
+        *head, data = _cells(record, None)
+        print("  ".join(filter(None, head)))
+        print(data)
+    else:
+        sys.stdout.buffer.write(record.data)
+        sys.stdout.buffer.flush()
+
+
+@app.command()
+@examples(
+    "boki log retention guests",
+    "boki log retention guests --age-s 2592000  # 30 days",
+    "boki log retention guests --off",
+)
+def retention(
+    book: Book,
+    age_s: Annotated[float | None, typer.Option(min=0, help="Trim records that are older.", show_default=False)] = None,
+    size_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Trim the oldest records beyond this much data.", show_default=False)
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="Keep all records.")] = False,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Print how long a book keeps its records, or change it.
+
+    A bound that is not named is lifted when the other one is set.
+    """
+    if off and not (age_s is None and size_bytes is None):
+        raise typer.BadParameter("it lifts both bounds: leave out the others", param_hint="--off")
+    with connect(url, token) as client:
+        if off or age_s is not None or size_bytes is not None:
+            client.logbook(book).set_retention(age_s=age_s, size_bytes=size_bytes)
+        else:
+            info = next((info for info in client.books(book, limit=1) if info.name == book), None)
+            if info is None:
+                say_if_missing(client, book)
+                return
+            age_s, size_bytes = info.retention_age_s, info.retention_size_bytes
+    if as_json:
+        print_json({"book": book, "age_s": age_s, "size_bytes": size_bytes})
+        return
+    bounds = [f"records older than {duration_text(age_s)}"] if age_s is not None else []
+    bounds += [f"the oldest beyond {bytes_text(size_bytes)}"] if size_bytes is not None else []
+    text = f"trims {' and '.join(bounds)}" if bounds else "keeps all records"
+    results().print(f"{book} {text}", markup=False)
+
+
+@app.command()
+@examples("boki log delete guests", "boki log delete guests --yes")
+def delete(book: Book, sure: Sure = False, url: Url = "", token: Token = "") -> None:
+    """Delete a book for good. Its system tags (so its queues), keys and retention are deleted with it."""
+    confirm(sure, f"this deletes book {book} with all its records and queues, for good", f"Delete {book}, for good?")
+    with connect(url, token) as client:
+        if not any(info.name == book for info in client.books(book, limit=1)):
+            say_if_missing(client, book)
+        client.logbook(book).delete()
+    errors().print(f"book {book} is deleted", markup=False)
+
+
+def say_if_missing(client: BlockingClient, book: str, what: str = "such records") -> None:
     """Nothing was found: is it the right book? No failure, because a book without records may have been trimmed."""
     if any(info.name == book for info in client.books(book, limit=1)):
-        errors().print(f"no such records in {book}", style="dim", markup=False)
+        errors().print(f"no {what} in {book}", style="dim", markup=False)
         return
     names: list[str] = []
     while len(names) < MAX_NAMES and (page := client.books(after=names[-1] if names else "", limit=PAGE_RECORDS)):
@@ -222,10 +307,10 @@ def _line(record: Record) -> str:
     return cut("  ".join((seqnum, f"{time}Z", *filter(None, rest))), results().width)
 
 
-def _cells(record: Record) -> tuple[str, ...]:
-    """For a screen, data is cut to more than fits; in a pipe it is whole."""
+def _cells(record: Record, limit: int | None = MAX_SCREEN) -> tuple[str, ...]:
+    """For a screen, data is cut to that length, more than fits; in a pipe it is whole."""
     tags = ", ".join(tag if tag.isprintable() else repr(tag) for tag in record.tags)
-    data = data_text(record.data, MAX_SCREEN if results().is_terminal else None)
+    data = data_text(record.data, limit if results().is_terminal else None)
     return str(record.seqnum), time_cell(record.time), tags, data
 
 

@@ -10,16 +10,39 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import msgspec
 import typer
 
-from boki.cli.connection import AsJson, Token, Url, connect_async
+from boki.cli.connection import AsJson, Token, Url, connect, connect_async
 from boki.cli.help import Commands, examples
-from boki.cli.terminal import age_text, data_text, errors, lines_of, print_json, print_table, results, time_cell
+from boki.cli.help import Group as HelpGroup
+from boki.cli.log import say_if_missing
+from boki.cli.terminal import (
+    Sure,
+    age_text,
+    confirm,
+    data_text,
+    duration_text,
+    errors,
+    lines_of,
+    print_json,
+    print_table,
+    results,
+    time_cell,
+)
 from boki.errors import InvalidArgument
 from boki.runtime.values import is_json
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue import Message, Queue
+    from boki.libs.bokiqueue.records import Settings
 
-app = Commands("Push to, pop from and look into message queues.")
+
+class _Queues(HelpGroup):
+    order = (
+        *("list", "create", "configure", "push", "pop", "lease", "ack", "nack", "peek", "stats"),
+        *("dlq", "redrive", "purge", "replay", "drop-group"),
+    )
+
+
+app = Commands("Push to, pop from and look into message queues.", cls=_Queues)
 
 R = TypeVar("R")
 
@@ -31,12 +54,13 @@ REST_S: Final = 10.0
 Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
 Group = Annotated[str, typer.Option("--group", "-g", help="The consumer group; without it, the default one.")]
+MAX_DELIVERIES: Final = "Deliveries without an ack that make a dead letter; 0: none."
+MAX_LENGTH: Final = "Maximum number of messages to be taken; 0: no bound."
+RETAIN: Final = "Keep messages that are done for so long, to replay them."
 Handles = Annotated[list[str] | None, typer.Argument(help="Dead letters, as `dlq` names them; without any, all.")]
 
 
-def _with_queue(
-    url: str, token: str, book: str, name: str, group: str, work: Callable[[Queue[Any]], Awaitable[R]]
-) -> R:
+def with_queue(url: str, token: str, book: str, name: str, group: str, work: Callable[[Queue[Any]], Awaitable[R]]) -> R:
     """Do the work with the queue of a running system."""
 
     async def run() -> R:
@@ -64,11 +88,62 @@ def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token
         async with connect_async(url, token) as client:
             return await queue_names(client.logbook(book))
 
-    for name in asyncio.run(run()):
+    names = asyncio.run(run())
+    if not names:
+        with connect(url, token) as client:
+            say_if_missing(client, book, "queues")
+    for name in names:
         if as_json:
             print_json({"book": book, "queue": name})
         else:
             results().print(name, markup=False)
+
+
+@app.command()
+@examples("boki queue create shop orders", "boki queue create shop orders --shards 8 --max-deliveries 3")
+def create(
+    book: Book,
+    name: Name,
+    shards: Annotated[int, typer.Option(min=1, help="Number of parts, which can never be changed.")] = 1,
+    max_deliveries: Annotated[int, typer.Option(min=0, help=MAX_DELIVERIES)] = 10,
+    max_length: Annotated[int, typer.Option(min=0, help=MAX_LENGTH)] = 0,
+    retain_s: Annotated[float, typer.Option(min=0, help=RETAIN)] = 0,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Create a queue, and print its settings. If there is one its settings stay as they are."""
+
+    async def work(queue: Queue[Any]) -> tuple[bool, Settings]:
+        was_there = await queue.read_settings(fresh=True) is not None
+        return was_there, await queue.create(
+            shards=shards, max_deliveries=max_deliveries, max_length=max_length, retain_s=retain_s
+        )
+
+    was_there, settings = with_queue(url, token, book, name, "", work)
+    if was_there:
+        errors().print(f"queue {name} is there already: `boki queue configure` changes its settings", markup=False)
+    _show_settings(name, settings, as_json=as_json)
+
+
+@app.command()
+@examples("boki queue configure shop orders --max-deliveries 3", "boki queue configure shop orders --retain-s 86400")
+def configure(
+    book: Book,
+    name: Name,
+    max_deliveries: Annotated[int | None, typer.Option(min=0, help=MAX_DELIVERIES, show_default=False)] = None,
+    max_length: Annotated[int | None, typer.Option(min=0, help=MAX_LENGTH, show_default=False)] = None,
+    retain_s: Annotated[float | None, typer.Option(min=0, help=RETAIN, show_default=False)] = None,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Change settings of a queue, and print all of them. What is left out stays."""
+
+    async def work(queue: Queue[Any]) -> Settings:
+        return await queue.configure(max_deliveries=max_deliveries, max_length=max_length, retain_s=retain_s)
+
+    _show_settings(name, with_queue(url, token, book, name, "", work), as_json=as_json)
 
 
 @app.command()
@@ -112,7 +187,7 @@ def push(
             ids += await queue.push_many(part, key=own_key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys)
         return ids
 
-    for message in _with_queue(url, token, book, name, "", work) if parts else []:
+    for message in with_queue(url, token, book, name, "", work) if parts else []:
         if as_json:
             print_json({"queue": name, "id": message})
         else:
@@ -136,12 +211,12 @@ def pop(
 
     One message (without --count) goes into a pipe or file as it is, without a line end of ours.
     """
-    found = _with_queue(url, token, book, name, group, lambda queue: queue.pop_many(count, wait_s=wait_s, op=op))
+    found = with_queue(url, token, book, name, group, lambda queue: queue.pop_many(count, wait_s=wait_s, op=op))
     if found and count == 1 and not as_json and not results().is_terminal:
         sys.stdout.buffer.write(found[0].data)
         sys.stdout.buffer.flush()
     else:
-        _show(found, as_json=as_json, is_whole=True)
+        show(found, as_json=as_json, is_whole=True)
     if not found:
         errors().print(f"no message in {name}", style="dim", markup=False)
         raise typer.Exit(1)
@@ -159,14 +234,14 @@ def peek(
     token: Token = "",
 ) -> None:
     """Print what comes next, without taking it."""
-    _show(_with_queue(url, token, book, name, group, lambda queue: queue.peek(count)), as_json=as_json)
+    show(with_queue(url, token, book, name, group, lambda queue: queue.peek(count)), as_json=as_json)
 
 
 @app.command()
 @examples("boki queue stats shop orders", "boki queue stats shop orders --json")
 def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
     """Print depth, ages and rates of a queue, by group."""
-    found = _with_queue(url, token, book, name, "", lambda queue: queue.stats())
+    found = with_queue(url, token, book, name, "", lambda queue: queue.stats())
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
@@ -175,12 +250,7 @@ def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token:
         f"{found.shards} shard(s)",
         markup=False,
     )
-    held = [
-        f"{found.max_deliveries:,} deliveries, then a dead letter" if found.max_deliveries else "no dead letters",
-        f"{found.max_length:,} messages at most" if found.max_length else "no maximal length",
-        f"retained for {found.retain_s:,g} s" if found.retain_s else "nothing retained",
-    ]
-    results().print(" · ".join(held), style="dim", markup=False)
+    results().print(settings_text(found.max_deliveries, found.max_length, found.retain_s), style="dim", markup=False)
     rows = [
         (
             one.name or "(default)",
@@ -227,13 +297,13 @@ def dlq(
     """List dead letters, with the reasons."""
     from boki.libs.bokiqueue.shapes import letter_shape
 
-    letters = _with_queue(url, token, book, name, group, lambda queue: queue.dead_letters(limit))
+    letters = with_queue(url, token, book, name, group, lambda queue: queue.dead_letters(limit))
     if as_json:
         for one in letters:
-            _print_shape(letter_shape(one))
+            print_shape(letter_shape(one))
         return
     rows = [
-        (one.handle, time_cell(one.died_us), str(one.deliveries), one.reason, data_text(one.data, _shown()))
+        (one.handle, time_cell(one.died_us), str(one.deliveries), one.reason, data_text(one.data, shown_chars()))
         for one in letters
     ]
     print_table(["handle", "since (UTC)", "deliveries>", "reason~", "data…"], rows)
@@ -245,7 +315,7 @@ def redrive(
     book: Book, name: Name, handles: Handles = None, group: Group = "", url: Url = "", token: Token = ""
 ) -> None:
     """Let dead letters be delivered again."""
-    count = _with_queue(url, token, book, name, group, lambda queue: queue.redrive(*(handles or ())))
+    count = with_queue(url, token, book, name, group, lambda queue: queue.redrive(*(handles or ())))
     errors().print(f"{count:,} dead letters can be delivered again")
 
 
@@ -255,14 +325,14 @@ def purge(
     book: Book,
     name: Name,
     handles: Handles = None,
-    sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    sure: Sure = False,
     group: Group = "",
     url: Url = "",
     token: Token = "",
 ) -> None:
     """Drop dead letters, for good."""
-    _confirm(sure, "this drops dead letters for good", "Drop them, for good?")
-    count = _with_queue(url, token, book, name, group, lambda queue: queue.purge(*(handles or ())))
+    confirm(sure, "this drops dead letters for good", "Drop them, for good?")
+    count = with_queue(url, token, book, name, group, lambda queue: queue.purge(*(handles or ())))
     errors().print(f"{count:,} dead letters dropped")
 
 
@@ -296,7 +366,7 @@ def replay(
             return True
         return False
 
-    is_new = _with_queue(url, token, book, name, group, work)
+    is_new = with_queue(url, token, book, name, group, work)
     if is_new and group:
         text = f"group {group} is new: every message is kept until it has done it, or until `boki queue drop-group`"
     else:
@@ -310,22 +380,34 @@ def drop_group(
     book: Book,
     name: Name,
     group: Annotated[str, typer.Argument(help="The consumer group; '' is the default one.", show_default=False)],
-    sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    sure: Sure = False,
     url: Url = "",
     token: Token = "",
 ) -> None:
     """Delete a consumer group with its dead letters."""
-    _confirm(sure, "this drops a group, with its dead letters and all that it has still to do", "Drop it, for good?")
-    _with_queue(url, token, book, name, "", lambda queue: queue.drop_group(group))
+    confirm(sure, "this drops a group, with its dead letters and all that it has still to do", "Drop it, for good?")
+    with_queue(url, token, book, name, "", lambda queue: queue.drop_group(group))
     errors().print(f"group {group or '(default)'} is gone", markup=False)
 
 
-def _confirm(sure: bool, what: str, question: str) -> None:
-    """Ask, unless the user has said that it is meant."""
-    if not sure:
-        if not sys.stdin.isatty():
-            raise InvalidArgument(f"{what}: pass --yes if you mean it")
-        typer.confirm(question, abort=True, err=True)
+def settings_text(max_deliveries: int, max_length: int, retain_s: float) -> str:
+    """What holds for a queue, on one line."""
+    held = [
+        f"{max_deliveries:,} deliveries, then a dead letter" if max_deliveries else "no dead letters",
+        f"maximum length {max_length:,}" if max_length else "no maximum length",
+        f"retained for {duration_text(retain_s)}" if retain_s else "nothing retained",
+    ]
+    return " · ".join(held)
+
+
+def _show_settings(name: str, settings: Settings, *, as_json: bool) -> None:
+    if as_json:
+        from boki.libs.bokiqueue.shapes import settings_shape
+
+        print_json({"queue": name, **settings_shape(settings)})
+        return
+    held = settings_text(settings.max_deliveries, settings.max_length, settings.retain_us / 1e6)
+    results().print(f"{name}: {settings.shards} shard(s) · {held}", markup=False)
 
 
 def _text(content: bytes) -> str | bytes:
@@ -366,14 +448,15 @@ def _json_value(body: bytes) -> Any:
         raise InvalidArgument(f"{_text(body[:60])!r}… is nested too deeply") from None
 
 
-def _show(messages: list[Message[Any]], *, as_json: bool, is_whole: bool = False) -> None:
+def show(messages: list[Message[Any]], *, as_json: bool, is_whole: bool = False) -> None:
+    """Print messages without receipts: as rows, or as one JSON object each."""
     if as_json:
         from boki.libs.bokiqueue.shapes import message_shape
 
         for one in messages:
-            _print_shape(message_shape(one))
+            print_shape(message_shape(one))
         return
-    rows = [(one.id, time_cell(one.time), data_text(one.data, None if is_whole else _shown())) for one in messages]
+    rows = [(one.id, time_cell(one.time), data_text(one.data, None if is_whole else shown_chars())) for one in messages]
     if rows and is_whole and results().is_terminal:
         for identity, time, data in rows:
             print(f"{identity}  {time}Z  {data}")
@@ -381,11 +464,11 @@ def _show(messages: list[Message[Any]], *, as_json: bool, is_whole: bool = False
         print_table(["id", "pushed (UTC)", "data…"], rows)
 
 
-def _shown() -> int | None:
+def shown_chars() -> int | None:
     """For a screen, what is only looked at is cut to more than fits; in a pipe it is whole."""
     return 300 if results().is_terminal else None
 
 
-def _print_shape(shape: dict[str, Any]) -> None:
+def print_shape(shape: dict[str, Any]) -> None:
     """In the same form as over HTTP, and JSON that was pushed as it was."""
     print(msgspec.json.encode(shape).decode(), flush=True)

@@ -8,15 +8,30 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from boki.cli.table import head_and_lines, name_of
+from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.text import Text
+
+
+Sure = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def confirm(sure: bool, what: str, question: str) -> None:
+    """Ask before something is lost for good, unless the user has said `--yes`; without a terminal that is needed."""
+    if not sure:
+        if not sys.stdin.isatty():
+            raise InvalidArgument(f"{what}: pass --yes if you mean it")
+        typer.confirm(question, abort=True, err=True)
 
 
 @functools.cache

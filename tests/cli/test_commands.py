@@ -130,6 +130,40 @@ def test_what_is_appended_is_read_followed_listed_and_trimmed(url: str) -> None:
     assert [one["text"] for one in objects(good(url, "log", "read", "orders", "--json"))] == ["x", "y"]
 
 
+def test_one_record_is_printed_whole(url: str) -> None:
+    """Into a pipe its data as it was appended; as JSON with its tags; one that is not there is told."""
+    data = b"\xff\x00 line\nend"
+    seqnum = good(url, "log", "append", "whole", "--tag", "t", stdin=data).strip()
+    assert run(url, "log", "get", "whole", seqnum).stdout_bytes == data
+    (record,) = objects(good(url, "log", "get", "whole", seqnum, "--json"))
+    assert (record["seqnum"], record["tags"], record["base64"]) == (seqnum, ["t"], "/wAgbGluZQplbmQ=")
+    assert run(url, "log", "get", "whole", str(int(seqnum) + 1)).exit_code == 1
+
+
+def test_retention_is_set_shown_and_lifted(url: str) -> None:
+    """A bound that is not named is lifted; a book that is not there has none."""
+    good(url, "log", "append", "kept", "x")
+    assert good(url, "log", "retention", "kept") == "kept keeps all records\n"
+    good(url, "log", "retention", "kept", "--age-s", "86400", "--size-bytes", str(5 << 30))
+    assert good(url, "log", "retention", "kept") == "kept trims records older than 24h and the oldest beyond 5.0 GiB\n"
+    good(url, "log", "retention", "kept", "--age-s", "3600")
+    shown = {"book": "kept", "age_s": 3600.0, "size_bytes": None}
+    assert objects(good(url, "log", "retention", "kept", "--json")) == [shown]
+    good(url, "log", "retention", "kept", "--off")
+    assert good(url, "log", "retention", "kept") == "kept keeps all records\n"
+    assert "there is no book kep that has records: did you mean kept?" in run(url, "log", "retention", "kep").output
+
+
+def test_a_book_is_deleted_when_that_is_meant(url: str) -> None:
+    """Without a terminal it wants --yes; what was never there is told."""
+    good(url, "log", "append", "gone", "x", "--tag", "!lasting")
+    refused = run(url, "log", "delete", "gone", stdin=b"")
+    assert (refused.exit_code, "pass --yes if you mean it" in refused.output) == (2, True)
+    good(url, "log", "delete", "gone", "--yes")
+    assert good(url, "log", "read", "gone", "--tag", "!lasting", "--json") == ""
+    assert "there is no book gone that has records" in run(url, "log", "delete", "gone", "--yes").output
+
+
 def test_people_get_tables(url: str) -> None:
     """With the same facts: tags, data, sizes."""
     good(url, "log", "append", "notes", "remember", "--tag", "todo")

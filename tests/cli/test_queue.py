@@ -62,7 +62,7 @@ def test_what_is_pushed_is_popped(url: str) -> None:
     assert (json.loads(stats)["pushed"], json.loads(stats)["depth"]) == (3, 0)
     figures = boki(url, "queue", "stats", "shop", "orders").stdout
     assert "3 pushed" in figures
-    assert "10 deliveries, then a dead letter · no maximal length · nothing retained" in figures
+    assert "10 deliveries, then a dead letter · no maximum length · nothing retained" in figures
 
 
 async def bury_all(url: str) -> None:
@@ -185,3 +185,56 @@ def test_what_cannot_be_is_refused_in_a_sentence(url: str, words: tuple[str, ...
     assert told
     assert "Traceback" not in told
     assert len(told) < 1_000
+
+
+def rows(done: Result) -> list[dict[str, Any]]:
+    """What was printed as JSON."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_queue_is_created_and_configured(url: str) -> None:
+    """With all its settings printed; creating it again changes nothing and says so; what is left out stays."""
+    made = boki(url, "queue", "create", "shop", "made", "--shards", "2", "--max-deliveries", "3")
+    assert made.output == "made: 2 shard(s) · 3 deliveries, then a dead letter · no maximum length · nothing retained\n"
+    again = boki(url, "queue", "create", "shop", "made", "--max-length", "5")
+    assert "queue made is there already: `boki queue configure` changes its settings" in again.output
+    changed = boki(url, "queue", "configure", "shop", "made", "--retain-s", "86400", "--json")
+    assert rows(changed) == [{"queue": "made", "shards": 2, "max_deliveries": 3, "max_length": 0, "retain_s": 86400.0}]
+    assert "retained for 24h" in boki(url, "queue", "configure", "shop", "made").output
+    missing = boki(url, "queue", "configure", "shop", "nothing", "--max-deliveries", "3", code=1)
+    assert "there is no queue 'nothing' in book 'shop'" in missing.output
+    other = boki(url, "queue", "create", "shop", "made", "--shards", "4", code=2)
+    assert "was created with 2 shards" in other.output
+
+
+def test_receipts_are_good_in_later_commands(url: str) -> None:
+    """Lease, then ack or nack what was leased, each by a process of its own; a receipt that is over is told."""
+    boki(url, "queue", "create", "shop", "leased", "--max-deliveries", "2")
+    for text in ("tea", "milk", "honey"):
+        boki(url, "queue", "push", "shop", "leased", text)
+    tea, milk = rows(boki(url, "queue", "lease", "shop", "leased", "-n", "2", "--lease-s", "600", "--json"))
+    assert (tea["text"], milk["text"], tea["deliveries"]) == ("tea", "milk", 1)
+    acked = boki(url, "queue", "ack", "shop", "leased", tea["receipt"], "--json")
+    assert rows(acked) == [{"queue": "leased", "receipt": tea["receipt"], "verb": "ack", "done": True}]
+    boki(url, "queue", "nack", "shop", "leased", "-", "--reason", "no cow", stdin=f"{milk['receipt']}\n")
+    (again,) = rows(boki(url, "queue", "lease", "shop", "leased", "--json"))
+    assert (again["text"], again["deliveries"]) == ("milk", 2)
+    both = boki(url, "queue", "nack", "shop", "leased", again["receipt"], tea["receipt"], "--json", code=1)
+    assert [row["done"] for row in rows(both)[:2]] == [True, False]
+    assert "are not leased by this consumer any more" in both.output
+    (letter,) = rows(boki(url, "queue", "dlq", "shop", "leased", "--json"))
+    assert letter["text"] == "milk"
+    table = boki(url, "queue", "lease", "shop", "leased").stdout
+    assert table.startswith("receipt\tdeliveries\tleased until (UTC)\tdata\n")
+    assert table.endswith("\thoney\n")
+    boki(url, "queue", "lease", "shop", "leased", code=1)
+    wrong = boki(url, "queue", "ack", "shop", "leased", "tea", code=2)
+    assert "a receipt has the form 0-17-8796093022208, not 'tea'" in wrong.output
+
+
+def test_queues_of_a_book_that_is_not_there_are_not_an_empty_list(url: str) -> None:
+    """A slip of the pen is told, with names that are close (found.md, A15)."""
+    boki(url, "queue", "push", "shop", "orders", "tea")
+    assert "there is no book shopp that has records: did you mean shop?" in boki(url, "queue", "list", "shopp").stderr
+    boki(url, "log", "append", "plain", "x")
+    assert "no queues in plain" in boki(url, "queue", "list", "plain").stderr

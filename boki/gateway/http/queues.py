@@ -24,7 +24,7 @@ from boki.gateway.http.routing import Route
 from boki.libs.bokiqueue import Queue, queue_names
 from boki.libs.bokiqueue.groups import TAKE_BYTES
 from boki.libs.bokiqueue.refusals import MAX_BATCH, MAX_DELAY_S, MAX_KEY_CHARS, MAX_MESSAGE_BYTES, check_count
-from boki.libs.bokiqueue.shapes import letter_shape, message_shape
+from boki.libs.bokiqueue.shapes import letter_shape, message_shape, settings_shape
 from boki.log.checks import check_book, check_writable
 from boki.runtime.http_exchange import MAX_WAIT_S
 from boki.runtime.logbook import LogAccess
@@ -142,13 +142,7 @@ class Queues:
             named = {name: value for name, value in changed.items() if value is not None}
             await handle.create(shards=wished.shards, retain_s=wished.retain_s or 0, **named)  # refused as a whole
             settings = await handle.configure(**changed, retain_s=wished.retain_s)
-        body = {
-            "shards": settings.shards,
-            "max_deliveries": settings.max_deliveries,
-            "max_length": settings.max_length,
-            "retain_s": settings.retain_us / 1e6,
-        }
-        return self._answer(access, body)
+        return self._answer(access, settings_shape(settings))
 
     # Messages
 

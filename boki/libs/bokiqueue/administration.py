@@ -175,7 +175,9 @@ class Administration(Generic[T]):
             if settings.shards == 1:
                 return known
             raise InvalidArgument(
-                f"queue {self.name!r} has {known.shards} shards, for ever: make another queue", field="shards"
+                f"queue {self.name!r} was created with {known.shards} shards and the number cannot change: create "
+                "another queue",
+                field="shards",
             )
         return known
 

@@ -9,6 +9,7 @@ import msgspec
 
 from boki.libs.bokiqueue.administration import DeadLetter
 from boki.libs.bokiqueue.messages import JSON, TEXT, Message
+from boki.libs.bokiqueue.records import Settings
 
 
 def message_shape(message: Message[Any]) -> dict[str, Any]:
@@ -21,6 +22,16 @@ def message_shape(message: Message[Any]) -> dict[str, Any]:
         "until_us": message.until,
         "group_key": message.group_key,
         **_body(message.form, message.data),
+    }
+
+
+def settings_shape(settings: Settings) -> dict[str, Any]:
+    """The settings of a queue."""
+    return {
+        "shards": settings.shards,
+        "max_deliveries": settings.max_deliveries,
+        "max_length": settings.max_length,
+        "retain_s": settings.retain_us / 1e6,
     }
 
 
