@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -35,6 +35,8 @@ from boki.log.operations import Answer, Operation
 from boki.runtime.frames import ConsoleLine
 
 _log = logging.getLogger("boki")
+_LOOK_S: Final = 0.25
+"""How soon it is noticed that the log cannot go on."""
 
 
 class Dev:
@@ -106,7 +108,7 @@ class Dev:
         return {
             "version": version("boki"),
             "pid": os.getpid(),
-            "ready": self.is_open and self.log.port.is_ready,
+            "ready": self.is_ready,
             "url": self.url,
             "data": str(self.config.data),
             "functions": sorted(self.functions.functions),
@@ -118,6 +120,18 @@ class Dev:
             "calls": {"waiting": self.calls.waiting_count, "running": self.calls.running_count},
             "log": self.log.status(),
         }
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls would be carried out."""
+        return self.is_open and self.log.port.is_ready and not self.log.outage
+
+    async def wait_for_outage(self) -> str:
+        """Return once the log cannot go on, with the reason."""
+        while True:
+            if outage := self.log.outage:
+                return outage
+            await asyncio.sleep(_LOOK_S)
 
     async def stop(self, drain_s: float) -> None:
         """Not ready any more; wait at most `drain_s` for what is under way; then stop every part."""
@@ -150,7 +164,7 @@ class _Backend:
 
     @property
     def ready(self) -> bool:
-        return self._dev.is_open and self._dev.log.port.is_ready
+        return self._dev.is_ready
 
     @property
     def functions(self) -> Mapping[str, FunctionInfo]:

@@ -183,6 +183,22 @@ class LocalLog:
         """Stop one node at once, as if its machine were switched off: it sends and stores nothing more."""
         self.hosts[NodeId(name)].stop()
 
+    @property
+    def outage(self) -> str:
+        """Why the log cannot go on until the process is started again: too many of its nodes have stopped. "": it can.
+
+        What each of them stopped for is in the log.
+        """
+        view = self.engine.follower.chain.current
+        stopped = [node for node, host in sorted(self.hosts.items()) if host.stopped]
+        spare = view.replicas - view.write_quorum
+        is_out = (
+            ENGINE in stopped
+            or len([node for node in stopped if node in view.storage]) > spare
+            or 2 * len([node for node in stopped if node in view.sequencers]) > len(view.sequencers)
+        )
+        return f"{', '.join(stopped)} stopped, and the log cannot go on without" if is_out else ""
+
     def status(self) -> dict[str, Any]:
         """Nodes, term, and how far each log is, as JSON values."""
         follower = self.engine.follower

@@ -1,7 +1,7 @@
 """`boki dev`: the whole system in this process, until it is told to stop.
 
 SIGTERM or Ctrl-C: not ready any more, drain with a limit, exit 0. A second one ends the process at once with 130; what
-was acknowledged is durable, so that nothing is lost by it.
+was acknowledged is durable, so that nothing is lost by it. If the log cannot go on, because a disk failed: exit 1.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from boki.cli.help import examples
 from boki.cluster.config import UpConfig
 from boki.config import DevConfig
 from boki.errors import Unavailable
+from boki.host.process import prepare_process
 
 INTERRUPTED = 130
+FAILED = 1
 
 
 @examples("boki dev", "boki dev --port 8123 --functions src/functions", "boki dev --replicas 3 --data data")
@@ -35,6 +37,7 @@ def run(**flags: Any) -> None:
     config = load_flags(DevConfig, flags, flags.pop("config"), shares_with=UpConfig)
     import uvloop
 
+    prepare_process()
     uvloop.run(serve(config))
 
 
@@ -68,7 +71,13 @@ async def serve(config: DevConfig) -> None:
         ) from error
     spare_the_collector()
     screen.started(dev.url, config, dev.functions.modules)
-    await stop.wait()
+    stopping, broken = asyncio.create_task(stop.wait()), asyncio.create_task(dev.wait_for_outage())
+    await asyncio.wait({stopping, broken}, return_when=asyncio.FIRST_COMPLETED)
+    if broken.done():
+        screen.event("failed", f"{broken.result()}: ending; the lines above say why")
+        await dev.stop(0)
+        raise SystemExit(FAILED)
+    broken.cancel()
     await dev.stop(config.drain_s)
     screen.event("stopped", "stopped")
 

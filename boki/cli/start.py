@@ -23,6 +23,7 @@ from boki.cli.help import Commands, examples
 from boki.cluster_config import CONFIGS, NodeConfig, load_node
 from boki.config import LogFormat, settings
 from boki.host.lines import DayLine, console_lines, json_line, speaker
+from boki.host.process import prepare_process
 from boki.log.membership import Role
 from boki.node.console import FACTS, FUNCTION_LINE, SPEAKER
 from boki.runtime.frames import ConsoleLine
@@ -118,6 +119,7 @@ def _runner(role: Role) -> Callable[..., None]:
         log_to(sys.stdout, config.log_format, config.name)
         import uvloop
 
+        prepare_process()
         if exit_code := uvloop.run(serve(role, config)):
             raise typer.Exit(exit_code)
 

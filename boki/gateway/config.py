@@ -14,8 +14,10 @@ from boki.log.limits import DEFAULT_LIMITS, KIB, Limits
 class Patience:
     """How long clients may take, in seconds."""
 
+    first_head_s: float = 10.0
+    """Until the head of a connection's first request is complete."""
     head_s: float = 60.0
-    """Until the head of a request is complete, from the connection's start or from the last answer."""
+    """Until the head of the next request is complete, from the last answer on."""
     body_s: float = 30.0
     """Until the body of a request is complete."""
     body_idle_s: float = 10.0
@@ -45,6 +47,7 @@ class GatewayConfig:
     show_tracebacks: bool = False
     """Whether callers are told where in the code a function raised."""
     max_connections: int = 10_000
+    """At most; fewer if the process may not have so many files open (see `boki.host.process`)."""
     limits: Limits = DEFAULT_LIMITS
     budget: Budget = field(default_factory=Budget)
     patience: Patience = field(default_factory=Patience)

@@ -26,7 +26,7 @@ from boki.gateway.http.binary import BinaryEndpoint
 from boki.gateway.http.books import LogBooks
 from boki.gateway.http.browsers import Browsers, dress
 from boki.gateway.http.calls import FunctionCalls
-from boki.gateway.http.connections import Connections, begin, send
+from boki.gateway.http.connections import Connections, connection_of, send
 from boki.gateway.http.consumers import Consumers
 from boki.gateway.http.deployments import DeploymentPages
 from boki.gateway.http.log_access import LogDoor
@@ -36,10 +36,12 @@ from boki.gateway.http.routing import Route, Routes
 from boki.gateway.http.subscriptions import Subscriptions
 from boki.gateway.http.system import SystemPages
 from boki.host.clock import now_us
+from boki.host.process import file_limit, reserved_files
 from boki.log.ids import NodeId
 
 _log = logging.getLogger("boki.gateway")
 
+_MIN_CONNECTIONS = 32
 _FLUSH_S = 1.0
 """How long answers that are being sent may still take when it stops."""
 
@@ -90,11 +92,12 @@ class Gateway:
     async def start(self) -> None:
         """Listen. `OSError` if the address cannot be had."""
         loop = asyncio.get_running_loop()
-        self._connections = Connections(
-            self._handle, patience=self.config.patience, max_count=self.config.max_connections
-        )
+        reserved = reserved_files()
+        max_count = min(self.config.max_connections, max(file_limit() - reserved, _MIN_CONNECTIONS))
+        self._connections = Connections(self._handle, patience=self.config.patience, max_count=max_count)
+        # What waits in the backlog is accepted in one go, before any of it can be refused.
         self._server = await loop.create_server(
-            self._connections, self.config.host, self.config.port, backlog=1024, reuse_address=True
+            self._connections, self.config.host, self.config.port, backlog=min(1024, reserved // 2), reuse_address=True
         )
         self._calls.start()
         self._consumers.start()
@@ -167,7 +170,8 @@ class Gateway:
         assert task is not None, "aiohttp runs handlers in tasks"
         self._under_way.add(task)
         share = Share(self.core)
-        begin(request, share)
+        connection = connection_of(request)
+        connection.begin(share)
         try:
             self._browsers.note(request)
             preflight = self._browsers.preflight(request)
@@ -197,6 +201,8 @@ class Gateway:
             share.release()
             if self.core.is_draining:
                 self._answered.set()
+        if connection.is_guest:
+            answer.force_close()
         if not answer.prepared:
             dress(request, answer)
         code = answer.code if isinstance(answer, Refusal) else "ok"
@@ -214,6 +220,7 @@ class Gateway:
             raise
         if not found[0].is_open:
             self._authorize(request)
+            connection_of(request).let_in()
         return found
 
     def _authorize(self, request: BaseRequest) -> None:

@@ -10,6 +10,7 @@ import logging
 import pytest
 
 from boki.gateway.config import Patience
+from boki.gateway.http import crowd
 from boki.host import line_budget
 from boki.log.limits import Limits
 from tests.gateway.fake_backend import refused, run, serving, turns_until
@@ -77,7 +78,7 @@ def test_a_head_that_is_never_complete_is_closed() -> None:
     """Also one that trickles, and a connection that says nothing at all."""
 
     async def scenario() -> None:
-        async with serving(patience=Patience(head_s=0.1)) as (gateway, _backend, _):
+        async with serving(patience=Patience(head_s=0.1, first_head_s=0.1)) as (gateway, _backend, _):
             silent, trickling, second = [await Raw.open(gateway.port) for _ in range(3)]
             await trickling.send("POST /function/echo HTTP/1.1\r\nHost: 1")
             await second.send(head(Content_Length="1") + "1")
@@ -185,7 +186,7 @@ def test_packed_bodies_are_refused_and_never_unpacked() -> None:
 
 
 def test_connections_are_bounded() -> None:
-    """The one too many is told so; when another closes there is room again."""
+    """The one too many is told so by the answer to its request; when another closes there is room again."""
 
     async def scenario() -> None:
         async with serving(max_connections=2) as (gateway, _backend, _):
@@ -194,6 +195,7 @@ def test_connections_are_bounded() -> None:
                 await raw.send(head(Content_Length="1") + "1")
                 assert (await raw.answer())[0] == 200
             third = await Raw.open(gateway.port)
+            await third.send(head(Content_Length="1") + "1")
             status, headers, body = await third.answer()
             assert (status, body["code"], headers["retry-after"]) == (503, "unavailable", "1")
             assert await third.is_closed()
@@ -209,6 +211,46 @@ def test_connections_are_bounded() -> None:
     run(scenario())
 
 
+def test_probes_are_served_when_no_connection_is_free() -> None:
+    """A full gateway is alive: an orchestrator that restarts it makes things worse (found.md, H2)."""
+
+    async def scenario() -> None:
+        async with serving(max_connections=1) as (gateway, _backend, _):
+            member = await Raw.open(gateway.port)
+            await member.send(head(Content_Length="1") + "1")
+            assert (await member.answer())[0] == 200
+            for path in ("/healthz", "/readyz"):
+                probe = await Raw.open(gateway.port)
+                await probe.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert (await probe.answer())[0] == 200
+                assert await probe.is_closed()
+                await probe.close()
+            await member.close()
+
+    run(scenario())
+
+
+def test_silent_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of connections that say nothing keeps nobody out; one that was let in once is never put out."""
+
+    async def scenario() -> None:
+        async with serving(max_connections=8) as (gateway, _backend, _):
+            member = await Raw.open(gateway.port)
+            await member.send(head(Content_Length="1") + "1")
+            assert (await member.answer())[0] == 200
+            silent = [await Raw.open(gateway.port) for _ in range(40)]
+            newcomer = await Raw.open(gateway.port)
+            for raw in (newcomer, member):
+                await raw.send(head(Content_Length="1") + "1")
+                assert (await raw.answer())[0] == 200
+            assert len(gateway._connections.connections) <= 8
+            for raw in (*silent, member, newcomer):
+                await raw.close()
+
+    monkeypatch.setattr(crowd, "STRANGER_S", 0.0)
+    run(scenario())
+
+
 def test_refused_connections_write_one_line_a_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +263,7 @@ def test_refused_connections_write_one_line_a_second(
             assert (await first.answer())[0] == 200
             for _ in range(20):
                 refused_one = await Raw.open(gateway.port)
+                await refused_one.send(head(Content_Length="1") + "1")
                 assert (await refused_one.answer())[0] == 503
                 await refused_one.close()
             await first.close()

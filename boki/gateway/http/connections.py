@@ -21,6 +21,7 @@ from boki.gateway.config import Patience
 from boki.gateway.core import Share
 from boki.gateway.http.answers import refusal
 from boki.gateway.http.browsers import EVERY_ANSWER, dress
+from boki.gateway.http.crowd import Crowd
 from boki.host.line_budget import LineBudget
 from boki.log.limits import KIB
 
@@ -34,12 +35,12 @@ _REQUEST: Final = "a request body may have at most {limit:,} bytes: send several
 
 
 class Connections(Server):
-    """Makes the protocol of each connection, and refuses connections beyond `max_count`."""
+    """Makes the protocol of each connection, and bounds their number: see `boki.gateway.http.crowd`."""
 
     def __init__(self, handler: Any, *, patience: Patience, max_count: int) -> None:
         super().__init__(handler)
-        self._patience = patience
-        self._max_count = max_count
+        self.patience = patience
+        self.crowd: Crowd[_Connection] = Crowd(max_count)
         self._refusals = LineBudget(1, partial(_log.warning, "%d more connections were refused in the last second"))
         self._departures = LineBudget(1, partial(_log.info, "%d more clients left before their request was answered"))
 
@@ -48,22 +49,25 @@ class Connections(Server):
         return _Connection(
             self,
             loop=self._loop,
-            keepalive_timeout=self._patience.head_s,
-            lingering_time=self._patience.linger_s,
+            keepalive_timeout=self.patience.head_s,
+            lingering_time=self.patience.linger_s,
             access_log=cast("logging.Logger", None),
             auto_decompress=False,  # a body is what was sent: nobody can make us unpack a bomb
         )
 
-    def refuse(self, transport: asyncio.Transport) -> bool:
-        """Answer and close a new connection if there are `max_count` already. No handler has been started for it."""
-        if len(self._connections) < self._max_count:
-            return False
-        error = Unavailable(f"{self._max_count} connections are open, as many as this gateway takes")
+    def arrive(self, connection: _Connection, transport: asyncio.Transport) -> None:
+        """A new connection, perhaps in place of another one."""
+        out = self.crowd.arrive(connection, _peer(transport), self._loop.time())
+        if out is not None and out.transport is not None:
+            out.transport.write(_raw(refusal(self.refuse(out.transport))))
+            out.transport.close()
+
+    def refuse(self, transport: asyncio.BaseTransport | None) -> Unavailable:
+        """Why a connection is not served."""
+        error = Unavailable(f"{self.crowd.max_count} connections are open, as many as this gateway takes")
         if self._refusals.admit():
             _log.warning("a connection from %s was refused: %s", _peer(transport), error.message)
-        transport.write(_raw(refusal(error)))
-        transport.close()
-        return True
+        return error
 
     def note_departure(self, request: BaseRequest) -> None:
         """A client has closed its connection before its request was answered. Strangers can do that without end, so
@@ -80,8 +84,8 @@ class Connections(Server):
         self._departures.close()
 
 
-def _peer(transport: asyncio.Transport) -> str:
-    name = transport.get_extra_info("peername")
+def _peer(transport: asyncio.BaseTransport | None) -> str:
+    name = transport is not None and transport.get_extra_info("peername")
     return f"{name[0]}" if name else "an unknown address"
 
 
@@ -93,9 +97,11 @@ def _raw(response: Response) -> bytes:
 
 
 class _Connection(RequestHandler):
-    __slots__ = ("_connections", "answer_headers", "share", "waiting")
+    __slots__ = ("_connections", "_first_timer", "answer_headers", "share", "waiting")
 
     _connections: Connections
+    _first_timer: asyncio.TimerHandle | None
+    """Ends the connection if its first request does not come."""
     share: Share
     """What the request that is answered now holds of the budget."""
     waiting: asyncio.Task[object] | None
@@ -108,14 +114,38 @@ class _Connection(RequestHandler):
         self.answer_headers = EVERY_ANSWER
         assert isinstance(self._manager, Connections), "made by it"
         self._connections = self._manager
-        if self._connections.refuse(cast("asyncio.Transport", transport)):
-            self.force_close()  # what the client still sends is not looked at
-            self._manager = None  # never one of its connections, so it is not told that this one has ended
-        else:
-            super().connection_made(transport)
+        self._connections.arrive(self, cast("asyncio.Transport", transport))
+        self._first_timer = self._loop.call_later(self._connections.patience.first_head_s, self._give_up)
+        super().connection_made(transport)
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether it is served probes alone."""
+        return self._connections.crowd.is_guest(self)
+
+    def begin(self, share: Share) -> None:
+        """A request is answered from now on, and holds this share."""
+        self.share = share
+        if self._first_timer is not None:
+            self._first_timer.cancel()
+            self._first_timer = None
+
+    def let_in(self) -> None:
+        """The request at hand may have what it asks for; `Unavailable` for a guest."""
+        if self.is_guest:
+            raise self._connections.refuse(self.transport)
+        self._connections.crowd.know(self)
+
+    def _give_up(self) -> None:
+        """The first request has not come in time."""
+        if self.transport is not None:
+            self.transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.crowd.leave(self)
         super().connection_lost(exc)
+        if self._first_timer is not None:
+            self._first_timer.cancel()
         if self.waiting is not None:
             self.waiting.cancel()
 
@@ -194,15 +224,11 @@ def _check_head(request: BaseRequest, limit: int, what: str) -> None:
 
 def share_of(request: BaseRequest) -> Share:
     """What the request holds of the budget."""
-    return _connection(request).share
+    return connection_of(request).share
 
 
-def begin(request: BaseRequest, share: Share) -> None:
-    """The request is answered from now on, and holds this share."""
-    _connection(request).share = share
-
-
-def _connection(request: BaseRequest) -> _Connection:
+def connection_of(request: BaseRequest) -> _Connection:
+    """The request's connection."""
     connection = request.protocol
     assert isinstance(connection, _Connection), "made by Connections"
     return connection
@@ -215,7 +241,7 @@ def _too_large(limit: int, what: str) -> TooLarge:
 @contextmanager
 def while_connected(request: BaseRequest) -> Iterator[None]:
     """For a long poll: what is awaited here is cancelled if the connection closes. Nobody would have its answer."""
-    connection = _connection(request)
+    connection = connection_of(request)
     if request.transport is None:
         raise ConnectionResetError("the client has left")
     connection.waiting = asyncio.current_task()
@@ -236,7 +262,6 @@ async def send(request: BaseRequest, response: Response, patience: Patience, *, 
     share_of(request).exchange(len(body), is_repeatable=is_repeatable)
     if request.transport is not None:
         request.transport.set_write_buffer_limits(high=_SMALL_ANSWER_BYTES)
-    whole = memoryview(body)
     answer = StreamResponse(status=response.status, reason=response.reason, headers=response.headers)
     answer.content_length = len(body)
     try:
@@ -244,10 +269,13 @@ async def send(request: BaseRequest, response: Response, patience: Patience, *, 
             dress(request, answer)
             await answer.prepare(request)
             for start in range(0, len(body), _PIECE_BYTES):
-                await answer.write(whole[start : start + _PIECE_BYTES])
+                await answer.write(body[start : start + _PIECE_BYTES])
             await answer.write_eof()
     except TimeoutError:
         cut_off(request)
+    finally:
+        # Where a reader has left, the error's traceback keeps these frames until the garbage collector comes by.
+        response.body = body = None
     return answer
 
 
