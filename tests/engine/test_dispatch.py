@@ -242,6 +242,11 @@ def test_a_crash_loses_what_had_begun_and_says_what_is_known() -> None:
     shell.exit(worker, "exited with status 3")
     assert failure(shell, begun) == ("call_lost", "unknown")
     assert "exited with status 3" in message(shell, begun)
+    (told,) = shell.traces  # found.md, A12
+    assert told == (
+        "a worker process of module 'm' exited with status 3: 1 call was cut off (call_lost), 1 call that it had not "
+        "begun goes to another worker"
+    )
     assert unbegun in shell.waiting
     shell.hello(only(shell))
     assert unbegun in shell.workers[only(shell)].calls

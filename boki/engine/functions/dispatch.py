@@ -215,9 +215,7 @@ class Dispatch:
         for live in reversed(again):
             self._reroute(live, now_us)
         if calls:
-            self._fleet.trace(
-                f"a worker process of {pool.name} {why}: of its {len(calls)} calls, {len(again)} are run again"
-            )
+            self._fleet.trace(refusals.worker_ended(pool.name, why, lost=len(lost), again=len(again)))
         for starved in self._fleet.take_starved():
             self._fill(starved, now_us)
         self._fill(pool, now_us)

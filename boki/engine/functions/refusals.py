@@ -105,6 +105,23 @@ def lost(live: LiveCall, why: str, calls: int) -> CallLost:
     )
 
 
+def worker_ended(pool: str, why: str, *, lost: int, again: int) -> str:
+    """What an operator reads when a worker has ended with calls in it.
+
+    >>> worker_ended("module 'shop'", "exited with status 3", lost=1, again=0)
+    "a worker process of module 'shop' exited with status 3: 1 call was cut off (call_lost)"
+    >>> worker_ended("module 'shop'", "was killed by signal 9", lost=0, again=2)
+    "a worker process of module 'shop' was killed by signal 9: 2 calls that it had not begun go to another worker"
+    """
+    parts = []
+    if lost:
+        parts.append("1 call was cut off (call_lost)" if lost == 1 else f"{lost:,} calls were cut off (call_lost)")
+    if again:
+        calls = "1 call that it had not begun goes" if again == 1 else f"{again:,} calls that it had not begun go"
+        parts.append(f"{calls} to another worker")
+    return f"a worker process of {pool} {why}: {', '.join(parts) or 'its calls had been answered'}"
+
+
 def cannot_start(pool: Pool) -> Unavailable:
     """No worker can be started; the module's own error says why."""
     return Unavailable(pool.broken, retry_after_s=RETRY_AFTER_S)
