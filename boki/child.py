@@ -32,7 +32,7 @@ class Child:
 
     def __init__(self, config: DevConfig | UpConfig) -> None:
         """Prepare the process that `start` starts. Its log lines are JSON whatever `config` says."""
-        self.config = config
+        self.config = msgspec.structs.replace(config, log_format="json")  # which says where it listens
         self._run: _Run | None = None
 
     def __enter__(self) -> Self:
@@ -142,14 +142,14 @@ def command_name(config: DevConfig | UpConfig) -> str:
 
 
 def arguments(config: DevConfig | UpConfig, *, with_token: bool = True) -> list[str]:
-    """The command line after `boki` that starts a child with this configuration."""
+    """The command line after `boki` that starts a system with this configuration."""
     words = [command_name(config), "--config", os.devnull]
     for setting in settings(type(config)):
         owner: msgspec.Struct = config
         *groups, name = setting.name.split(".")
         for group in groups:
             owner = getattr(owner, group)
-        value = "json" if name == "log_format" else getattr(owner, name)
+        value = getattr(owner, name)
         if isinstance(value, bool):
             words.append(flag(setting.name) if value else flag(setting.name).replace("--", "--no-", 1))
         elif value != "" and (with_token or name != "token"):

@@ -17,6 +17,7 @@ from boki.cli import (
     invoke,
     keygen,
     log,
+    logs,
     new,
     queue_leases,
     reconfigure,
@@ -131,6 +132,7 @@ app.add_typer(queue_leases.app, name="queue", rich_help_panel=DEVELOP)
 app.command("demo", rich_help_panel=DEVELOP)(demo.command)
 app.command("up", rich_help_panel=CLUSTER)(up.command)
 app.command("down", rich_help_panel=CLUSTER)(up.down)
+app.command("logs", rich_help_panel=CLUSTER)(logs.command)
 app.command("deploy", rich_help_panel=CLUSTER)(deploy.command)
 app.add_typer(functions.app, name="functions", rich_help_panel=CLUSTER)
 app.command("reconfigure", rich_help_panel=CLUSTER)(reconfigure.command)

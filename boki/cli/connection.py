@@ -79,13 +79,16 @@ def running_here(environment: Mapping[str, str]) -> str:
     return state.url if state is not None else ""
 
 
+def data_directory(data: Path | None, environment: Mapping[str, str]) -> Path:
+    """That data directory, or else the configured one."""
+    return data if data is not None else load(_Data, flags={}, environment=environment, allow_others=True).data
+
+
 def supervisor_of(data: Path | None, environment: Mapping[str, str]) -> SupervisorState | None:
     """The supervisor that runs in that data directory, or else in the configured one; None: there is none."""
     from boki.cluster.state import read_state
 
-    if data is None:
-        data = load(_Data, flags={}, environment=environment, allow_others=True).data
-    state = read_state(data / "cluster")
+    state = read_state(data_directory(data, environment) / "cluster")
     return state if state is not None and state.is_running else None
 
 

@@ -106,7 +106,8 @@ class _JsonLines(logging.Formatter):
         if record.exc_info:
             facts["traceback"] = self.formatException(record.exc_info)
         event = "call" if hasattr(record, FACTS) else "log"
-        return json_line(round(record.created * 1e6), record.levelno, event, record.getMessage(), facts)
+        text = record.getMessage().removeprefix(f"{self._node}: ")
+        return json_line(round(record.created * 1e6), record.levelno, event, text, facts)
 
 
 def _runner(role: Role) -> Callable[..., None]:

@@ -105,11 +105,15 @@ class ReadLine:
     level: int
     text: str
 
-    @property
-    def day(self) -> date | None:
-        """The day that begins with this line, if it says so."""
-        found = _DAY.fullmatch(self.text)
-        return date.fromisoformat(found[1]) if found else None
+
+def day_of(text: str) -> date | None:
+    """The day that begins with the line of this text, if it is one of those that say so.
+
+    >>> day_of("2026-11-22 (UTC)"), day_of("on 2026-11-22 (UTC)")
+    (datetime.date(2026, 11, 22), None)
+    """
+    found = _DAY.fullmatch(text)
+    return date.fromisoformat(found[1]) if found else None
 
 
 def read_console_line(line: str) -> ReadLine | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ MAX_TEXT_CHARS: Final = 64 * KIB
 _PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 _EXAMPLES: Final = f"{_PACKAGE}examples/"
 """Functions that come with Boki are still functions."""
+_BUNDLE: Final = re.compile(r".*/bundles/[0-9a-f]{64}/")
+"""Where an engine unpacks what was deployed: a name that only it knows."""
 _STANDARD_LIBRARY: Final = f"{sysconfig.get_path('stdlib')}/"
 
 
@@ -52,8 +55,14 @@ def _without_ours(frames: traceback.StackSummary) -> list[traceback.FrameSummary
         name = frame.filename
         is_ours = _is_boki(name) or (is_ours and name.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in name)
         if not is_ours:
-            kept.append(frame)
+            kept.append(_shown(frame))
     return kept
+
+
+def _shown(frame: traceback.FrameSummary) -> traceback.FrameSummary:
+    """The frame under the name that its file has in the bundle. Its source line has been read by now."""
+    frame.filename = _BUNDLE.sub("", frame.filename)
+    return frame
 
 
 def _is_boki(name: str) -> bool:

@@ -42,7 +42,7 @@ appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss.SSS}{UTC} zookeeper %p %c{1}: %m%n
+appender.console.layout.pattern = %d{HH:mm:ss.SSS}{UTC} zookeeper %p %c{1}: %m%n%ex{2}
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 """

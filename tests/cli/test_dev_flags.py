@@ -47,7 +47,7 @@ def test_every_setting_is_a_flag(started: list[DevConfig]) -> None:
     done = CliRunner().invoke(app, arguments(config))
     assert done.exit_code == 0, done.output
     (seen,) = started
-    assert seen == msgspec.structs.replace(config, functions=config.functions.resolve(), log_format="json")
+    assert seen == msgspec.structs.replace(config, functions=config.functions.resolve())
 
 
 def test_the_help_names_every_setting_but_the_limits() -> None:

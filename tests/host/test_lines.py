@@ -8,7 +8,7 @@ from datetime import date
 
 import pytest
 
-from boki.host.lines import DayLine, console_lines, json_line, printable, read_console_line, speaker
+from boki.host.lines import DayLine, console_lines, day_of, json_line, printable, read_console_line, speaker
 
 TIME_US = 1_795_388_699_451_000
 
@@ -80,4 +80,4 @@ def test_a_day_is_named_once() -> None:
     (line,) = console_lines(TIME_US, "engine-1", logging.INFO, texts[0])
     found = read_console_line(line)
     assert found is not None
-    assert found.day == date(2026, 11, 22)
+    assert day_of(found.text) == date(2026, 11, 22)

@@ -96,5 +96,5 @@ def test_a_nodes_json_log_names_module_function_and_invocation() -> None:
         "invocation": INVOCATION,
         "logger": "",
     }
-    assert (found[3]["event"], found[3]["node"], found[3]["text"]) == ("log", "engine-2", "engine-2: at work")
+    assert (found[3]["event"], found[3]["node"], found[3]["text"]) == ("log", "engine-2", "at work")
     assert (found[4]["event"], found[4]["function"], found[4]["outcome"]) == ("call", "slow", "deadline_exceeded")

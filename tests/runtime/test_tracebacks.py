@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +60,18 @@ def test_causes_contexts_and_groups_are_cleaned_too() -> None:
     assert "ExceptionGroup" in grouped
     assert "logbook.py" not in grouped
     assert "appends_text" in grouped
+
+
+def test_a_deployed_file_has_the_name_that_its_author_knows(tmp_path: Path) -> None:
+    """Not that of the folder where an engine keeps the version; the source line is there all the same."""
+    file = tmp_path / "bundles" / ("0f" * 32) / "work.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def boom():\n    raise KeyError('xx')\n")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    with pytest.raises(KeyError) as caught:
+        names["boom"]()
+    assert "  File \"work.py\", line 2, in boom\n    raise KeyError('xx')\n" in traceback_text(caught.value)
 
 
 def test_a_long_text_is_cut_in_the_middle() -> None:
