@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from boki.calls import Call, InvocationState, Outcome
+from boki.calls import MAX_DELAY_S, Call, InvocationState, Outcome
 from boki.engine.calls.call_book import CallBook
 from boki.engine.calls.ledger import (
     MAX_STARTS,
@@ -60,7 +60,6 @@ from boki.runtime.port import LogPort
 
 _log = logging.getLogger("boki.calls")
 
-MAX_DELAY_S: Final = 365 * 24 * 3600.0
 _ACCEPT_TIMEOUT_S: Final = 30.0
 _LONGEST_TIMER_S: Final = 3600.0
 _CHECKPOINT_EVERY: Final = 500
@@ -181,7 +180,9 @@ class LoggedCalls:
         `Overloaded` if too many calls wait.
         """
         if not 0 <= delay_s <= MAX_DELAY_S:
-            raise InvalidArgument(f"delay_s must be from 0 to {MAX_DELAY_S:g} (a year), not {delay_s}", field="delay_s")
+            raise InvalidArgument(
+                f"delay_s must be 0 to {MAX_DELAY_S:,.0f} seconds (a year), not {delay_s:,.15g}", field="delay_s"
+            )
         accept = self._accept(call, key, int(delay_s * 1e6), is_urgent=False)
         first = await self._shielded(accept, call.id, _ACCEPT_TIMEOUT_S)
         return first.call.id

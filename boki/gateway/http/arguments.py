@@ -23,7 +23,6 @@ from boki.log.metalog import Positions, parse_positions
 from boki.runtime import http_exchange
 from boki.runtime.http_exchange import KEY, MAX_TIMEOUT_S, POSITION, TIMEOUT, TRACEPARENT
 
-MAX_DELAY_S: Final = 365 * 24 * 3600.0
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Body = TypeVar("Body")
@@ -36,7 +35,9 @@ def seconds(text: str, field: str, most: float) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= most:
-        raise InvalidArgument(f"{field} must be a number of seconds from 0 to {most:g}, not {text[:60]!r}", field=field)
+        raise InvalidArgument(
+            f"{field} must be a number of seconds from 0 to {most:,.0f}, not {text[:60]!r}", field=field
+        )
     return value
 
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from aiohttp.web import BaseRequest, Response
 
-from boki.calls import Call, FunctionInfo, Outcome, Payload
+from boki.calls import MAX_DELAY_S, Call, FunctionInfo, Outcome, Payload
 from boki.effects import Answer
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.gateway.backend import Backend
@@ -120,7 +120,7 @@ class FunctionCalls:
         info = self._backend.functions.get(name) or await self._lookup.wait_for(request, name)
         key = arguments.key(request.headers)
         values = arguments.query(request, {"delay_s"})
-        delay_s = arguments.query_seconds(values, "delay_s", arguments.MAX_DELAY_S)
+        delay_s = arguments.query_seconds(values, "delay_s", MAX_DELAY_S)
         call = self._call(request, info)
         with self._core.admitted():
             call = await self._with_payload(request, info, call)

@@ -82,7 +82,7 @@ class Following:
         self._turn = 0
         self._pushed = self.taker[0]
         self.pushing = 0
-        """Messages that this process is about to push into a queue with a maximal length."""
+        """Messages that this process is about to push into a queue with a maximum length."""
         self.occupied: Occupied | None = None
         """How full it was when somebody looked who wanted to push, and found no room."""
         self.clock = LogClock(lambda: asyncio.get_running_loop().time())

@@ -22,12 +22,17 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 def encode_body(value: object) -> tuple[int, bytes]:
     """A value as a body, and the form that it has: bytes and text as they are, all else as JSON."""
+    form, body = _encoded(value)
+    return form, check_size(body)
+
+
+def _encoded(value: object) -> tuple[int, bytes]:
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return BYTES, check_size(bytes(value))
+        return BYTES, bytes(value)
     try:
         if isinstance(value, str):
-            return TEXT, check_size(value.encode())
-        body = check_size(_ENCODER.encode(value))
+            return TEXT, value.encode()
+        body = _ENCODER.encode(value)
         if b"null" in body and not _is_finite(value):
             raise ValueError("JSON has no NaN and no infinity")
         return JSON, body

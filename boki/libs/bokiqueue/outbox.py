@@ -48,7 +48,7 @@ class Outbox:
 
     def push(self, queue: Queue[Any], body: Any, *, delay_s: float = 0, ttl_s: float = 0, group_key: str = "") -> None:
         """A message for a queue of the same book; options as for `Queue.push`. It needs no `key`, since it is pushed
-        once, with the ack; and it does not wait for room in a queue with a maximal length.
+        once, with the ack; and it does not wait for room in a queue with a maximum length.
         """
         book = self._logbook.name
         if queue.logbook.name != book:

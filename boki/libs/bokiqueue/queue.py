@@ -86,7 +86,7 @@ class Queue(Administration[T], Generic[T]):
         first id. `delay_s`: it can be taken only then; `ttl_s`: it is dropped if nobody has taken it by then (0:
         never), so it must be the longer one.
         `group_key`: messages of one key are taken in order and one at a time. `wait_s`: how long to wait for room
-        in a queue with a maximal length, before `QueueFull`.
+        in a queue with a maximum length, before `QueueFull`.
         """
         keys = [group_key] if group_key else []
         ids = await self.push_many([body], key=key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys, wait_s=wait_s)

@@ -6,7 +6,7 @@ BokiError
 │   └── NoSuchGroup     create it first
 ├── LeaseLost           the message is not leased by this consumer any more: nothing was settled
 └── Overloaded
-    └── QueueFull       the queue is at its maximal length
+    └── QueueFull       the queue is at its maximum length
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 
 from boki import BokiError, InvalidArgument, NotFound, Overloaded, TooLarge, WrongType
 
-MAX_DELAY_S: Final = 366 * 24 * 3600.0
-"""A message may be delayed by a year, and live or be leased for as long."""
+MAX_DELAY_S: Final = 365 * 24 * 3_600.0
+"""A message may be delayed by a year, and live or be leased for as long. So may a logged call."""
 MAX_MESSAGE_BYTES: Final = 1_000_000
 """A body; a record holds a little more than that."""
 MAX_BATCH: Final = 10_000
@@ -50,7 +50,7 @@ class LeaseLost(BokiError):
 
 
 class QueueFull(Overloaded):
-    """The queue is at its maximal length. Nothing was pushed."""
+    """The queue is at its maximum length. Nothing was pushed."""
 
     code = "queue_full"
 
@@ -139,7 +139,7 @@ def shown(number: object) -> str:
     """A number for a message: one of thousands of digits is not spelled."""
     if isinstance(number, int):
         return f"{number:,}" if abs(number) < 1 << 64 else "a number that is far too large"
-    return str(number)
+    return f"{number:,.15g}" if isinstance(number, float) else str(number)
 
 
 def check_span(value: object, field: str, *, least_s: float = 0.0) -> int:

@@ -1,4 +1,4 @@
-"""Back-pressure: room for pushes in a queue that has a maximal length.
+"""Back-pressure: room for pushes in a queue that has a maximum length.
 
 What is pushed is appended after somebody has looked, so it goes by this machine's clock whether messages have expired:
 nothing depends on it but how soon there is room for others.
@@ -40,7 +40,7 @@ async def room(
     """Room for so many messages, for which this process does not let others push meanwhile. `QueueFull`"""
     if count > settings.max_length:
         raise TooLarge(
-            f"{count:,} messages never fit in queue {shared.queue!r}, whose maximal length is "
+            f"{count:,} messages never fit in queue {shared.queue!r}, whose maximum length is "
             f"{settings.max_length:,}: push them in parts",
             field="bodies",
             limit=settings.max_length,
@@ -68,7 +68,7 @@ async def _wait(logbook: LogBook, shared: Following, settings: Settings, count: 
         left_s = patience_s - shared.clock.since(begun)
         if left_s < _MARGIN_S:
             raise QueueFull(
-                f"queue {shared.queue!r} has {length:,} messages, and its maximal length is {settings.max_length:,}: "
+                f"queue {shared.queue!r} has {length:,} messages, and its maximum length is {settings.max_length:,}: "
                 "push again when some were taken, or wait with wait_s",
                 queue=shared.queue,
                 limit=settings.max_length,

@@ -425,7 +425,7 @@ class ShardState:
         return self.backlog.next_pos - group.cursor + len(group.aside) - group.count(DEAD)
 
     def length(self, now_us: int = 0) -> int:
-        """Messages that some group has not done: what the maximal length bounds. With a time, those that live then."""
+        """Messages that some group has not done: what the maximum length bounds. With a time, those that live then."""
         return max(self.depth(name) - self.expired(name, now_us) for name in self.groups or (DEFAULT_GROUP,))
 
     def expired(self, name: str, now_us: int) -> int:

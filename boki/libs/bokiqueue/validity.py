@@ -45,7 +45,7 @@ MAX_NUMBER: Final = (1 << 63) - 1
 """Maximum of seqnums, tokens, positions and counts."""
 MAX_TIME_US: Final = 10**17
 MAX_SPAN_US: Final = 366 * 24 * 3_600 * 1_000_000
-"""Maximum delay, age, lease and retention."""
+"""Maximum delay, age, lease and retention: a leap year, as it was once allowed."""
 MAX_TAKER_BYTES: Final = 64
 MAX_ENTRIES: Final = 10_000
 """Maximum number of takes, of settles, and of fences in one act."""

@@ -81,7 +81,7 @@ HOSTILE: Final[dict[str, bytes]] = {
     "other shards, as if the queue began": encode(Setup(0, Settings(5), is_first=True)),
     "a shard that the queue has not": raw(1, 77, b"\x00", [b"x"]),
     "a shard below none": raw(1, -1, b"\x00", [b"x"]),
-    "a huge maximal length": raw(4, 0, [1, 10, HUGE, 0]),
+    "a huge maximum length": raw(4, 0, [1, 10, HUGE, 0]),
     "deliveries below none": raw(4, 0, [1, -5, 0, 0]),
     "retention for ever": raw(4, 0, [1, 10, 0, HUGE]),
     # Pushes
