@@ -8,6 +8,7 @@ number. Each refusal names the field and the limit, and says what to write inste
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Final, assert_never
@@ -24,7 +25,7 @@ from boki.log.ids import (
     check_tag,
     is_system_tag,
 )
-from boki.log.limits import Limits
+from boki.log.limits import MAX_CONDITIONS, Limits
 from boki.log.operations import (
     Append,
     Get,
@@ -89,6 +90,7 @@ def check_when(when: object, limits: Limits) -> tuple[Expect, ...]:
         when = (when,)
     if not isinstance(when, (list, tuple)):
         raise WrongType(f"when must be Expect(tag, last_seqnum) or a list of them, not {when!r:.60}", field="when")
+    check_condition_count(len(when))
     for expect in when:
         if not isinstance(expect, Expect):
             raise WrongType(f"when must hold Expect(tag, last_seqnum) only, not {expect!r:.60}", field="when")
@@ -105,6 +107,16 @@ def check_when(when: object, limits: Limits) -> tuple[Expect, ...]:
             check_count(expect.count)
             check_counted_tag(expect.tag)
     return tuple(when)
+
+
+def check_condition_count(count: int) -> None:
+    """Refuse an append with too many conditions, before any of them is looked at."""
+    if count > MAX_CONDITIONS:
+        raise TooLarge(
+            f"an append may have at most {MAX_CONDITIONS:,} conditions, not {count:,}: let one tag stand for several",
+            field="when",
+            limit=MAX_CONDITIONS,
+        )
 
 
 def check_count(count: object) -> int:
@@ -295,7 +307,8 @@ def check_append(chunk: Chunk, book: str, limits: Limits) -> None:
     check_sizes(chunk.payload_sizes(), limits)
     _check_tag_counts(chunk, limits)
     _check_strings(chunk.strings[1:], limits)
-    for tag in chunk.counted_tags():
+    check_condition_count(max(Counter(record for record, _, _ in chunk.conditions()).values(), default=0))
+    for tag in {tag for _, tag, number in chunk.conditions() if number < 0}:
         check_counted_tag(tag)
 
 

@@ -320,10 +320,10 @@ class Chunk:
             return None
         return [Expect.of(strings[n], number) for n, number in sorted(found)]
 
-    def counted_tags(self) -> set[str]:
-        """The tags whose counts its conditions name."""
+    def conditions(self) -> Iterator[tuple[int, str, int]]:
+        """The first record of the group, the tag and the number (see `Expect.number`) of each condition."""
         rows = _CONDITION.iter_unpack(self.buffer[self._columns[5] : self._columns[6]])
-        return {self.strings[n] for _, n, number in rows if number < 0}
+        return ((i, self.strings[n], number) for i, n, number in rows)
 
     def groups(self) -> list[Span]:
         """The groups in order, with what each depends on."""

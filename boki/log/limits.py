@@ -8,6 +8,8 @@ from boki.errors import ConfigError
 
 KIB = 1024
 MIB = 1024 * KIB
+MAX_CONDITIONS = 1_024
+"""Maximum number of conditions of one append: each index decides all of them."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

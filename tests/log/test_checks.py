@@ -256,3 +256,13 @@ def test_over_a_limit_is_told_apart() -> None:
     with pytest.raises(TooLarge) as caught:
         check_operation(Read("b", limit=51), LIMITS)
     assert caught.value.limit == 50
+
+
+def test_the_conditions_of_each_append_in_a_chunk_are_bounded() -> None:
+    """Of a worker or a stranger, which need not have looked: 1,024 an append, whatever else the chunk holds."""
+    limits = Limits()
+    most = [Expect("t", number) for number in range(1_024)]
+    check_append(Chunk(encode_chunk("b", [Group([(b"x", [])], most), Group([(b"y", [])], most)])), "b", limits)
+    with pytest.raises(TooLarge, match="at most 1,024 conditions, not 1,025"):
+        more = Group([(b"y", [])], [*most, Expect("u", 1)])
+        check_append(Chunk(encode_chunk("b", [Group([(b"x", [])]), more])), "b", limits)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any, Final
 
+from boki.log.limits import MAX_CONDITIONS
 from boki.runtime import http_exchange
 from boki.runtime.http_exchange import BUNDLE_CONTENT_TYPE, MAX_WAIT_S
 
@@ -47,7 +48,7 @@ _NEW_DATA: Final[Json] = {
     "base64": _TEXT | {"contentEncoding": "base64", "description": "The data as bytes"},
 }
 _TAGS: Final[Json] = _array(_TEXT)
-_WHEN: Final[Json] = {"anyOf": [_ref("Expect"), _array(_ref("Expect"))]}
+_WHEN: Final[Json] = {"anyOf": [_ref("Expect"), _array(_ref("Expect")) | {"maxItems": MAX_CONDITIONS}]}
 _NULL_OR_SECONDS: Final[Json] = {"type": ["number", "null"], "exclusiveMinimum": 0}
 _NULL_OR_BYTES: Final[Json] = {"type": ["integer", "null"], "exclusiveMinimum": 0}
 

@@ -15,6 +15,7 @@ import msgspec
 
 from boki.errors import InvalidArgument
 from boki.gateway.http.arguments import whole_number
+from boki.log.checks import check_condition_count
 from boki.log.operations import BookInfo, Found
 from boki.log.record import Expect, Record
 from boki.runtime import log_calls
@@ -156,7 +157,10 @@ class RetentionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def conditions(when: ExpectBody | list[ExpectBody]) -> list[Expect]:
     """The conditions of an append, checked."""
-    return [when.expect()] if isinstance(when, ExpectBody) else [one.expect() for one in when]
+    if isinstance(when, ExpectBody):
+        return [when.expect()]
+    check_condition_count(len(when))
+    return [one.expect() for one in when]
 
 
 APPEND: Final = msgspec.json.Decoder(AppendBody)

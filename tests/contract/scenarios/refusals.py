@@ -59,6 +59,16 @@ async def tags_are_short_printable_text(logs: Logs) -> None:
     await _refuses(logs.logbook, InvalidArgument, "'a' is there twice", lambda b: b.append(b"x", tags=["a", "b", "a"]))
 
 
+async def conditions_are_bounded(logs: Logs) -> None:
+    """Each index decides every condition of an append, so there are 1,024 at most, however they come."""
+    most = [Expect(f"t{number}", 0) for number in range(1_024)]
+    limit = "at most 1,024 conditions, not 1,025"
+    more = [*most, Expect("u", 0)]
+    await _refuses(logs.logbook, TooLarge, limit, lambda b: b.append(b"x", when=more))
+    await _refuses(logs.logbook, TooLarge, limit, lambda b: b.append_many([b"x", b"y"], when=more))
+    assert await logs.logbook.append(b"x", when=most) > 0
+
+
 async def records_have_a_largest_size(logs: Logs) -> None:
     """1 MiB a record and 4 MiB a request, whichever way they come."""
     large = b"x" * (MIB + 1)
