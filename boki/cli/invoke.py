@@ -16,7 +16,7 @@ from boki.calls import Encoding
 from boki.cli.connection import Token, Url, connect
 from boki.cli.help import examples
 from boki.cli.terminal import results
-from boki.errors import InvalidArgument, NoSuchFunction
+from boki.errors import NoSuchFunction
 from boki.log.checks import check_seconds
 from boki.runtime.values import is_json
 
@@ -63,10 +63,6 @@ def command(
             answer = client.invoke(name, *sent, book=book, key=key, timeout_s=timeout_s)
         except NoSuchFunction as error:
             raise _with_broken_modules(error, name, client) from None
-        except InvalidArgument:
-            if takes.get(name) == "json" and sent and isinstance(sent[0], str):
-                raise _not_json(name, sent[0]) from None
-            raise
     if isinstance(answer, bytes):
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
@@ -97,13 +93,6 @@ def _with_broken_modules(error: NoSuchFunction, name: str, client: BlockingClien
         return error
     told = "\n".join(f"module {module['module']} is broken: {module['error'].rstrip()}" for module in broken)
     return NoSuchFunction(f"{error.message}\n{told}", function=name)
-
-
-def _not_json(name: str, text: str) -> InvalidArgument:
-    """For a text that the function has refused, and that was sent as it is because it is no JSON."""
-    return InvalidArgument(
-        f"{name} takes JSON, and {text!r:.60} is none (a JSON text has quotes of its own: '\"Ada\"')", field="payload"
-    )
 
 
 def _content(payload: str) -> bytes:

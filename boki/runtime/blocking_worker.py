@@ -118,7 +118,8 @@ class BlockingWorker:
             return Outcome(None, Failure.of(error), seen)
         calls = _Calls(self, start.ticket)
         try:
-            return self._ending.returned(function, function.run(Context(state, calls, calls), *arguments), seen)
+            result = function.run(Context(state, calls, calls), *arguments)
+            return self._ending.returned(speaker, function, result, seen)
         except BaseException as error:  # noqa: BLE001 - whatever a function raises ends its call and nothing else
             return self._ending.raised(speaker, error, seen)
 

@@ -95,6 +95,10 @@ class Console:
         """An exception that a function did not catch."""
         self._say(speaker, "error", logging.ERROR, "", traceback_text(error))
 
+    def refused(self, speaker: Speaker, why: str) -> None:
+        """What a function returned cannot be the result of its call."""
+        self._say(speaker, "error", logging.ERROR, "", shorten(why))
+
     def _say(
         self, speaker: Speaker, stream: Stream | Literal["log", "error"], level: int, logger: str, text: str
     ) -> None:

@@ -25,14 +25,15 @@ class Ending:
         self._limits = limits
         self._show_tracebacks = show_tracebacks
 
-    def returned(self, function: Function, value: Any, positions: Positions) -> Outcome:
-        """The function returned this value."""
+    def returned(self, speaker: Speaker, function: Function, value: Any, positions: Positions) -> Outcome:
+        """The function returned this value. If it cannot travel, the console is told, too."""
         try:
             result = function.encode_result(value)
+            if len(result.data) > self._limits.request_bytes:
+                raise self._too_large(function.info.name, len(result.data))
         except BokiError as error:
+            self._console.refused(speaker, error.message)
             return Outcome(None, Failure.of(error), positions)
-        if len(result.data) > self._limits.request_bytes:
-            return self._too_large(function.info.name, len(result.data), positions)
         return Outcome(result, None, positions)
 
     def raised(self, speaker: Speaker, error: BaseException, positions: Positions) -> Outcome:
@@ -45,14 +46,13 @@ class Ending:
             failure = failure_of(speaker.function, RuntimeError(f"{type(error).__name__} without a text"))
         return Outcome(None, failure, positions)
 
-    def _too_large(self, function: str, size_bytes: int, positions: Positions) -> Outcome:
-        error = FunctionFailed(
+    def _too_large(self, function: str, size_bytes: int) -> FunctionFailed:
+        return FunctionFailed(
             f"{function}: its result has {size_bytes:,} bytes, and limits.request_bytes is "
             f"{self._limits.request_bytes:,}: append it to a LogBook in parts and return where it is",
             error_type="TooLarge",
             function=function,
         )
-        return Outcome(None, Failure.of(error), positions)
 
     def encoded(self, ticket: int, function: str, outcome: Outcome) -> bytes:
         """The end of the call as a frame that the engine takes."""

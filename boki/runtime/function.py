@@ -8,20 +8,24 @@ loaded: there is no list of functions outside of modules, so loading a module an
 from __future__ import annotations
 
 import inspect
+import linecache
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any, Final, TypeVar, get_type_hints, overload
+from typing import Any, Final, Literal, TypeVar, get_type_hints, overload
 
 from boki.calls import MOST_WORKERS, Consumption, FunctionInfo, Payload
 from boki.errors import BokiError, CallTooDeep, ConfigError, FunctionFailed, InvalidArgument
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.operations import Failure
+from boki.runtime.json_faults import why_not_json
+from boki.runtime.shapes import shape_of
 from boki.runtime.tracebacks import traceback_text
-from boki.runtime.values import ValueCodec, codec_for
+from boki.runtime.values import NOT_JSON, ValueCodec, codec_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,6 +35,8 @@ _ASYNC_CONTEXT: Final = "boki.Context"
 _BLOCKING_CONTEXT: Final = "boki.blocking.Context"
 
 
+_DECORATOR_LINES: Final = 100
+"""How far below its first decorator the `def` of a function is looked for."""
 _BOUNDS: Final = {
     "concurrency": (1, 10_000),
     "min_workers": (0, MOST_WORKERS),
@@ -56,13 +62,25 @@ class Options:
     min_workers: int = 0
     max_workers: int | None = None
     memory_bytes: int | None = None
+    unknown_fields: Literal["refuse", "ignore"] | None = None
+    """What becomes of fields that a payload's dataclass or struct does not have; None: "refuse", but of messages that
+    are consumed "ignore", because they outlive the version that has pushed them."""
     consumes: Consumption | None = None
+
+    @property
+    def allows_unknown_fields(self) -> bool:
+        """Whether a payload may have fields that its dataclass or struct does not have."""
+        return self.unknown_fields == "ignore" or (self.unknown_fields is None and self.consumes is not None)
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check_name(self.name, "function name")
         if self.book:
             check_book(self.book)
+        if self.unknown_fields not in (None, "refuse", "ignore"):
+            raise ConfigError(
+                f"unknown_fields must be 'refuse' or 'ignore', not {self.unknown_fields!r:.40}", field="unknown_fields"
+            )
         check_seconds(self.timeout_s, "timeout_s", positive=True)
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
@@ -92,6 +110,7 @@ def function(
     min_workers: int = 0,
     max_workers: int | None = None,
     memory_bytes: int | None = None,
+    unknown_fields: Literal["refuse", "ignore"] | None = None,
     consumes: Consumption | None = None,
 ) -> Callable[[F], F]: ...
 
@@ -101,6 +120,7 @@ def function(fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
 
     `async def` functions get a `boki.Context`, plain `def` functions a `boki.blocking.Context`. Payload and result are
     checked against their annotations. `book` is the LogBook of calls that name none (else: one of the function's name).
+    `unknown_fields` "ignore" accepts fields that the payload's dataclass or struct does not have, at any depth.
     The other options are those of `FunctionInfo`; all `async def` functions of a module share worker processes, and all
     `def` functions: of `max_workers` and `memory_bytes` the smallest that one of them sets holds for all. `ConfigError`
     says what to write if the function cannot be called.
@@ -133,7 +153,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
 def check_described(info: FunctionInfo) -> None:
     """`BokiError` if no `@function` can have registered this: a worker process may describe anything."""
     check_name(info.name, "function name")
-    Options(**{name: getattr(info, name) for name in _OPTIONS})
+    Options(**{name: getattr(info, name) for name in _OPTIONS if name in info.__struct_fields__})
 
 
 def _register(fn: F, options: Options) -> F:
@@ -213,7 +233,9 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
     payload_codec = None
     if len(parameters) == 2:
         what = f"payload of {name} ({where})"
-        payload_codec = codec_for(hints.get(parameters[1].name, Any), what)
+        payload_codec = codec_for(
+            hints.get(parameters[1].name, Any), what, refuses_unknown=not options.allows_unknown_fields
+        )
     result_codec = codec_for(hints.get("return", Any), f"result of {name} ({where})")
     info = FunctionInfo(
         name=name,
@@ -233,7 +255,7 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
         consumes=options.consumes,
     )
     has_default = len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty
-    return Function(info, fn, where, payload_codec, result_codec, has_default)
+    return Function(info, fn, payload_codec, result_codec, has_default)
 
 
 def _check_context(fn: Any, annotation: Any, names: dict[str, Any], where: str) -> None:
@@ -261,7 +283,13 @@ def _check_context(fn: Any, annotation: Any, names: dict[str, Any], where: str) 
 
 
 def _place(fn: Any) -> str:
-    return f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
+    """File and line of the `def`, which comes after the first of its decorators."""
+    code = fn.__code__
+    linecache.checkcache(code.co_filename)
+    for line in range(code.co_firstlineno, code.co_firstlineno + _DECORATOR_LINES):
+        if re.match(rf"\s*(async\s+)?def\s+{re.escape(code.co_name)}\b", linecache.getline(code.co_filename, line)):
+            return f"{code.co_filename}:{line}"
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +299,14 @@ class Function:
     info: FunctionInfo
     run: Callable[..., Any]
     """The function itself; `run(context, *arguments(payload))`."""
-    place: str
-    """File and line, for messages."""
     payload_codec: ValueCodec | None
     result_codec: ValueCodec
     has_default: bool
+
+    @property
+    def place(self) -> str:
+        """File and line, for messages."""
+        return _place(self.run)
 
     @staticmethod
     def of(fn: Callable[..., Any]) -> Function:
@@ -289,13 +320,38 @@ class Function:
 
     def arguments(self, payload: Payload) -> tuple[Any, ...]:
         """What to pass after the context; `InvalidArgument` naming the field if the payload does not fit."""
+        name = self.info.name
         if self.payload_codec is None:
             if payload.data in (b"", b"null"):
                 return ()
-            raise InvalidArgument(f"{self.info.name} takes no payload: send an empty body", field="payload")
+            raise InvalidArgument(f"{name} takes no payload: leave it out", field="payload")
         if self.has_default and not payload.data:
             return ()
-        return (self.payload_codec.decode(payload, f"payload of {self.info.name}"),)
+        try:
+            return (self.payload_codec.decode(payload, f"payload of {name}"),)
+        except InvalidArgument as error:
+            if not payload.data:
+                raise InvalidArgument(f"{name} needs a payload ({self.takes})", field="payload") from None
+            if payload.encoding == "text" and self.payload_codec.encoding == "json":
+                raise self._refused_text(payload.data, error) from None
+            raise
+
+    def _refused_text(self, data: bytes, error: InvalidArgument) -> InvalidArgument:
+        """The error for a text that does not fit: if it is JSON, the one that its reading gave."""
+        text = data.decode(errors="replace")
+        why = why_not_json(data)
+        if not why:
+            return error
+        kind = f"is not JSON: {why}" if text.lstrip().startswith(("{", "[", '"')) else "is text"
+        return InvalidArgument(f"{self.info.name} takes {self.takes}, and {text!r:.60} {kind}", field="payload")
+
+    @property
+    def takes(self) -> str:
+        """What its payload is, for messages: `int`, or `an object like {"item": str, "count": int = 1}`."""
+        codec = self.payload_codec
+        if codec is None:
+            return "no payload"
+        return codec.encoding if codec.schema is None else shape_of(codec.schema)
 
     def encode_payload(self, value: Any) -> Payload:
         """A caller's value as it travels; `InvalidArgument` naming the field if it does not fit."""
@@ -308,8 +364,11 @@ class Function:
         try:
             return self.result_codec.encode(value, f"result of {self.info.name}")
         except InvalidArgument as error:
+            is_misfit = error.details.get("reason") != NOT_JSON
             raise FunctionFailed(
-                f"{error.message}: the function at {self.place} does not return what it is annotated with",
+                f"{error.message}: the function at {self.place} does not return what it is annotated with"
+                if is_misfit
+                else f"{error.message} ({self.place})",
                 error_type="TypeError",
                 function=self.info.name,
             ) from None

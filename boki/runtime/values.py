@@ -8,6 +8,7 @@ is never imported here: who annotates with a model has imported it.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, get_args
@@ -17,11 +18,19 @@ import msgspec
 from boki.calls import Encoding, Payload
 from boki.errors import ConfigError, InvalidArgument
 from boki.runtime.defaults import filler_for
+from boki.runtime.json_faults import find_nonfinite, why_not_json
+from boki.runtime.unknown_fields import UnknownField, check_for
 
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading JSON may raise: another type, no JSON, no UTF-8, nested too deep."""
+_UNREADABLE: Final = (UnknownField, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON may raise: another type, an unknown field, no JSON, no UTF-8, nested too deep."""
 _UNWRITABLE: Final = (TypeError, ValueError, RecursionError)
 
+_UNSUPPORTED: Final = re.compile(
+    r"ncoding objects of type (\S+) is unsupported|Unable to serialize unknown type: <class '(.+)'>"
+)
+
+NOT_JSON: Final = "not_json"
+"""The `reason` of errors for values that JSON cannot say, whatever they are annotated with."""
 NO_PAYLOAD: Final = Payload("bytes", b"")
 """What a caller sends that gives no payload."""
 
@@ -40,8 +49,11 @@ class ValueCodec(Protocol):
         """The value that came; `InvalidArgument` naming the field if it does not fit the annotation."""
 
 
-def codec_for(annotation: Any, what: str) -> ValueCodec:
-    """The codec of an annotation; `ConfigError` if its values cannot travel."""
+def codec_for(annotation: Any, what: str, *, refuses_unknown: bool = False) -> ValueCodec:
+    """The codec of an annotation; `ConfigError` if its values cannot travel.
+
+    `refuses_unknown`: an object with a field that its dataclass or struct does not have is refused when it is decoded.
+    """
     if annotation is bytes:
         return BytesCodec()
     if annotation is str:
@@ -50,7 +62,7 @@ def codec_for(annotation: Any, what: str) -> ValueCodec:
         return AnyCodec()
     if any(_is_pydantic(part) for part in _parts(annotation)):
         return PydanticCodec(annotation, what)
-    return JsonCodec(annotation, what)
+    return JsonCodec(annotation, what, refuses_unknown=refuses_unknown)
 
 
 def encode_any(value: Any, what: str) -> Payload:
@@ -59,10 +71,7 @@ def encode_any(value: Any, what: str) -> Payload:
         return Payload("bytes", bytes(value))
     if isinstance(value, str):
         return _encode_text(value, what)
-    try:
-        return Payload("json", msgspec.json.encode(value, enc_hook=_encode_model))
-    except _UNWRITABLE as error:
-        raise InvalidArgument(f"{what} cannot be written as JSON: {error}", field=_field(what)) from None
+    return Payload("json", _written(value, what))
 
 
 def decode_any(payload: Payload, what: str) -> Any:
@@ -74,7 +83,7 @@ def decode_any(payload: Payload, what: str) -> Any:
     try:
         return msgspec.json.decode(payload.data)
     except _UNREADABLE as error:
-        raise _mismatch(what, error) from None
+        raise _mismatch(what, error, payload) from None
 
 
 class BytesCodec:
@@ -113,7 +122,7 @@ class TextCodec:
         try:
             return msgspec.json.decode(payload.data, type=str)
         except _UNREADABLE as error:
-            raise _mismatch(what, error) from None
+            raise _mismatch(what, error, payload) from None
 
 
 class AnyCodec:
@@ -138,9 +147,10 @@ class JsonCodec:
 
     encoding: Encoding = "json"
 
-    def __init__(self, annotation: Any, what: str) -> None:
+    def __init__(self, annotation: Any, what: str, *, refuses_unknown: bool) -> None:
         try:
             self.schema: dict[str, Any] | None = msgspec.json.schema(annotation)
+            self._check = check_for(annotation) if refuses_unknown else None
             self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(annotation)
             self._fill = filler_for(annotation)
         except (TypeError, ValueError) as error:
@@ -153,10 +163,7 @@ class JsonCodec:
 
     def encode(self, value: Any, what: str) -> Payload:
         """See `ValueCodec`. What was written is read again, so that a misfit is found here and not by the peer."""
-        try:
-            data = msgspec.json.encode(value)
-        except _UNWRITABLE as error:
-            raise InvalidArgument(f"{what} cannot be written as JSON: {error}", field=_field(what)) from None
+        data = _written(value, what)
         try:
             self._decoder.decode(data)
         except _UNREADABLE as error:
@@ -169,7 +176,7 @@ class JsonCodec:
             if payload.encoding == "text":
                 value = self._from_text(_text(payload.data, what))
             elif payload.encoding == "json" or not payload.data or is_json(payload.data):
-                value = self._decoder.decode(payload.data or b"null")
+                value = self._read(payload.data)
             else:
                 raise _not_json(what)
         except _UNREADABLE as error:
@@ -185,7 +192,13 @@ class JsonCodec:
         except msgspec.ValidationError:
             if not is_json(text):
                 raise
-            return self._decoder.decode(text)
+            return self._read(text.encode())
+
+    def _read(self, data: bytes) -> Any:
+        value = self._decoder.decode(data or b"null")
+        if self._check is not None and data:
+            self._check(msgspec.json.decode(data))
+        return value
 
 
 class PydanticCodec:
@@ -205,9 +218,16 @@ class PydanticCodec:
     def encode(self, value: Any, what: str) -> Payload:
         """See `ValueCodec`."""
         try:
-            return Payload("json", self._adapter.dump_json(self._adapter.validate_python(value)))
+            valid = self._adapter.validate_python(value)
         except self._invalid as error:
             raise self._mismatch(what, error) from None
+        try:
+            data = self._adapter.dump_json(valid)
+        except (ValueError, RecursionError) as error:
+            raise _unwritable(what, error) from None
+        if b"null" in data:
+            _check_finite(self._adapter.dump_python(valid), what)
+        return Payload("json", data)
 
     def decode(self, payload: Payload, what: str) -> Any:
         """See `ValueCodec`."""
@@ -217,7 +237,7 @@ class PydanticCodec:
             if payload.encoding != "bytes" or not payload.data or is_json(payload.data):
                 return self._adapter.validate_json(payload.data or b"null")
         except self._invalid as error:
-            raise self._mismatch(what, error) from None
+            raise self._mismatch(what, error, payload) from None
         raise _not_json(what)
 
     def _from_text(self, text: str) -> Any:
@@ -229,8 +249,10 @@ class PydanticCodec:
                 raise
             return self._adapter.validate_json(text)
 
-    def _mismatch(self, what: str, error: Any) -> InvalidArgument:
+    def _mismatch(self, what: str, error: Any, payload: Payload | None = None) -> InvalidArgument:
         first = error.errors(include_url=False, include_context=False)[0]
+        if first["type"] == "json_invalid" and payload is not None and (why := why_not_json(payload.data)):
+            return InvalidArgument(f"{what} is not JSON: {why}", field=_field(what))
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         return InvalidArgument(f"{what}: {first['msg']} - at `${path}`", field=f"{_field(what)}{path}")
 
@@ -250,7 +272,7 @@ def _encode_model(value: Any) -> Any:
     """What msgspec cannot write: a pydantic model says itself how."""
     if _is_pydantic(type(value)) and hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise TypeError(f"objects of type {type(value).__name__} are not supported")
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 def is_json(data: bytes | str) -> bool:
@@ -260,6 +282,46 @@ def is_json(data: bytes | str) -> bool:
     except _UNREADABLE:
         return False
     return True
+
+
+def _written(value: Any, what: str) -> bytes:
+    """The value as JSON. `InvalidArgument` says why there is none."""
+    try:
+        data = msgspec.json.encode(value, enc_hook=_encode_model)
+    except _UNWRITABLE as error:
+        raise _unwritable(what, error) from None
+    if b"null" in data:  # which also stands for what JSON cannot say
+        _check_finite(msgspec.to_builtins(value, enc_hook=_dumped_model), what)
+    return data
+
+
+def _dumped_model(value: Any) -> Any:
+    return value.model_dump()  # with its floats as they are; nothing else has come so far
+
+
+def _unwritable(what: str, error: Exception) -> InvalidArgument:
+    kind = _UNSUPPORTED.search(str(error))
+    if isinstance(error, RecursionError):
+        why = "it is nested too deeply, or holds itself"
+    elif kind is not None:
+        why = f"it holds an object of type {kind[1]}: make it text, a number, a list, a dict or a dataclass"
+    else:
+        why = str(error)
+    return InvalidArgument(f"the {what} cannot be written as JSON: {why}", field=_field(what), reason=NOT_JSON)
+
+
+def _check_finite(value: Any, what: str) -> None:
+    found = find_nonfinite(value)
+    if found is not None:
+        path, number = found
+        told = "NaN" if number != number else "infinity" if number > 0 else "-infinity"
+        verb = f"is {told}" if path == "$" else f"has {told} at {path}"
+        remedy = "return" if what.startswith("result") else "pass"
+        raise InvalidArgument(
+            f"the {what} {verb}, which JSON cannot say: {remedy} None or a string",
+            field=f"{_field(what)}{path.removeprefix('$')}",
+            reason=NOT_JSON,
+        )
 
 
 def _encode_text(value: str, what: str) -> Payload:
@@ -277,9 +339,17 @@ def _text(data: bytes, what: str) -> str:
 
 
 def _mismatch(what: str, error: Exception, payload: Payload | None = None) -> InvalidArgument:
+    """Why the payload cannot be read; without one, why what was just written does not fit its own annotation."""
+    field = _field(what)
+    if isinstance(error, UnknownField):
+        return InvalidArgument(f"{what}: {error}", field=f"{field}.{error.name}")
+    if isinstance(error, RecursionError):
+        return InvalidArgument(f"{what} is nested too deeply", field=field)
+    is_readable = isinstance(error, msgspec.ValidationError)
+    if not is_readable and payload is not None and (why := why_not_json(payload.data)):
+        return InvalidArgument(f"{what} is not JSON: {why}", field=field)
     path = str(error).partition(" - at `")[2]
-    remedy = "; send JSON (Content-Type: application/json)" if payload and payload.encoding == "text" else ""
-    return InvalidArgument(f"{what}: {error}{remedy}", field=f"{_field(what)}{path.rstrip('`').removeprefix('$')}")
+    return InvalidArgument(f"{what}: {error}", field=f"{field}{path.rstrip('`').removeprefix('$')}")
 
 
 def _not_json(what: str) -> InvalidArgument:

@@ -224,7 +224,7 @@ class AsyncWorker(asyncio.Protocol):
             return
         try:
             context = Context(state, self, self._appends, _Calls(self, ticket))
-            outcome = self._ending.returned(function, await function.run(context, *arguments), seen)
+            outcome = self._ending.returned(running.speaker, function, await function.run(context, *arguments), seen)
         except BaseException as error:  # noqa: BLE001 - whatever a function raises ends its call and no other
             if isinstance(error, asyncio.CancelledError) and running.task is not None and running.task.cancelling():
                 outcome = cancelled(call.function, seen)

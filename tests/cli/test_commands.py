@@ -232,7 +232,11 @@ def test_a_function_that_raises_shows_its_type_message_and_place(url: str) -> No
     ("words", "code", "hint"),
     [
         (["invoke", "gret", "Ada"], 1, "greet"),
-        (["invoke", "add", "{"], 2, "add takes JSON, and '{' is none"),
+        (
+            ["invoke", "add", "{"],
+            2,
+            "add takes a list like [int, ...], and '{' is not JSON: it ends at",
+        ),
         (["invoke", "boom"], 1, "module broken is broken"),
         (["invoke", "boom"], 1, "no_such_module"),
         (["invoke", "add", '["a"]'], 2, "int"),

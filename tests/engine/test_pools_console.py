@@ -162,3 +162,26 @@ def test_text_that_is_no_unicode_arrives_replaced(tmp_path: Path) -> None:
             assert "bad ? text" in host.texts("stdout")
 
     drive(test())
+
+
+@KINDS
+def test_a_result_that_cannot_travel_is_on_the_console(tmp_path: Path, suffix: str) -> None:
+    """With the reason and the line of the function, as its caller is told: its author may be another person."""
+    module = """
+    @function
+    async def returns_object(ctx: Context):
+        return object()
+
+    @function
+    def returns_object_blocking(ctx: boki.blocking.Context):
+        return object()
+    """
+
+    async def test() -> None:
+        async with hosting(tmp_path, {"m": module}) as host:
+            failure = await host.failure(f"returns_object{suffix}")
+            assert "holds an object of type object" in failure.message
+            await host.until(lambda: bool(host.texts("error")))
+            assert host.texts("error") == [failure.message]
+
+    drive(test())

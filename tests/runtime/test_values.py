@@ -92,11 +92,11 @@ def test_a_fitting_value_travels(annotation: Any, value: Any, payload: Payload) 
 
 BAD_JSON: list[tuple[Any, bytes, str, str]] = [
     (int, b'"7"', "payload", "Expected `int`, got `str`"),
-    (dict, b"{", "payload", "truncated"),
-    (dict, b'{"a": NaN}', "payload", "malformed"),
-    (str, b'"\xff"', "payload", "utf-8"),
-    (list, b"[" * 100_000, "payload", "recursion"),
-    (Any, b"[" * 100_000, "payload", "recursion"),
+    (dict, b"{", "payload", "it ends at line 1, column 2 before it is complete"),
+    (dict, b'{"a": NaN}', "payload", "NaN is not a value of JSON"),
+    (str, b'"\xff"', "payload", "byte 1 is not UTF-8"),
+    (list, b"[" * 100_000, "payload", "nested too deeply"),
+    (Any, b"[" * 100_000, "payload", "nested too deeply"),
     (list[Model], b"[" * 100_000, "payload", "recursion"),
     (int, b"1" * 10_000, "payload", "out of range"),
     (Guest, b'{"name": "Ada"}', "payload", "missing required field `ages`"),
@@ -150,7 +150,7 @@ def test_text_stands_for_a_str() -> None:
     assert codec_for(Colour, "p").decode(text, "p") is Colour.RED
     assert codec_for(Any, "p").decode(text, "p") == "red"
     assert codec_for(bytes, "p").decode(text, "p") == b"red"
-    with pytest.raises(InvalidArgument, match="Content-Type: application/json"):
+    with pytest.raises(InvalidArgument, match="Expected `object`, got `str`"):
         codec_for(dict[str, int], "p").decode(Payload("text", b"a: 1"), "p")
     with pytest.raises(InvalidArgument, match="UTF-8"):
         codec_for(str, "p").decode(Payload("bytes", b"\xff"), "p")

@@ -22,6 +22,7 @@ from boki.log.ids import MAX_LOG, MAX_SEQNUM
 from boki.log.metalog import Positions, parse_positions
 from boki.runtime import http_exchange
 from boki.runtime.http_exchange import KEY, MAX_TIMEOUT_S, POSITION, TIMEOUT, TRACEPARENT
+from boki.runtime.json_faults import why_not_json
 
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -143,7 +144,7 @@ def json_body(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
         field = place.rstrip("`").lstrip(".") or "body"
         raise InvalidArgument(_told(text, field, decoder.type), field=field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"the body is not JSON: {error}", field="body") from None
+        raise InvalidArgument(f"the body is not JSON: {why_not_json(data) or error}", field="body") from None
     except RecursionError:
         raise InvalidArgument("the body is nested too deeply", field="body") from None
 

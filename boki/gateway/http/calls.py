@@ -31,6 +31,7 @@ from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
 from boki.runtime.http_exchange import BOOK, CONTENT_TYPES, INVOCATION, MAX_WAIT_S, POSITION, TRACEPARENT
+from boki.runtime.json_faults import why_not_json
 
 _TICK_S = 0.25
 
@@ -253,6 +254,7 @@ def check_readable(payload: Payload, info: FunctionInfo) -> None:
             payload.data.decode()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         what = "JSON" if encoding == "json" else "UTF-8 text"
-        raise InvalidArgument(f"the payload is not {what}: {error}", field="payload") from None
+        why = (why_not_json(payload.data) if encoding == "json" else "") or error
+        raise InvalidArgument(f"the payload is not {what}: {why}", field="payload") from None
     except RecursionError:
         raise InvalidArgument("the payload is nested too deeply", field="payload") from None
