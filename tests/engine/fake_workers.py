@@ -93,11 +93,12 @@ class Shell:
     def withdraw(self, module: str, error: str = "") -> None:
         self.perform(self.dispatch.withdraw(module, error, self.now_us))
 
-    def submit(self, function: str, **options: object) -> int:
+    def submit(self, function: str, *, until_gone: bool = False, **options: object) -> int:
         ticket = self.number()
         self.submitted.add(ticket)
         self.waiting.add(ticket)
-        self.perform(self.dispatch.submit(ticket, call_of(function, **options), self.now_us))
+        call = call_of(function, **options)
+        self.perform(self.dispatch.submit(ticket, call, self.now_us, until_gone=until_gone))
         return ticket
 
     def cancel(self, ticket: int) -> None:

@@ -8,7 +8,7 @@ from boki.calls import MAX_WORKERS, MEMORY_BYTES
 from boki.engine.functions.orders import Budget
 from boki.engine.functions.slots import NEXT, Phase, Pool, PoolKey
 from boki.log.limits import Limits
-from tests.engine.fake_workers import DONE, failure, info, message, only, ready_shell, run
+from tests.engine.fake_workers import DONE, Shell, failure, info, message, only, ready_shell, run
 
 
 def test_every_phase_of_a_worker_can_be_reached() -> None:
@@ -150,6 +150,42 @@ def test_an_overdue_call_is_answered_at_once_and_its_worker_killed_after_a_grace
     shell.tick(0.2)
     assert shell.workers[worker].state == "killed"
     assert shell.dispatch.stats()[0].kills == {"deadline": 1}
+
+
+def test_a_caller_that_may_run_a_call_again_is_told_when_the_function_runs_no_more() -> None:
+    """Past its deadline it is cancelled as any other; the outcome comes when it has left its worker, or that has."""
+    for ends in (True, False):
+        shell = ready_shell(info("f"))
+        worker = run(shell, "f")[0]
+        shell.end(worker, only_ticket(shell, worker))
+        ticket = shell.submit("f", until_gone=True)
+        shell.begin(worker)
+        shell.tick(10)
+        assert shell.workers[worker].calls[ticket].cancelled
+        assert ticket not in shell.outcomes
+        if ends:
+            shell.end(worker, ticket)
+        else:
+            shell.tick(0.6)
+            shell.exit(worker, "was killed by signal 9 (SIGKILL)")
+        assert failure(shell, ticket) == ("deadline_exceeded", "unknown")
+
+
+def test_a_cancelled_call_that_does_not_end_costs_its_worker_after_a_grace() -> None:
+    """As if its deadline had come."""
+    shell = ready_shell(info("f", timeout_s=1_000), info("g", timeout_s=1_000))
+    worker, ticket = run(shell, "f")
+    shell.cancel(ticket)
+    assert shell.workers[worker].calls[ticket].cancelled
+    shell.tick(0.4)
+    assert shell.workers[worker].state == "ready"
+    shell.tick(0.2)
+    assert shell.workers[worker].state == "killed"
+
+
+def only_ticket(shell: Shell, worker: int) -> int:
+    (ticket,) = shell.workers[worker].calls
+    return ticket
 
 
 def test_a_call_that_ends_within_the_grace_spares_its_worker() -> None:

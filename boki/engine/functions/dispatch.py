@@ -106,12 +106,15 @@ class Dispatch:
 
     # calls
 
-    def submit(self, ticket: int, call: Call, now_us: int) -> list[DispatchEffect]:
-        """Run the call. → `Answer(ticket, outcome)`"""
+    def submit(self, ticket: int, call: Call, now_us: int, *, until_gone: bool = False) -> list[DispatchEffect]:
+        """Run the call. → `Answer(ticket, outcome)`; with `until_gone` not before its function runs no more."""
         if self._draining:
             self._fleet.effects.append(Answer(ticket, failed(refusals.stopping())))
         else:
             self._admit(ticket, call, None, 0, now_us)
+            live = self._live.get(ticket)
+            if live is not None:
+                live.until_gone = until_gone
         return self._take()
 
     def child_called(
@@ -145,9 +148,10 @@ class Dispatch:
         return self._take()
 
     def cancel(self, ticket: int, now_us: int) -> list[DispatchEffect]:
-        """Nobody waits for the call any more; it is not answered."""
+        """Nobody waits for the call any more; it is not answered. Its time, and its children's, ends now."""
         live = self._live.get(ticket)
         if live is not None:
+            self._hurry(live, now_us)
             self._give_up(live)
             self._fill(live.pool, now_us)
         return self._take()
@@ -336,7 +340,9 @@ class Dispatch:
         if live.answered:
             return
         live.answered = True
-        if live.parent is None:
+        if live.until_gone and live.state is not State.OVER:
+            live.untold = outcome
+        elif live.parent is None:
             self._fleet.effects.append(Answer(live.ticket, outcome))
         else:
             self._deliver(live.parent, live.request, outcome)
@@ -382,6 +388,13 @@ class Dispatch:
         elif live.worker is not None and live.state is not State.OVER:
             self._fleet.effects.append(SendCancel(live.worker.id, live.ticket))
 
+    def _hurry(self, live: LiveCall, now_us: int) -> None:
+        """The call is cancelled: its worker may take no longer to end it than after a deadline."""
+        live.deadline_us = min(live.deadline_us, now_us)
+        self._fleet.due(now_us + GRACE_US)
+        for child in live.children.values():
+            self._hurry(child, now_us)
+
     def _drop(self, live: LiveCall) -> None:
         """Out of the queue."""
         live.pool.dequeue(live)
@@ -396,6 +409,8 @@ class Dispatch:
         elif live.state is State.RESUMING:
             del live.pool.resuming[live.ticket]
         self._forget(live)
+        if live.untold is not None:
+            self._fleet.effects.append(Answer(live.ticket, live.untold))
         if live.children:
             for child in list(live.children.values()):
                 self._give_up(child)
@@ -457,7 +472,7 @@ class Dispatch:
                     worker,
                     "deadline",
                     f"was killed because a call of {live.info.name!r} (invocation {live.call.id}) was past its "
-                    "deadline and did not let itself be cancelled",
+                    "deadline or cancelled, and did not end",
                 )
 
     def _take(self) -> list[DispatchEffect]:

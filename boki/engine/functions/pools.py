@@ -17,8 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
 from boki.effects import Answer, Trace
 from boki.engine.functions.call_watch import CallWatch, OnCall
@@ -219,11 +217,14 @@ class FunctionHost:
 
     # calls
 
-    def start_call(self, call: Call, done: Callable[[Outcome], None]) -> int:
-        """Run the call; `done` is called once with how it ended, maybe at once. A number for `cancel_call`."""
+    def start_call(self, call: Call, done: Callable[[Outcome], None], *, until_gone: bool = False) -> int:
+        """Run the call; `done` is called once with how it ended, maybe at once. A number for `cancel_call`.
+
+        A call that is past its deadline ends at once for its caller, or `until_gone` when its function has.
+        """
         ticket = next(self._tickets)
         self._done[ticket] = self._watch_calls.watched(call, done) if self._watch_calls is not None else done
-        self._perform(self._dispatch.submit(ticket, call, now_us()))
+        self._perform(self._dispatch.submit(ticket, call, now_us(), until_gone=until_gone))
         return ticket
 
     def cancel_call(self, ticket: int) -> None:
@@ -231,10 +232,10 @@ class FunctionHost:
         if self._done.pop(ticket, None) is not None:
             self._perform(self._dispatch.cancel(ticket, now_us()))
 
-    async def call(self, call: Call) -> Outcome:
-        """Run the call and wait for its end, whatever it is. Cancelling the waiting task cancels the call."""
+    async def call(self, call: Call, *, until_gone: bool = False) -> Outcome:
+        """Run the call and wait for its end, see `start_call`. Cancelling the waiting task cancels the call."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        ticket = self.start_call(call, future.set_result)
+        ticket = self.start_call(call, future.set_result, until_gone=until_gone)
         try:
             return await future
         except asyncio.CancelledError:
@@ -386,17 +387,16 @@ class FunctionHost:
     async def _accept(self, link: WorkerLink, frame: InvokeLater) -> None:
         link.hold()
         try:
-            answer = Accepted(frame.id, await self._later(self._with_book(frame.call), frame.delay_s, frame.key))
+            answer = Accepted(frame.id, await self._later(self._to_be_logged(frame.call), frame.delay_s, frame.key))
         except BokiError as error:
             answer = Accepted(frame.id, "", Failure.of(error))
         finally:
             link.release()
         link.send(answer)
 
-    def _with_book(self, call: Call) -> Call:
-        """The call with its LogBook filled in: what is logged names it, whatever is deployed when it runs."""
+    def _to_be_logged(self, call: Call) -> Call:
         info = self._functions.get(call.function)
-        return call if info is None else msgspec.structs.replace(call, book=info.book_of(call), caller_book="")
+        return call if info is None else info.to_be_logged(call)
 
     def _say(self, lines: tuple[ConsoleLine, ...], dropped: int) -> None:
         for line in lines:

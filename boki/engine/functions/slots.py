@@ -78,7 +78,9 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class LiveCall:
-    """A call that has not left its worker (or the queue). `answered`: its caller has been told how it ended."""
+    """A call that has not left its worker (or the queue). `answered`: its outcome is decided, and its caller told, or
+    it is told when the call has left its worker (`until_gone`).
+    """
 
     ticket: int
     call: Call
@@ -93,6 +95,9 @@ class LiveCall:
     """By which number the parent's worker knows this call."""
     state: State = State.QUEUED
     answered: bool = False
+    until_gone: bool = False
+    """Its caller may run it again, and must not while its function still runs."""
+    untold: Outcome | None = None
     worker: Worker | None = None
     order: int = 0
     """How many calls its worker had been sent before it."""
