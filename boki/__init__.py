@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from boki.calls import Consumption
 from boki.errors import (
     BokiError,
+    CallCancelled,
     CallLost,
     CallTooDeep,
     ConditionFailed,
@@ -24,16 +25,19 @@ from boki.errors import (
     NotFound,
     Overloaded,
     StoreFailed,
+    TerminalError,
     TooLarge,
     Trimmed,
     Unauthorized,
     Unavailable,
     VersionTooNew,
+    WrongState,
     WrongType,
 )
 from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import BookInfo
 from boki.log.record import Expect, Page, Record
+from boki.retry import Retry
 from boki.runtime.context import Context
 from boki.runtime.function import function
 from boki.runtime.log_calls import NewRecord
@@ -47,6 +51,7 @@ __all__ = [
     "BlockingClient",
     "BokiError",
     "BookInfo",
+    "CallCancelled",
     "CallLost",
     "CallTooDeep",
     "Client",
@@ -71,13 +76,16 @@ __all__ = [
     "Overloaded",
     "Page",
     "Record",
+    "Retry",
     "StoreFailed",
     "Subscription",
+    "TerminalError",
     "TooLarge",
     "Trimmed",
     "Unauthorized",
     "Unavailable",
     "VersionTooNew",
+    "WrongState",
     "WrongType",
     "function",
 ]

@@ -6,8 +6,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions
 from boki.log.operations import Failure
+from boki.retry import Retry
 
 Encoding = Literal["json", "text", "bytes"]
 """How a payload's bytes are to be read: a JSON document, UTF-8 text, or nothing but bytes."""
@@ -48,6 +50,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     parent: str = ""
     caller_book: str = ""
     """The LogBook of the call that made this one: the default of functions that name none."""
+    retry: Retry | None = None
+    """When a logged call runs again, from `FunctionInfo.to_be_logged`; None: `boki.retry.LOSSES_ONLY`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -97,9 +101,16 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     consumes: Consumption | None = None
     """The queue whose messages it is called with; in the LogBook of its calls."""
 
+    retry: Retry | None = None
+    """When logged calls of it run again; None: only if a worker or an engine is lost."""
+
     def book_of(self, call: Call) -> str:
         """The LogBook of a call: the one it names, else the function's, else its caller's, else the function's name."""
         return call.book or self.book or call.caller_book or self.name
+
+    def to_be_logged(self, call: Call) -> Call:
+        """The call as it is logged: its LogBook and its retry policy stay, whatever is deployed when it runs."""
+        return msgspec.structs.replace(call, book=self.book_of(call), caller_book="", retry=call.retry or self.retry)
 
 
 class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,19 +123,67 @@ class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The error with file and line, if the module is broken."""
 
 
+CallStatus = Literal["accepted", "running", "retrying", "done", "failed", "cancelled"]
+"""Where a logged call is: see `InvocationState`."""
+
+OVER: Final[frozenset[CallStatus]] = frozenset({"done", "failed", "cancelled"})
+"""The states that are ends."""
+
+
 class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a logged call. Times are the log's, in microseconds since the epoch; 0: not yet."""
+    """What is known of a logged call. Times are the log's, in microseconds since the epoch; 0: not yet.
+
+    Its `state` is "accepted" until its body is started, "running" from then on, "retrying" between a run that failed
+    and the next one; and in the end "done", "failed" (for good) or "cancelled".
+    """
 
     id: str
     function: str
     book: str
-    state: Literal["accepted", "running", "done", "failed"]
+    state: CallStatus
     accepted_us: int
     due_us: int
     """When it may start: later than `accepted_us` for a delayed call."""
     started_us: int = 0
+    """When its body was first started."""
     finished_us: int = 0
     attempts: int = 0
-    """How often its body was started; more than once if a worker was lost."""
+    """How often its body was started, those runs included that were cut off with their worker or engine."""
     result: Payload | None = None
     failure: Failure | None = None
+    last_started_us: int = 0
+    """When its body was last started."""
+    next_us: int = 0
+    """When the next run is due, if `state` is "retrying"."""
+    errors: dict[str, int] = {}
+    """How many runs ended with which error: the class that the function raised, else the error's code."""
+    last_error: Failure | None = None
+    """What the last run that failed ended with, cut to a few hundred characters."""
+
+
+MAX_CALLS_PAGE: Final = 1_000
+"""Maximum number of calls on one page of a list."""
+
+
+class CallFilter(msgspec.Struct, frozen=True, array_like=True):
+    """Which logged calls to list: those that match all of it, the one whose state changed last first."""
+
+    function: str = ""
+    """Only calls of this function."""
+    states: tuple[CallStatus, ...] = ()
+    """Only calls in one of these states; empty: in any."""
+    since_us: int = 0
+    """Only calls whose state changed at this time or later, by the log's time."""
+    until_us: int = MAX_SEQNUM
+    """Only calls whose state changed before this time."""
+    before: int = MAX_SEQNUM
+    """Where the page begins: `CallPage.before` of the page in front of it."""
+    limit: int = 100
+
+
+class CallPage(msgspec.Struct, frozen=True, array_like=True):
+    """A page of a list of logged calls, without their results. It may be short, also empty, and not be the last."""
+
+    calls: tuple[InvocationState, ...]
+    before: int
+    """What the filter of the next page says; 0: this is the last one."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -65,7 +66,7 @@ class Dev:
         )
         self.calls = LoggedCalls(
             self.service,
-            self.functions.call,
+            partial(self.functions.call, until_gone=True),
             me=Owner(ENGINE, log.engine.incarnation),
             keep_s=config.keep_calls_s,
             limits=config.limits,

@@ -29,8 +29,11 @@ BokiError
 ├── VersionTooNew           written by a newer Boki than this one
 ├── DeadlineExceeded        the deadline passed; the outcome says whether it may have happened
 ├── CallLost                the worker that ran the call is gone; it may have run in part
+├── CallCancelled           somebody cancelled the logged call
+├── WrongState              the logged call is in a state in which this cannot be done to it
 ├── ConnectionLost          the answer never came; the request may have been carried out
 ├── FunctionFailed          the user's function raised
+├── TerminalError           raised by a function: do not run this call again
 ├── CorruptData             stored bytes fail their checksum; they are never returned
 └── StoreFailed             a disk failed a write or a sync: the node has stopped
 """
@@ -43,6 +46,7 @@ import msgspec
 
 __all__ = [
     "BokiError",
+    "CallCancelled",
     "CallLost",
     "CallTooDeep",
     "ConditionFailed",
@@ -62,11 +66,13 @@ __all__ = [
     "Outcome",
     "Overloaded",
     "StoreFailed",
+    "TerminalError",
     "TooLarge",
     "Trimmed",
     "Unauthorized",
     "Unavailable",
     "VersionTooNew",
+    "WrongState",
     "WrongType",
 ]
 
@@ -255,6 +261,20 @@ class CallLost(BokiError):
     default_retryable = True
 
 
+class CallCancelled(BokiError):
+    """The logged call was cancelled. `outcome` says whether it may have run in part."""
+
+    code = "call_cancelled"
+    http_status = 409
+
+
+class WrongState(BokiError):
+    """A logged call is in a `state` in which this cannot be done to it: one that has ended cannot be cancelled."""
+
+    code = "wrong_state"
+    http_status = 409
+
+
 class ConnectionLost(BokiError):
     """The answer never came: the request may have been carried out. Repeat only under the same key."""
 
@@ -270,6 +290,17 @@ class FunctionFailed(BokiError):
     """
 
     code = "function_failed"
+    http_status = 422
+    default_outcome = "failed"
+
+
+class TerminalError(BokiError):
+    """For functions to raise: this call must not run again, whatever its `Retry` says. The message is for the caller.
+
+    An exception of any class may say the opposite with an attribute `retry_after_s`: when to run the call again.
+    """
+
+    code = "terminal"
     http_status = 422
     default_outcome = "failed"
 

@@ -36,6 +36,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -54,6 +55,7 @@ from boki.errors import (
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.operations import Failure
+from boki.retry import LOSSES_ONLY, Retry
 from boki.runtime import blocking_context as blocking
 from boki.runtime import context as asynchronous
 from boki.runtime.append_gatherer import AppendGatherer
@@ -182,11 +184,17 @@ class _State(CallState):
         return super().child(function, payload, timeout_s, book)
 
     def later(
-        self, function: Callable[..., Any] | str, payload: Any, delay_s: float, key: str | None, book: str | None
+        self,
+        function: Callable[..., Any] | str,
+        payload: Any,
+        delay_s: float,
+        key: str | None,
+        book: str | None,
+        retry: Retry | None = None,
     ) -> Call:
         if not isinstance(function, str):
             self._known.learn(function)
-        return super().later(function, payload, delay_s, key, book)
+        return super().later(function, payload, delay_s, key, book, retry)
 
 
 class _Calls:
@@ -252,10 +260,21 @@ class _Calls:
         clock.call_at(clock.now_us + round(delay_s * 1e6), lambda: self._start(self._run_later(call, done)))
         return call.id
 
-    async def _run_later(self, call: Call, done: asyncio.Future[Outcome]) -> None:
+    async def _run_later(self, call: Call, done: asyncio.Future[Outcome], runs: int = 1, due_us: int = 0) -> None:
+        """Run a later call, and again as its policy says; `due_us`: when it was first due."""
+        clock = self.port.clock
+        due_us = due_us or clock.now_us
+        known = self._functions.get(call.function)
+        policy = call.retry or (known.info.retry if known is not None else None) or LOSSES_ONLY
         outcome = await self.invoke(call)
-        if outcome.failure is not None:
-            _logger.error("later call %s of %s: %s", call.id, call.function, outcome.failure.message)
+        failure = outcome.failure
+        again_us = policy.again_us(failure, runs, call.id, clock.now_us - due_us) if failure is not None else None
+        if again_us is not None:
+            again = partial(self._run_later, call, done, runs + 1, due_us)
+            clock.call_at(clock.now_us + again_us, lambda: self._start(again()))
+            return
+        if failure is not None:
+            _logger.error("later call %s of %s: %s", call.id, call.function, failure.message)
         done.set_result(outcome)
 
     async def result_of(self, invocation_id: str) -> Any:

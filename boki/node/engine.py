@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -112,7 +113,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         if self.service is not None:
             self.calls = LoggedCalls(
                 self.service,
-                self.functions.call,
+                partial(self.functions.call, until_gone=True),
                 me=Owner(self.node, self.incarnation),
                 fence=self._fence,
                 keep_s=self.config.keep_calls_s,

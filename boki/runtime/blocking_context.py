@@ -13,7 +13,8 @@ from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
 from boki.runtime.port import BlockingCallPort, BlockingLogPort
 
 if TYPE_CHECKING:
-    from boki.runtime import context
+    from boki.retry import Retry
+from boki.runtime import context
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -147,6 +148,7 @@ class Context:
         delay_s: float = 0,
         key: str | None = None,
         book: str | None = None,
+        retry: Retry | None = None,
     ) -> str: ...
 
     @overload
@@ -157,6 +159,7 @@ class Context:
         delay_s: float = 0,
         key: str | None = None,
         book: str | None = None,
+        retry: Retry | None = None,
     ) -> str: ...
 
     @overload
@@ -168,6 +171,7 @@ class Context:
         delay_s: float = 0,
         key: str | None = None,
         book: str | None = None,
+        retry: Retry | None = None,
     ) -> str: ...
 
     def invoke_later(
@@ -178,10 +182,13 @@ class Context:
         delay_s: float = 0,
         key: str | None = None,
         book: str | None = None,
+        retry: Retry | None = None,
     ) -> str:
         """Have another function called by the system, after `delay_s`; its invocation id. Its LogBook: see `invoke`.
 
         The call is in the log when this returns: it will run, also if this process, or all of them, are killed. Under a
-        `key` that was used before, the id of the first call is returned and nothing else happens.
+        `key` that was used before, the id of the first call is returned and nothing else happens. `retry`: when it runs
+        again if it fails, instead of what its `@function(retry=...)` says.
         """
-        return self._calls.invoke_later(self._state.later(function, payload, delay_s, key, book), delay_s, key)
+        call = self._state.later(function, payload, delay_s, key, book, retry)
+        return self._calls.invoke_later(call, delay_s, key)

@@ -8,12 +8,15 @@ from os import urandom
 from time import monotonic, time
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from boki.calls import Call, Outcome
 from boki.errors import InvalidArgument
 from boki.log.checks import check_book, check_key, check_seconds
 from boki.log.ids import check_name
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import merge_positions
+from boki.retry import Retry, check_retry
 from boki.runtime.deadline import LONGEST_POLL_S, Caller, Deadline
 from boki.runtime.function import Function
 from boki.runtime.values import NO_PAYLOAD, decode_any, encode_any
@@ -57,13 +60,20 @@ class CallState:
         return self._call(function, payload, book, int(timeout_s * 1e6), self.call.depth + 1)
 
     def later(
-        self, function: Callable[..., Any] | str, payload: Any, delay_s: float, key: str | None, book: str | None
+        self,
+        function: Callable[..., Any] | str,
+        payload: Any,
+        delay_s: float,
+        key: str | None,
+        book: str | None,
+        retry: Retry | None = None,
     ) -> Call:
         """A call of `function` that runs by itself: neither this call's deadline nor its depth bounds it."""
         check_seconds(delay_s, "delay_s", positive=False)
         if key is not None:
             check_key(key, self.caller.limits)
-        return self._call(function, payload, book, UNHURRIED_US, 0)
+        call = self._call(function, payload, book, UNHURRIED_US, 0)
+        return call if check_retry(retry) is None else replace(call, retry=retry)
 
     def _call(
         self, function: Callable[..., Any] | str, payload: Any, book: str | None, timeout_us: int, depth: int

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from boki.log.metalog import Positions
 from boki.log.operations import BookInfo
+from boki.retry import Retry
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.call_state import MISSING, CallLogger, CallState
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
@@ -148,6 +149,7 @@ class Context:
         delay_s: float = 0,
         key: str | None = None,
         book: str | None = None,
+        retry: Retry | None = None,
     ) -> str: ...
 
     @overload
@@ -158,6 +160,7 @@ class Context:
         delay_s: float = 0,
         key: str | None = None,
         book: str | None = None,
+        retry: Retry | None = None,
     ) -> str: ...
 
     @overload
@@ -169,6 +172,7 @@ class Context:
         delay_s: float = 0,
         key: str | None = None,
         book: str | None = None,
+        retry: Retry | None = None,
     ) -> str: ...
 
     async def invoke_later(
@@ -179,10 +183,14 @@ class Context:
         delay_s: float = 0,
         key: str | None = None,
         book: str | None = None,
+        retry: Retry | None = None,
     ) -> str:
         """Have another function called by the system, after `delay_s`; its invocation id. Its LogBook: see `invoke`.
 
         The call is in the log when this returns: it will run, also if this process, or all of them, are killed. Under a
-        `key` that was used before, the id of the first call is returned and nothing else happens.
+        `key` that was used before, the id of the first call is returned and nothing else happens. `retry`: when it runs
+        again if it fails, instead of what its `@function(retry=...)` says.
         """
-        return await self._calls.invoke_later(self._state.later(function, payload, delay_s, key, book), delay_s, key)
+        return await self._calls.invoke_later(
+            self._state.later(function, payload, delay_s, key, book, retry), delay_s, key
+        )

@@ -18,10 +18,11 @@ from types import ModuleType
 from typing import Any, Final, Literal, TypeVar, get_type_hints, overload
 
 from boki.calls import MOST_WORKERS, Consumption, FunctionInfo, Payload
-from boki.errors import BokiError, CallTooDeep, ConfigError, FunctionFailed, InvalidArgument
+from boki.errors import BokiError, CallTooDeep, ConfigError, FunctionFailed, InvalidArgument, TerminalError
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.operations import Failure
+from boki.retry import MAX_DELAY_S, Retry, check_retry
 from boki.runtime.json_faults import why_not_json
 from boki.runtime.shapes import shape_of
 from boki.runtime.tracebacks import traceback_text
@@ -66,6 +67,7 @@ class Options:
     """What becomes of fields that a payload's dataclass or struct does not have; None: "refuse", but of messages that
     are consumed "ignore", because they outlive the version that has pushed them."""
     consumes: Consumption | None = None
+    retry: Retry | None = None
 
     @property
     def allows_unknown_fields(self) -> bool:
@@ -73,6 +75,7 @@ class Options:
         return self.unknown_fields == "ignore" or (self.unknown_fields is None and self.consumes is not None)
 
     def __post_init__(self) -> None:
+        check_retry(self.retry)
         if self.name is not None:
             check_name(self.name, "function name")
         if self.book:
@@ -112,6 +115,7 @@ def function(
     memory_bytes: int | None = None,
     unknown_fields: Literal["refuse", "ignore"] | None = None,
     consumes: Consumption | None = None,
+    retry: Retry | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -253,6 +257,7 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
         result_schema=result_codec.schema,
         result_encoding=result_codec.encoding,
         consumes=options.consumes,
+        retry=options.retry,
     )
     has_default = len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty
     return Function(info, fn, payload_codec, result_codec, has_default)
@@ -435,9 +440,21 @@ def failure_of(name: str, error: BaseException, *, with_traceback: bool = False)
     failed = FunctionFailed(f"{name}: {kind}: {_sendable(str(error))}", error_type=kind, function=name)
     if isinstance(error, BokiError):
         failed.details["error_code"] = error.code
+    failed.details |= _wishes(error)
     if with_traceback:
         failed.details["traceback"] = _sendable(traceback_text(error))
     return Failure.of(failed)
+
+
+def _wishes(error: BaseException) -> dict[str, Any]:
+    """What an error says about running its call again, for the call's `Retry`: see `TerminalError`."""
+    details = error.details if isinstance(error, BokiError) else {}
+    if isinstance(error, TerminalError) or details.get("terminal") is True:
+        return {"terminal": True}
+    asked_s = getattr(error, "retry_after_s", None)
+    if isinstance(asked_s, int | float) and not isinstance(asked_s, bool) and 0 <= asked_s <= MAX_DELAY_S:
+        return {"retry_after_s": asked_s}
+    return {}
 
 
 def is_depth_from_below(error: BaseException) -> bool:

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from boki.calls import Call, Outcome, Payload
 from boki.engine.calls.ledger import (
     CODEC,
-    MAX_BACKOFF_US,
-    MAX_STARTS,
     NOBODY,
     Accepted,
     Checkpoint,
@@ -18,18 +16,22 @@ from boki.engine.calls.ledger import (
     Finished,
     Ledger,
     Owner,
-    Progress,
+    Retrying,
     Started,
     TakenOver,
     Waiting,
     carry_forward,
     due_at,
+    ended_state,
+    id_of,
     request_hash,
-    run_again_after,
+    run_again,
+    runs_of,
     state_of,
 )
 from boki.engine.calls.lost_owners import LostOwners
-from boki.errors import BokiError, CallLost, CorruptData, FunctionFailed, Overloaded, VersionTooNew
+from boki.engine.calls.runs import MAX_BACKOFF_US, MAX_NAMES, Runs, cancelled, is_refusal, refused_again_us
+from boki.errors import BokiError, CorruptData, FunctionFailed, Overloaded, VersionTooNew
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
 from boki.log.operations import Failure
@@ -54,7 +56,8 @@ def test_entries_come_back_as_they_were_written() -> None:
         Accepted(call, request_hash(call, 5), 5, 7),
         finished(1, failed(FunctionFailed("no", error_type="ValueError"))),
         Accepted(call, b"", owner=A, starts=2),
-        Started(call.id, 7, 5, B, 1),
+        Started(call.id, 7, 5, B, 1, Runs(2, 3, 4, {"call_lost": 1}, Failure.of(FunctionFailed("no")))),
+        Retrying(call.id, 7, 99, B, 1, Runs(1, 3, 3)),
         TakenOver(A, B),
         Checkpoint(9, (Waiting(call.id, 8, 0, A, 1, 5),)),
     ]
@@ -62,18 +65,27 @@ def test_entries_come_back_as_they_were_written() -> None:
 
 
 CALL = Call("c1", "f", Payload("json", b"1"), "b", 5)
-CALL_HEX = "9aa26331a16692a46a736f6ec40131a162050080a0a0a0"
+CALL_HEX = "9ba26331a16692a46a736f6ec40131a162050080a0a0a0c0"
 OLD_CALL_HEX = "99a26331a16692a46a736f6ec40131a162050080a0a0"
-"""Of calls that did not know their caller's book."""
+"""Of calls that did not know their caller's book, nor a retry policy."""
+NO_RUNS = "95 00 00 00 80 c0"
+RUNNING = "a772756e6e696e67"
 
 
 @pytest.mark.parametrize(
     ("entry", "layout"),
     [
-        (Checkpoint(9, (Waiting("ab", 8, 0, A, 1, 5),)), "0293aa636865636b706f696e740991 96a2616208009 2a1610101 05"),
-        (Accepted(CALL, b"h", owner=A), f"0297a86163636570746564{CALL_HEX}c40168 00 00 92a16101 00"),
-        (Started("ab", 8, 7, A, 2), "0296a773746172746564 a26162 08 07 92a16101 02"),
-        (TakenOver(A, B), "0293aa74616b656e2d6f766572 92a16101 92a16202"),
+        (
+            Checkpoint(9, (Waiting("ab", 8, 0, A, 1, 5, "running", "f", "b", 1, 2, 3, 4, 6),)),
+            f"0393aa636865636b706f696e740991 9e a2616208009 2a1610101 05 {RUNNING} a166 a162 01 02 03 04 06",
+        ),
+        (
+            Accepted(CALL, b"h", 0, 0, A, 1, "running", 0, Runs(1)),
+            f"039aa86163636570746564{CALL_HEX}c40168 00 00 92a16101 01 {RUNNING} 00 95 01 00 00 80 c0",
+        ),
+        (Started("ab", 8, 7, A, 2), f"0397a773746172746564 a26162 08 07 92a16101 02 {NO_RUNS}"),
+        (Retrying("ab", 8, 7, A, 2, Runs()), f"0397a87265747279696e67 a26162 08 07 92a16101 02 {NO_RUNS}"),
+        (TakenOver(A, B), "0393aa74616b656e2d6f766572 92a16101 92a16202"),
     ],
 )
 def test_the_layout_of_records_is_pinned(entry: Entry, layout: str) -> None:
@@ -89,10 +101,21 @@ def test_records_of_version_1_are_read() -> None:
     assert accepted == Accepted(CALL, b"h", owner=NOBODY)
 
 
+def test_records_of_version_2_are_read() -> None:
+    """They count the starts of heirs, and know nothing else of runs."""
+    accepted = CODEC.decode(bytes.fromhex(f"0297a86163636570746564{OLD_CALL_HEX}c40168000092a1610103"))
+    assert accepted == Accepted(CALL, b"h", owner=A, starts=3)
+    started = CODEC.decode(bytes.fromhex("0296a773746172746564a26162080792a1610102"))
+    assert started == Started("ab", 8, 7, A, 2)
+    assert runs_of(started, 50) == Runs(2, 50, 50)
+    checkpoint = CODEC.decode(bytes.fromhex("0293aa636865636b706f696e74099196a26162080092a161010105"))
+    assert checkpoint == Checkpoint(9, (Waiting("ab", 8, 0, A, 1, 5),))
+
+
 def test_a_newer_version_is_refused_by_name() -> None:
     """A record that a newer Boki wrote is not guessed at."""
-    with pytest.raises(VersionTooNew, match="version 3, newer than this Boki's 2"):
-        CODEC.decode(b"\x03whatever")
+    with pytest.raises(VersionTooNew, match="version 4, newer than this Boki's 3"):
+        CODEC.decode(b"\x04whatever")
 
 
 @given(st.binary(max_size=40))
@@ -123,72 +146,77 @@ def test_a_key_stands_for_function_book_payload_and_delay() -> None:
 def test_a_call_that_is_carried_forward_keeps_its_times() -> None:
     """However often a delayed call is rewritten, it was accepted when it was and is due when it was."""
     entry = Accepted(a_call(1), b"", delay_us=500)
-    waiting = Waiting("", 0, 0, B, 3)
-    carried = carry_forward(carry_forward(entry, 100, waiting), 300, waiting)
-    assert (carried.owner, carried.starts) == (B, 3)
+    waiting, runs = Waiting("", 0, 700, B, 3, state="retrying"), Runs(3, 1, 2, {"call_lost": 3})
+    carried = carry_forward(carry_forward(entry, 100, waiting, runs), 300, waiting, runs)
+    assert (carried.owner, carried.starts, carried.state, carried.next_us) == (B, 3, "retrying", 700)
     assert due_at(entry, 100) == due_at(carried, 900) == 600
-    assert state_of(carried, 900, None).accepted_us == 100
-
-
-def test_a_lost_body_runs_again_a_bounded_number_of_times() -> None:
-    """A call that kills its worker every time ends; the pauses between its starts grow."""
-    progress = Progress()
-    pauses = []
-    while True:
-        progress.starts += 1
-        pause = run_again_after(failed(CallLost("gone")), progress)
-        if pause is None:
-            break
-        pauses.append(pause)
-    assert progress.starts == MAX_STARTS == len(pauses) + 1
-    assert pauses == sorted(set(pauses))
+    state = state_of(carried, 900, carried, 900)
+    assert (state.accepted_us, state.state, state.next_us, state.errors) == (100, "retrying", 700, {"call_lost": 3})
 
 
 def test_a_body_that_was_never_started_runs_later_however_often() -> None:
-    """Overload does not use up the starts of a call that was accepted, and does not make it look as if it ran."""
-    progress = Progress()
-    for _ in range(50):
-        progress.starts += 1
-        progress.started_us = 1
-        pause = run_again_after(failed(Overloaded("full")), progress)
-        assert pause is not None
-        assert pause <= MAX_BACKOFF_US
-    assert (progress.starts, progress.started_us) == (0, 0)
+    """Overload does not use up the runs of a call that was accepted; the pauses are bounded."""
+    assert is_refusal(failed(Overloaded("full")))
+    assert not any(map(is_refusal, (DONE, failed(FunctionFailed("no")), failed(BokiError("x", outcome="unknown")))))
+    pauses = [refused_again_us(times) for times in (1, 2, 3, 50)]
+    assert pauses == sorted(set(pauses))
+    assert pauses[-1] == MAX_BACKOFF_US
 
 
-@pytest.mark.parametrize("outcome", [DONE, failed(FunctionFailed("no")), failed(BokiError("odd", outcome="unknown"))])
-def test_other_outcomes_are_final(outcome: Outcome) -> None:
-    """A body that returned, raised or overran has had its run."""
-    assert run_again_after(outcome, Progress(starts=1)) is None
+def test_what_runs_ended_with_is_counted_in_bounds() -> None:
+    """By the class that the function raised or the code, at most so many of them, with a short last error."""
+    runs = Runs()
+    for number in range(MAX_NAMES + 5):
+        runs = runs.begun(10 * (number + 1))
+        error = FunctionFailed("f: " + 2_000 * "x", error_type=f"Error{number}", traceback="long")
+        runs = runs.failed(Failure.of(error))
+    assert (runs.total, runs.first_us, runs.last_us) == (MAX_NAMES + 5, 10, 10 * (MAX_NAMES + 5))
+    assert len(runs.errors) == MAX_NAMES + 1
+    assert runs.errors["others"] == 5
+    assert runs.last_error is not None
+    assert (len(runs.last_error.message), runs.last_error.details) == (500, {})
 
 
 def test_the_state_of_a_call_is_told_by_its_last_record() -> None:
-    """Accepted, running, done and failed, from one record and what the runner knows."""
+    """Whatever it is, one record says it, with the acceptance for what never changes."""
     entry = Accepted(a_call(1), b"", delay_us=5)
-    assert state_of(entry, 10, None).state == "accepted"
-    assert state_of(entry, 10, Progress(starts=1, started_us=12)).state == "running"
-    done = state_of(finished(1), 20, None)
+    assert state_of(entry, 10, entry, 10).state == "accepted"
+    at_once = Accepted(a_call(1), b"", starts=1, state="running", runs=Runs(1))
+    known = state_of(at_once, 10, at_once, 10)
+    assert (known.state, known.attempts, known.started_us) == ("running", 1, 10)
+    known = state_of(entry, 10, Started(a_call(1).id, 1, 15, A, 2, Runs(2, 12, 14)), 15)
+    assert (known.state, known.due_us, known.started_us, known.last_started_us) == ("running", 15, 12, 14)
+    known = state_of(entry, 10, Retrying(a_call(1).id, 1, 99, A, 2, Runs(2, 12, 14, {"ValueError": 2})), 15)
+    assert (known.state, known.next_us, known.errors) == ("retrying", 99, {"ValueError": 2})
+    done = ended_state(finished(1), 20)
     assert (done.state, done.finished_us, done.attempts, done.result) == ("done", 20, 1, DONE.result)
-    assert state_of(finished(1, failed(FunctionFailed("no"))), 20, None).state == "failed"
+    assert ended_state(finished(1, failed(FunctionFailed("no"))), 20).state == "failed"
+    assert ended_state(finished(1, cancelled(0)), 20).state == "cancelled"
 
 
-# A history is a list of numbers: 5n accepts call n, 5n+1 finishes it, 5n+2 carries it forward, 5n+3 starts it as an
-# heir, 5n+4 takes over what the engine owns.
+def test_a_call_that_is_run_again_keeps_its_id_and_what_its_runs_have_shown() -> None:
+    """Its policy begins anew, its count goes on."""
+    entry = Accepted(a_call(1), b"h", delay_us=5, owner=A, starts=4)
+    again = run_again(entry, B, finished(1, failed(FunctionFailed("no"))))
+    assert (again.call, again.request_hash, again.owner, again.delay_us) == (entry.call, b"h", B, 0)
+    assert (again.starts, again.state, again.runs.total) == (0, "accepted", 1)
+
+
+# A history is a list of numbers: 6n accepts call n (also again, if it has ended), 6n+1 finishes it, 6n+2 carries it
+# forward, 6n+3 starts a run of it, 6n+4 takes over what the engine owns, 6n+5 has it retried later.
 
 
 def history(numbers: list[int]) -> list[tuple[int, Entry]]:
     """The records that a correct log holds: what its conditions and fences forbid is left out."""
     found: list[tuple[int, Entry]] = []
     open_calls: dict[int, tuple[Owner, int]] = {}
-    seen: set[int] = set()
     engine = 0
     for seqnum, number in enumerate(numbers, start=1):
-        call, kind = divmod(number, 5)
+        call, kind = divmod(number, 6)
         owner, accepted = open_calls.get(call, (NOBODY, 0))
         here = Owner("e", engine)
-        if kind == 0 and call not in seen:
+        if kind == 0 and call not in open_calls:
             open_calls[call] = (here, seqnum)
-            seen.add(call)
             found.append((seqnum, Accepted(a_call(call), b"", owner=here)))
         elif kind == 1 and call in open_calls:
             del open_calls[call]
@@ -198,6 +226,8 @@ def history(numbers: list[int]) -> list[tuple[int, Entry]]:
             found.append((seqnum, Accepted(a_call(call), b"", accepted_us=1, owner=owner)))
         elif kind == 3 and call in open_calls:
             found.append((seqnum, Started(a_call(call).id, accepted, 0, owner, 1)))
+        elif kind == 5 and call in open_calls:
+            found.append((seqnum, Retrying(a_call(call).id, accepted, 9, owner, 1, Runs(1, 2, 2))))
         elif kind == 4:
             engine += 1
             heir = Owner("e", engine)
@@ -212,7 +242,7 @@ def fold(ledger: Ledger, entries: list[tuple[int, Entry]]) -> dict[str, Waiting]
     return ledger.waiting
 
 
-@given(st.lists(st.integers(0, 24), max_size=40), st.integers(0, 40), st.integers(0, 40))
+@given(st.lists(st.integers(0, 29), max_size=40), st.integers(0, 40), st.integers(0, 40))
 def test_a_checkpoint_and_what_follows_it_say_the_same_as_all_records(
     numbers: list[int], at: int, earlier: int
 ) -> None:
@@ -227,7 +257,7 @@ def test_a_checkpoint_and_what_follows_it_say_the_same_as_all_records(
     assert fold(resumed, entries[max(0, at - earlier) :]) == whole
 
 
-@given(st.lists(st.integers(0, 24), max_size=40), st.sets(st.integers(0, 40)))
+@given(st.lists(st.integers(0, 29), max_size=40), st.sets(st.integers(0, 40)))
 def test_what_is_learnt_ahead_of_the_fold_changes_nothing_in_the_end(numbers: list[int], ahead: set[int]) -> None:
     """An engine knows its own records before it reads them; reading them brings nothing back."""
     entries = history(numbers)
@@ -235,12 +265,13 @@ def test_what_is_learnt_ahead_of_the_fold_changes_nothing_in_the_end(numbers: li
     ledger = Ledger()
     for at in sorted(ahead & set(range(len(entries)))):
         seqnum, entry = entries[at]
-        if isinstance(entry, Accepted | Started | Finished):
+        if not isinstance(entry, TakenOver | Checkpoint):
             ledger.learn(entry, seqnum, seqnum)
-    finished_ahead = {entries[at][1].id for at in ahead if at < len(entries) and isinstance(entries[at][1], Finished)}
+    last = {id_of(entry): at for at, (_, entry) in enumerate(entries) if not isinstance(entry, TakenOver | Checkpoint)}
+    over = {call for call, at in last.items() if at in ahead and isinstance(entries[at][1], Finished)}
     for seqnum, entry in entries:
         ledger.fold(entry, seqnum, seqnum)
-        assert not finished_ahead & ledger.waiting.keys()
+        assert not over & ledger.waiting.keys()
     assert {w.id: (w.seqnum, w.owner) for w in ledger.waiting.values()} == {
         w.id: (w.seqnum, w.owner) for w in whole.values()
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from boki.calls import Call, Outcome, Payload
-from boki.engine.calls.ledger import MAX_STARTS, Accepted, Owner
+from boki.engine.calls.ledger import Accepted, Owner
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import (
     CallLost,
@@ -18,6 +18,7 @@ from boki.errors import (
 from boki.log.limits import Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Get, Operation, Read
+from boki.retry import LOSSES_ONLY
 from tests.engine.call_world import (
     CallWorld,
     FaultyPort,
@@ -108,7 +109,11 @@ def test_a_call_whose_worker_dies_every_time_fails_with_that_reason() -> None:
         calls = await world.start()
         state = await calls.state(await calls.accept(a_call(1, "bad")), wait_s=60)
         assert state.failure is not None
-        assert (state.failure.code, state.attempts, len(world.ran)) == ("call_lost", MAX_STARTS, MAX_STARTS)
+        assert (state.failure.code, state.attempts, len(world.ran)) == (
+            "call_lost",
+            LOSSES_ONLY.attempts,
+            LOSSES_ONLY.attempts,
+        )
         assert state.finished_us - state.started_us > 500_000
         await calls.stop()
 

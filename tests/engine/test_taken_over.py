@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from boki.calls import Call, Outcome
-from boki.engine.calls.ledger import MAX_STARTS, Accepted, Finished, Owner, Started, TakenOver
+from boki.engine.calls.ledger import Accepted, Finished, Owner, Started, TakenOver
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import BokiError, CallLost, Unavailable
 from boki.log.ids import NodeId
 from boki.log.limits import Limits
 from boki.log.membership import Member, Membership, Role
+from boki.retry import LOSSES_ONLY
 from tests.engine.call_world import (
     CallWorld,
     Fault,
@@ -59,7 +60,7 @@ class Engine:
         """It does nothing more; its tasks hang for ever, as those of another process would be gone."""
         self.port.is_halted = True
         self.calls._is_open = False
-        for timer in (self.calls._timer, self.calls._trimmer, self.calls._watcher):
+        for timer in (self.calls._timer, self.calls._trimmer, self.calls._takeover._timer):
             if timer is not None:
                 timer.cancel()
 
@@ -148,7 +149,8 @@ def test_exactly_one_survivor_runs_what_a_lost_engine_has_left() -> None:
         cluster.bodies.clear()
         for invocation_id in ids:
             state = await cluster.engines["b"].calls.state(invocation_id, wait_s=10)
-            assert (state.state, state.attempts) == ("done", 1)
+            assert (state.state, state.attempts, state.errors) == ("done", 2, {"call_lost": 1})
+            assert state.started_us < state.last_started_us
         assert set(cluster.fenced) == {lost.me.incarnation}
         (taken,) = cluster.entries(TakenOver)
         assert taken.lost == lost.me
@@ -290,21 +292,22 @@ def test_the_restart_of_everything_runs_everything_that_is_left() -> None:
 
 
 def test_a_call_that_ends_its_engines_is_given_up() -> None:
-    """Starts by heirs are in the log, so that they are counted although nobody lives to tell."""
+    """Starts are in the log, so that they are counted although nobody lives to tell."""
 
     @with_engines("a")
     async def scenario(cluster: Cluster) -> None:
         cluster.bodies["poison"] = Gate()
         await cluster.engines["a"].calls.accept(a_call(1, "poison"))
-        for _ in range(MAX_STARTS + 1):
+        for _ in range(LOSSES_ONLY.attempts + 1):
             await time_passes(1.0)
             cluster.engines["a"].kill()
             await cluster.start("a")
         state = await cluster.engines["a"].calls.state(a_call(1).id, wait_s=10)
         assert state.failure is not None
         assert (state.state, state.failure.code) == ("failed", CallLost.code)
-        assert cluster.runs == {a_call(1).id: 1 + MAX_STARTS}
-        assert [entry.starts for entry in cluster.entries(Started)] == list(range(1, MAX_STARTS + 1))
+        assert (state.attempts, state.errors) == (LOSSES_ONLY.attempts, {"call_lost": LOSSES_ONLY.attempts})
+        assert cluster.runs == {a_call(1).id: LOSSES_ONLY.attempts}
+        assert [entry.starts for entry in cluster.entries(Started)] == list(range(2, LOSSES_ONLY.attempts + 1))
 
 
 def test_a_call_that_waits_its_turn_is_not_counted_as_started() -> None:
@@ -313,7 +316,7 @@ def test_a_call_that_waits_its_turn_is_not_counted_as_started() -> None:
     @with_engines("a")
     async def scenario(cluster: Cluster) -> None:
         await cluster.engines["a"].calls.accept(a_call(1), delay_s=100)
-        for _ in range(MAX_STARTS + 3):
+        for _ in range(LOSSES_ONLY.attempts + 3):
             await time_passes(1.0)
             cluster.engines["a"].kill()
             await cluster.start("a")
@@ -348,7 +351,7 @@ def test_a_running_heir_says_that_it_runs_to_everybody() -> None:
         await time_passes(5.0)
         for name in ("b", "c"):
             state = await cluster.engines[name].calls.state(a_call(1).id)
-            assert (state.state, state.attempts, state.function) == ("running", 1, "wait")
+            assert (state.state, state.attempts, state.function) == ("running", 2, "wait")
 
 
 @pytest.mark.parametrize("fault", ["refuse", "lose_request", "lose_answer", "halt_before", "halt_after"])

@@ -33,7 +33,8 @@ def test_the_methods_are_the_same(awaiting: type, plain: type) -> None:
             assert [repr(p) for p in inspect.signature(method).parameters.values()] == [
                 repr(p) for p in inspect.signature(twin).parameters.values()
             ], name
-            assert (method.__doc__ or "").replace("async for", "for") == twin.__doc__, name
+            said = (method.__doc__ or "").replace("async for", "for").replace("await ", "")
+            assert said.split() == (twin.__doc__ or "").split(), name
 
 
 def test_what_the_blocking_module_offers() -> None:

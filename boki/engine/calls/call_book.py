@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
@@ -23,7 +23,6 @@ from boki.engine.calls.ledger import (
     BOOK,
     CHECKPOINT_TAG,
     CODEC,
-    FINISHED_TAG,
     TAKEN_OVER_TAG,
     Accepted,
     CallEntry,
@@ -32,14 +31,19 @@ from boki.engine.calls.ledger import (
     Finished,
     Ledger,
     Owner,
+    Retrying,
     Started,
     TakenOver,
     Waiting,
     carry_forward,
+    end_tags,
+    id_of,
     id_tag,
     owner_tag,
+    runs_of,
     waiting_of,
 )
+from boki.engine.calls.runs import Runs
 from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import DEFAULT_LIMITS, Limits
@@ -47,7 +51,7 @@ from boki.log.operations import Failure, Found, Read, TrimBook
 from boki.log.record import Expect, Record
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, first_record
+from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, first_record, records_of
 from boki.runtime.logbook import LogAccess
 from boki.runtime.port import LogPort
 
@@ -147,37 +151,50 @@ class CallBook:
             return known, record.time, waiting_of(known, record.seqnum, record.time)
         return entry, record.time, None
 
-    async def begin(self, waiting: Waiting) -> Waiting | None:
-        """Record that an inherited call is started here: how it waits from then on; None if it does not any more."""
-        started = Started(waiting.id, waiting.accepted_seqnum, waiting.due_us, self.me, waiting.starts + 1)
-        append = partial(
-            self._book.append,
-            CODEC.encode(started),
-            [id_tag(waiting.id)],
-            when=Expect(id_tag(waiting.id), waiting.seqnum),
-        )
+    async def append_after(self, entry: CallEntry, expected_seqnum: int, tags: Sequence[str] = ()) -> bool:
+        """Append a record of a call if that one is still its last; else learn what the last one is."""
+        tag = id_tag(id_of(entry))
+        append = partial(self._book.append, CODEC.encode(entry), [tag, *tags], when=Expect(tag, expected_seqnum))
         try:
             seqnum = await _until_decided(append, forever=True)
-            self.ledger.learn(started, seqnum, 0)
         except ConditionFailed:
-            await self._catch_up(waiting.id)
-        found = self.ledger.waiting.get(waiting.id)
+            await self._catch_up(id_of(entry))
+            return False
+        self.ledger.learn(entry, seqnum, 0)
+        return True
+
+    async def begin(self, waiting: Waiting, runs: Runs) -> Waiting | None:
+        """Record that a run of the call begins here: how it waits from then on; None if it is over or another's."""
+        starts = waiting.starts + 1
+        while (found := self._mine(waiting.id)) is not None:
+            if found.starts >= starts:
+                return found
+            started = Started(found.id, found.accepted_seqnum, found.due_us, self.me, starts, runs)
+            await self.append_after(started, found.seqnum)
+        return None
+
+    async def retry_later(self, waiting: Waiting, next_us: int, runs: Runs) -> Waiting | None:
+        """Record that a run has failed and when the next is due: how the call waits then; None: over or another's."""
+        while (found := self._mine(waiting.id)) is not None:
+            if found.state == "retrying":
+                return found
+            retrying = Retrying(found.id, found.accepted_seqnum, next_us, self.me, found.starts, runs)
+            await self.append_after(retrying, found.seqnum)
+        return None
+
+    def _mine(self, invocation_id: str) -> Waiting | None:
+        """The call, if it is unfinished and this engine's."""
+        found = self.ledger.waiting.get(invocation_id)
         return found if found is not None and found.owner == self.me else None
 
     async def finish(self, entry: Finished) -> Outcome:
         """Record how the call ended, unless that has been done or it is another's by now: the outcome that counts."""
-        data = self._fitting(entry)
-        tag = id_tag(entry.id)
+        entry = self._fitting(entry)
         while (waiting := self.ledger.waiting.get(entry.id)) is not None:
             if waiting.owner != self.me:
                 return await self.outcome(entry.id)
-            append = partial(self._book.append, data, [tag, FINISHED_TAG], when=Expect(tag, waiting.seqnum))
-            try:
-                seqnum = await _until_decided(append, forever=True)
-                self.ledger.learn(entry, seqnum, 0)
+            if await self.append_after(entry, waiting.seqnum, end_tags(entry)):
                 return entry.outcome
-            except ConditionFailed:
-                await self._catch_up(entry.id)
         return await self._catch_up(entry.id) or entry.outcome
 
     async def take_over(self, lost: Owner) -> None:
@@ -191,20 +208,19 @@ class CallBook:
         with suppress(ConditionFailed):
             await _until_decided(append, forever=True)
 
-    def _fitting(self, entry: Finished) -> bytes:
+    def _fitting(self, entry: Finished) -> Finished:
         """The record of an outcome; one that is too large for a record becomes the failure that says so."""
-        data = CODEC.encode(entry)
-        if len(data) <= self._limits.record_bytes:
-            return data
-        size = len(entry.outcome.result.data) if entry.outcome.result else len(data)
+        size = len(CODEC.encode(entry))
+        if size <= self._limits.record_bytes:
+            return entry
+        size = len(entry.outcome.result.data) if entry.outcome.result else size
         error = TooLarge(
             f"the function ran, but its result has {size:,} bytes, and that of a logged call may have at most "
             f"{self._limits.record_bytes:,}: append it to a LogBook and return where it is",
             outcome="failed",
             limit=self._limits.record_bytes,
         )
-        outcome = Outcome(None, Failure.of(error), entry.outcome.positions)
-        return CODEC.encode(msgspec.structs.replace(entry, outcome=outcome))
+        return msgspec.structs.replace(entry, outcome=Outcome(None, Failure.of(error), entry.outcome.positions))
 
     async def _catch_up(self, invocation_id: str) -> Outcome | None:
         """The call has another last record than was known: learn it. Its outcome, if it is that it has finished."""
@@ -232,13 +248,22 @@ class CallBook:
         if record is None:
             return None
         entry = CODEC.decode(record.data)
-        assert isinstance(entry, Accepted | Started | Finished), "others carry no id"
+        assert isinstance(entry, CallEntry), "others carry no id"
         return entry, record
 
-    async def acceptance(self, started: Started) -> tuple[Accepted, int]:
-        """The acceptance of a call that has been started, and the time of its record."""
-        record = await self._book.get(started.accepted_seqnum)
+    async def acceptance(self, seqnum: int) -> tuple[Accepted, int]:
+        """The acceptance that is the record of that seqnum, and its time. `Trimmed`"""
+        record = await self._book.get(seqnum)
         return _accepted(record), record.time
+
+    async def ended(self, tag: str, below: int, since_us: int, limit: int) -> list[tuple[Finished, Record]]:
+        """The last ends with that tag below a seqnum and not before a time, the newest first; fewer than `limit`, if
+        a page holds no more; none, if there are none.
+        """
+        read = Read(BOOK, tag, 0, below, limit, backward=True, start_time_us=since_us)
+        found = await self._access.ask(read)
+        assert isinstance(found, Found)
+        return [(_finished(record), record) for record in reversed(list(records_of(found)))]
 
     async def wait_for_more(self, invocation_id: str, after: Record, wait_s: float) -> None:
         """Return when the call has a record after this one, or when `wait_s` is over."""
@@ -275,12 +300,17 @@ class CallBook:
             await self._book.append(data, [CHECKPOINT_TAG])
         self.unsaved_count = 0
 
+    async def first_seqnum_at(self, time_us: int) -> int | None:
+        """The first record at or after that time; None if there is none."""
+        found = await self._access.ask(Read(BOOK, None, 0, MAX_SEQNUM, 1, start_time_us=time_us))
+        assert isinstance(found, Found)
+        first = first_record(found)
+        return None if first is None else first.seqnum
+
     async def trim(self, older_than_us: int) -> None:
         """Trim what was recorded before that time, by the log's time. Unfinished calls are carried forward first."""
-        found = await self._access.ask(Read(BOOK, None, 0, MAX_SEQNUM, 1, start_time_us=older_than_us))
-        assert isinstance(found, Found)
-        kept = first_record(found)
-        wanted = self.ledger.fold_from if kept is None else kept.seqnum
+        kept = await self.first_seqnum_at(older_than_us)
+        wanted = self.ledger.fold_from if kept is None else kept
         for waiting in self.ledger.waiting_below(wanted, _CARRIED_AT_ONCE):
             await self._carry(waiting)
         floor = self.ledger.trim_floor(wanted)
@@ -293,22 +323,23 @@ class CallBook:
         found = self.ledger.waiting.get(waiting.id)
         if loaded is None or found != waiting:
             return  # it has changed: the next trim looks at it again
-        carried = carry_forward(*loaded, waiting)
-        tag = id_tag(waiting.id)
-        append = partial(
-            self._book.append, CODEC.encode(carried), [tag, ACCEPTED_TAG], when=Expect(tag, waiting.seqnum)
-        )
-        try:
-            seqnum = await _until_decided(append, forever=True)
-            self.ledger.learn(carried, seqnum, 0)
-        except ConditionFailed:
-            await self._catch_up(waiting.id)
+        last = await _until_answered(partial(self.last, waiting.id))
+        if last is not None and not isinstance(last[0], Finished) and last[1].seqnum == waiting.seqnum:
+            runs = runs_of(last[0], last[1].time)
+            await self.append_after(carry_forward(*loaded, waiting, runs), waiting.seqnum, [ACCEPTED_TAG])
 
 
 def _accepted(record: Record) -> Accepted:
     entry: Entry = CODEC.decode(record.data)
     if not isinstance(entry, Accepted):
         raise CorruptData(f"record {record.seqnum} of book {BOOK} should accept a call, and is {type(entry).__name__}")
+    return entry
+
+
+def _finished(record: Record) -> Finished:
+    entry: Entry = CODEC.decode(record.data)
+    if not isinstance(entry, Finished):
+        raise CorruptData(f"record {record.seqnum} of book {BOOK} should end a call, and is {type(entry).__name__}")
     return entry
 
 

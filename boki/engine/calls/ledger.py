@@ -1,15 +1,16 @@
 """Logged calls as records: what the system book `boki:calls` says, and the fold that tells which calls are unfinished.
 
-A logged call is one that must not be forgotten: an asynchronous one, or one with an idempotency key. Its life is two
+A logged call is one that must not be forgotten: an asynchronous one, or one with an idempotency key. Most lives are two
 records: ``Accepted``, before its body may run, and ``Finished``, with its outcome. ``Finished`` is appended under the
-condition that the call's last record is the one that its runner knows, so an outcome is recorded at most once, whoever
-ran the body. A call that is delayed for longer than records are kept is **carried forward**: its ``Accepted`` is
-appended anew, under the same condition, so that it never holds up trimming.
+condition that the call's last record is the one that its writer knows, so an end is recorded at most once, whoever
+writes it: the engine that ran the body, or any engine that was asked to cancel the call. Between them stand ``Started``
+and ``Retrying`` where a call is delayed, waits for room, or runs more than once (see `boki.engine.calls.runs`). A call
+that has failed or was cancelled can be **run again**: it is accepted anew, under its id and the same condition. One
+that waits for longer than records are kept is **carried forward** in the same way, so that it never holds up trimming.
 
 Each call has an **owner**, the engine incarnation that accepted it and runs it. Every engine with the index folds the
 book. When an owner is lost, and fenced so that it can append no more, one of the others appends ``TakenOver`` under the
-condition that nobody has done so: from there on the lost engine's unfinished calls are its own. A body that such an
-heir starts is recorded first (``Started``), so that a call which kills its engines does not go on for ever.
+condition that nobody has done so: from there on the lost engine's unfinished calls are its own.
 
 A ``Checkpoint`` lets a restart read only the end of the book. It is fuzzy: it lists the calls that are unfinished when
 it is made, and ``fold_from``: every record below it is reflected in the list. Records above may be reflected too, which
@@ -21,29 +22,28 @@ This file knows records and numbers, never a clock or a log. `boki.engine.calls.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 from hashlib import sha256
-from typing import Final, NamedTuple, assert_never
+from heapq import nlargest
+from operator import attrgetter
+from typing import Final, Literal, NamedTuple, assert_never
 
 import msgspec
 
-from boki.calls import Call, InvocationState, Outcome
-from boki.errors import CallLost
+from boki.calls import Call, CallStatus, InvocationState, Outcome
+from boki.engine.calls.runs import Runs
+from boki.errors import CallCancelled
 from boki.log.entries import EntryCodec
-from boki.log.operations import Failure
 
-VERSION: Final = 2
-"""Version 1 knew no owners; its calls belong to nobody."""
+VERSION: Final = 3
+"""Version 1 knew no owners; its calls belong to nobody. Version 2 did not record the first start of a call."""
 BOOK: Final = "boki:calls"
 ACCEPTED_TAG: Final = "accepted"
 FINISHED_TAG: Final = "finished"
 CHECKPOINT_TAG: Final = "checkpoint"
 TAKEN_OVER_TAG: Final = "taken-over"
-
-MAX_STARTS: Final = 4
-"""How often the body of a call is started if its worker dies every time."""
-FIRST_BACKOFF_US: Final = 100_000
-MAX_BACKOFF_US: Final = 10_000_000
+FAILED_TAG: Final = "failed"
+CANCELLED_TAG: Final = "cancelled"
 
 
 class Owner(NamedTuple):
@@ -55,12 +55,15 @@ class Owner(NamedTuple):
 
 NOBODY: Final = Owner("", 0)
 
+Unfinished = Literal["accepted", "running", "retrying"]
+
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     """The call will run, once `delay_us` have passed since it was accepted.
 
-    If this record carries a call forward, `accepted_us` is the time of the first one (0: of this one), and `starts`
-    counts the `Started` before it.
+    If this record carries a call forward, `accepted_us` is the time of the first one (0: of this one), and the fields
+    behind `owner` say how far the call had come. `starts` counts its runs since it was accepted, those of an earlier
+    life (before it was run again by hand) not included, which `runs` has, too.
     """
 
     call: Call
@@ -69,16 +72,33 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     accepted_us: int = 0
     owner: Owner = NOBODY
     starts: int = 0
+    state: Unfinished = "accepted"
+    """"running": its owner starts the body as soon as this record is durable."""
+    next_us: int = 0
+    """When the next run is due, if `state` is "retrying"."""
+    runs: Runs = Runs()
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """An heir starts the call's body, for the `starts`-th time that a start is recorded."""
+    """The owner starts the call's body, for the `starts`-th time since it was accepted."""
 
     id: str
     accepted_seqnum: int
     due_us: int
     owner: Owner
     starts: int
+    runs: Runs = Runs()
+
+
+class Retrying(msgspec.Struct, frozen=True, array_like=True, tag="retrying"):
+    """A run has failed, and the next one is due at `next_us`."""
+
+    id: str
+    accepted_seqnum: int
+    next_us: int
+    owner: Owner
+    starts: int
+    runs: Runs
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
@@ -92,6 +112,17 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     due_us: int
     started_us: int
     attempts: int
+    accepted_seqnum: int = 0
+    """Where its payload is; 0: not known, the record is of an older version."""
+    runs: Runs = Runs()
+
+    @property
+    def state(self) -> CallStatus:
+        """Which end it is."""
+        failure = self.outcome.failure
+        if failure is None:
+            return "done"
+        return "cancelled" if failure.code == CallCancelled.code else "failed"
 
 
 class TakenOver(msgspec.Struct, frozen=True, array_like=True, tag="taken-over"):
@@ -102,16 +133,24 @@ class TakenOver(msgspec.Struct, frozen=True, array_like=True, tag="taken-over"):
 
 
 class Waiting(msgspec.Struct, frozen=True, array_like=True):
-    """An unfinished call: the seqnum of its last record, when it may start, and who runs it."""
+    """An unfinished call: the seqnum of its last record, when it may start (again), and who runs it."""
 
     id: str
     seqnum: int
     due_us: int
     owner: Owner = NOBODY
     starts: int = 0
-    """How many `Started` it has."""
     accepted: int = 0
     """The seqnum of its last `Accepted`, if that is not its last record."""
+    state: Unfinished = "accepted"
+    function: str = ""
+    """With the fields below for lists; empty, if a version that had no lists has written it."""
+    book: str = ""
+    changed_us: int = 0
+    accepted_us: int = 0
+    attempts: int = 0
+    started_us: int = 0
+    last_started_us: int = 0
 
     @property
     def accepted_seqnum(self) -> int:
@@ -126,8 +165,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint")
     waiting: tuple[Waiting, ...]
 
 
-Entry = Accepted | Started | Finished | TakenOver | Checkpoint
-CallEntry = Accepted | Started | Finished
+Entry = Accepted | Started | Retrying | Finished | TakenOver | Checkpoint
+CallEntry = Accepted | Started | Retrying | Finished
 """What is tagged with a call's id."""
 
 CODEC: Final[EntryCodec[Entry]] = EntryCodec(BOOK, VERSION, Entry)
@@ -172,91 +211,149 @@ def due_at(entry: Accepted, record_time_us: int) -> int:
     return accepted_at(entry, record_time_us) + entry.delay_us
 
 
-def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting) -> Accepted:
-    """The same call as a new record, due when it was, of its owner now."""
-    accepted_us = accepted_at(entry, record_time_us)
-    return msgspec.structs.replace(entry, accepted_us=accepted_us, owner=waiting.owner, starts=waiting.starts)
+def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting, runs: Runs) -> Accepted:
+    """The same call as a new record, of its owner now, as far as it has come: with the runs of its last record."""
+    return msgspec.structs.replace(
+        entry,
+        accepted_us=accepted_at(entry, record_time_us),
+        owner=waiting.owner,
+        starts=waiting.starts,
+        state=waiting.state,
+        next_us=waiting.due_us if waiting.state == "retrying" else 0,
+        runs=runs,
+    )
+
+
+def run_again(entry: Accepted, owner: Owner, finished: Finished) -> Accepted:
+    """The call of a life that has ended, accepted anew to be run at once."""
+    runs = finished.runs if finished.runs.total else Runs(finished.attempts, finished.started_us, finished.started_us)
+    return Accepted(entry.call, entry.request_hash, owner=owner, runs=runs)
+
+
+def runs_of(entry: Accepted | Started | Retrying, record_time_us: int) -> Runs:
+    """The runs of an unfinished call, by its last record. Version 2 counted them, and no more."""
+    if entry.starts and not entry.runs.total:
+        return Runs(entry.starts).timed(record_time_us)
+    return entry.runs.timed(record_time_us)
 
 
 def waiting_of(entry: Accepted, seqnum: int, record_time_us: int) -> Waiting:
     """The call that this record accepts or carries forward, as it waits."""
-    return Waiting(entry.call.id, seqnum, due_at(entry, record_time_us), entry.owner, entry.starts)
+    runs = runs_of(entry, record_time_us)
+    return Waiting(
+        entry.call.id,
+        seqnum,
+        entry.next_us or due_at(entry, record_time_us),
+        entry.owner,
+        entry.starts,
+        state=entry.state,
+        function=entry.call.function,
+        book=entry.call.book,
+        changed_us=record_time_us,
+        accepted_us=accepted_at(entry, record_time_us),
+        attempts=runs.total,
+        started_us=runs.first_us,
+        last_started_us=runs.last_us,
+    )
 
 
-@dataclass(slots=True)
-class Progress:
-    """What a runner knows of a call that it runs: how often its body was started, and since when it runs.
-
-    `starts` begins with the recorded starts of earlier owners, not this one's.
-    """
-
-    starts: int = 0
-    refusals: int = 0
-    started_us: int = 0
-
-
-def run_again_after(outcome: Outcome, progress: Progress) -> int | None:
-    """In how many microseconds the body is to be started again after this outcome of a start; None: it is final.
-
-    A body that was refused before it started (overload, draining) runs later, however often that happens, because the
-    call was accepted. One whose worker died runs again a bounded number of times: it may be what kills its workers. A
-    body that raised or overran its deadline has had its run.
-    """
-    failure = outcome.failure
-    if failure is None:
-        return None
-    if failure.outcome == "not_applied" and failure.retryable:
-        progress.starts -= 1
-        progress.refusals += 1
-        if not progress.starts:
-            progress.started_us = 0
-        return _backoff_us(progress.refusals)
-    if failure.code == CallLost.code and progress.starts < MAX_STARTS:
-        return _backoff_us(progress.starts)
-    return None
+def went_on(known: Waiting | None, entry: Started | Retrying, seqnum: int, record_time_us: int) -> Waiting:
+    """The call as it waits after this record."""
+    runs = runs_of(entry, record_time_us)
+    return Waiting(
+        entry.id,
+        seqnum,
+        entry.due_us if isinstance(entry, Started) else entry.next_us,
+        entry.owner,
+        entry.starts,
+        entry.accepted_seqnum,
+        state="running" if isinstance(entry, Started) else "retrying",
+        function=known.function if known else "",
+        book=known.book if known else "",
+        changed_us=record_time_us,
+        accepted_us=known.accepted_us if known else 0,
+        attempts=runs.total,
+        started_us=runs.first_us,
+        last_started_us=runs.last_us,
+    )
 
 
-def lost_too_often() -> Outcome:
-    """The end of a call whose starts are used up although none of them is known to have ended."""
-    error = CallLost(f"{MAX_STARTS} engines that ran the call were lost: it may be what ended them")
-    return Outcome(None, Failure.of(error))
-
-
-def _backoff_us(times: int) -> int:
-    return min(FIRST_BACKOFF_US << min(times - 1, 16), MAX_BACKOFF_US)
-
-
-def state_of(entry: Accepted | Finished, record_time_us: int, progress: Progress | None) -> InvocationState:
-    """What the call's last record says, and what its runner, if it is in this process, knows beside it."""
-    match entry:
+def state_of(
+    accepted: Accepted, accepted_us: int, last: Accepted | Started | Retrying, last_time_us: int
+) -> InvocationState:
+    """What an unfinished call's acceptance (with the time of its record) and its last record say."""
+    runs = runs_of(last, last_time_us)
+    state: Unfinished
+    match last:
         case Accepted():
-            progress = progress or Progress()
-            return InvocationState(
-                id=entry.call.id,
-                function=entry.call.function,
-                book=entry.call.book,
-                state="running" if progress.started_us else "accepted",
-                accepted_us=accepted_at(entry, record_time_us),
-                due_us=due_at(entry, record_time_us),
-                started_us=progress.started_us,
-                attempts=progress.starts,
-            )
-        case Finished():
-            return InvocationState(
-                id=entry.id,
-                function=entry.function,
-                book=entry.book,
-                state="done" if entry.outcome.failure is None else "failed",
-                accepted_us=entry.accepted_us,
-                due_us=entry.due_us,
-                started_us=entry.started_us,
-                finished_us=record_time_us,
-                attempts=entry.attempts,
-                result=entry.outcome.result,
-                failure=entry.outcome.failure,
-            )
+            state, next_us = last.state, last.next_us
+        case Started():
+            state, next_us = "running", 0
+        case Retrying():
+            state, next_us = "retrying", last.next_us
         case _:
-            assert_never(entry)
+            assert_never(last)
+    return InvocationState(
+        id=accepted.call.id,
+        function=accepted.call.function,
+        book=accepted.call.book,
+        state=state,
+        accepted_us=accepted_at(accepted, accepted_us),
+        due_us=due_at(accepted, accepted_us),
+        started_us=runs.first_us,
+        last_started_us=runs.last_us,
+        next_us=next_us,
+        attempts=runs.total,
+        errors=runs.errors,
+        last_error=runs.last_error,
+    )
+
+
+def ended_state(entry: Finished, record_time_us: int) -> InvocationState:
+    """What the record of a call's end says."""
+    return InvocationState(
+        id=entry.id,
+        function=entry.function,
+        book=entry.book,
+        state=entry.state,
+        accepted_us=entry.accepted_us,
+        due_us=entry.due_us,
+        started_us=entry.started_us,
+        last_started_us=entry.runs.last_us or entry.started_us,
+        finished_us=record_time_us,
+        attempts=entry.attempts,
+        result=entry.outcome.result,
+        failure=entry.outcome.failure,
+        errors=entry.runs.errors,
+        last_error=entry.runs.last_error,
+    )
+
+
+def listed_state(waiting: Waiting) -> InvocationState:
+    """An unfinished call as a list shows it, from what the ledger holds."""
+    return InvocationState(
+        id=waiting.id,
+        function=waiting.function,
+        book=waiting.book,
+        state=waiting.state,
+        accepted_us=waiting.accepted_us,
+        due_us=0 if waiting.state == "retrying" else waiting.due_us,
+        next_us=waiting.due_us if waiting.state == "retrying" else 0,
+        started_us=waiting.started_us,
+        last_started_us=waiting.last_started_us,
+        attempts=waiting.attempts,
+    )
+
+
+def end_tags(entry: Finished) -> list[str]:
+    """The tags of a call's end beside its id: by which lists find it."""
+    match entry.state:
+        case "failed":
+            return [FINISHED_TAG, FAILED_TAG]
+        case "cancelled":
+            return [FINISHED_TAG, CANCELLED_TAG]
+        case _:
+            return [FINISHED_TAG]
 
 
 class Ledger:
@@ -289,8 +386,9 @@ class Ledger:
             del self._over[entry.id]
 
     def learn(self, entry: CallEntry, seqnum: int, record_time_us: int) -> None:
-        """Take in a record of a call ahead of the fold."""
-        self._apply(entry, seqnum, record_time_us)
+        """Take in a record of a call ahead of the fold; if the fold is past it, there is nothing to learn."""
+        if seqnum >= self.fold_from:
+            self._apply(entry, seqnum, record_time_us)
 
     def lose(self, invocation_id: str) -> None:
         """The call's records are gone, so it can neither be run nor finished."""
@@ -300,20 +398,21 @@ class Ledger:
         match entry:
             case Accepted():
                 self._wait(waiting_of(entry, seqnum, record_time_us))
-            case Started():
-                waiting = Waiting(entry.id, seqnum, entry.due_us, entry.owner, entry.starts, entry.accepted_seqnum)
-                self._wait(waiting)
+            case Started() | Retrying():
+                self._wait(went_on(self.waiting.get(entry.id), entry, seqnum, record_time_us))
             case Finished():
-                self._pop(entry.id)
-                if seqnum >= self.fold_from:
-                    self._over[entry.id] = seqnum
+                known = self.waiting.get(entry.id)
+                if known is None or known.seqnum < seqnum:  # else it has been run again since
+                    self._pop(entry.id)
+                    if seqnum >= self.fold_from:
+                        self._over[entry.id] = seqnum
             case _:
                 assert_never(entry)
 
     def _wait(self, waiting: Waiting) -> None:
         known = self.waiting.get(waiting.id)
-        is_news = known is None or known.seqnum < waiting.seqnum
-        if is_news and waiting.id not in self._over:
+        is_news = known is None or known.seqnum <= waiting.seqnum  # what was learned did not know its time
+        if is_news and self._over.get(waiting.id, -1) < waiting.seqnum:
             self._put(waiting)
 
     def _take_over(self, entry: TakenOver) -> None:
@@ -339,6 +438,11 @@ class Ledger:
     def owned_by(self, owner: Owner) -> list[Waiting]:
         """The unfinished calls of an owner."""
         return [waiting for waiting in self.waiting.values() if waiting.owner == owner]
+
+    def newest(self, below: int, limit: int, matches: Callable[[Waiting], bool]) -> list[Waiting]:
+        """The unfinished calls that match, whose last record is below that seqnum: those that changed last first."""
+        found = (waiting for waiting in self.waiting.values() if waiting.seqnum < below and matches(waiting))
+        return nlargest(limit, found, key=attrgetter("seqnum"))
 
     def checkpoint(self) -> Checkpoint:
         """The state as a record."""

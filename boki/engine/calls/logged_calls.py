@@ -15,38 +15,32 @@ import asyncio
 import heapq
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from boki.calls import MAX_DELAY_S, Call, InvocationState, Outcome
+import msgspec
+
+from boki.calls import MAX_DELAY_S, Call, CallFilter, CallPage, InvocationState, Outcome
 from boki.engine.calls.call_book import CallBook
+from boki.engine.calls.inquiries import Inquiries
 from boki.engine.calls.ledger import (
-    MAX_STARTS,
     NOBODY,
     Accepted,
-    CallEntry,
     Entry,
     Finished,
     Owner,
-    Progress,
     TakenOver,
-    Waiting,
-    accepted_at,
     corrected_key,
-    due_at,
-    id_of,
-    lost_too_often,
     request_hash,
-    run_again_after,
-    state_of,
 )
-from boki.engine.calls.lost_owners import LostOwners
+from boki.engine.calls.runner import Next, Run, Runner
+from boki.engine.calls.runs import Runs
+from boki.engine.calls.takeover import Fence, Takeover
 from boki.errors import (
     BokiError,
     DeadlineExceeded,
     InvalidArgument,
     KeyReused,
-    NoSuchInvocation,
     Overloaded,
     Unavailable,
 )
@@ -55,7 +49,6 @@ from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.operations import Failure
-from boki.log.record import Record
 from boki.runtime.port import LogPort
 
 _log = logging.getLogger("boki.calls")
@@ -67,12 +60,6 @@ _CHECKPOINT_EVERY: Final = 500
 _TRIMS_PER_KEEP: Final = 24
 _RETRY_AFTER_S: Final = 1
 
-_WATCH_S: Final = 0.5
-_TAKE_AGAIN_S: Final = 1.0
-
-Run = Callable[[Call], Awaitable[Outcome]]
-Fence = Callable[[int], Awaitable[None]]
-"""Returns once an engine incarnation can append no more, and all that it has appended can be read here."""
 T = TypeVar("T")
 
 
@@ -97,29 +84,34 @@ class LoggedCalls:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._book = CallBook(port, me, limits)
-        self._run = run
+        self._inquiries = Inquiries(self._book, keep_s, clock)
+        self._runner = Runner(self._book, run, clock)
         self._me = me
-        self._fence = fence
-        self._lost = LostOwners(me, int(grace_s * 1e6))
-        self._taking: set[Owner] = set()
+        self._takeover = Takeover(
+            self._book,
+            fence,
+            grace_us=int(grace_s * 1e6),
+            clock=clock,
+            is_open=lambda: self._is_open,
+            spawn=lambda work: self._spawn(work, in_background=True),
+        )
         self._clock = clock
         self._keep_s = keep_s
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._is_open = False
-        self._accepting: set[str] = set()
+        self._accepting: dict[str, bool] = {}
+        """Calls whose acceptance is under way, and whether they are to be started as soon as it is durable."""
         self._mine: dict[str, bool] = {}
         """The calls that this engine runs or is going to run, and whether it has inherited them."""
         self._ready: deque[str] = deque()
         self._delayed: list[tuple[int, str]] = []
         self._running: set[str] = set()
-        self._progress: dict[str, Progress] = {}
         self._ends: dict[str, asyncio.Future[Outcome]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._trimmer: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.TimerHandle | None = None
         self._has_housekeeping = False
 
     @property
@@ -134,8 +126,7 @@ class LoggedCalls:
 
     def on_membership(self, membership: Membership) -> None:
         """Who is registered now: what engines leave behind that are gone is taken over."""
-        self._lost.on_membership(membership)
-        self._watch()
+        self._takeover.on_membership(membership)
 
     async def start(self) -> None:
         """Read the book, and follow it from then on. Calls that lost engines have left are taken over, and run."""
@@ -145,13 +136,14 @@ class LoggedCalls:
             what = "1 logged call is" if self.waiting_count == 1 else f"{self.waiting_count} logged calls are"
             _log.info("%s unfinished", what)
         self._spawn(self._book.follow(self._on_entry, self._adopt_all), in_background=True)
-        self._watch()
+        self._takeover.watch()
         self._schedule_trim()
 
     async def stop(self, drain_s: float = 10.0) -> None:
         """Accept no more, wait for what runs at most `drain_s`. What is left runs after the next start."""
         self._is_open = False
-        for timer in (self._timer, self._trimmer, self._watcher):
+        self._takeover.stop()
+        for timer in (self._timer, self._trimmer):
             if timer is not None:
                 timer.cancel()
         for task in self._background:
@@ -211,20 +203,30 @@ class LoggedCalls:
 
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
         """What is known of a call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait_s
-        while True:
-            found = await self._book.find(invocation_id) if _is_id(invocation_id) else None
-            if found is None:
-                raise NoSuchInvocation(
-                    f"no logged call has the id {invocation_id[:64]!r}; results are kept for {self._keep_s:g} s",
-                    field="id",
-                )
-            entry, record = found
-            left_s = until - loop.time()
-            if isinstance(entry, Finished) or left_s <= 0:
-                return await self._state_of(entry, record)
-            await self._book.wait_for_more(invocation_id, record, left_s)
+        return self._runner.refined(await self._inquiries.state(invocation_id, wait_s))
+
+    async def page(self, wanted: CallFilter) -> CallPage:
+        """A page of the calls that match, those that changed last first."""
+        return await self._inquiries.page(wanted)
+
+    async def cancel(self, invocation_id: str) -> InvocationState:
+        """End a call: one that has not begun never runs, the body of one that runs is cancelled, wherever that is.
+
+        Again: the same answer. `WrongState` if it has ended, `NoSuchInvocation`.
+        """
+        state = await self._shielded(self._inquiries.cancel(invocation_id), invocation_id, _ACCEPT_TIMEOUT_S)
+        self._on_end(invocation_id, Outcome(None, state.failure))
+        return state
+
+    async def retry(self, invocation_id: str) -> InvocationState:
+        """Run a call again that has failed or was cancelled, under its id. One that has not ended is left as it is.
+
+        `WrongState` if it has ended well, `Trimmed` if its payload is gone, `NoSuchInvocation`, `Overloaded`.
+        """
+        self._check_room()
+        state = await self._shielded(self._inquiries.accept_again(invocation_id), invocation_id, _ACCEPT_TIMEOUT_S)
+        self._adopt_all(invocation_id)
+        return state
 
     def other_owner(self, invocation_id: str) -> NodeId | None:
         """The engine that runs this unfinished call, or is going to, if that is another one."""
@@ -232,15 +234,6 @@ class LoggedCalls:
         if waiting is None or waiting.owner in (self._me, NOBODY):
             return None
         return NodeId(waiting.owner.node)
-
-    async def _state_of(self, entry: CallEntry, record: Record) -> InvocationState:
-        if isinstance(entry, Finished):
-            return state_of(entry, record.time, None)
-        progress = self._progress.get(id_of(entry))
-        if isinstance(entry, Accepted):
-            return state_of(entry, record.time, progress)
-        accepted, accepted_us = await self._book.acceptance(entry)
-        return state_of(accepted, accepted_us, progress or Progress(starts=entry.starts, started_us=record.time))
 
     # Accepting
 
@@ -255,7 +248,7 @@ class LoggedCalls:
             )
         return task.result()
 
-    async def _accept(self, call: Call, key: str | None, delay_us: int, *, is_urgent: bool) -> Accepted:
+    def _check_room(self) -> None:
         if not self._is_open:
             raise Unavailable("logged calls are not accepted now: starting or shutting down")
         if self.waiting_count + len(self._accepting) >= self._max_waiting:
@@ -264,8 +257,15 @@ class LoggedCalls:
                 retry_after_s=_RETRY_AFTER_S,
                 limit=self._max_waiting,
             )
+
+    async def _accept(self, call: Call, key: str | None, delay_us: int, *, is_urgent: bool) -> Accepted:
+        self._check_room()
+        has_room = len(self._running) + sum(self._accepting.values()) < self._max_running and not self._ready
+        begins = not delay_us and (is_urgent or has_room)
         entry = Accepted(call, request_hash(call, delay_us), delay_us, owner=self._me)
-        self._accepting.add(call.id)
+        if begins:  # its first run is on record with it
+            entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))
+        self._accepting[call.id] = begins
         try:
             first, accepted_us, waiting = await self._book.accept(entry, key)
             logged_key = key
@@ -273,7 +273,7 @@ class LoggedCalls:
                 logged_key = corrected_key(logged_key, first.call.id)
                 first, accepted_us, waiting = await self._book.accept(entry, logged_key)
         finally:
-            self._accepting.discard(call.id)
+            self._accepting.pop(call.id, None)
         if first.request_hash != entry.request_hash:
             raise KeyReused(
                 f"key {key!r} was used for another request, a call of {first.call.function!r}: use a new key",
@@ -282,7 +282,11 @@ class LoggedCalls:
             )
         if waiting is not None and waiting.owner == self._me and waiting.id not in self._mine:
             self._mine[waiting.id] = False
-            self._begin(waiting, first, accepted_us, is_urgent=is_urgent)
+            if waiting.state == "running" and self._is_open:
+                self._start_body(waiting.id, (first, accepted_us))
+            else:
+                self._queue(waiting.id, waiting.due_us)
+                self._pump()
         return first
 
     async def _was_refused(self, invocation_id: str) -> bool:
@@ -293,16 +297,6 @@ class LoggedCalls:
         failure = last[0].outcome.failure if last is not None and isinstance(last[0], Finished) else None
         return failure is not None and failure.outcome == "not_applied"
 
-    def _begin(self, waiting: Waiting, entry: Accepted, accepted_us: int, *, is_urgent: bool) -> None:
-        """Run a call at once if it may, so that its payload need not be read from the log again; else queue it."""
-        is_due = waiting.due_us <= self._clock()
-        has_room = len(self._running) < self._max_running and not self._ready
-        if self._is_open and is_due and (is_urgent or has_room):
-            self._start_body(waiting.id, (entry, accepted_us))
-        else:
-            self._queue(waiting.id, waiting.due_us)
-            self._pump()
-
     # Following, and taking over
 
     def _on_entry(self, entry: Entry) -> None:
@@ -311,8 +305,10 @@ class LoggedCalls:
             self._adopt_all()
         elif isinstance(entry, Accepted) and entry.owner == self._me and entry.call.id not in self._accepting:
             self._adopt_all(entry.call.id)  # the append had an answer that did not arrive
+        elif isinstance(entry, Finished) and entry.id not in self._book.ledger.waiting:
+            self._on_end(entry.id, entry.outcome)
         elif isinstance(entry, Accepted | TakenOver):
-            self._watch_soon()  # its owner may be gone already
+            self._takeover.watch_soon()  # its owner may be gone already
         if self._book.unsaved_count >= max(_CHECKPOINT_EVERY, self.waiting_count):
             self._keep_house(self._book.checkpoint)
 
@@ -325,36 +321,6 @@ class LoggedCalls:
                 self._mine[waiting.id] = only is None
                 self._queue(waiting.id, waiting.due_us)
         self._pump()
-
-    def _watch(self) -> None:
-        """Take over from whoever is lost; look again while there is anybody who may be."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
-        owners = [owner for owner in self._book.ledger.owners() if owner != self._me]
-        if not owners or not self._is_open:
-            return
-        for owner in self._lost.among(owners, self._clock()):
-            if owner not in self._taking:
-                self._taking.add(owner)
-                self._spawn(self._take_over(owner), in_background=True)
-        if self._lost.has_missing or self._taking:
-            self._watch_soon()
-
-    def _watch_soon(self) -> None:
-        if self._watcher is None:
-            self._watcher = asyncio.get_running_loop().call_later(_WATCH_S, self._watch)
-
-    async def _take_over(self, owner: Owner) -> None:
-        _log.info("taking over the logged calls of engine %s, incarnation %d", *owner)
-        try:
-            if self._fence is not None and owner != NOBODY:
-                await self._fence(owner.incarnation)
-            await self._book.take_over(owner)
-        except BokiError as error:
-            _log.warning("taking over from engine %s failed, to be repeated: %s", owner.node, error)
-        # not at once, so that meanwhile the fold learns who has taken over
-        asyncio.get_running_loop().call_later(_TAKE_AGAIN_S, self._taking.discard, owner)
 
     # Running
 
@@ -386,70 +352,45 @@ class LoggedCalls:
         self._spawn(self._run_body(invocation_id, known))
 
     async def _run_body(self, invocation_id: str, known: tuple[Accepted, int] | None) -> None:
-        """One start of a call's body, and what follows from its outcome."""
+        """One run of a call's body, and what follows from it."""
+        then: Next = None
         try:
             waiting = self._book.ledger.waiting.get(invocation_id)
-            loaded = known if waiting is None or known else await self._book.load(waiting)
-            if waiting is None or waiting.owner != self._me or loaded is None:
-                self._forget_call(invocation_id)
-                return
-            entry, record_time_us = loaded
-            progress = self._progress.get(invocation_id)
-            if progress is None:
-                progress = self._progress[invocation_id] = Progress(starts=waiting.starts)
-                if self._mine.get(invocation_id) and not await self._may_begin(waiting):
-                    return
-            progress.starts += 1
-            progress.started_us = progress.started_us or self._clock()
-            too_often = progress.starts > MAX_STARTS
-            outcome = lost_too_often() if too_often else await self._attempt(entry.call)
-            again_us = None if too_often else run_again_after(outcome, progress)
-            if again_us is not None:
-                _log.info("call %s runs again in %.1f s: %s", invocation_id, again_us / 1e6, outcome.failure)
-                heapq.heappush(self._delayed, (self._clock() + again_us, invocation_id))
-                return
-            await self._finish(entry, record_time_us, progress, outcome)
+            if waiting is not None and waiting.owner == self._me:
+                is_inherited = self._mine.get(invocation_id, False)
+                then = await self._runner.run(waiting, known, is_inherited=is_inherited)
         except BokiError:
             _log.exception("call %s cannot be run or recorded: it will be tried at the next start", invocation_id)
+            return
         finally:
             self._running.discard(invocation_id)
+            if isinstance(then, int):
+                self._queue(invocation_id, then)
             self._pump()
+        if isinstance(then, Outcome):
+            self._on_end(invocation_id, then)
+        elif then is None:
+            self._forget_call(invocation_id)
+            if invocation_id in self._ends:
+                self._spawn(self._tell_end(invocation_id), in_background=True)
 
-    async def _may_begin(self, waiting: Waiting) -> bool:
-        """Record the start of an inherited call, unless it has had too many; False if it is no longer this engine's."""
-        if waiting.starts >= MAX_STARTS or await self._book.begin(waiting) is not None:
-            return True
-        self._forget_call(waiting.id)
-        return False
+    async def _tell_end(self, invocation_id: str) -> None:
+        """Another engine runs the call now, or has ended it: tell those who wait here what becomes of it."""
+        self._on_end(invocation_id, await self._book.outcome(invocation_id))
 
     def _forget_call(self, invocation_id: str) -> None:
         """The call is over, or another's."""
         self._mine.pop(invocation_id, None)
-        self._progress.pop(invocation_id, None)
+        self._runner.forget(invocation_id)
 
-    async def _attempt(self, call: Call) -> Outcome:
-        try:
-            return await self._run(call)
-        except BokiError as error:
-            return Outcome(None, Failure.of(error))
-
-    async def _finish(self, entry: Accepted, record_time_us: int, progress: Progress, outcome: Outcome) -> None:
-        call = entry.call
-        finished = Finished(
-            call.id,
-            call.function,
-            call.book,
-            outcome,
-            accepted_at(entry, record_time_us),
-            due_at(entry, record_time_us),
-            progress.started_us,
-            progress.starts,
-        )
-        recorded = await self._book.finish(finished)
-        self._forget_call(call.id)
-        end = self._ends.pop(call.id, None)
+    def _on_end(self, invocation_id: str, outcome: Outcome) -> None:
+        """The call is over, perhaps because it was cancelled: end its body, and tell those who wait for it."""
+        self._runner.cancel(invocation_id)
+        if invocation_id not in self._running:
+            self._forget_call(invocation_id)
+        end = self._ends.pop(invocation_id, None)
         if end is not None and not end.done():
-            end.set_result(recorded)
+            end.set_result(outcome)
 
     # In the background
 
@@ -488,7 +429,3 @@ class LoggedCalls:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, BokiError):  # those are answers, which somebody may have left
             _log.error("a bug in logged calls", exc_info=error)
-
-
-def _is_id(text: str) -> bool:
-    return len(text) == 32 and all(character in "0123456789abcdef" for character in text)

@@ -21,6 +21,7 @@ from boki.errors import (
 from boki.log.limits import Limits
 from boki.log.operations import Failure
 
+
 def failed(error: BokiError) -> Outcome:
     """The error as the end of a call."""
     return Outcome(None, Failure.of(error))

@@ -1,0 +1,189 @@
+"""Runs the bodies of logged calls, one run after the other: each begins and ends by a record of the book.
+
+A run that fails is followed by another one as the call's `boki.Retry` says; between them nothing of the old run is
+left: its body has ended, or its engine was fenced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from boki.calls import Call, InvocationState, Outcome
+from boki.engine.calls.call_book import CallBook
+from boki.engine.calls.ledger import Accepted, CallEntry, Finished, Waiting, accepted_at, due_at, runs_of
+from boki.engine.calls.runs import Runs, engine_lost, is_refusal, policy_of, refused_again_us
+from boki.errors import BokiError
+from boki.log.operations import Failure
+
+_log = logging.getLogger("boki.calls")
+
+Run = Callable[[Call], Awaitable[Outcome]]
+"""Runs a body. Returns once it has ended, or its worker has, also if it was too late before: another may begin then."""
+
+Next = int | Outcome | None
+"""What follows a run: when the next one is due; or how the call has ended; None: it is over, or another engine's."""
+
+_ID_CHARS: Final = 8
+
+
+@dataclass(slots=True)
+class _Job:
+    """A call that this engine runs: its runs, and whether the one that is on record is still to be had."""
+
+    waiting: Waiting
+    runs: Runs
+    is_begun: bool
+    refusals: int = 0
+
+
+class Runner:
+    """The calls that one engine runs. `clock` is the log's time as well as it is known here."""
+
+    def __init__(self, book: CallBook, run: Run, clock: Callable[[], int]) -> None:
+        self._book = book
+        self._run = run
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        self._bodies: dict[str, asyncio.Future[Outcome]] = {}
+
+    async def run(self, waiting: Waiting, known: tuple[Accepted, int] | None, *, is_inherited: bool) -> Next:
+        """One run of a call's body, and what follows. `known`: its acceptance, if it need not be read from the book."""
+        loaded = known or await self._book.load(waiting)
+        if loaded is None:
+            return None
+        job = self._jobs.get(waiting.id)
+        if job is None:
+            taken = await self._take_up(waiting, *loaded, is_inherited=is_inherited)
+            if not isinstance(taken, _Job):
+                return taken
+            job = taken
+        if not await self._begin(job):
+            return None
+        outcome = await self._outcome(loaded[0].call)
+        if outcome is None:
+            return None
+        if is_refusal(outcome):
+            job.refusals += 1
+            return self._clock() + refused_again_us(job.refusals)
+        return await self._settle(job, *loaded, outcome)
+
+    def cancel(self, invocation_id: str) -> None:
+        """The call is over: end its body, if it runs."""
+        body = self._bodies.get(invocation_id)
+        if body is not None:
+            body.cancel()
+
+    def forget(self, invocation_id: str) -> None:
+        """The call is over, or another engine's."""
+        self._jobs.pop(invocation_id, None)
+
+    def refined(self, state: InvocationState) -> InvocationState:
+        """The state of a call with what only its runner knows: that no worker has taken the run that is on record."""
+        job = self._jobs.get(state.id)
+        if state.state != "running" or job is None or state.id in self._bodies or not job.refusals:
+            return state
+        before = job.runs.total - 1
+        return msgspec.structs.replace(state, state="retrying" if before else "accepted", attempts=before)
+
+    async def _take_up(
+        self, waiting: Waiting, entry: Accepted, record_time_us: int, *, is_inherited: bool
+    ) -> _Job | Outcome | None:
+        """This engine runs the call from here on; unless an engine was lost while it ran the call and the call's policy
+        allows no further run: then that was the end. None: it is over already.
+        """
+        last: CallEntry = entry
+        last_time_us = record_time_us
+        if waiting.accepted:
+            known = await self._book.last(waiting.id)
+            if known is None:
+                return None
+            last, last_time_us = known[0], known[1].time
+        if isinstance(last, Finished):
+            return None
+        job = _Job(waiting, runs_of(last, last_time_us), is_begun=waiting.state == "running" and not is_inherited)
+        if waiting.state == "running" and is_inherited:
+            failure = engine_lost(last.owner.node)
+            job.runs = job.runs.failed(failure)
+            if self._again_us(job, entry, record_time_us, failure) is None:
+                return await self._finish(job, entry, record_time_us, Outcome(None, failure))
+            _log.info("%s; it runs again now", _ended_text(job, entry.call, failure))
+        self._jobs[waiting.id] = job
+        return job
+
+    async def _begin(self, job: _Job) -> bool:
+        """Record that a run begins, unless that has been done; False if the call is over, or another's, by now."""
+        if not job.is_begun:
+            runs = job.runs.begun(self._clock())
+            begun = await self._book.begin(job.waiting, runs)
+            if begun is None:
+                return False
+            job.waiting, job.runs, job.is_begun = begun, runs, True
+        found = self._book.ledger.waiting.get(job.waiting.id)
+        return found is not None and found.owner == self._book.me
+
+    async def _outcome(self, call: Call) -> Outcome | None:
+        """Run the body; None if the call was cancelled meanwhile."""
+        body = self._bodies[call.id] = asyncio.ensure_future(self._run(call))
+        try:
+            return await body
+        except BokiError as error:
+            return Outcome(None, Failure.of(error))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return None
+        finally:
+            del self._bodies[call.id]
+
+    async def _settle(self, job: _Job, entry: Accepted, record_time_us: int, outcome: Outcome) -> Next:
+        """A run has ended: record when the next one is due, or that the call has ended."""
+        failure = outcome.failure
+        if failure is None:
+            return await self._finish(job, entry, record_time_us, outcome)
+        job.runs = job.runs.failed(failure)
+        again_us = self._again_us(job, entry, record_time_us, failure)
+        if again_us is None:
+            if job.waiting.starts > 1:
+                _log.warning("%s; it has failed for good", _ended_text(job, entry.call, failure))
+            return await self._finish(job, entry, record_time_us, outcome)
+        _log.info("%s; it runs again in %.1f s", _ended_text(job, entry.call, failure), again_us / 1e6)
+        next_us = self._clock() + again_us
+        waits = await self._book.retry_later(job.waiting, next_us, job.runs)
+        if waits is None:
+            return None
+        job.waiting, job.is_begun, job.refusals = waits, False, 0
+        return next_us
+
+    def _again_us(self, job: _Job, entry: Accepted, record_time_us: int, failure: Failure) -> int | None:
+        elapsed_us = self._clock() - due_at(entry, record_time_us)
+        return policy_of(entry.call).again_us(failure, job.waiting.starts, entry.call.id, elapsed_us)
+
+    async def _finish(self, job: _Job, entry: Accepted, record_time_us: int, outcome: Outcome) -> Outcome:
+        call, runs = entry.call, job.runs
+        finished = Finished(
+            call.id,
+            call.function,
+            call.book,
+            outcome,
+            accepted_at(entry, record_time_us),
+            due_at(entry, record_time_us),
+            runs.first_us,
+            runs.total,
+            job.waiting.accepted_seqnum,
+            runs,
+        )
+        return await self._book.finish(finished)
+
+
+def _ended_text(job: _Job, call: Call, failure: Failure) -> str:
+    """Which run of which call has ended, and with what, in one line."""
+    message = " ".join(failure.message.split())
+    attempt = f"attempt {job.waiting.starts} of {policy_of(call).attempts}"
+    return f"{call.function}[{call.id[:_ID_CHARS]}] {attempt} ended with {failure.code}: {message}"
