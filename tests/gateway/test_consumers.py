@@ -325,6 +325,37 @@ def test_a_crash_that_may_be_another_calls_does_not_count(monkeypatch: pytest.Mo
     run(scenario([2] * (MAX_EXCUSES + 1), dead=1))
 
 
+def test_a_failure_and_a_dead_letter_are_logged_with_message_and_attempt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which message, which attempt of how many, when it comes again; and a line of its own when it does not."""
+    monkeypatch.setattr(
+        fake_backend, "outcome_of", lambda _call: Outcome(None, Failure.of(FunctionFailed("KeyError: 'tea'")))
+    )
+
+    async def scenario() -> str:
+        async with consuming(monkeypatch, SINGLE) as (backend, http):
+            await backend.until_waiting()
+            await set_up(http, 2)
+            async with http.post("/queue/b/q", json="tea") as response:
+                identity: str = (await response.json())["id"]
+            await backend.until(lambda: len(backend.started) == 2)
+            await backend.until_waiting()
+        return identity
+
+    with caplog.at_level(logging.INFO, "boki.gateway"):
+        identity = run(scenario())
+    remedy = "`boki queue dlq b q` lists it, `boki queue redrive` lets it be delivered again"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records if "tea" in record.getMessage()] == [
+        ("INFO", f"take failed on message {identity} of q (attempt 1 of 2, again in 0 s): KeyError: 'tea'"),
+        ("INFO", f"take failed on message {identity} of q (attempt 2 of 2): KeyError: 'tea'"),
+        (
+            "WARNING",
+            f"message {identity} of q is a dead letter after 2 deliveries: KeyError: 'tea'; {remedy}",
+        ),
+    ]
+
+
 def test_messages_that_were_lost_together_are_called_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by several places, and out of a batch; so a second crash shows who it was, and others are done."""
 

@@ -34,6 +34,8 @@ PAUSE_S: Final = 0.5
 LEASE_MARGIN_S: Final = 15.0
 """A lease outlasts the function's own time by this much."""
 MAX_RETRY_S: Final = 3_600.0
+NAMED: Final = 3
+"""Messages of a call that a log line names."""
 _ENCODINGS: Final[tuple[Encoding, ...]] = ("bytes", "text", "json")
 
 
@@ -148,10 +150,10 @@ class Place:
         info = self._work.info
         unfit = [one for one in messages if self._work.consumes.batch and item_of(one, info) is None]
         if unfit:
+            reason = "a batch of JSON cannot hold bytes: consume it without batch"
             with suppress(LeaseLost):  # those are somebody else's by now
-                await self._work.queue.bury(
-                    *unfit, reason="a batch of JSON cannot hold bytes: consume it without batch"
-                )
+                await self._work.queue.bury(*unfit, reason=reason)
+                self._say_dead(unfit, reason)
         return [one for one in messages if one not in unfit]
 
     def _calls_of(self, messages: list[Message[Any]]) -> list[list[Message[Any]]]:
@@ -202,19 +204,47 @@ class Place:
             await work.queue.release(*messages)
             await self._rest()
             return
-        name, queue = work.info.name, work.consumes.queue
-        _log.info("%s failed on %d messages of %s: %s", name, len(messages), queue, failure.message)
         if work.suspects.excuse(names, failure):
+            self._say_failed(messages, "which does not count", failure)
             await work.queue.release(*messages)
             return
-        times = max(message.deliveries for message in messages) - 1
-        delay_s = min(MAX_RETRY_S, work.consumes.retry_s * 2 ** min(times, 20))
-        await work.queue.nack(*messages, delay_s=delay_s, reason=failure.message)
+        attempt = max(message.deliveries for message in messages)
+        delay_s = min(MAX_RETRY_S, work.consumes.retry_s * 2 ** min(attempt - 1, 20))
+        most = work.queue.max_deliveries
+        dead = [one for one in messages if most and one.deliveries >= most]
+        again = "" if len(dead) == len(messages) else f", again in {delay_s:,g} s"
+        self._say_failed(messages, f"attempt {attempt}" + (f" of {most}" if most else "") + again, failure)
+        try:
+            await work.queue.nack(*messages, delay_s=delay_s, reason=failure.message)
+        except LeaseLost as error:
+            self._say_dead([one for one in dead if one.receipt not in error.receipts], failure.message)
+            raise
+        self._say_dead(dead, failure.message)
+
+    def _say_failed(self, messages: list[Message[Any]], attempt: str, failure: Failure) -> None:
+        info, queue = self._work.info, self._work.consumes.queue
+        _log.info("%s failed on %s of %s (%s): %s", info.name, ids_text(messages), queue, attempt, failure.message)
+
+    def _say_dead(self, messages: list[Message[Any]], reason: str) -> None:
+        queue, group = self._work.queue, self._work.consumes.group
+        option = f" --group {group}" if group else ""
+        for one in messages:
+            _log.warning(
+                "message %s of %s is a dead letter after %d deliveries: %s; `boki queue dlq %s %s%s` lists it, "
+                "`boki queue redrive` lets it be delivered again",
+                *(one.id, queue.name, one.deliveries, reason, queue.logbook.name, queue.name, option),
+            )
 
     async def _rest(self) -> None:
         """After a call that could not be made: others may still be to be given back."""
         if not self._is_leaving:
             await asyncio.sleep(PAUSE_S)
+
+
+def ids_text(messages: list[Message[Any]]) -> str:
+    """Which messages they are, for a log line: a few by their ids."""
+    named = ", ".join(one.id for one in messages[:NAMED]) + (", …" if len(messages) > NAMED else "")
+    return f"message {named}" if len(messages) == 1 else f"{len(messages)} messages ({named})"
 
 
 def _all(calls: list[list[Message[Any]]]) -> list[Message[Any]]:

@@ -207,6 +207,11 @@ class Administration(Generic[T]):
         """How many parts it has. The queue must have been opened."""
         return self._known_settings().shards
 
+    @property
+    def max_deliveries(self) -> int:
+        """What decides now about dead letters, as far as this process has read. The queue must have been opened."""
+        return self._shared(self._known_settings()).lines[0].state.settings.max_deliveries
+
     def _known_settings(self) -> Settings:
         if self._settings is None:
             raise InvalidArgument(f"queue {self.name!r} was not opened yet: await queue.create() first", field="queue")
