@@ -25,6 +25,8 @@ Blocking functions get a blocking context, and no `await`::
             assert greet_blocking(ctx, "Ada").startswith("Hello Ada")
             ctx.clock.advance(60)
 
+With pytest, the fixtures `boki_context` and `boki_blocking_context` are such contexts (see `pytest_boki`).
+
 `ctx.invoke` runs other functions for real, of both kinds: those passed as objects, and by name those given in
 `functions` or seen as objects before. Waits (`wait_s`), delays, deadlines and the 24 hours of a key pass at once when
 nothing else runs, so wait for the log or the clock rather than with `asyncio.sleep`.

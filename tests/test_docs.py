@@ -100,10 +100,31 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.xdist_group("one running system")
-@pytest.mark.parametrize("name", ["README.md", "docs/api.md", "docs/testing.md", "docs/queues.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/api.md", "docs/queues.md"])
 def test_every_python_snippet_runs(name: str, url: str) -> None:
     """What a reader copies works."""
     assert asyncio.run(run_snippets(ROOT / name, url))
+
+
+def test_the_page_on_testing_can_be_pasted_into_a_test_file(tmp_path: Path) -> None:
+    """With nothing configured, all of its tests run and pass (found.md, E2)."""
+    text = "\n\n".join(snippets(ROOT / "docs/testing.md", "python"))
+    (tmp_path / "test_pasted.py").write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-W",
+        "error",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_boki.plugin",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{text.count('def test_')} passed" in done.stdout
 
 
 def test_a_snippet_that_is_wrong_is_found(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_the_new_project_passes_its_own_test(tmp_path: Path, monkeypatch: pytest
     assert "pip install pytest && pytest" in done.output
     project = tmp_path / "guestbook"
     tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_boki.plugin"],
         cwd=project,
         capture_output=True,
         text=True,
