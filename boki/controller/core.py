@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from boki.controller.fences import Fences
 from boki.controller.heartbeats import Heartbeats
+from boki.controller.index_slots import IndexSlots
 from boki.controller.inventory import Inventory
 from boki.controller.plans import Sight, by_name, differs, first_plan, next_plan
 from boki.controller.repair import Repair, Storage
@@ -166,6 +167,7 @@ class ControllerCore:
         self._waiting = ""
         self._inventory = Inventory()
         self._fences = Fences(config.fence_grace_us)
+        self._slots = IndexSlots()
         self._repair = Repair()
         self._place_at = 0
         self._now_us = 0
@@ -290,10 +292,7 @@ class ControllerCore:
         )
 
     def _installed(self, view: View, won: bool, now_us: int) -> Iterable[Effect]:
-        """The view that stands is what the coordinator says; one that was won need not be waited for.
-
-        The word may be about a proposal that was made before the one of now, of the same term.
-        """
+        """The coordinator decides which view stands. Its word may be about an earlier proposal of the same term."""
         if won and self._change is not None and self._change.proposed == view:
             return self._take_views((view,), now_us)
         known = self.chain.current.term if self.chain else 0
@@ -438,6 +437,7 @@ class ControllerCore:
             self._inventory.wants_all = True
         effects = self._inventory.tick(storage.live, view.term, now_us)
         effects += self._fences.tick(self._inventory, self._membership, view, now_us)
+        effects += self._slots.tick(self.heartbeats, self._membership, self._plan, now_us)
         if self._inventory.has_news and not self._inventory.is_scanning and now_us >= self._place_at:
             self._inventory.has_news = False
             wanted = self._repair.decide(self._inventory, self._placement, storage)

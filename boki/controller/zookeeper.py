@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -125,11 +125,17 @@ class ZooKeeperCoordinator:
         """Who is registered, as last seen."""
         return self._membership
 
-    async def close(self) -> None:
-        """End the session: registration, candidacy and slot go with it. Nothing is told any more."""
+    async def rest(self) -> None:
+        """Tell nothing any more, and keep the session, for whoever calls `follow` next: all is told to it once."""
         self.tell = self.on_leadership = self.on_session = self.on_failure = _ignore
         for refresher in self._following:
             await refresher.stop()
+        self._following, self._told_term, self._is_leader = [], 0, False
+        self._registrations, self._membership = {}, Membership(number=0)
+
+    async def close(self) -> None:
+        """End the session: registration, candidacy and slot go with it. Nothing is told any more."""
+        await self.rest()
         await self._session.close()
 
     # numbers and views
@@ -275,6 +281,10 @@ class ZooKeeperCoordinator:
         """One of `count` slots for engines that hold the index, for as long as the session lasts; None: all taken."""
         return await self._claims.take_slot(node, count)
 
+    async def release_index_slots(self, nodes: Collection[NodeId]) -> list[NodeId]:
+        """Free the slots of these engines, whatever they think; which of them had one."""
+        return await self._claims.release_slots(nodes)
+
     async def watch_index_slots(self, on_change: Callable[[], None]) -> None:
         """Tell whenever a slot is taken or let go, and once at the start."""
 
@@ -326,10 +336,14 @@ class ZooKeeperCoordinator:
     async def _refresh_members(self, watch: Callable[[], None]) -> None:
         names = await self._session.children("/nodes", watch)
         found: dict[str, Registration] = {}
+        owners: dict[str, int] = {}
         for name in names:
             registration = await self._find(f"/nodes/{name}", Registration, watch)
             if registration is not None:
-                found[name] = registration[1]
+                owners[name], found[name] = registration[0].owner, registration[1]
+        if self._plan.index_replicas:  # an engine whose slot was taken away does not know it yet
+            slots = await self._claims.slot_owners(watch)
+            found = {name: row if owners[name] in slots else _without_index(row) for name, row in found.items()}
         if found != self._registrations or self._membership.number == 0:
             self._registrations = found
             self._tell_membership()
@@ -430,6 +444,10 @@ class _Refresher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _without_index(registration: Registration) -> Registration:
+    return msgspec.structs.replace(registration, member=msgspec.structs.replace(registration.member, has_index=False))
 
 
 def _view_path(term: Term) -> str:

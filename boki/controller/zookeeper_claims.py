@@ -7,7 +7,7 @@ is of its own home it takes over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from uuid import uuid4
 
 import msgspec
@@ -34,7 +34,10 @@ class Claims:
         self._mark = uuid4().hex  # of our entries in the election
 
     async def take_slot(self, node: NodeId, count: int) -> int | None:
-        """One of `count` slots for engines that hold the index; None: all are taken."""
+        """One of `count` slots for engines that hold the index, the one that it has if it has one; None: all taken."""
+        for name, entry, _ in await self._slots():
+            if entry.owner == self._session.id:
+                return int(name)
         data = encode(_Claim(self._home, node))
         slot = 0
         while slot < count:
@@ -56,6 +59,21 @@ class Claims:
                 continue
             slot += 1
         return None
+
+    async def release_slots(self, nodes: Collection[NodeId]) -> list[NodeId]:
+        """Free the slots of these nodes, whoever's sessions they go with; which of them had one."""
+        found = [(name, entry, claim.node) for name, entry, claim in await self._slots() if claim.node in nodes]
+        for name, entry, _ in found:
+            await quietly(self._session.delete(f"/index/{name}", entry.version))
+        return [node for _, _, node in found]
+
+    async def slot_owners(self, watch: Callable[[], None]) -> set[int]:
+        """The sessions that have a slot; `watch` is called when slots are taken or freed."""
+        return {entry.owner for _, entry, _ in await self._slots(watch)}
+
+    async def _slots(self, watch: Callable[[], None] | None = None) -> list[tuple[str, Node, _Claim]]:
+        rows = [(name, await self._find(f"/index/{name}")) for name in await self._session.children("/index", watch)]
+        return [(name, *found) for name, found in rows if found is not None]
 
     async def stand(self, node: NodeId) -> None:
         """Be a candidate for the lead, and former lives of ours none any more."""

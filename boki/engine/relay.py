@@ -172,12 +172,12 @@ class RelayCore:
         self._engines = [
             member for member in membership.of(Role.ENGINE) if member.has_index and member.node != self.node
         ]
-        lives = {(member.node, member.incarnation) for member in membership.of(Role.ENGINE)}
+        lives = {(member.node, member.incarnation) for member in self._engines}
         effects: list[Effect] = []
         for pending in list(self._pending.values()):
             assert pending.asked is not None
             if (pending.asked.node, pending.asked.incarnation) in lives:
-                continue  # it may have lost its index, and will say so
+                continue
             if pending.is_repeatable:
                 self._give_up(pending)
                 effects += self._ask(pending, now_us)
@@ -230,4 +230,6 @@ def _late(pending: _Pending) -> BokiError:
 
 
 def _lost(engine: NodeId) -> BokiError:
-    return ConnectionLost(f"{engine} was lost while it carried this out; repeat it only under the same key")
+    return ConnectionLost(
+        f"{engine} was lost, or lost the index, while it carried this out; repeat it only under the same key"
+    )

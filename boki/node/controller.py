@@ -11,6 +11,7 @@ from boki.controller.core import ControllerConfig, ControllerCore, Installed, Le
 from boki.controller.zookeeper_session import SessionState
 from boki.effects import Core
 from boki.follower import COORDINATOR
+from boki.log.ids import NodeId
 from boki.log.membership import Placement, Role
 from boki.log.view import View
 from boki.node.life import NodeLife
@@ -77,7 +78,7 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
             self.host.deliver(self.node, Leadership(self._is_leader, is_connected))
 
     def answer(self, token: Any, value: Any) -> None:
-        """The core wants a view or a placement to be installed. It repeats itself while that is under way."""
+        """The core wants a view or a placement installed, or slots freed. It repeats itself while that is under way."""
         if token in self._is_writing:
             return
         self._is_writing.add(token)
@@ -86,6 +87,8 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
                 self.spawn(self._install(token, value))
             case Placement():
                 self.spawn(self._place(token, value))
+            case tuple():
+                self.spawn(self._release(token, value))
             case _:
                 raise AssertionError(f"a controller does not ask for {value!r}")
 
@@ -102,6 +105,13 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
         finally:
             self._is_writing.discard(token)
         self._tell(Placed(placement.version, won))
+
+    async def _release(self, token: str, nodes: tuple[NodeId, ...]) -> None:
+        try:
+            for node in await self.coordinator.release_index_slots(nodes):
+                _log.warning("%s does not answer: another engine is to hold the index in its place", node)
+        finally:
+            self._is_writing.discard(token)
 
     def _tell(self, message: Installed | Placed) -> None:
         if self.host is not None:

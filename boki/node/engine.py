@@ -1,7 +1,8 @@
 """An engine: functions, and the log beside them: with the index of all logs, or through engines that have it.
 
 How many engines hold the index is in the plan (`index_replicas`; 0: all). An engine that finds no slot free is a relay;
-when a slot is let go it drains and begins anew with the index. Logged calls run only where the index is.
+when a slot is let go it drains and begins anew with the index. An engine that stood still for too long loses its slot
+(`boki.controller.index_slots`). Logged calls run only where the index is.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from boki.remote import FOR_ENGINE_SHELL, CallAccepted
 _log = logging.getLogger("boki.node")
 _LAST_STEP_S: Final = 3.0
 _FENCE_TIMEOUT_S: Final = 10.0
+_OUTAGE_DRAIN_S: Final = 0.5
 
 
 class EngineLife(NodeLife[EngineNodeConfig]):
@@ -53,6 +55,8 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     remote: EngineService | None = None
     has_slot = False
     """Whether it is one of those that hold the index."""
+    _has_index = False
+    """Whether its index has caught up, so that others may ask it."""
     core: EngineCore | RelayCore | None = None
     _is_open = False
 
@@ -164,17 +168,25 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             await self._booted.wait()
             self.core = self._bootstrap.engine
         self._make_parts()
-        await self.functions.start()
-        if not self.has_slot:
+        if self.has_slot:
+            self.spawn(self._keep_slot())
+        else:
             _log.info("%s: all slots for an index are taken: it asks engines that have one", self.node)
             self.spawn(self._await_slot())
-        await self._ready.wait()
-        if self.service is not None and self.calls is not None:
-            await self.service.start()
+        await asyncio.gather(self.functions.start(), self._offer_index())
+        if self.calls is not None:
             await self.calls.start()
         await self.deployed.start()
         self._is_open = True
         await self.register()
+
+    async def _offer_index(self) -> None:
+        """Let others ask this engine as soon as its index has caught up: its functions may take longer to start."""
+        await self._ready.wait()
+        if self.service is not None:
+            await self.service.start()
+            self._has_index = True
+            await self.register()
 
     async def _await_slot(self) -> None:
         """Begin anew with the index as soon as a slot is free."""
@@ -185,9 +197,18 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             await changed.wait()
         self.end(Ending.PROMOTED)
 
+    async def _keep_slot(self) -> None:
+        """Begin anew without the index if the slot was taken away, for standing still, and none is free."""
+        changed = asyncio.Event()
+        await self.coordinator.watch_index_slots(changed.set)
+        while await self._claim():
+            changed.clear()
+            await changed.wait()
+        self.end(Ending.DEMOTED)
+
     def member(self) -> Member:
         """See `NodeLife`: until it has caught up it holds no index for others."""
-        return msgspec.structs.replace(super().member(), has_index=self._is_open and self.has_slot)
+        return msgspec.structs.replace(super().member(), has_index=self._has_index)
 
     def answer(self, token: Any, value: Any) -> None:
         """See `NodeLife`."""
@@ -222,10 +243,12 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         """
         if self.remote is None:
             return
-        await self.remote.drain(self.config.drain_s)
+        # Without any index calls wait for the log, and the log for this engine: it must not wait for them.
+        drain_s = self.config.drain_s if self.port.is_ready else min(self.config.drain_s, _OUTAGE_DRAIN_S)
+        await self.remote.drain(drain_s)
         if self.calls is not None:
-            await self.calls.stop(self.config.drain_s)
-        await self.functions.stop(self.config.drain_s)
+            await self.calls.stop(drain_s)
+        await self.functions.stop(drain_s)
         if self.service is not None:
             await self.service.stop()
         if not self._ready.is_set() or not isinstance(self.core, EngineCore):

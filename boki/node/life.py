@@ -3,11 +3,11 @@
 What all roles share stands here: the links and the disk around the core, what the coordinator tells on its way to the
 core, the registration, the status, and the watch over it all. What differs is in the methods that roles override.
 
-A life ends in one of six ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator has given it up,
+A life ends in one of these ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator gave it up,
 so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. *Stale*: what its index
 lacks is kept by nobody any more, and a newer one must be taken. After these three the role begins anew, as another
-incarnation where that is one of the process. *Promoted*: it has drained, and begins anew as something more. *Failed*:
-its disk, or its code; the process ends.
+incarnation where that is one of the process. *Promoted*, *demoted*: it has drained, and begins anew as something
+more, or less. *Failed*: its disk, or its code; the process ends.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Ending(StrEnum):
     FENCED = "fenced"
     STALE = "stale"
     PROMOTED = "promoted"
+    DEMOTED = "demoted"
     FAILED = "failed"
 
 
@@ -132,7 +133,7 @@ class NodeLife(Generic[ConfigType]):
         self.parts = AsyncExitStack()
         """What is to be closed in the end."""
         self.parts.callback(self._close_disk)
-        self.parts.push_async_callback(coordinator.close)
+        self.parts.push_async_callback(self._leave)
         self._stalls = StallWatch(self.node, config.stall_s)
 
     # what roles override
@@ -198,7 +199,7 @@ class NodeLife(Generic[ConfigType]):
                 begun.cancel()
                 await self.drain()
                 return Ending.STOPPED
-            if self._ended.result() is Ending.PROMOTED:
+            if self._ended.result() in (Ending.PROMOTED, Ending.DEMOTED):
                 await self.drain()
             return self._ended.result()
         except SessionEnded:
@@ -289,6 +290,15 @@ class NodeLife(Generic[ConfigType]):
             await self.parts.aclose()
         except Exception:  # noqa: BLE001 - parts of all kinds; what failed is in the log, and the rest is closed
             _log.exception("%s: not everything could be closed", self.node)
+
+    @property
+    def keeps_session(self) -> bool:
+        """Whether the next life goes on with this session: else the slot that was claimed would be free again."""
+        is_promoted = self._ended.done() and self._ended.result() is Ending.PROMOTED
+        return is_promoted and self.coordinator.state is not SessionState.EXPIRED
+
+    async def _leave(self) -> None:
+        await (self.coordinator.rest() if self.keeps_session else self.coordinator.close())
 
     async def _cancel_tasks(self) -> None:
         for task in list(self._tasks):

@@ -43,9 +43,10 @@ async def run_node(
     `on_life` is told of each life as it begins. `ConfigError`: it cannot run like this at all.
     """
     home = Home(config.directory, config.node, role)
+    coordinator: ZooKeeperCoordinator | None = None
     try:
         while not stop.is_set():
-            coordinator = await _connect(config, home, stop)
+            coordinator = coordinator or await _connect(config, home, stop)
             if coordinator is None:
                 break
             life = LIVES[role](config, home, coordinator, make_links)
@@ -54,6 +55,7 @@ async def run_node(
                 ending = await life.run(stop)
             finally:
                 await life.close()
+                coordinator = coordinator if life.keeps_session else None
             if ending is Ending.FAILED:
                 return 1
             if ending is not Ending.STOPPED:
@@ -61,6 +63,8 @@ async def run_node(
                 _log.log(level, "%s: this life was %s; it begins anew", config.name, ending)
         return 0
     finally:
+        if coordinator is not None:
+            await coordinator.close()
         home.close()
 
 

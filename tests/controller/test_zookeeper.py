@@ -267,6 +267,35 @@ def test_membership_follows_who_comes_and_goes(zookeeper: str, chroot: str) -> N
     run(body())
 
 
+def test_an_engine_whose_slot_was_taken_holds_no_index_for_others(zookeeper: str, chroot: str) -> None:
+    """It may stand still and not know it; everybody is told at once, and the slot goes to who claims it."""
+
+    async def body() -> None:
+        async with (
+            joined(zookeeper, chroot, follow=False) as still,
+            joined(zookeeper, chroot, follow=False) as other,
+            joined(zookeeper, chroot, follow=False) as watcher,
+        ):
+            await watcher.coordinator.ensure_plan(ClusterPlan(index_replicas=1))
+            await watcher.coordinator.follow()
+            second = msgspec.structs.replace(ENGINE, node=NodeId("engine-2"), has_index=True)
+            assert await still.coordinator.claim_index_slot(ENGINE.node, 1) == 0
+            assert await other.coordinator.claim_index_slot(second.node, 1) is None
+            await still.coordinator.register(msgspec.structs.replace(ENGINE, has_index=True))
+            holders = lambda: [m.node for m in watcher.coordinator.membership.members if m.has_index]  # noqa: E731
+            await watcher.until(lambda: holders() == ["engine-1"])
+            assert await still.coordinator.claim_index_slot(ENGINE.node, 1) == 0
+            assert await watcher.coordinator.release_index_slots(["engine-1", "engine-3"]) == ["engine-1"]
+            await watcher.until(lambda: holders() == [])
+            assert watcher.names == {"engine-1"}
+            assert await other.coordinator.claim_index_slot(second.node, 1) == 0
+            await other.coordinator.register(second)
+            await watcher.until(lambda: holders() == ["engine-2"])
+            assert await still.coordinator.claim_index_slot(ENGINE.node, 1) is None
+
+    run(body())
+
+
 def test_a_node_that_begins_anew_takes_its_former_lifes_place(zookeeper: str, chroot: str) -> None:
     """From the same data directory: at once, though the old session is still there. From another: refused by name."""
 

@@ -60,6 +60,7 @@ class Cluster(World):
         self.plan = Plan(logs, sequencers, dict.fromkeys(sequencers, 1), nodes, 3, 2)
         self.views: list[View] = [self.plan.first_view()]
         self.incarnations: dict[str, int] = {}
+        self.without_slot: set[NodeId] = set()
         self.draining: tuple[NodeId, ...] = ()
         self.is_registered = is_registered
         self.membership_number = 0
@@ -98,11 +99,15 @@ class Cluster(World):
         self.tell(node, InstallView(tuple(self.views)), "coordinator")
         self.run()
 
+    def has_index(self, node: NodeId) -> bool:
+        """Whether others may ask it for what the index knows, as the coordinator sees it."""
+        return _engine_of(self.cores[node]) is not None and node not in self.without_slot
+
     def register(self) -> None:
         """Tell everybody who is up, as the coordinator sees it."""
         self.membership_number += 1
         members = tuple(
-            Member(node=node, role=role, incarnation=self.incarnations[node], has_index=_engine_of(core) is not None)
+            Member(node=node, role=role, incarnation=self.incarnations[node], has_index=self.has_index(node))
             for node, core in self.cores.items()
             for role in Role
             if node.startswith(role.value) and node in self.incarnations

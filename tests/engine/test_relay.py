@@ -150,6 +150,23 @@ def test_what_may_be_done_twice_is_asked_of_another_engine(cluster: Relayed) -> 
     assert again.rejected[0].seqnums == (cluster.answers[keyed].answer.first_seqnum,)
 
 
+def test_an_engine_that_lost_its_index_slot_is_not_waited_for(cluster: Relayed) -> None:
+    """It stands still and is registered (found.md part 3, 2): its relays ask the next one at once, and say of what may
+    not be done twice that its outcome is unknown."""
+    cluster.relayed(append_of("first"))
+    cluster.loses = lambda _sender, _to, message: isinstance(message, StoreBatch | LogReply)
+    read, plain = cluster.ask(Read("book", "tag")), cluster.ask(append_of("once"))
+    still = cluster.serving
+    cluster.loses = lambda sender, to, _message: still in (sender, to)
+    cluster.without_slot.add(NodeId(still))
+    cluster.register()
+    cluster.run()
+    assert [record.data for record in records_of(cluster.told(read))] == [b"first"]
+    with pytest.raises(ConnectionLost, match="or lost the index") as caught:
+        cluster.told(plain)
+    assert caught.value.outcome == "unknown"
+
+
 def test_a_refusal_says_nothing_of_who_was_asked_before(cluster: Relayed) -> None:
     """The first engine may have done it; that the second certainly has not does not make it certain (hazard H11)."""
     cluster.loses = lambda _sender, _to, message: isinstance(message, LogRequest)

@@ -155,6 +155,33 @@ def test_an_engine_without_the_index_asks_one_that_has_it(tmp_path: Path, zookee
     run(body())
 
 
+def test_an_engine_that_stands_still_loses_its_index_slot(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """Long before its session ends (found.md part 3, 2): another engine takes over, and when it goes on it relays."""
+
+    async def body() -> None:
+        names = (*DEFAULT, "engine-2")
+        async with (
+            cluster(tmp_path, zookeeper, chroot, *names, index_replicas=1) as nodes,
+            await opened(nodes) as client,
+        ):
+            engines = ("engine-1", "engine-2")
+            await nodes.until(lambda: all(nodes.lives[name].is_at_work for name in engines))
+            (holder,) = [name for name in engines if nodes.lives[name].has_slot]  # type: ignore[attr-defined]
+            (relay,) = set(engines) - {holder}
+            book = client.logbook("book")
+            await book.append(b"before", timeout_s=20)
+            still, first = nodes.lives[holder], nodes.lives[relay]
+            still.links.set_peers(())  # it hears nobody and says nothing, until it learns of the next membership
+            await nodes.until(lambda: nodes.lives[relay] is not first and nodes.lives[relay].is_at_work)
+            assert nodes.lives[relay].has_slot  # type: ignore[attr-defined]
+            await nodes.until(lambda: nodes.lives[holder] is not still and nodes.lives[holder].is_at_work)
+            assert not nodes.lives[holder].has_slot  # type: ignore[attr-defined]
+            await book.append(b"after", timeout_s=20)
+            assert [record.data for record in (await book.read()).records] == [b"before", b"after"]
+
+    run(body())
+
+
 def test_every_node_says_how_it_is(tmp_path: Path, zookeeper: str, chroot: str) -> None:
     """The gateway gathers one status of each node: role, incarnation, term, positions, lag, disk and links."""
 
