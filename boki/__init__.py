@@ -40,6 +40,8 @@ from boki.log.record import Expect, Page, Record
 from boki.retry import Retry
 from boki.runtime.context import Context
 from boki.runtime.function import function
+from boki.runtime.http_request import Request
+from boki.runtime.http_response import Response
 from boki.runtime.log_calls import NewRecord
 from boki.runtime.logbook import LogBook, Subscription
 
@@ -76,6 +78,8 @@ __all__ = [
     "Overloaded",
     "Page",
     "Record",
+    "Request",
+    "Response",
     "Retry",
     "StoreFailed",
     "Subscription",

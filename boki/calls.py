@@ -11,8 +11,9 @@ from boki.log.metalog import Positions
 from boki.log.operations import Failure
 from boki.retry import Retry
 
-Encoding = Literal["json", "text", "bytes"]
-"""How a payload's bytes are to be read: a JSON document, UTF-8 text, or nothing but bytes."""
+Encoding = Literal["json", "text", "bytes", "response"]
+"""How a payload's bytes are to be read: a JSON document, UTF-8 text, nothing but bytes, or (of a result) a whole
+answer over HTTP (`boki.runtime.http_response`)."""
 
 MAX_DELAY_S: Final = 365 * 24 * 3_600.0
 """A call may be delayed by a year, as a message of a queue may be."""
@@ -29,6 +30,21 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
 
     encoding: Encoding
     data: bytes
+
+
+class RequestHead(msgspec.Struct, frozen=True, array_like=True):
+    """The HTTP request of a call, without its body and without what it proves its sender by."""
+
+    method: str
+    path: str
+    query: tuple[tuple[str, str], ...]
+    headers: tuple[tuple[str, str], ...]
+    client: str
+    """The address that the connection comes from; "" if it cannot be told."""
+    route: str = ""
+    """The function's own route that it came by, such as "GET /u/{code}"; "": `/function/NAME`."""
+    path_values: tuple[tuple[str, str], ...] = ()
+    """What stands in the path for the variables of that route."""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -52,6 +68,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     """The LogBook of the call that made this one: the default of functions that name none."""
     retry: Retry | None = None
     """When a logged call runs again, from `FunctionInfo.to_be_logged`; None: `boki.retry.LOSSES_ONLY`."""
+    request: RequestHead | None = None
+    """Of a call that came over HTTP and is not logged."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -100,6 +118,8 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     result_encoding: Encoding = "json"
     consumes: Consumption | None = None
     """The queue whose messages it is called with; in the LogBook of its calls."""
+    http: tuple[str, ...] = ()
+    """Its own routes, such as "GET /u/{code}", beside `/function/NAME` (`boki.routes`)."""
 
     retry: Retry | None = None
     """When logged calls of it run again; None: only if a worker or an engine is lost."""

@@ -62,9 +62,12 @@ from boki.runtime import blocking_context as blocking
 from boki.runtime import context as asynchronous
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.call_state import UNHURRIED_US, CallState, new_invocation_id
-from boki.runtime.function import Function, failure_of
+from boki.runtime.failures import failure_of
+from boki.runtime.function import Function
+from boki.runtime.http_request import Request
+from boki.runtime.http_response import result_of
 from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
-from boki.runtime.values import NO_PAYLOAD, decode_any
+from boki.runtime.values import NO_PAYLOAD
 from boki.runtime.virtual_clock import Clock
 
 __all__ = ["BlockingClock", "BlockingContext", "Clock", "Context", "MemoryLog", "blocking_context", "context"]
@@ -126,11 +129,15 @@ async def context(
     functions: Iterable[Callable[..., Any]] = (),
     log: MemoryLog | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    request: Request | None = None,
 ) -> AsyncIterator[Context]:
-    """A context for `async def` functions, whose LogBook is `book`. `log`: what an earlier context left behind."""
+    """A context for `async def` functions, whose LogBook is `book`. `log`: what an earlier context left behind.
+
+    `request` is its `ctx.request`, as if it had been called over HTTP.
+    """
     calls = _Calls(MemoryPort(log, limits=limits), functions)
     try:
-        yield Context(_first_call(book), calls)
+        yield Context(_first_call(book, request), calls)
     finally:
         await calls.close()
 
@@ -142,6 +149,7 @@ def blocking_context(
     functions: Iterable[Callable[..., Any]] = (),
     log: MemoryLog | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    request: Request | None = None,
 ) -> Iterator[BlockingContext]:
     """A context for `def` functions, to be used in the thread that entered it."""
     loop = asyncio.new_event_loop()
@@ -155,7 +163,7 @@ def blocking_context(
 
     calls = asyncio.run_coroutine_threadsafe(open_calls(), loop).result()
     try:
-        yield BlockingContext(_first_call(book), calls)
+        yield BlockingContext(_first_call(book, request), calls)
     finally:
         asyncio.run_coroutine_threadsafe(calls.close(), loop).result()
         asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
@@ -164,8 +172,9 @@ def blocking_context(
         loop.close()
 
 
-def _first_call(book: str) -> Call:
-    return Call(new_invocation_id(), "test", NO_PAYLOAD, book, UNHURRIED_US)
+def _first_call(book: str, request: Request | None) -> Call:
+    head = None if request is None else request.head()
+    return Call(new_invocation_id(), "test", NO_PAYLOAD, book, UNHURRIED_US, request=head)
 
 
 class _State(CallState):
@@ -288,7 +297,7 @@ class _Calls:
             outcome = await asyncio.shield(done)
         if outcome.failure is not None:
             raise outcome.failure.error()
-        return None if outcome.result is None else decode_any(outcome.result, "result")
+        return None if outcome.result is None else result_of(outcome.result, "result")
 
     async def _run(self, call: Call) -> Outcome:
         known = self._functions.get(call.function)
@@ -297,7 +306,7 @@ class _Calls:
                 raise NoSuchFunction(f"no function {call.function!r}: give it to boki.testing.context(functions=[...])")
             if call.depth > self.port.limits.call_depth:
                 raise CallTooDeep(f"calls may be nested {self.port.limits.call_depth} deep: {call.function} is deeper")
-            arguments = known.arguments(call.payload)
+            arguments = known.arguments(call.payload, call.request)
         except BokiError as error:
             return Outcome(None, Failure.of(error), call.positions)
         return await self._run_known(known, call, arguments)

@@ -22,7 +22,7 @@ from boki import (
 from boki.errors import BokiError
 from boki.log.operations import Failure
 from boki.retry import LOSSES_ONLY, check_retry, names_of
-from boki.runtime.function import failure_of
+from boki.runtime.failures import failure_of
 
 
 def raised(error: BaseException) -> Failure:

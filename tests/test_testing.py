@@ -441,3 +441,24 @@ def test_errors_in_a_test_come_through() -> None:
     run(scenario())
     with pytest.raises(ConfigError), boki.testing.blocking_context():
         raise ConfigError("of the test")
+
+
+def test_a_context_may_have_an_http_request() -> None:
+    """As if its function had been called over HTTP; children have none."""
+
+    @function
+    async def child(ctx: Context) -> bool:
+        return ctx.request is None
+
+    async def scenario() -> None:
+        headers = {"User-Agent": "me"}
+        request = boki.Request("GET", "/u/x", query={"q": "1"}, headers=headers, path_values={"code": "x"})
+        async with boki.testing.context(request=request) as ctx:
+            assert ctx.request is not None
+            assert (ctx.request.method, ctx.request.query["q"], ctx.request.headers["user-agent"]) == ("GET", "1", "me")
+            assert ctx.request.path_values["code"] == "x"
+            assert await ctx.invoke(child)
+        async with boki.testing.context() as ctx:
+            assert ctx.request is None
+
+    asyncio.run(scenario())

@@ -15,9 +15,10 @@ import typer
 from boki.calls import Encoding
 from boki.cli.connection import Token, Url, connect
 from boki.cli.help import examples
-from boki.cli.terminal import results
+from boki.cli.terminal import errors, results
 from boki.errors import NoSuchFunction
 from boki.log.checks import check_seconds
+from boki.runtime.http_response import Response
 from boki.runtime.values import is_json
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ def command(
             answer = client.invoke(name, *sent, book=book, key=key, timeout_s=timeout_s)
         except NoSuchFunction as error:
             raise _with_broken_modules(error, name, client) from None
+    if isinstance(answer, Response):
+        told = "".join(f"{name}: {value}\n" for name, value in answer.header_list)
+        errors().print(f"status {answer.status}\n{told}", end="", style="dim", markup=False)
+        answer = "" if answer.body is None else answer.body
     if isinstance(answer, bytes):
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()

@@ -16,7 +16,7 @@ from typing import cast
 from aiohttp.web import BaseRequest, Response, StreamResponse
 from prometheus_client import CollectorRegistry
 
-from boki.errors import BokiError, Unauthorized, Unavailable
+from boki.errors import BokiError, NotFound, Unauthorized, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore, Share, Standing
@@ -184,7 +184,7 @@ class Gateway:
                 function = values[0]
             answer = await route.handler(request, *values)
             if isinstance(answer, Response):
-                is_repeatable = route.method == "GET" or isinstance(answer, Repeatable)
+                is_repeatable = isinstance(answer, Repeatable) or (route.method == "GET" and not route.is_call)
                 answer = await send(request, answer, self.config.patience, is_repeatable=is_repeatable)
         except BokiError as error:
             answer = refusal(error)
@@ -215,6 +215,9 @@ class Gateway:
         """The route of a request that is let in. Who is not does not learn which paths there are."""
         try:
             found = self._routes.find(request.method, path)
+        except NotFound:
+            self._authorize(request)
+            return self._calls.route_of(request.method, path)
         except BokiError:
             self._authorize(request)
             raise

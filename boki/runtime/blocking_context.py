@@ -9,6 +9,7 @@ from boki.log.metalog import Positions
 from boki.log.operations import BookInfo
 from boki.runtime.blocking_logbook import LogAccess, LogBook
 from boki.runtime.call_state import MISSING, CallLogger, CallState
+from boki.runtime.http_request import Request
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
 from boki.runtime.port import BlockingCallPort, BlockingLogPort
 
@@ -55,6 +56,11 @@ class Context:
     def traceparent(self) -> str:
         """The W3C trace context of this call, to be handed on; "" if there is none."""
         return self._state.call.traceparent
+
+    @property
+    def request(self) -> Request | None:
+        """The HTTP request that this call came by; None if it was called otherwise, or is a logged call."""
+        return Request.of(self._state.call.request)
 
     @property
     def deadline(self) -> float:

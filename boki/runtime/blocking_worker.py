@@ -113,7 +113,7 @@ class BlockingWorker:
         state = CallState(call, limits=self._limits)
         seen = state.caller.positions
         try:
-            arguments = function.arguments(call.payload)
+            arguments = function.arguments(call.payload, call.request)
         except BokiError as error:
             return Outcome(None, Failure.of(error), seen)
         calls = _Calls(self, start.ticket)

@@ -19,7 +19,8 @@ from boki.log.metalog import merge_positions
 from boki.retry import Retry, check_retry
 from boki.runtime.deadline import LONGEST_POLL_S, Caller, Deadline
 from boki.runtime.function import Function
-from boki.runtime.values import NO_PAYLOAD, decode_any, encode_any
+from boki.runtime.http_response import result_of
+from boki.runtime.values import NO_PAYLOAD, encode_any
 
 UNHURRIED_US: Final = 10 * 365 * 24 * 3600 * 1_000_000
 """A `timeout_us` beyond every function's own: that one decides."""
@@ -101,7 +102,7 @@ class CallState:
         if outcome.result is None:
             return None
         if isinstance(function, str):
-            return decode_any(outcome.result, f"result of {function}")
+            return result_of(outcome.result, f"result of {function}")
         return Function.of(function).decode_result(outcome.result)
 
     def logger(self) -> CallLogger:

@@ -10,6 +10,7 @@ from boki.log.operations import BookInfo
 from boki.retry import Retry
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.call_state import MISSING, CallLogger, CallState
+from boki.runtime.http_request import Request
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
 from boki.runtime.logbook import LogAccess, LogBook
 from boki.runtime.port import CallPort, LogPort
@@ -56,6 +57,11 @@ class Context:
     def traceparent(self) -> str:
         """The W3C trace context of this call, to be handed on; "" if there is none."""
         return self._state.call.traceparent
+
+    @property
+    def request(self) -> Request | None:
+        """The HTTP request that this call came by; None if it was called otherwise, or is a logged call."""
+        return Request.of(self._state.call.request)
 
     @property
     def deadline(self) -> float:

@@ -11,8 +11,9 @@ from boki.log.limits import Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Failure
 from boki.runtime.console import Console, Speaker
+from boki.runtime.failures import failure_of, is_depth_from_below
 from boki.runtime.frames import Ended, encode_frame, max_frame_bytes
-from boki.runtime.function import Function, failure_of, is_depth_from_below
+from boki.runtime.function import Function
 
 _MAX_MESSAGE_CHARS = 4096
 

@@ -10,22 +10,23 @@ from __future__ import annotations
 import inspect
 import linecache
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Final, Literal, TypeVar, get_type_hints, overload
 
-from boki.calls import MOST_WORKERS, Consumption, FunctionInfo, Payload
-from boki.errors import BokiError, CallTooDeep, ConfigError, FunctionFailed, InvalidArgument, TerminalError
+from boki.calls import MOST_WORKERS, Consumption, FunctionInfo, Payload, RequestHead
+from boki.errors import ConfigError, FunctionFailed, InvalidArgument
 from boki.log.checks import check_book, check_seconds
-from boki.log.ids import check_name
-from boki.log.operations import Failure
-from boki.retry import MAX_DELAY_S, Retry, check_retry
+from boki.log.ids import check_name, check_not_dots
+from boki.retry import Retry, check_retry
+from boki.routes import parse_routes
+from boki.runtime.http_binding import Binder
+from boki.runtime.http_response import ResultCodec
 from boki.runtime.json_faults import why_not_json
 from boki.runtime.shapes import shape_of
-from boki.runtime.tracebacks import traceback_text
 from boki.runtime.values import NOT_JSON, ValueCodec, codec_for
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,6 +69,7 @@ class Options:
     are consumed "ignore", because they outlive the version that has pushed them."""
     consumes: Consumption | None = None
     retry: Retry | None = None
+    http: Sequence[str] = ()
 
     @property
     def allows_unknown_fields(self) -> bool:
@@ -77,7 +79,8 @@ class Options:
     def __post_init__(self) -> None:
         check_retry(self.retry)
         if self.name is not None:
-            check_name(self.name, "function name")
+            check_not_dots(check_name(self.name, "function name"), "function name")
+        parse_routes(self.http)
         if self.book:
             check_book(self.book)
         if self.unknown_fields not in (None, "refuse", "ignore"):
@@ -116,6 +119,7 @@ def function(
     unknown_fields: Literal["refuse", "ignore"] | None = None,
     consumes: Consumption | None = None,
     retry: Retry | None = None,
+    http: Sequence[str] = (),
 ) -> Callable[[F], F]: ...
 
 
@@ -125,6 +129,7 @@ def function(fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     `async def` functions get a `boki.Context`, plain `def` functions a `boki.blocking.Context`. Payload and result are
     checked against their annotations. `book` is the LogBook of calls that name none (else: one of the function's name).
     `unknown_fields` "ignore" accepts fields that the payload's dataclass or struct does not have, at any depth.
+    `http`: own routes, whose path and query fill fields of the payload: `http=["GET /u/{code}"]`.
     The other options are those of `FunctionInfo`; all `async def` functions of a module share worker processes, and all
     `def` functions: of `max_workers` and `memory_bytes` the smallest that one of them sets holds for all. `ConfigError`
     says what to write if the function cannot be called.
@@ -234,13 +239,17 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
     _check_context(fn, raw.pop(parameters[0].name, None), names, where)
     holder = type("annotations", (), {"__annotations__": raw})
     hints = get_type_hints(holder, {**fn.__globals__, **names}, include_extras=True)
-    payload_codec = None
+    payload_codec = binder = None
+    routes = parse_routes(options.http)
+    if len(parameters) == 2 and routes:
+        annotation = hints.get(parameters[1].name, Any)
+        binder = Binder(parameters[1].name, annotation, routes, f"{name} ({where})")
     if len(parameters) == 2:
         what = f"payload of {name} ({where})"
         payload_codec = codec_for(
             hints.get(parameters[1].name, Any), what, refuses_unknown=not options.allows_unknown_fields
         )
-    result_codec = codec_for(hints.get("return", Any), f"result of {name} ({where})")
+    result_codec = ResultCodec(hints.get("return", Any), f"result of {name} ({where})")
     info = FunctionInfo(
         name=name,
         module=fn.__module__,
@@ -258,9 +267,10 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
         result_encoding=result_codec.encoding,
         consumes=options.consumes,
         retry=options.retry,
+        http=tuple(route.text for route in routes),
     )
     has_default = len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty
-    return Function(info, fn, payload_codec, result_codec, has_default)
+    return Function(info, fn, payload_codec, result_codec, has_default, binder)
 
 
 def _check_context(fn: Any, annotation: Any, names: dict[str, Any], where: str) -> None:
@@ -307,6 +317,8 @@ class Function:
     payload_codec: ValueCodec | None
     result_codec: ValueCodec
     has_default: bool
+    binder: Binder | None = None
+    """Of a function with routes and a payload."""
 
     @property
     def place(self) -> str:
@@ -323,9 +335,14 @@ class Function:
             )
         return _resolved(definition)
 
-    def arguments(self, payload: Payload) -> tuple[Any, ...]:
-        """What to pass after the context; `InvalidArgument` naming the field if the payload does not fit."""
+    def arguments(self, payload: Payload, request: RequestHead | None = None) -> tuple[Any, ...]:
+        """What to pass after the context; `InvalidArgument` naming the field if the payload does not fit.
+
+        A `request` that came by a route of the function fills fields of the payload.
+        """
         name = self.info.name
+        if self.binder is not None and request is not None and request.route:
+            payload = self.binder.payload(payload, request)
         if self.payload_codec is None:
             if payload.data in (b"", b"null"):
                 return ()
@@ -424,6 +441,7 @@ class Registry:
                     f"two functions are named {found.info.name!r}: at {other.place} and at {found.place}; give one of "
                     'them another with @function(name="...")'
                 )
+        _check_routes(functions.values())
         return Registry(functions)
 
     @property
@@ -432,48 +450,13 @@ class Registry:
         return tuple(function.info for function in self.functions.values())
 
 
-def failure_of(name: str, error: BaseException, *, with_traceback: bool = False) -> Failure:
-    """How a call of the function `name` ended that raised `error`: type and message, and the traceback if wanted."""
-    if is_depth_from_below(error):
-        return _told_once(name, error, with_traceback=with_traceback)
-    kind = _sendable(type(error).__name__)
-    failed = FunctionFailed(f"{name}: {kind}: {_sendable(str(error))}", error_type=kind, function=name)
-    if isinstance(error, BokiError):
-        failed.details["error_code"] = error.code
-    failed.details |= _wishes(error)
-    if with_traceback:
-        failed.details["traceback"] = _sendable(traceback_text(error))
-    return Failure.of(failed)
-
-
-def _wishes(error: BaseException) -> dict[str, Any]:
-    """What an error says about running its call again, for the call's `Retry`: see `TerminalError`."""
-    details = error.details if isinstance(error, BokiError) else {}
-    if isinstance(error, TerminalError) or details.get("terminal") is True:
-        return {"terminal": True}
-    asked_s = getattr(error, "retry_after_s", None)
-    if isinstance(asked_s, int | float) and not isinstance(asked_s, bool) and 0 <= asked_s <= MAX_DELAY_S:
-        return {"retry_after_s": asked_s}
-    return {}
-
-
-def is_depth_from_below(error: BaseException) -> bool:
-    """Whether a child call failed because calls are nested too deeply: each call of such a chain fails with the same
-    error, which is worth telling once.
-    """
-    return isinstance(error, FunctionFailed) and error.details.get("error_code") == CallTooDeep.code
-
-
-def _told_once(name: str, error: BaseException, *, with_traceback: bool) -> Failure:
-    kind = CallTooDeep.__name__
-    _, _, told = str(error).partition(f"{kind}: ")
-    failed = FunctionFailed(f"{name}: {kind}: {told}", error_type=kind, function=name, error_code=CallTooDeep.code)
-    below = getattr(error, "details", {}).get("traceback")
-    if with_traceback and below:
-        failed.details["traceback"] = below
-    return Failure.of(failed)
-
-
-def _sendable(text: str) -> str:
-    """The text as UTF-8 can hold it: what an exception says may have lone surrogates, as a file's name may."""
-    return text.encode(errors="backslashreplace").decode()
+def _check_routes(functions: Iterable[Function]) -> None:
+    owners: dict[Any, Function] = {}
+    for found in functions:
+        for route in parse_routes(found.info.http):
+            other = owners.setdefault(route.shape, found)
+            if other is not found:
+                raise ConfigError(
+                    f"two functions have the route {route.text!r}: {other.info.name} at {other.place} and "
+                    f"{found.info.name} at {found.place}: change one of them"
+                )

@@ -21,7 +21,8 @@ from boki.log.metalog import Positions, format_positions, merge_positions, parse
 from boki.log.operations import Answer, Failure, Operation, Reply, Request
 from boki.runtime.call_state import MISSING
 from boki.runtime.function import Function
-from boki.runtime.values import NO_PAYLOAD, decode_any, encode_any
+from boki.runtime.http_response import CONTENT_TYPES, received_response, result_of, told_response
+from boki.runtime.values import NO_PAYLOAD, encode_any
 
 INVOCATION: Final = "Boki-Invocation"
 POSITION: Final = "Boki-Position"
@@ -29,17 +30,14 @@ BOOK: Final = "Boki-Book"
 TIMEOUT: Final = "Boki-Timeout"
 KEY: Final = "Idempotency-Key"
 TRACEPARENT: Final = "traceparent"
+OUTCOME: Final = "Boki-Outcome"
+"""`returned`: status, headers and body are a function's own; what an error looks like need be none."""
 
 LOG_CONTENT_TYPE: Final = "application/vnd.boki+msgpack"
 """One log operation, or its answer."""
 BUNDLE_CONTENT_TYPE: Final = "application/vnd.boki.bundle"
 """The files of a functions folder (`boki.deploy.bundle`)."""
 
-CONTENT_TYPES: Final[Mapping[Encoding, str]] = {
-    "json": "application/json",
-    "text": "text/plain; charset=utf-8",
-    "bytes": "application/octet-stream",
-}
 ENCODINGS: Final[Mapping[str, Encoding]] = {
     "application/json": "json",
     "text/plain": "text",
@@ -183,7 +181,7 @@ def _codec(
 
 def as_type(result: Payload, name: str, result_type: Any) -> Any:
     """A result as a value of that type; None: as it came. `InvalidArgument` if it is none."""
-    value = decode_any(result, f"result of {name}")
+    value = result_of(result, f"result of {name}")
     if result_type is None:
         return value
     try:
@@ -196,6 +194,8 @@ def call_answer(answer: HttpAnswer, positions: Positions) -> Payload:
     """The call's result; raises what it ended with. `positions` are raised to what it has seen."""
     if position := answer.headers.get(POSITION.lower()):
         merge_positions(positions, parse_positions(position))
+    if answer.headers.get(OUTCOME.lower()) == "returned":
+        return received_response(answer.status, answer.headers, answer.body)
     if answer.status != 200:
         raise error_of(answer)
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -250,7 +250,10 @@ def invocation_answer(answer: HttpAnswer, result_type: Any) -> Invocation:
     encoded = body.pop("result_base64", None)
     if encoded is not None:
         body["result"] = msgspec.convert(encoded, bytes)
-    if result_type is not None and "result" in body:
+    response = body.pop("response", None)
+    if response is not None:
+        body["result"] = told_response(response)
+    elif result_type is not None and "result" in body:
         body["result"] = msgspec.convert(body["result"], result_type)
     return Invocation(**body, error=None if error is None else _told(msgspec.convert(error, ErrorBody)))
 

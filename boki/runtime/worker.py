@@ -218,7 +218,7 @@ class AsyncWorker(asyncio.Protocol):
         state = CallState(call, limits=self._limits)
         seen = state.caller.positions
         try:
-            arguments = function.arguments(call.payload)
+            arguments = function.arguments(call.payload, call.request)
         except BokiError as error:
             self._end(ticket, running, Outcome(None, Failure.of(error), seen))
             return

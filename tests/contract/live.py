@@ -90,7 +90,8 @@ def dev_system(*stopped: str, **settings: Any) -> Iterator[tuple[LoopThread, Dev
     """All of `boki dev` in this process, with the suite's functions in worker processes beside it."""
     loop = LoopThread()
     with tempfile.TemporaryDirectory() as folder:
-        config = DevConfig(data=Path(folder) / "data", functions=FUNCTIONS, port=0, reload=False, **settings)
+        settings = {"functions": FUNCTIONS, "port": 0, "reload": False} | settings
+        config = DevConfig(data=Path(folder) / "data", **settings)
         dev = loop.run(Dev.start(config))
         for node in stopped:
             dev.log.stop_node(node)

@@ -76,3 +76,19 @@ def test_a_clash_that_comes_with_a_change_leaves_the_old_version() -> None:
     assert catalog.update([module("b", "f")]) == []
     assert sorted(catalog.functions) == ["f", "g"]
     assert "'f'" in catalog.modules[1].error
+
+
+def test_of_two_owners_of_a_route_the_first_stays() -> None:
+    """Whatever its variables are called; the error names the route, both functions and both files."""
+    catalog = Catalog()
+
+    def routed(module: str, route: str) -> ModuleInfo:
+        info = FunctionInfo(name=f"of_{module}", module=module, is_async=True, http=(route,))
+        return ModuleInfo(module=module, path=f"functions/{module}.py", functions=(info,))
+
+    changes = catalog.update([routed("a", "GET /u/{code}"), routed("b", "GET /u/{id}"), routed("c", "PUT /u/{id}")])
+    assert installed(changes) == [("a", 1), ("c", 1)]
+    assert catalog.modules[1].error == (
+        "functions/b.py: the route 'GET /u/{id}' of 'of_b' is that of 'of_a' in functions/a.py already: change one of "
+        "them"
+    )

@@ -11,7 +11,7 @@ import pytest
 import boki.testing
 from boki import Context
 from boki.errors import BokiError
-from boki.runtime.function import failure_of
+from boki.runtime.failures import failure_of
 from boki.runtime.tracebacks import MAX_TEXT_CHARS, traceback_text
 
 

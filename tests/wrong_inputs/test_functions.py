@@ -21,7 +21,7 @@ from boki.runtime.loading import Sources
 from boki.runtime.values import NO_PAYLOAD, codec_for, encode_any
 
 HEAD = "import boki\nfrom boki import Context, function\nfrom boki.libs.bokiqueue import consume\n"
-OPTIONS = "name, timeout_s, book, concurrency, min_workers, max_workers, memory_bytes, unknown_fields"
+OPTIONS = "name, timeout_s, book, concurrency, min_workers, max_workers, memory_bytes, unknown_fields, retry, http"
 MODULES = [
     (
         "B19-function",
@@ -43,10 +43,11 @@ MODULES = [
     ),
     (
         "B19-consume-typo",
-        "@consume('q', retry=3)\nasync def f(ctx, one): ...\n",
+        "@consume('q', retries=3)\nasync def f(ctx, one): ...\n",
         (
-            "w.py:4: ConfigError: @consume has no option retry; did you mean retry_s? Its options: queue, group, "
-            "batch, concurrency, retry_s, name, timeout_s, book, min_workers, max_workers, memory_bytes, unknown_fields"
+            "w.py:4: ConfigError: @consume has no option retries; did you mean retry_s? Its options: queue, group, "
+            "batch, concurrency, retry_s, name, timeout_s, book, min_workers, max_workers, memory_bytes, "
+            "unknown_fields, retry, http"
         ),
     ),
     (

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from boki.calls import FunctionInfo, ModuleInfo
+from boki.routes import clash
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +98,12 @@ class Catalog:
                 return (
                     f"{info.path}: function {twice!r} is registered by {other.latest.path} already: give one of them "
                     'another name with @function(name="...")'
+                )
+            twice_routed = clash(info.functions, other.good.functions)
+            if twice_routed is not None:
+                route, own, theirs = twice_routed
+                return (
+                    f"{info.path}: the route {route.text!r} of {own!r} is that of {theirs!r} in {other.latest.path} "
+                    "already: change one of them"
                 )
         return ""

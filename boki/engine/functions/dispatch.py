@@ -316,6 +316,7 @@ class Dispatch:
             call.positions,
             call.traceparent,
             call.parent,
+            request=call.request,
         )
         self._fleet.effects.append(SendCall(worker.id, live.ticket, told))
 

@@ -12,7 +12,8 @@ from boki.calls import InvocationState, Payload
 from boki.errors import BokiError
 from boki.log.metalog import Positions, format_positions
 from boki.log.operations import Failure
-from boki.runtime.http_exchange import POSITION, details_as_json
+from boki.runtime.http_exchange import OUTCOME, POSITION, details_as_json
+from boki.runtime.http_response import CONTENT_TYPES, parts_of
 
 _DEFAULT_RETRY_AFTER_S: Final = 1
 
@@ -93,8 +94,22 @@ def invocation_body(state: InvocationState, failure: Failure | None) -> dict[str
     return body
 
 
+def result_answer(result: Payload, headers: dict[str, str]) -> Response:
+    """A function's result, with these headers of ours."""
+    if result.encoding != "response":
+        return Response(body=result.data, headers={**headers, "Content-Type": CONTENT_TYPES[result.encoding]})
+    status, own, body = parts_of(result)
+    answer = Response(status=status, body=body.data or None, headers=own)
+    answer.headers.update(headers)
+    answer.headers[OUTCOME] = "returned"
+    return answer
+
+
 def _result(result: Payload) -> dict[str, Any]:
     match result.encoding:
+        case "response":
+            status, headers, body = parts_of(result)
+            return {"response": {"status": status, "headers": headers} | _result(body)}
         case "json":
             return {"result": msgspec.Raw(result.data)}
         case "text":

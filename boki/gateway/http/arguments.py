@@ -85,12 +85,7 @@ def trace_for(headers: CIMultiDictProxy[str], invocation_id: str) -> str:
 
 def query(request: BaseRequest, allowed: Collection[str], repeated: str = "") -> Mapping[str, str]:
     """The query parameters. Each may stand there once, but for `repeated`, whose values `query_list` gives."""
-    raw = request.rel_url.raw_query_string
-    if "%" in raw:
-        try:
-            unquote_to_bytes(raw).decode()
-        except UnicodeDecodeError:
-            raise InvalidArgument(f"the query is not UTF-8: {raw[:60]!r}", field="query") from None
+    check_query(request)
     values = request.query
     for name in set(values):
         if name not in allowed:
@@ -101,6 +96,16 @@ def query(request: BaseRequest, allowed: Collection[str], repeated: str = "") ->
         if name != repeated and len(values.getall(name)) > 1:
             raise InvalidArgument(f"query parameter {name} may stand there once", field=name)
     return values
+
+
+def check_query(request: BaseRequest) -> None:
+    """Refuse a query that is not UTF-8."""
+    raw = request.rel_url.raw_query_string
+    if "%" in raw:
+        try:
+            unquote_to_bytes(raw).decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"the query is not UTF-8: {raw[:60]!r}", field="query") from None
 
 
 def query_list(request: BaseRequest, name: str) -> list[str]:

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Final
 
 import msgspec
-from aiohttp.web import BaseRequest, Response
+from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from boki.calls import MAX_DELAY_S, Call, FunctionInfo, Outcome, Payload
+from boki.calls import MAX_DELAY_S, Call, FunctionInfo, Outcome, Payload, RequestHead
 from boki.effects import Answer
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.gateway.backend import Backend
@@ -26,11 +26,13 @@ from boki.gateway.http import answers, arguments
 from boki.gateway.http.bodies import payload_encoding
 from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.function_lookup import FunctionLookup
-from boki.gateway.http.routing import Route
+from boki.gateway.http.request_heads import request_head
+from boki.gateway.http.routing import Route, not_there
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
-from boki.runtime.http_exchange import BOOK, CONTENT_TYPES, INVOCATION, MAX_WAIT_S, POSITION, TRACEPARENT
+from boki.routes import Found
+from boki.runtime.http_exchange import BOOK, INVOCATION, KEY, MAX_WAIT_S, POSITION, TRACEPARENT
 from boki.runtime.json_faults import why_not_json
 
 _TICK_S = 0.25
@@ -66,6 +68,22 @@ class FunctionCalls:
             Route("GET", "/invocation/{id}", self.invocation),
         ]
 
+    def route_of(self, method: str, path: str) -> tuple[Route, list[str]]:
+        """The handler of a function's own route, and what it is called with. `NotFound`, or what the path takes."""
+        found = self._lookup.by_route(method, path)
+        if isinstance(found, Found):
+            handler = partial(self.invoke_by_route, found)
+            return Route(method, found.route.text, handler, is_call=True), [found.function.name]
+        if not found and not self._backend.knows_functions:
+            return Route(method, "none", self._route_later), [path]
+        raise not_there(method, path, found)
+
+    async def _route_later(self, request: BaseRequest, path: str) -> StreamResponse:
+        """Once the functions are known: a gateway that has just started has yet to be told of their routes."""
+        await self._lookup.wait_for_route(request, path)
+        route, values = self.route_of(request.method, path)
+        return await route.handler(request, *values)
+
     def give_up(self, lost: Iterable[Answer]) -> None:
         """These calls are not waited for any more: tell their callers what is known."""
         for answer in lost:
@@ -87,12 +105,24 @@ class FunctionCalls:
         key = arguments.key(request.headers)
         if key is not None:
             return await self._invoke_once(request, info, key)
+        return await self._invoke(request, info, request_head(request))
+
+    async def invoke_by_route(self, found: Found, request: BaseRequest, _name: str) -> Response:
+        """A request by a route of the function's own: run it, answer its result."""
+        if KEY in request.headers:
+            name = found.function.name
+            raise InvalidArgument(
+                f"{found.route.text} does not log its calls: send the header {KEY} to POST /function/{name}", field=KEY
+            )
+        return await self._invoke(request, found.function, request_head(request, found.route, found.values))
+
+    async def _invoke(self, request: BaseRequest, info: FunctionInfo, head: RequestHead) -> Response:
         call = self._call(request, info)
         self._core.start(call.id, 0, self._clock() + call.timeout_us)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         try:
             self._waiting[call.id] = future
-            call = await self._with_payload(request, info, call)
+            call = await self._with_payload(request, info, call, head)
             if not future.done():  # it is if the body took longer than the call may
                 self._dispatch(call)
             outcome = await future
@@ -176,12 +206,22 @@ class FunctionCalls:
             arguments.trace_for(headers, invocation_id),
         )
 
-    async def _with_payload(self, request: BaseRequest, info: FunctionInfo, call: Call) -> Call:
+    async def _with_payload(
+        self, request: BaseRequest, info: FunctionInfo, call: Call, head: RequestHead | None = None
+    ) -> Call:
         body = await read_body(request, self._config.limits.request_bytes, self._config.patience, _PAYLOAD)
         encoding = payload_encoding(request.headers.get("Content-Type", ""), info.payload_encoding)
         payload = Payload(encoding, body)
         return Call(
-            call.id, call.function, payload, call.book, call.timeout_us, 0, call.positions, call.traceparent, ""
+            call.id,
+            call.function,
+            payload,
+            call.book,
+            call.timeout_us,
+            0,
+            call.positions,
+            call.traceparent,
+            request=head,
         )
 
     def _dispatch(self, call: Call, refusal: Failure | None = None) -> None:
@@ -232,8 +272,7 @@ class FunctionCalls:
             answer.headers.update(headers)
             return answer
         assert result is not None, "an outcome is a result or a failure"
-        headers["Content-Type"] = CONTENT_TYPES[result.encoding]
-        return Response(body=result.data, headers=headers)
+        return answers.result_answer(result, headers)
 
 
 _any_json: Final = msgspec.json.Decoder()

@@ -19,6 +19,7 @@ from boki.errors import NoSuchFunction, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.core import RETRY_AFTER_S, GatewayCore
 from boki.gateway.http.connections import while_connected
+from boki.routes import Found, RouteTable
 
 _LISTED: Final = 8
 """An error lists all functions if there are no more than this."""
@@ -32,11 +33,21 @@ class FunctionLookup:
         self._core = core
         self._clock = clock
         self._changed = asyncio.Event()
+        self._routes = RouteTable(())
+        self._routed: Mapping[str, FunctionInfo] = {}
+        """The functions that the table is of."""
 
     def look_again(self) -> None:
         """What is known of the engines, or the time, has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def by_route(self, method: str, path: str) -> Found | list[str]:
+        """The function whose own route this is; else the methods that routes of that path take."""
+        functions = self._backend.functions
+        if functions is not self._routed:
+            self._routes, self._routed = RouteTable(functions.values()), functions
+        return self._routes.find(method, path)
 
     async def wait_for(self, request: BaseRequest, name: str) -> FunctionInfo:
         """The function of a name that was not known when the request came.
@@ -46,20 +57,25 @@ class FunctionLookup:
         if self._backend.knows_functions:
             raise no_such_function(name, self._backend.functions)
         with self._core.admitted(waits=True), while_connected(request):
-            return await self._wait(name)
+            await self._until(lambda: name in self._backend.functions, repr(name[:128]))
+        info = self._backend.functions.get(name)
+        if info is None:
+            raise no_such_function(name, self._backend.functions)
+        return info
 
-    async def _wait(self, name: str) -> FunctionInfo:
+    async def wait_for_route(self, request: BaseRequest, path: str) -> None:
+        """Return once a function has the path of the request, or all functions are known; `Unavailable` as above."""
+        with self._core.admitted(waits=True), while_connected(request):
+            await self._until(lambda: bool(self.by_route(request.method, path)), f"at {path[:100]}")
+
+    async def _until(self, is_found: Callable[[], bool], what: str) -> None:
+        """Wait until that is so, or all functions are known."""
         until_us = self._clock() + self._core.budget.hold_us
-        while True:
-            info = self._backend.functions.get(name)
-            if info is not None:
-                return info
-            if self._backend.knows_functions:
-                raise no_such_function(name, self._backend.functions)
+        while not is_found() and not self._backend.knows_functions:
             if self._clock() >= until_us or self._core.is_draining:
                 raise Unavailable(
-                    f"this gateway does not know yet whether there is a function {name[:128]!r}: no engine that is up "
-                    "has said which functions it runs",
+                    f"this gateway does not know yet whether there is a function {what}: no engine that is up has said "
+                    "which functions it runs",
                     retry_after_s=RETRY_AFTER_S,
                 )
             await self._changed.wait()

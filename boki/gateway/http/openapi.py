@@ -19,7 +19,8 @@ from boki.gateway.http.openapi_parts import (
     errors,
 )
 from boki.gateway.http.openapi_queues import QUEUE_PATHS
-from boki.runtime.http_exchange import CONTENT_TYPES
+from boki.routes import HttpRoute, parse_routes
+from boki.runtime.http_response import CONTENT_TYPES
 
 
 def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
@@ -30,6 +31,8 @@ def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
         info = functions[name]
         paths[f"/function/{name}"] = {"post": _call(info, schemas)}
         paths[f"/asyncFunction/{name}"] = {"post": _call_later(info, schemas)}
+        for route in parse_routes(info.http):
+            paths.setdefault("/" + "/".join(route.parts), {})[route.method.lower()] = _call_by(route, info, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -57,6 +60,33 @@ def _call(info: FunctionInfo, schemas: dict[str, Any]) -> dict[str, Any]:
             **errors(400, 401, 404, 409, 413, 422, 429, 500, 503, 504),
         },
     }
+
+
+def _call_by(route: HttpRoute, info: FunctionInfo, schemas: dict[str, Any]) -> dict[str, Any]:
+    """A call by the function's own route: fields of its payload stand in the path, in the query, or in a JSON body."""
+    whole = info.payload_schema or {}
+    inner = whole.get("$defs", {}).get(whole.get("$ref", "").rpartition("/")[2], whole)
+    fields = {name: _moved(schema, f"{info.name}.payload") for name, schema in inner.get("properties", {}).items()}
+    required = inner.get("required", ())
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": fields.pop(name, {"type": "string"})}
+        for name in route.variables
+    ]
+    takes_body = route.method in {"POST", "PUT", "PATCH"}
+    in_query = [
+        {"name": name, "in": "query", "schema": schema}
+        | ({"required": True} if name in required and not takes_body else {})
+        for name, schema in fields.items()
+    ]
+    described = _call(info, schemas)
+    described |= {
+        "operationId": f"{route.method.lower()}./{'/'.join(route.parts)}",
+        "summary": f"Call {info.name} by its own route",
+        "parameters": [*in_path, *in_query],
+    }
+    if not takes_body:
+        del described["requestBody"]
+    return described
 
 
 def _call_later(info: FunctionInfo, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +117,8 @@ def _request_body(info: FunctionInfo, schemas: dict[str, Any]) -> dict[str, Any]
 
 def _content(schema: dict[str, Any] | None, encoding: Encoding, name: str, schemas: dict[str, Any]) -> dict[str, Any]:
     """A body of this encoding. What its schema defines becomes components, whose names start with `name`."""
+    if encoding == "response":
+        return {"*/*": {}}
     content_type = CONTENT_TYPES[encoding].partition(";")[0]
     if schema is None:
         return {content_type: {"schema": {"type": "string"} if encoding == "text" else {}}}

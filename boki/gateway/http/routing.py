@@ -51,11 +51,15 @@ class Routes:
             if route.method == method:
                 return route, values
             allowed.append(route.method)
-        if allowed:
-            raise InvalidArgument(
-                f"{path[:100]} takes {', '.join(allowed)}, not {method[:20]}", field="method", allow=allowed
-            )
-        raise NotFound(f"there is nothing at {path[:100]}; /openapi.json lists all paths", field="path")
+        raise not_there(method, path, allowed)
+
+
+def not_there(method: str, path: str, allowed: list[str]) -> NotFound | InvalidArgument:
+    """The error for a path that is not there, or takes these methods only."""
+    if allowed:
+        text = f"{path[:100]} takes {', '.join(allowed)}, not {method[:20]}"
+        return InvalidArgument(text, field="method", allow=allowed)
+    return NotFound(f"there is nothing at {path[:100]}; /openapi.json lists all paths", field="path")
 
 
 def _match(wanted: list[str], parts: list[str]) -> list[str] | None:

@@ -1,0 +1,216 @@
+"""Functions over HTTP in a running system: own routes, responses and the request, with real worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from boki import BlockingClient, Response
+from boki.dev import Dev
+from tests.contract.live import LoopThread, dev_system
+from tests.gateway.fake_backend import refused
+
+FUNCTIONS = Path(__file__).parent / "http_functions" / "functions"
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[tuple[LoopThread, Dev]]:
+    """One system for the file: its worker processes stay warm."""
+    with dev_system(functions=FUNCTIONS) as (loop, dev):
+        yield loop, dev
+
+
+def over_http(system: tuple[LoopThread, Dev], work: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
+    """Do it in the system's loop, with a session whose relative URLs lead there."""
+    loop, dev = system
+
+    async def whole() -> None:
+        async with aiohttp.ClientSession(dev.url) as http:
+            await work(http)
+
+    loop.run(whole())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields"),
+    [
+        ("/shops/tea%20house/items?count=3&tags=a&tags=b&day=2026-01-02&utm_source=x", None, None),
+        ("/shops/tea%20house/items?count=3", b'{"note": "n", "tags": []}', {"note": "n", "tags": [], "day": None}),
+        ("/models/tea%20house?count=3", None, {"count": 3}),
+    ],
+)
+def test_path_query_and_body_fill_the_fields_of_the_payload(
+    system: tuple[LoopThread, Dev], path: str, body: bytes | None, fields: dict[str, Any] | None
+) -> None:
+    """Each converted to its type; what is unknown in the query is no field's business."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with http.request("GET" if body is None else "POST", path, data=body) as response:
+            found = await response.json()
+            assert response.status == 200, found
+            assert (found["shop"], found["count"]) == ("tea house", 3)
+            wanted = {"tags": ["a", "b"], "day": "2026-01-02", "note": ""} if fields is None else fields
+            assert found == {"shop": "tea house", "count": 3} | wanted
+
+    over_http(system, work)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        ("GET", "/shops/a/items?count=x", b"", "query parameter count: Expected int, got str"),
+        ("GET", "/shops/a/items?count=1&count=2", b"", "query parameter count may be given only once"),
+        ("GET", "/shops/a/items?shop=b", b"", "shop is given in the path and in the query: leave one out"),
+        ("POST", "/shops/a/items", b'{"shop":"b"}', "shop is given in the URL and in the body: leave one out"),
+        ("POST", "/shops/a/items", b"[1]", "the body must be a JSON object: Expected object, got array"),
+        ("GET", "/square?number=2", b"3", "number is given in the URL and in the body: leave one out"),
+        ("GET", "/shops/a/items?tags=%ff", b"", "the query is not UTF-8: 'tags=%ff'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    system: tuple[LoopThread, Dev], method: str, path: str, body: bytes, message: str
+) -> None:
+    """A 400 with the place and the reason, before the function runs."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        url = aiohttp.client.URL(system[1].url + path, encoded=True)
+        async with http.request(method, url, data=body) as response:
+            assert (await refused(response, 400, "invalid_argument"))["message"] == message
+
+    over_http(system, work)
+
+
+def test_a_response_is_sent_as_the_function_made_it(system: tuple[LoopThread, Dev]) -> None:
+    """Redirects, status, repeated headers, bodies of each form; with the invocation's id and the gateway's headers."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with http.get("/u/abc", allow_redirects=False) as response:
+            assert (response.status, response.headers["Location"]) == (302, "https://example.com/abc")
+            assert await response.read() == b""
+            assert response.headers["Boki-Outcome"] == "returned"
+            assert len(response.headers["Boki-Invocation"]) == 32
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+        async with http.get("/u/new", allow_redirects=False) as response:
+            assert response.headers["Location"] == "https://example.com/new"
+        async with http.get("/u/gone") as response:
+            assert (response.status, await response.json()) == (410, {"why": "gone"})
+            assert response.headers.getall("Set-Cookie") == ["a=1", "b=2"]
+        async with http.post("/function/seen_blocking") as response:
+            assert (await response.text(), response.content_type) == ("<p>POST</p>", "text/html")
+        async with http.post("/function/anything", json=[1]) as response:
+            assert (response.status, response.content_type) == (201, "application/vnd.mine+json")
+            assert await response.read() == b"[1]"
+        async with http.get("/square?number=12") as response:
+            assert await response.json() == 144
+
+    over_http(system, work)
+
+
+def test_a_function_sees_its_request_without_secrets(system: tuple[LoopThread, Dev]) -> None:
+    """Method, path, query, headers and address; nothing that proves the caller; nothing if it was not called so."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        headers = {"User-Agent": "me", "Authorization": "Bearer x", "Proxy-Authorization": "y"}
+        async with http.get("/seen/a%2Fb?tag=1&tag=2", headers=headers) as response:
+            assert await response.json() == {
+                "method": "GET",
+                "path": "/seen/a/b",
+                "route": "GET /seen/{name}",
+                "name": "a/b",
+                "tags": ["1", "2"],
+                "agent": "me",
+                "secrets": [],
+                "client": "127.0.0.1",
+            }
+        async with http.post("/function/seen?tag=3", headers=headers) as response:
+            found = await response.json()
+            assert (found["method"], found["route"], found["tags"]) == ("POST", "", ["3"])
+        async with http.post("/function/seen", headers={"Idempotency-Key": "k"}) as response:
+            assert await response.json() is None  # a logged call
+        async with http.post("/function/parent") as response:
+            assert await response.json() == [302, "https://example.com/x", 410, {"why": "gone"}, None]
+        async with http.post("/function/seen", headers={f"X-{n}": "x" * 8000 for n in range(9)}) as response:
+            body = await refused(response, 413, "too_large")
+            assert "65,536 bytes" in body["message"]
+
+    over_http(system, work)
+
+
+def test_paths_and_methods_that_are_nobodys_are_told(system: tuple[LoopThread, Dev]) -> None:
+    """405 names the methods of all routes of the path; a key goes to where calls are logged."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with http.delete("/shops/a/items") as response:
+            body = await refused(response, 405, "invalid_argument")
+            assert response.headers["Allow"] == "GET, POST"
+            assert body["message"] == "/shops/a/items takes GET, POST, not DELETE"
+        for path in ("/shops//items", "/shops/a", "/none"):
+            async with http.get(path) as response:
+                await refused(response, 404, "not_found")
+        async with http.get("/square?number=1", headers={"Idempotency-Key": "k"}) as response:
+            body = await refused(response, 400, "invalid_argument")
+            told = "GET /square does not log its calls: send the header Idempotency-Key to POST /function/square"
+            assert body["message"] == told
+
+    over_http(system, work)
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "message"),
+    [
+        ("careless", "Boki-Position", "header Boki-Position belongs to the gateway: leave it out"),
+        ("careless", "Transfer-Encoding", "header Transfer-Encoding belongs to the gateway: leave it out"),
+        ("wrong", None, "result of wrong must be a boki.Response, not str"),
+    ],
+)
+def test_what_a_response_cannot_be_fails_the_call(
+    system: tuple[LoopThread, Dev], function: str, payload: str | None, message: str
+) -> None:
+    """By the name of the header, in the function's own error."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with http.post(f"/function/{function}", data=payload) as response:
+            assert message in (await refused(response, 422, "function_failed"))["message"]
+
+    over_http(system, work)
+
+
+def test_clients_and_logged_calls_get_responses_too(system: tuple[LoopThread, Dev]) -> None:
+    """As the value that the function returned, whatever its status; also from the log, and once under a key."""
+    with BlockingClient(system[1].url) as client:
+        gone = client.invoke("follow", "gone")
+        assert (gone.status, gone.body) == (410, {"why": "gone"})
+        there = Response(
+            status=302, headers={"location": "https://example.com/x"}
+        )  # a client's names are in lower case
+        assert client.invoke("follow", "x") == there
+        assert client.invoke("seen_blocking").body == "<p>POST</p>"
+        assert client.invoke("follow", "x", key="once") == there
+        call = client.invoke_later("follow", "gone")
+        state = client.invocation(call, wait_s=20)
+        assert (state.state, state.result.status, state.result.body) == ("done", 410, {"why": "gone"})
+
+
+def test_openapi_lists_the_routes(system: tuple[LoopThread, Dev]) -> None:
+    """Each with its method, its variables and the function that it calls."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with http.get("/openapi.json") as response:
+            paths = (await response.json())["paths"]
+        item = paths["/shops/{shop}/items"]
+        assert sorted(item) == ["get", "post"]
+        assert item["get"]["operationId"] == "get./shops/{shop}/items"
+        assert {"name": "shop", "in": "path", "required": True, "schema": {"type": "string"}} in item["get"][
+            "parameters"
+        ]
+        assert {"name": "count", "in": "query", "schema": {"type": "integer", "default": 1}} in item["get"][
+            "parameters"
+        ]
+        assert "requestBody" not in item["get"]
+        assert "requestBody" in item["post"]
+
+    over_http(system, work)
