@@ -263,6 +263,8 @@ class Pong(Message, frozen=True):
     """Of a sequencer: a log that it leads nears its last position, or has waited long for a majority of the others."""
     kept_from_term: Term = 0
     """Of a sequencer: a checkpoint covers all earlier terms, so that whoever sequenced only in them may go."""
+    applied: Positions = {}
+    """Of an engine or storage node: how far it has applied the metalogs; no term may end below."""
 
 
 # controller -> storage: repair (design section 4, "Storage nodes lost, added, drained")

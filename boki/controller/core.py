@@ -377,7 +377,7 @@ class ControllerCore:
             return ()
         self._move("change begun")
         self._reason, self._began_at = reason, now_us
-        self._change = TermChange(view, plan)
+        self._change = TermChange(view, plan, self.heartbeats.applied())
         trace = Trace(logging.WARNING, f"ends term {view.term}: {reason}")
         return (trace, *self._change.tick(now_us))
 
@@ -415,6 +415,7 @@ class ControllerCore:
         plan, _ = next_plan(change.last, sight)
         # who was alive at the seal may not be any more; a view that nobody could lead is worse than a pause
         change.plan = plan if sight.has_majority(plan.sequencers, plan.incarnations) else None
+        change.note_applied(self.heartbeats.applied())
         return change.tick(now_us)
 
     # records and engines
@@ -473,7 +474,7 @@ class ControllerCore:
             "is_connected": self._leadership.is_connected,
             "phase": self.phase.value,
             "step": change.step.value if change is not None else "",
-            "waiting": self._waiting,
+            "waiting": change.lost if change is not None and change.lost else self._waiting,
             "term": view.term if view is not None else 0,
             "sequencers": list(view.sequencers) if view is not None else [],
             "primaries": list(view.primaries) if view is not None else [],

@@ -12,6 +12,7 @@ from typing import Final
 
 from boki.effects import Effect, Send
 from boki.log.ids import NodeId, Term
+from boki.log.metalog import Positions
 from boki.log.view import View
 from boki.messages import Ping, Pong
 
@@ -99,6 +100,10 @@ class Heartbeats:
         """Its last answer; None if it is silent or has never answered."""
         pulse = self._pulses.get(node)
         return None if pulse is None or pulse.silent_since else pulse.pong
+
+    def applied(self) -> list[tuple[NodeId, Positions]]:
+        """How far nodes have said that they have applied the metalogs, those that are silent now, too."""
+        return [(node, pulse.pong.applied) for node, pulse in self._pulses.items() if pulse.pong is not None]
 
     def silent_for(self, node: NodeId, now_us: int) -> int:
         """For how long, in microseconds, the node has been silent; 0 if it is not."""

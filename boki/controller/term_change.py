@@ -9,19 +9,24 @@ Every step may be repeated, and two controllers may do all this at once: only on
 table; what is missing is asked for again at every tick. If a node that is needed falls silent midway the change begins
 anew, with another majority: nothing is decided before a view is installed.
 
+**What was applied must be there.** Nodes apply only what is committed, so a term that would end below what any of them
+has applied has lost entries: a sequencer's disk has forgotten what it had synced. Such a view is never proposed: its
+records would be gone without a word. `TermChange.lost` says so instead.
+
 Entries that everybody may drop (`EntriesDropped`) need no completion: whoever lacks them goes on from there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
 
 from boki.controller.plans import Plan
-from boki.effects import Answer, Effect, Send
+from boki.effects import Answer, Effect, Send, Trace
 from boki.log.ids import LogId, NodeId, Term
-from boki.log.metalog import MetalogEntry
+from boki.log.metalog import MetalogEntry, Positions, split_position
 from boki.log.quorum import majority
 from boki.log.view import View
 from boki.messages import Complete, Completed, EntriesDropped, FetchSealed, Seal, Sealed, SealedEntries
@@ -56,7 +61,7 @@ class TermChange:
     `plan` may be exchanged as long as no view is proposed; None: nodes are awaited that the next view needs.
     """
 
-    def __init__(self, last: View, plan: Plan | None) -> None:
+    def __init__(self, last: View, plan: Plan | None, applied: Iterable[tuple[NodeId, Positions]] = ()) -> None:
         self.step = Step.SEALING
         self.last = last
         self.plan = plan
@@ -68,8 +73,21 @@ class TermChange:
         self._entries: dict[LogId, list[MetalogEntry]] = {}
         self._base: dict[LogId, int] = {}
         self._completed: dict[LogId, dict[NodeId, int]] = {}
+        self._applied: dict[LogId, tuple[int, NodeId]] = {}
+        """Per log, the most entries of the term that a node says it has applied, and which node."""
+        self.lost = ""
+        """What the sequencers lack though others have applied it, in words: with that the term cannot end."""
         self._repeat_at = 0
         self._moved_at = 0
+        self.note_applied(applied)
+
+    def note_applied(self, applied: Iterable[tuple[NodeId, Positions]]) -> None:
+        """Nodes have applied the metalogs up to there."""
+        for node, positions in applied:
+            for log, position in positions.items():
+                term, index = split_position(position)
+                if term == self.last.term and index > self._applied.get(log, (0, node))[0]:
+                    self._applied[log] = index, node
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
         """See `boki.effects.Core`."""
@@ -173,8 +191,21 @@ class TermChange:
             done = [until for until in self._completed.get(log, {}).values() if until >= self._ends[log]]
             if len(done) < majority(len(self.last.sequencers)):
                 return [effect for number in range(self.last.log_count) for effect in self._unfinished(number)]
+        self.lost = self._find_lost()
+        if self.lost:
+            return [Trace(logging.CRITICAL, self.lost)]
         self._move("majority complete")
         return self._propose()
+
+    def _find_lost(self) -> str:
+        for log, (index, node) in self._applied.items():
+            if log < self.last.log_count and index > self._ends[log]:
+                return (
+                    f"{node} has applied {index} entries of log {log} in term {self.last.term}, and a majority of the "
+                    f"sequencers ({', '.join(sorted(self._sealed))}) holds only {self._ends[log]}: a disk has lost the "
+                    "rest, though it was synced. No further term begins, because their records would be gone"
+                )
+        return ""
 
     def _propose(self) -> list[Effect]:
         if self.proposed is None and self.plan is not None:

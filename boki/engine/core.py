@@ -233,7 +233,7 @@ class EngineCore:
                 return [*self._ask_view(message.term, now_us), *self._on_tail(sender, message, now_us)]
             case Ping(number):
                 known = self.follower.chain.current.term if self.follower.chain else 0
-                return (Send(sender, Pong(number, known, self.incarnation)),)
+                return (Send(sender, Pong(number, known, self.incarnation, applied=dict(self.index.applied))),)
             case InstallView() | InstallMembership() | InstallPlacement():
                 return self.stamps.stamp(self._install(message, now_us))
             case IndexStored():

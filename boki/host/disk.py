@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from boki.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load, Loaded, Put, Store
-from boki.errors import StoreFailed
+from boki.errors import StoreFailed, VersionTooNew
 from boki.host.rocksdb import RocksDb
 
 Then = Callable[[Sequence[Effect]], None]
+_Core = TypeVar("_Core")
 
 _STEP_BYTES: Final = 256 << 10
 """So much is read before the event loop goes on: about 0.1 ms from memory."""
@@ -48,7 +49,8 @@ class Disk:
     """One RocksDB and its committer thread. All methods but the thread's are called from the event loop's thread.
 
     `synced=False` leaves out the sync of all but votes, for `durability = "memory"`. `on_failure` is called once, in
-    the loop, with the error that killed the disk.
+    the loop, with the error that killed the disk. `DiskUnreadable` if the database does not open, or has lost what it
+    had synced.
     """
 
     def __init__(
@@ -60,10 +62,15 @@ class Disk:
         reserve_bytes: int = 0,
         synced: bool = True,
     ) -> None:
-        path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.sync_count = 0
-        self._db = RocksDb(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._db = RocksDb(path)
+        except VersionTooNew:
+            raise
+        except Exception as failure:  # rocksdict raises plain Exception for every failure
+            raise self._unreadable(failure) from failure
         self._loop = loop
         self._on_failure = on_failure
         self._reserve_bytes = reserve_bytes
@@ -81,7 +88,10 @@ class Disk:
 
     def store_now(self, writes: Sequence[Put | Delete]) -> None:
         """Make the writes durable before returning. For starting up, when nothing else waits for the loop."""
-        self._write([Store(writes, is_vote=True)])
+        try:
+            self._write([Store(writes, is_vote=True)])
+        except Exception as error:  # rocksdict raises plain Exception for every failure
+            raise self._failed(error) from error
 
     def _commit_for_ever(self) -> None:
         while True:
@@ -111,10 +121,12 @@ class Disk:
                 then(store.then)
 
     def _fail(self, error: Exception) -> None:
-        failed = StoreFailed(
+        self._tell(self._on_failure, self._failed(error))
+
+    def _failed(self, error: Exception) -> StoreFailed:
+        return StoreFailed(
             f"{self.path}: a write or sync failed ({error}); the node has stopped. Look at the disk, then start again"
         )
-        self._tell(self._on_failure, failed)
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:
         if not self._loop.is_closed():
@@ -136,8 +148,17 @@ class Disk:
         except Exception as failure:
             raise self._unreadable(failure) from failure
 
+    def restore(self, make: Callable[[], _Core]) -> _Core:
+        """Make a core from what is here. `DiskUnreadable` if that does not decode, whatever was raised instead."""
+        try:
+            return make()
+        except (DiskUnreadable, VersionTooNew):
+            raise
+        except Exception as failure:
+            raise DiskUnreadable(f"{self.path}: what it holds does not decode: {failure!r}") from failure
+
     def _unreadable(self, failure: Exception) -> DiskUnreadable:
-        return DiskUnreadable(f"{self.path}: {failure}")
+        return DiskUnreadable(f"{self.path}: {' '.join(str(failure).split())}")
 
     def load(self, load: Load, then: Callable[[Loaded], None]) -> None:
         """Carry out a `Load` and call `then` with what it found, in the order of asking.

@@ -41,6 +41,8 @@ class Host:
         self.core = core
         self.disk = disk
         self.stopped = False
+        self.failure = ""
+        """What has stopped it, if nobody else has."""
         self._links = links
         self._loop = loop
         self._answer = answer
@@ -115,6 +117,7 @@ class Host:
 
     def _break(self, error: Exception) -> None:
         """A bug of ours, or a disk that cannot be read: what the core knows may be half changed. It must not go on."""
+        self.failure = str(error) if isinstance(error, DiskUnreadable) else repr(error)
         if isinstance(error, DiskUnreadable):
             _log.critical(
                 "%s has stopped: its disk cannot be read (%s). Look at the disk. If other nodes have what it held, "
@@ -128,6 +131,7 @@ class Host:
 
     def fail(self, error: StoreFailed) -> None:
         """The disk is dead: stop at once, loudly."""
+        self.failure = str(error)
         _log.critical("%s: %s", self.node, error)
         self.stop()
 

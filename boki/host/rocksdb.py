@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
 
 from boki.effects import Delete, Put
+from boki.host.synced_mark import SyncedMark
+from boki.host.write_ahead_log import last_sequence
 
-_WRITE_BUFFER_BYTES = 64 << 20
+_WRITE_BUFFER_BYTES: Final = 64 << 20
+
+
+class SyncedWritesLost(Exception):
+    """A database holds less than it had synced."""
 
 
 class RocksDb:
     """An open database. A torn tail of its write-ahead log is what was never synced, and is dropped.
 
+    What had been synced is missed: `boki.host.synced_mark` knows how much that was, and the log is looked at before
+    RocksDB replaces it (`boki.host.write_ahead_log`). A clean stop leaves no log: what is torn after one
+    is refused, too.
+
     What is read back after a crash is durable: RocksDB writes recovered records to a synced table before it opens.
     """
 
     def __init__(self, path: Path) -> None:
+        self._mark = SyncedMark(path)
+        self._has_failed = False
+        if self._mark.sequence and not (path / "CURRENT").exists():
+            raise SyncedWritesLost("the file CURRENT is missing, without which RocksDB would begin an empty database")
+        self._require(last_sequence(path) or self._mark.sequence)
+        self._db = Rdict(str(path), self._options())
+        found = self._db.latest_sequence_number()
+        try:
+            self._require(found)
+        except SyncedWritesLost:
+            self._db.close()
+            raise
+        self._mark.begin(found)
+
+    def _require(self, found: int) -> None:
+        """Nothing that was synced may be missing."""
+        if found < self._mark.sequence:
+            raise SyncedWritesLost(
+                f"it had synced {self._mark.sequence} writes, and only {found} are there: its write-ahead log is "
+                f"damaged, cut short or gone, and with it the last {self._mark.sequence - found} writes"
+            )
+
+    def _options(self) -> Options:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_paranoid_checks(True)
-        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+        is_clean = self._mark.is_clean
+        mode = DBRecoveryMode.absolute_consistency if is_clean else DBRecoveryMode.tolerate_corrupted_tail_records
+        options.set_wal_recovery_mode(mode())
         options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
         options.set_max_total_wal_size(4 * _WRITE_BUFFER_BYTES)
         options.set_keep_log_file_num(2)
         options.set_max_open_files(256)
-        self._db = Rdict(str(path), options)
+        return options
 
     def write(self, writes: Iterable[Put | Delete]) -> None:
         """Carry out all writes, or none after a crash. They are readable at once, and durable after `sync`.
@@ -45,7 +82,13 @@ class RocksDb:
 
     def sync(self) -> None:
         """Everything written before is durable when this returns. Gives up the GIL while the disk works."""
-        self._db.flush_wal(True)
+        sequence = self._db.latest_sequence_number()
+        try:
+            self._db.flush_wal(True)
+        except Exception:
+            self._has_failed = True
+            raise
+        self._mark.advance(sequence)
 
     def get(self, key: bytes) -> bytes | None:
         """The value under `key`."""
@@ -70,5 +113,12 @@ class RocksDb:
         rows.status()
 
     def close(self) -> None:
-        """Close the files."""
-        self._db.close()
+        """Write what is in memory to tables, so that no log is left to be torn, and close the files."""
+        sequence: int | None = None
+        with contextlib.suppress(Exception):  # rocksdict raises plain Exception: what was synced stays in the log
+            if not self._has_failed:
+                self._db.flush()
+                sequence = self._db.latest_sequence_number()
+        with contextlib.suppress(Exception):  # an error of the background work, which a damaged table causes
+            self._db.close()
+        self._mark.close(sequence)

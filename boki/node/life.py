@@ -28,7 +28,7 @@ import msgspec
 from boki.cluster_config import NodeConfig
 from boki.controller.zookeeper import News, ZooKeeperCoordinator
 from boki.controller.zookeeper_session import SessionEnded, SessionState
-from boki.effects import Core, Put
+from boki.effects import Core, DiskUnreadable, Put
 from boki.errors import StoreFailed
 from boki.follower import COORDINATOR
 from boki.host.disk import Disk
@@ -207,6 +207,16 @@ class NodeLife(Generic[ConfigType]):
         except StoreFailed as error:
             _log.critical("%s: %s", self.node, error)
             return Ending.FAILED
+        except DiskUnreadable as error:
+            _log.critical(
+                "%s does not start: its disk cannot be read (%s). If other nodes have what it held, move %s away and "
+                "start it again, one node at a time: it begins with an empty directory, and they fill it. See "
+                "docs/operations.md, 'A damaged disk'",
+                self.node,
+                error,
+                self._home.path,
+            )
+            return Ending.FAILED
         finally:
             for task in (begun, stopping):
                 task.cancel()
@@ -230,7 +240,7 @@ class NodeLife(Generic[ConfigType]):
         self.links.attach(COORDINATOR, self._on_question)
         self.diversion = Diversion(self.links, self.DIVERTED)
         self.diversion.divert(self.divert)
-        core = self.make_core()
+        core = self.make_core() if self.disk is None else self.disk.restore(self.make_core)
         if core is not None:
             self.host = Host(self.node, core, self.diversion, self._loop, disk=self.disk, answer=self.answer)
             self.parts.callback(self.host.stop)
@@ -269,17 +279,14 @@ class NodeLife(Generic[ConfigType]):
             self.incarnation = int(stored)
 
     def open_disk(self, *, reserve_bytes: int = 0, synced: bool = True) -> Disk:
-        """Open the node's database."""
-        try:
-            self.disk = Disk(
-                self._home.disk,
-                self._loop,
-                on_failure=self._on_disk_failure,
-                reserve_bytes=reserve_bytes,
-                synced=synced,
-            )
-        except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
-            raise StoreFailed(f"{self._home.disk} cannot be opened: {error}") from None
+        """Open the node's database. `DiskUnreadable` if that fails."""
+        self.disk = Disk(
+            self._home.disk,
+            self._loop,
+            on_failure=self._on_disk_failure,
+            reserve_bytes=reserve_bytes,
+            synced=synced,
+        )
         return self.disk
 
     async def close(self) -> None:

@@ -62,6 +62,7 @@ from boki.storage.shards import Shard, ShardKey, find_shards, recover_shard, spl
 from boki.storage.state import Checkpoint, load_state, shard_state, shard_writes, small_write
 from boki.storage.sweep import Sweep, SweepStep
 from boki.storage.takeover import Snapshots, Takeover, adopt_orders, is_ahead
+from boki.storage.witness import Witness
 
 REPAIR_BYTES_PER_S: Final = 64 << 20
 _CHECKPOINT_ENTRIES: Final = 20_000
@@ -93,6 +94,7 @@ class StorageCore:
         self.floors = Floors(state.floors, state.retired)
         self.sweep = Sweep(self.floors, self.holdings, self.saved.covers, state.waits_below)
         self._recovered: Positions = state.applied
+        self._witness = Witness(disk)
         self._next_seqnums: dict[LogId, int] = dict(state.next_seqnums)
         self._fenced = set(state.fenced)
         self._recover(disk, state)
@@ -152,7 +154,7 @@ class StorageCore:
                 self.saved.note(sender, message, now_us)
                 self.sweep.look_again()
             case Ping(number):
-                return (Send(sender, Pong(number, self._newest_term, self.incarnation)),)
+                return (Send(sender, Pong(number, self._newest_term, self.incarnation, applied=self.witnessed)),)
             case InstallView(views):
                 self.follower.install(views)
             case InstallMembership() | InstallPlacement():
@@ -169,7 +171,7 @@ class StorageCore:
             case FetchShards():
                 return self._tell_shards(sender, message)
             case StoreCheckpoint():
-                return self._keep(self.checkpoints.store(sender, message, self._positions(), now_us))
+                return self._keep(self.checkpoints.store(sender, message, self.applied, now_us))
             case FetchCheckpoint():
                 return (self.checkpoints.fetch(sender, message, now_us),)
             case EntriesDropped(term, log, kept_from):
@@ -269,7 +271,7 @@ class StorageCore:
         if flushed is None:
             return [Store((), then=told)] if told else []
         writes, written = flushed
-        return [Store(writes, then=(*told, Send(self.node, written)))]
+        return [Store([*writes, self._witness.write(self.applied)], then=(*told, Send(self.node, written)))]
 
     def _free(self, effects: list[Effect], has_deleted: bool, *, is_busy: bool) -> Iterable[Effect]:
         """Carry out a step of the sweep. Where it deletes, a restart must not take that for gaps: it is noted."""
@@ -391,13 +393,19 @@ class StorageCore:
         rows = [shard_state(key, shard, shard.order.packed()) for key, shard in shards.items()]
         floors = self.floors
         small = (floors.rows(), self.sweep.waits_below, sorted(self._fenced), floors.retired())
-        return Checkpoint(self._positions(), self._next_seqnums, rows, *small)
+        return Checkpoint(self.applied, self._next_seqnums, rows, *small)
 
-    def _positions(self) -> Positions:
+    @property
+    def applied(self) -> Positions:
         """How far this node has followed the metalogs."""
         if not self.follower.chain:
             return self._recovered
         return {log: self.follower.position(log) for log in self.follower.logs}
+
+    @property
+    def witnessed(self) -> Positions:
+        """How far this node has surely applied the metalogs, in this life or before."""
+        return self._witness.seen(self.applied)
 
     def _on_damage(self, key: ShardKey, first_lid: int) -> None:
         self.repair.mend(key, first_lid)
@@ -466,7 +474,7 @@ class StorageCore:
         """A peer has told what it knows from the metalogs: go on from there, if that is farther."""
         if term_of(state.applied) not in self.follower.chain:
             return (Send(COORDINATOR, FetchView(self._newest_term)),)
-        if not is_ahead(state, self._positions()):
+        if not is_ahead(state, self.applied):
             return ()
         adopt_orders(self.holdings, state)
         follower = MetalogFollower(state.applied)

@@ -102,6 +102,16 @@ class Holdings:
         moved = self._moved.get(key)
         return moved is not None and self.node not in moved and shard.is_closed and shard.spans.highest > 0
 
+    def shard_end(self, key: ShardKey) -> int:
+        """How far the shard is ordered, as far as this node knows."""
+        shard = self.shards.get(key)
+        return shard.order.until_lid if shard is not None else 0
+
+    def held_until(self, key: ShardKey, lid: int) -> int:
+        """The end of what is held from that local id on; the id itself if it is not here."""
+        shard = self.shards.get(key)
+        return shard.spans.end_at(lid) if shard is not None else lid
+
     # changing what is here
 
     def put(self, key: ShardKey, first_lid: int, until_lid: int, batch: bytes) -> bool:

@@ -12,7 +12,7 @@ from boki.controller.plans import Plan
 from boki.controller.term_change import NEXT, Step, TermChange
 from boki.errors import ConfigError
 from boki.log.ids import NodeId
-from boki.log.metalog import Cut, OpenShard
+from boki.log.metalog import Cut, OpenShard, make_position
 from boki.log.view import View
 from boki.messages import AppendEntry, InstallView, Seal
 from boki.sequencer.core import SequencerCore
@@ -115,6 +115,24 @@ def test_lost_messages_only_cost_time(seed: int) -> None:
     change(world)
     world.tick(400)
     assert world.answers["install"].previous_ends[0] >= 2
+
+
+@pytest.mark.parametrize(("applied", "is_lost"), [(6, False), (7, True)])
+def test_a_term_does_not_end_below_what_a_node_has_applied(applied: int, is_lost: bool) -> None:
+    """What was applied was committed: if a majority of the sequencers has less, a disk has forgotten, and no view is
+    proposed that would forget the records, too.
+    """
+    world = world_with((6, 6, 2))
+    core = change(world)
+    core.note_applied([(NodeId("storage-2"), {0: make_position(1, applied)}), (ENGINE, {0: make_position(2, 9)})])
+    world.tick(10)
+    assert ("install" in world.answers) is not is_lost
+    assert bool(core.lost) is is_lost
+    if is_lost:
+        assert core.lost.startswith("storage-2 has applied 7 entries of log 0 in term 1, and a majority of the")
+        core.note_applied([(NodeId("storage-2"), {0: make_position(1, 5)})])  # a claim is not taken back
+        world.tick(40)
+        assert "install" not in world.answers
 
 
 def test_two_controllers_at_once_name_an_end_that_keeps_what_was_acknowledged() -> None:

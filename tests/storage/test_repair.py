@@ -7,7 +7,7 @@ import pytest
 from boki.effects import DiskRoom
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.membership import Member, Membership, Role
-from boki.log.metalog import CloseShard, Trim
+from boki.log.metalog import CloseShard, Trim, make_position
 from boki.messages import (
     BatchesFetched,
     FetchBatches,
@@ -51,14 +51,15 @@ def trim(cluster: Cluster, key: ShardKey) -> None:
 
 
 def test_a_heartbeat_is_answered_by_the_core() -> None:
-    """A node says which incarnation it is, and the newest term that it knows."""
+    """A node says which incarnation it is, the newest term that it knows, and how far it has applied the metalogs."""
     cluster = Cluster()
     cluster.incarnations[NodeId("storage-1")] = 5
     cluster.crash("storage-1")
     cluster.start("storage-1")
     cluster.world.tell("storage-1", Ping(7), "controller-1")
     cluster.world.run()
-    assert cluster.world.messages(Pong) == [Pong(7, 1, 5)]
+    applied = {0: make_position(1, len(cluster.primary.entries[1]))}
+    assert cluster.world.messages(Pong) == [Pong(7, 1, 5, applied=applied)]
 
 
 @pytest.mark.parametrize("closed", [False, True])

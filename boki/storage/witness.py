@@ -1,0 +1,34 @@
+"""How far a storage node has surely applied the metalogs, on its disk: a witness against sequencers that have less.
+
+What a node knows from the metalogs is saved seldom. This number rides on every write of batches instead, so it costs no
+sync and lags by a batch. It is nothing to go on from: sequencers whose disks hold less have lost committed entries, and
+the term is not ended without them (`boki.controller.term_change`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from boki.effects import DiskReader, Put
+from boki.log.metalog import Positions, merge_positions
+
+_KEY: Final = b"a"
+
+
+class Witness:
+    """Of one node."""
+
+    def __init__(self, disk: DiskReader) -> None:
+        stored = disk.get(_KEY)
+        self._applied = msgspec.msgpack.decode(stored, type=Positions) if stored is not None else {}
+
+    def seen(self, applied: Positions) -> Positions:
+        """How far this node, or a former life of it, has come; `applied` is how far it is now."""
+        merge_positions(self._applied, applied)
+        return dict(self._applied)
+
+    def write(self, applied: Positions) -> Put:
+        """The write that keeps it. It goes with others."""
+        return Put(_KEY, msgspec.msgpack.encode(self.seen(applied)))
