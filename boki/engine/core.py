@@ -171,6 +171,7 @@ class EngineCore:
             raise Unavailable("this engine does not know who sequences and stores; try again", retry_after_s=0.2)
         match operation:
             case Append(book, chunk):
+                self.index.check_room()
                 self.appends.add(book, chunk, waiter, deadline_us)
                 return ()
             case Read(fresh=True) | Sync():
@@ -298,6 +299,7 @@ class EngineCore:
         effects = list(self.settle(now_us))
         if self.is_fenced():
             return effects
+        self.index.rest()
         view = self._newest_view
         timed = [*self.appends.tick(now_us), *self.reads.tick(now_us), *self.requests.tick(view, now_us)]
         timed += self.tails.tick(self.follower.chain.current, now_us)

@@ -10,7 +10,7 @@ import pytest
 from boki.effects import Put
 from boki.engine.index.index import Index
 from boki.engine.index.layout import BOOK_ROWS, HISTORY_PAGES, SMALL_STATE_KEY, TAG_FLOORS, TAG_ROWS
-from boki.errors import CorruptData, VersionTooNew
+from boki.errors import CorruptData, Overloaded, VersionTooNew
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, NodeId, make_shard
@@ -38,6 +38,13 @@ class Feed:
         chunk = encode_chunk(book, [Group([(b"0123456789", tags)], when, key)])
         batch = Batch(encode_batch(1, 0, SHARD, self.lid, [(chunk, 1)]))
         self.lid += 1
+        self.time_us += 10
+        self.index.apply(0, Cut(self.time_us, ((SHARD, self.lid),)), [batch])
+
+    def append_many(self, records: list[tuple[bytes, list[str]]]) -> None:
+        chunk = encode_chunk("book", [Group(records)])
+        batch = Batch(encode_batch(1, 0, SHARD, self.lid, [(chunk, len(records))]))
+        self.lid += len(records)
         self.time_us += 10
         self.index.apply(0, Cut(self.time_us, ((SHARD, self.lid),)), [batch])
 
@@ -81,6 +88,32 @@ def test_memory_stays_near_its_budget() -> None:
         assert len(feed.index.page("book", f"user:{number}", 0, MAX_SEQNUM, 10)) == 1
         assert feed.index.memory_bytes_used < 600_000
     assert len(feed.index.page("book", "all", 0, MAX_SEQNUM, 100_000)) == 30_000
+
+
+def test_large_appends_keep_the_budget_too() -> None:
+    """Records of 16 tags of their own, 100 at a time: the hand keeps up, and goes on at rest."""
+    feed = Feed(memory_bytes=1_000_000)
+    for number in range(30):
+        tags = [[f"{number}:{record}:{tag}".ljust(255) for tag in range(16)] for record in range(100)]
+        feed.append_many([(b"x", record_tags) for record_tags in tags])
+        feed.checkpoint()
+        feed.index.rest()
+        assert feed.index.memory_bytes_used < 3_000_000
+    while (before := feed.index.memory_bytes_used) > 1_000_000:
+        feed.index.rest()
+        assert feed.index.memory_bytes_used < before
+    assert len(feed.index.page("book", "7:42:3".ljust(255), 0, MAX_SEQNUM, 10)) == 1
+
+
+def test_far_beyond_the_budget_no_more_is_taken_until_memory_was_given_back() -> None:
+    """What is not stored yet cannot be evicted, so appends are refused for a while, for certain and by name."""
+    feed = Feed(memory_bytes=100_000)
+    feed.index.check_room()
+    feed.index._residence.used_bytes += 70 << 20  # as if so much had come since the last checkpoint began
+    with pytest.raises(Overloaded, match=r"the index holds \d+ bytes, far more than index_memory_bytes \(100000\)"):
+        feed.index.check_room()
+    feed.index._residence.used_bytes -= 70 << 20
+    feed.index.check_room()
 
 
 def test_a_start_reads_little_and_a_checkpoint_writes_what_is_new() -> None:

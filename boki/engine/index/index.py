@@ -41,7 +41,7 @@ from boki.engine.index.layout import (
 from boki.engine.index.residence import Residence
 from boki.engine.index.rows import END
 from boki.engine.index.sweep import Sweep
-from boki.errors import VersionTooNew
+from boki.errors import Overloaded, VersionTooNew
 from boki.log.batch import Batch
 from boki.log.chunk import Chunk, Span
 from boki.log.cuts import Piece
@@ -249,6 +249,19 @@ class Index:
         """An operation is over: nobody holds a row any more."""
         if self._residence.is_over_budget:
             self._residence.evict()
+
+    def rest(self) -> None:
+        """Time has passed: give back memory beyond the budget though no operation comes."""
+        self._residence.rest()
+
+    def check_room(self) -> None:
+        """`Overloaded` far beyond the budget, until memory has been given back."""
+        if self._residence.is_far_over_budget:
+            raise Overloaded(
+                f"the index holds {self._residence.used_bytes} bytes, far more than index_memory_bytes "
+                f"({self._residence.limit_bytes}): it is being written to disk; append more slowly, or raise it",
+                retry_after_s=0.2,
+            )
 
     # reading. `tag=None` is the whole book; nothing below a floor and nothing that was skipped is ever found
 

@@ -5,7 +5,8 @@ says so once (`changed`), writes itself into the next checkpoint (`writes`), and
 has heard that the checkpoint can be read back (`stored`).
 
 Eviction is second chance: a hand goes round all residents, drops what is clean and was not used since it last came by,
-and stops as soon as the budget is kept. It moves only between operations (`evict`), never under one that holds a row.
+and stops as soon as the budget is kept. It moves only between operations (`evict`), never under one that holds a row:
+twice as far as the operation has added residents, so that it keeps up with the largest, and on at every tick (`rest`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from typing import Final, Protocol
 from boki.effects import Delete, DiskReader, Put
 
 _STEPS: Final = 1000
+_REST_STEPS: Final = 10_000
+"""How far the hand goes at a tick: a few milliseconds in every fifty."""
+_BEARABLE_BYTES: Final = 64 << 20
+"""What is changed and not stored yet cannot be evicted: so much beyond a small budget refuses nobody."""
 
 
 class Resident(Protocol):
@@ -39,18 +44,21 @@ class Residence:
         self.disk = disk
         self.used_bytes = 0
         self.dirty_bytes = 0
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._evict_above = limit_bytes
         self._residents: deque[Resident] = deque()
         self._dirty: list[Resident] = []
         self._writing: list[Resident] = []
         self._deletes: list[Delete] = []
+        self._admitted = 0
+        """How many residents have come since the hand last moved."""
         self._fruitless = 0
         """How many residents in a row had nothing to give."""
 
     def admit(self, resident: Resident) -> None:
         """A resident has come into being."""
         self._residents.append(resident)
+        self._admitted += 1
 
     def changed(self, resident: Resident) -> None:
         """It must be in the next checkpoint. It says so once, until its `writes` have been asked for."""
@@ -76,7 +84,12 @@ class Residence:
         for resident in self._writing:
             resident.stored()
         self._writing = []
-        self._evict_above = self._limit_bytes
+        self._evict_above = self.limit_bytes
+
+    @property
+    def is_far_over_budget(self) -> bool:
+        """Whether no more should come until some has been given back: twice the budget, or what is always bearable."""
+        return self.used_bytes > self.limit_bytes + max(self.limit_bytes, _BEARABLE_BYTES)
 
     @property
     def is_over_budget(self) -> bool:
@@ -84,10 +97,19 @@ class Residence:
         return self.used_bytes > self._evict_above
 
     def evict(self) -> None:
-        """Let the hand go on until the budget is kept; not far at once, so that no operation waits for long."""
-        for _ in range(min(_STEPS, len(self._residents))):
+        """Let the hand go on until the budget is kept; no farther than in proportion to what has come since."""
+        self._evict(max(_STEPS, 2 * self._admitted))
+
+    def rest(self) -> None:
+        """Time has passed: let the hand go on even if no operation comes."""
+        if self.is_over_budget:
+            self._evict(_REST_STEPS)
+
+    def _evict(self, steps: int) -> None:
+        self._admitted = 0
+        for _ in range(min(steps, len(self._residents))):
             before = self.used_bytes
-            if before <= self._limit_bytes:
+            if before <= self.limit_bytes:
                 break
             resident = self._residents.popleft()
             if resident.shrink():
@@ -96,4 +118,4 @@ class Residence:
         if self._fruitless > 2 * len(self._residents):
             # what is left is in use or not stored yet: stand still until it has grown, or been stored
             self._fruitless = 0
-            self._evict_above = self.used_bytes + self._limit_bytes // 16
+            self._evict_above = self.used_bytes + self.limit_bytes // 16
