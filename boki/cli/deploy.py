@@ -28,9 +28,15 @@ def command(
 
     Calls in flight finish on the version that they began with.
     """
-    from boki.deploy.folder import pack_folder
+    from boki.deploy.folder import overlooked_files, pack_folder
 
     bundle = pack_folder(folder)
+    for file in overlooked_files(folder):
+        errors().print(
+            f"{folder / file} is not looked into: functions are registered by .py files at the top of {folder}",
+            style="yellow",
+            markup=False,
+        )
     with connect(url, token) as client:
         show(client.deploy(bundle, is_forced=force), as_json=as_json)
 
@@ -42,6 +48,8 @@ def show(deployment: Deployment, *, as_json: bool) -> None:
         return
     version = deployment.version
     what = "runs from now on" if deployment.is_new or not version.is_active else "runs"
+    if deployment.superseded_by:
+        what = "is deployed and does not run"
     results().print(
         f"version {version.number} ({version.bundle_hash[:12]}, {bytes_text(version.size_bytes)}) {what}: "
         f"{', '.join(version.functions) or 'no functions'}",
@@ -49,6 +57,11 @@ def show(deployment: Deployment, *, as_json: bool) -> None:
     )
     for module in version.broken:
         errors().print(f"module {module} cannot be loaded: boki status says why", style="red", markup=False)
+    if deployment.superseded_by:
+        errors().print(
+            f"version {deployment.superseded_by} has been deployed or chosen since, and runs instead", style="yellow"
+        )
+        return
     late = sorted(engine for engine, runs in deployment.engines.items() if not runs)
     if late:
         errors().print(f"not yet at {', '.join(late)}: boki status shows how they are", style="yellow", markup=False)

@@ -24,6 +24,10 @@ MAX_BUNDLE_BYTES: Final = 16 * MIB
 MAX_FILES: Final = 4000
 _HEAD_BYTES: Final = 3
 _MAX_PATH_BYTES: Final = 512
+_MAX_NAME_BYTES: Final = 255
+_SHORT_LIST: Final = 0x90
+_LIST_SIZES: Final = {0xDC: 2, 0xDD: 4}
+"""Bytes of the length that follows these marks of a msgpack list."""
 _MAX_DEPTH: Final = 32
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]")
 
@@ -56,10 +60,12 @@ def read_bundle(bundle: bytes) -> tuple[File, ...]:
         raise InvalidArgument("this is no bundle of functions: boki deploy makes one of a folder", field="bundle")
     if bundle[2] > VERSION:
         raise VersionTooNew(f"a bundle of version {bundle[2]} is newer than this Boki's {VERSION}: upgrade")
+    _check_count(_claimed_count(bundle))  # before anything is made of it: an empty file needs four bytes there
     try:
         files = _decoder.decode(memoryview(bundle)[_HEAD_BYTES:])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"this is no bundle of functions: {error}", field="bundle") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidArgument(f"this is no bundle of functions: {why}", field="bundle") from None
     _check(files)
     return files
 
@@ -74,9 +80,26 @@ def module_names(files: tuple[File, ...] | list[File]) -> list[str]:
     return [file.path.removesuffix(".py") for file in files if re.fullmatch(r"[^_./][^/]*\.py", file.path)]
 
 
+def _claimed_count(bundle: bytes) -> int:
+    """How many files the head of the list claims; 0 if it is no list, which its decoder says."""
+    kind = bundle[_HEAD_BYTES] if len(bundle) > _HEAD_BYTES else 0
+    if kind & 0xF0 == _SHORT_LIST:
+        return kind & 0x0F
+    size = _LIST_SIZES.get(kind, 0)
+    return int.from_bytes(bundle[_HEAD_BYTES + 1 : _HEAD_BYTES + 1 + size], "big")
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_FILES:
+        raise TooLarge(
+            f"a bundle may have at most {MAX_FILES:,} files, not {count:,}: leave data out of the folder",
+            field="bundle",
+            limit=MAX_FILES,
+        )
+
+
 def _check(files: tuple[File, ...] | list[File]) -> None:
-    if len(files) > MAX_FILES:
-        raise TooLarge(f"a bundle may have at most {MAX_FILES:,} files, not {len(files):,}", field="bundle")
+    _check_count(len(files))
     paths = {file.path for file in files}
     if len(paths) < len(files):
         raise InvalidArgument("a file is twice in the bundle", field="bundle")
@@ -100,6 +123,12 @@ def _check_path(path: str) -> None:
     is_sane = _CONTROL.search(path) is None and ":" not in parts[0]
     if not is_plain or not is_sane:
         raise InvalidArgument(f"a bundle must not hold the path {path[:100]!r}", field="bundle")
+    if any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
+        raise TooLarge(
+            f"a name in a bundle may have at most {_MAX_NAME_BYTES} bytes, as in file systems: {path[:100]!r}",
+            field="bundle",
+            limit=_MAX_NAME_BYTES,
+        )
     if len(path.encode()) > _MAX_PATH_BYTES or len(parts) > _MAX_DEPTH:
         raise TooLarge(
             f"paths in a bundle may have {_MAX_PATH_BYTES} bytes and {_MAX_DEPTH} levels: {path[:100]!r}",

@@ -7,6 +7,7 @@ for may be anything of the machine that deploys.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from boki.errors import InvalidArgument, TooLarge
 
 _SKIPPED: Final = ("__pycache__",)
 _COMPILED: Final = (".pyc", ".pyo")
+_DECORATOR: Final = re.compile(rb"^@(\w+\.)*(function|consume)\b", re.MULTILINE)
 
 
 def pack_folder(folder: Path) -> bytes:
@@ -61,3 +63,26 @@ def _walk(folder: Path, root: Path) -> list[Path]:
         if len(found) > MAX_FILES:
             break
     return found
+
+
+def overlooked_files(folder: Path) -> list[str]:
+    """Python files of its subfolders that decorate functions, by their paths: nothing registers them."""
+    found: list[str] = []
+    seen = 0
+    for path, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
+        for name in sorted(names) if Path(path) != folder else ():
+            file = Path(path, name)
+            seen += 1
+            if seen > MAX_FILES:
+                return found
+            if name.endswith(".py") and _decorates(file):
+                found.append(file.relative_to(folder).as_posix())
+    return found
+
+
+def _decorates(file: Path) -> bool:
+    try:
+        return _DECORATOR.search(file.read_bytes()) is not None
+    except OSError:
+        return False

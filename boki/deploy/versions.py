@@ -75,6 +75,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """False if that version was there before."""
     engines: dict[str, bool]
     """The engines that are up, and whether each runs it already; the others follow."""
+    superseded_by: int = 0
+    """The version that runs instead, because it was deployed or chosen meanwhile; 0: none."""
 
 
 class Versions:

@@ -18,6 +18,8 @@ from boki.runtime.port import LogPort
 _ACTIVATE_S: Final = 120.0
 """Its modules are imported before that, a few at a time, and each may take its time."""
 _SWITCH_S: Final = 15.0
+_LOOK_S: Final = 1.0
+"""How often it is looked whether another version has been deployed while engines are waited for."""
 
 
 class ClusterDeployments:
@@ -72,12 +74,19 @@ class ClusterDeployments:
         return await self._deployment(await self._book().use(wanted), is_new=False)
 
     async def _deployment(self, number: int, *, is_new: bool) -> Deployment:
-        running = await self._until_running(number, _SWITCH_S)
-        infos = await self.versions()
-        info = next((info for info in infos if info.number == number), None)
+        left_s = _SWITCH_S
+        while True:
+            versions = await self._book().versions()
+            active = versions.active
+            superseded_by = active.number if active is not None and active.number != number else 0
+            running = await self._until_running(number, 0.0 if superseded_by else min(left_s, _LOOK_S))
+            left_s -= _LOOK_S
+            if superseded_by or all(running.values()) or left_s <= 0:
+                break
+        info = next((info for info in versions.infos() if info.number == number), None)
         if info is None:
             raise NotFound(f"version {number} has been replaced by so many others that it is not kept", field="version")
-        return Deployment(version=info, is_new=is_new, engines=running)
+        return Deployment(version=info, is_new=is_new, engines=running, superseded_by=superseded_by)
 
     def _book(self) -> VersionBook:
         return VersionBook(self._port, self._limits)

@@ -277,8 +277,9 @@ class FrameDecoder(Generic[F]):
                 with view[body:start] as frame:
                     try:
                         frames.append(self._decode(frame))
-                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                        raise CorruptData(f"a frame of {length} bytes cannot be read: {error}") from None
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+                        raise CorruptData(f"a frame of {length} bytes cannot be read: {why}") from None
         return frames, start
 
 

@@ -28,6 +28,7 @@ class Client:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.engines = {"engine-1": True, "engine-2": True}
+        self.superseded_by = 0
         self.refusal: Exception | None = None
         self.kept = [NEW, OLD]
 
@@ -35,7 +36,7 @@ class Client:
         self.asked.append(([file.path for file in read_bundle(bundle)], is_forced))
         if self.refusal is not None:
             raise self.refusal
-        return Deployment(version=NEW, is_new=True, engines=self.engines)
+        return Deployment(version=NEW, is_new=True, engines=self.engines, superseded_by=self.superseded_by)
 
     def versions(self) -> list[VersionInfo]:
         return self.kept
@@ -81,6 +82,27 @@ def test_engines_that_lag_are_named(client: Client, tmp_path: Path) -> None:
     told = boki("deploy", str(folder_of(tmp_path)))
     assert told.exit_code == 0
     assert "not yet at engine-2" in told.output
+
+
+def test_a_deployment_that_is_superseded_is_told(client: Client, tmp_path: Path) -> None:
+    """By the version that runs instead; engines that do not run this one are not behind."""
+    client.engines["engine-2"] = False
+    client.superseded_by = 3
+    told = boki("deploy", str(folder_of(tmp_path)))
+    assert told.exit_code == 0
+    assert "is deployed and does not run: f" in told.output
+    assert "version 3 has been deployed or chosen since, and runs instead" in told.output
+    assert "not yet at" not in told.output
+
+
+def test_functions_in_subfolders_are_named(client: Client, tmp_path: Path) -> None:
+    """They are part of the bundle, and nothing registers them."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "m.py").write_text("@function\nasync def lost(ctx): ...\n")
+    told = boki("deploy", str(folder_of(tmp_path)))
+    assert told.exit_code == 0
+    assert "pkg/m.py is not looked into" in " ".join(told.output.split())
+    assert client.asked == [(["app.py", "pkg/m.py"], False)]
 
 
 def test_what_cannot_be_deployed_is_refused_without_a_request(client: Client, tmp_path: Path) -> None:

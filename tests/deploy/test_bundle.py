@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -151,6 +152,35 @@ def test_paths_that_are_not_plain_are_refused(path: str) -> None:
         read_bundle(raw(("app.py", b""), (path, b"x")))
     with pytest.raises(InvalidArgument):
         pack_files([APP, File(path, b"x")])
+
+
+def test_a_name_that_no_file_system_holds_is_refused() -> None:
+    """Where it is packed and where it is read, not by the engine that unpacks it."""
+    for make in (lambda: pack_files([APP, File("y" * 257, b"")]), lambda: read_bundle(raw(("y" * 257, b"")))):
+        with pytest.raises(TooLarge) as caught:
+            make()
+        assert caught.value.message == (
+            f"a name in a bundle may have at most 255 bytes, as in file systems: '{'y' * 100}'"
+        )
+    assert read_bundle(pack_files([APP, File("y" * 255, b"")]))
+
+
+def test_a_list_of_too_many_files_is_refused_before_it_is_decoded() -> None:
+    """16 MiB can claim four million empty ones: nothing is made of them."""
+    for head in (b"\xdd\x00\x3d\x09\x00", b"\xdc\xff\xff"):
+        tracemalloc.start()
+        with pytest.raises(TooLarge, match=r"may have at most 4,000 files, not (4,000,000|65,535): leave data out"):
+            read_bundle(MAGIC + bytes((VERSION,)) + head + b"\x92\xa0\xc4\x00" * 1_000_000)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 10_000_000, "the bundle itself"
+
+
+def test_a_list_that_is_nested_too_deeply_is_refused() -> None:
+    """As what it is, and not as a bug of the gateway."""
+    deep = MAGIC + bytes((VERSION,)) + b"\x91\x93\xa1a\xc4\x00" + b"\x91" * 100_000
+    with pytest.raises(InvalidArgument, match="this is no bundle of functions: it is nested too deeply"):
+        read_bundle(deep)
 
 
 def test_files_that_contradict_each_other_are_refused() -> None:

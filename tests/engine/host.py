@@ -99,8 +99,8 @@ class Host(FunctionHost):
         super().gone(link)
         self._look()
 
-    async def _refresh(self, modules: Modules) -> set[str]:
-        described = await super()._refresh(modules)
+    async def _refresh(self, modules: Modules, patience_s: float | None) -> set[str]:
+        described = await super()._refresh(modules, patience_s)
         self._look()
         return described
 

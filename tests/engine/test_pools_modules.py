@@ -247,3 +247,55 @@ def test_a_module_that_imports_differently_in_workers_is_told_so(tmp_path: Path)
             assert "RuntimeError: not again" in failure.message
 
     drive(test())
+
+
+def test_an_import_that_hangs_holds_up_no_other_module(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A module that is written beside it is there at once, it is said that the import still runs, and an edit that
+    repairs it ends the import.
+    """
+
+    async def test() -> None:
+        async with hosting(tmp_path, {"fine": GOOD}, reload=True) as host:
+            folder = tmp_path / "functions"
+            hang = "import threading\nthreading.Event().wait()\n"
+            for name in ("w", "x", "y", "z", "zz"):
+                (folder / f"{name}.py").write_text(hang)
+            await host.until(lambda: any("still running" in record.message for record in caplog.records))
+            write_modules(folder, {"zzz": GOOD.replace("good", "beside")})
+            await host.until(lambda: "beside" in host.functions)
+            assert await host.result("beside") == "beside"
+            write_modules(folder, {"w": GOOD.replace("good", "repaired")})
+            await host.until(lambda: "repaired" in host.functions)
+            assert await host.result("repaired") == "repaired"
+
+    with caplog.at_level(logging.WARNING, "boki.functions"):
+        drive(test())
+    told = [record.getMessage() for record in caplog.records if "still running" in record.message]
+    assert len(told) == 5
+    assert told[0].endswith("functions/w.py: its import is still running; its functions are taken over when it ends")
+
+
+def test_subfolders_with_functions_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing registers them; what only helps others is left in peace."""
+    folder = tmp_path / "functions"
+    for path, source in {
+        "pkg/m.py": "from boki import function\n\n@function\nasync def lost(ctx): ...\n",
+        "pkg/deep/n.py": "import boki\n\n@boki.function(timeout_s=5)\nasync def lost(ctx): ...\n",
+        "pkg/helper.py": "# decorate it with @function\nx = 1\n",
+        "_private/m.py": "@function\ndef f(): ...\n",
+        "pkg/data.txt": "@function",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(source)
+
+    async def test() -> None:
+        async with hosting(tmp_path, {"fine": GOOD}) as host:
+            assert await host.result("good") == "good"
+
+    with caplog.at_level(logging.WARNING, "boki.functions"):
+        drive(test())
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        f"{folder}/{file} is not looked into: functions are registered by .py files at the top of {folder}"
+        for file in ("pkg/m.py", "pkg/deep/n.py")
+    ]

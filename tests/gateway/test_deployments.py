@@ -160,6 +160,30 @@ def test_a_gateway_uploads_once_and_lets_an_engine_look() -> None:
     in_cluster(scenario)
 
 
+def test_a_deployment_that_is_superseded_says_so_at_once() -> None:
+    """Of several deployments at the same time the last one runs: the others do not wait for engines to run theirs."""
+
+    async def scenario(cluster: Cluster) -> None:
+        checked = with_log(cluster)
+        deployments = cluster.backend.deployments
+        first = asyncio.create_task(deployments.deploy(BUNDLE, is_forced=False))
+        await time_passes(0.5)
+        second = asyncio.create_task(deployments.deploy(pack_files([File("app.py", b"y = 1\n")]), is_forced=False))
+        await time_passes(0.5)
+        assert not second.done()
+        begun_s = asyncio.get_running_loop().time()
+        told = await first
+        assert asyncio.get_running_loop().time() - begun_s < 2
+        assert (told.version.number, told.superseded_by, told.version.is_active) == (1, 2, False)
+        for node, engine in checked.items():
+            engine.number = 2
+            cluster.engines[node].functions.functions_number += 1
+        told = await second
+        assert (told.version.number, told.superseded_by, told.engines) == (2, 0, {A: True, B: True})
+
+    in_cluster(scenario)
+
+
 def test_a_bundle_that_is_refused_leaves_no_version() -> None:
     """Neither one that is none, nor one that the engine cannot load."""
 

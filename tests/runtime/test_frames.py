@@ -79,10 +79,12 @@ def test_a_length_is_checked_before_its_bytes_are_awaited() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xc1", b"\x93\x07", encode_frame(Start(9, CALL))[4:], b"\x91\x63"], ids=lambda body: body[:2].hex()
+    "body",
+    [b"", b"\xc1", b"\x93\x07", encode_frame(Start(9, CALL))[4:], b"\x91\x63", b"\x93\x02\xa0" + b"\x91" * 100_000],
+    ids=lambda body: body[:2].hex(),
 )
 def test_what_is_no_frame_of_this_direction_is_refused(body: bytes) -> None:
-    """Garbage, cut structs, unknown numbers, and frames that only the other side may send."""
+    """Garbage, cut structs, unknown numbers, bottomless lists, and frames that only the other side may send."""
     with pytest.raises(CorruptData, match="cannot be read"):
         from_worker(DEFAULT_LIMITS).feed(len(body).to_bytes(4, "little") + body)
 

@@ -2,7 +2,8 @@
 
 No module is imported in this process: a module is described by a forked one, which may fail in any way it likes. A
 module is described anew if any file of the folder that its import has read is another one now, so that a change in what
-modules share reaches all of them, and no others.
+modules share reaches all of them, and no others. Modules are described independently: an import that hangs keeps
+no other module from being taken over, and ends when its file changes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Final
 
 from boki.calls import ModuleInfo
+from boki.deploy.folder import overlooked_files
 from boki.errors import ConfigError
 from boki.runtime.frames import Described
 
 _AT_ONCE: Final = 4
-"""Modules that are described at the same time."""
+"""Modules whose import begins at the same time."""
+_SLOW_S: Final = 1.0
+"""An import that takes longer no longer keeps others from beginning, nor from being taken over."""
 
 Signature = tuple[int, int, int] | None
 """What tells one content of a file from another: its time, size and inode; None: no such file."""
@@ -36,12 +40,28 @@ class Module:
     files: dict[str, Signature]
 
 
+@dataclass(slots=True)
+class Running:
+    """A module that is being described."""
+
+    path: str
+    files: dict[str, Signature]
+    """What it is known to read, as it was: if one of them changes, the description is of no use."""
+    task: asyncio.Task[Described]
+    is_slow: bool = False
+    """It has been waited for in vain."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refreshed:
     """What has changed since the last look."""
 
     described: list[ModuleInfo]
     gone: list[str]
+    slow: list[str]
+    """Files whose import still runs, each said once."""
+    overlooked: list[str]
+    """Files of subfolders that decorate functions, in vain; each said once."""
 
 
 class Modules:
@@ -51,35 +71,81 @@ class Modules:
         self.folder = folder
         self._describe = describe
         self._modules: dict[str, Module] = {}
+        self._running: dict[str, Running] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._overlooked: set[str] = set()
 
     def sources(self, module: str) -> dict[str, bytes] | None:
         """The sources that belong to the module's latest description; None if they are not pinned."""
         described = self._modules[module].described
         return described.sources if described.is_pinned else None
 
-    async def refresh(self) -> Refreshed:
-        """Look at the folder, and describe what is new or has changed."""
-        found = _scan(self.folder)
+    async def refresh(self, patience_s: float | None = None) -> Refreshed:
+        """Look at the folder, describe what is new or has changed, and wait for it, `patience_s` at most.
+
+        What takes longer goes on, and a later look finds it, or gives it up because one of its files has changed.
+        """
+        gone = self._begin_changed(_scan(self.folder))
+        awaited = [running.task for running in self._running.values() if not running.is_slow]
+        if awaited:
+            await asyncio.wait(awaited, timeout=patience_s)
+        described = [self._take(name) for name in [*self._running] if self._running[name].task.done()]
+        slow = [running for running in self._running.values() if not running.is_slow]
+        for running in slow:
+            running.is_slow = True
+        overlooked = [file for file in overlooked_files(self.folder) if file not in self._overlooked]
+        self._overlooked.update(overlooked)
+        return Refreshed(described, gone, [running.path for running in slow], overlooked)
+
+    def stop(self) -> None:
+        """Give up what is being described."""
+        for name in [*self._running]:
+            self._running.pop(name).task.cancel()
+
+    def _begin_changed(self, found: dict[str, str]) -> list[str]:
+        """Begin to describe what is not what it was; the names of modules that are gone."""
         gone = [name for name in self._modules if name not in found]
         for name in gone:
             del self._modules[name]
-        changed = [(name, path) for name, path in found.items() if self._has_changed(name)]
-        described = await asyncio.gather(*(self._describe_one(name, path) for name, path in changed))
-        return Refreshed(described, gone)
-
-    def _has_changed(self, name: str) -> bool:
-        module = self._modules.get(name)
-        return module is None or any(_signature(path) != before for path, before in module.files.items())
-
-    async def _describe_one(self, name: str, path: str) -> ModuleInfo:
-        async with self._slots:
+        for name, running in [*self._running.items()]:
+            if name not in found or _have_changed(running.files):
+                self._running.pop(name).task.cancel()
+        for name, path in found.items():
             known = self._modules.get(name)
-            before = {file: _signature(file) for file in {path, *(known.files if known else ())}}
-            described = await self._describe(name, path)
+            if name not in self._running and (known is None or _have_changed(known.files)):
+                shared = _shared_files(self.folder)  # the import may hang in one that no import has been seen to read
+                files = {file: _signature(file) for file in {path, *shared, *(known.files if known else ())}}
+                task = asyncio.get_running_loop().create_task(self._described(name, path))
+                self._running[name] = Running(path, files, task)
+        return gone
+
+    async def _described(self, name: str, path: str) -> Described:
+        async with self._slots:
+            describing = asyncio.ensure_future(self._describe(name, path))
+            try:
+                await asyncio.wait([describing], timeout=_SLOW_S)
+            except asyncio.CancelledError:
+                describing.cancel()
+                raise
+        return await describing
+
+    def _take(self, name: str) -> ModuleInfo:
+        running = self._running.pop(name)
+        described = running.task.result()
+        before = running.files
         files = {file: before[file] if file in before else _signature_of(file, described) for file in described.sources}
-        self._modules[name] = Module(described, files or before)
+        known = self._modules.get(name)
+        looked_at = {running.path, *(known.files if known else ())}
+        self._modules[name] = Module(described, files or {file: before[file] for file in looked_at if file in before})
         return described.module
+
+
+def _have_changed(files: dict[str, Signature]) -> bool:
+    return any(_signature(path) != before for path, before in files.items())
+
+
+def _shared_files(folder: Path) -> list[str]:
+    return [str(path) for path in folder.glob("_*.py")]
 
 
 def _scan(folder: Path) -> dict[str, str]:

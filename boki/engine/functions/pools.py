@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import resource
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -24,7 +22,8 @@ from boki.engine.functions.catalog import Catalog, Change, Install
 from boki.engine.functions.describing import Description
 from boki.engine.functions.dispatch import Dispatch
 from boki.engine.functions.fleet import NEVER
-from boki.engine.functions.modules import Modules
+from boki.engine.functions.machine import affordable_workers, resident_bytes
+from boki.engine.functions.modules import Modules, Refreshed
 from boki.engine.functions.orders import (
     Budget,
     DispatchEffect,
@@ -61,6 +60,7 @@ from boki.runtime.frames import (
     Said,
     Start,
 )
+from boki.runtime.loading import shown
 
 __all__ = ["ConsoleLine", "FunctionHost", "Later", "Submit"]
 
@@ -72,9 +72,11 @@ Raises the `BokiError` that refuses it."""
 
 _WATCH_S: Final = 0.25
 _POLL_S: Final = 0.5
+_PATIENCE_S: Final = 1.0
+"""How long modules that have changed are waited for, so that they are taken over together."""
+_START_PATIENCE_S: Final = 5.0
 _TIMER_S: Final = 0.005
 """Deadlines that are so close together are looked at together."""
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _DESCRIBE_BYTES: Final = 1 << 30
 
 
@@ -108,7 +110,7 @@ class FunctionHost:
         self._console = console
         self._reload = reload
         self._show_tracebacks = show_tracebacks
-        self._budget = budget or Budget(engine_workers=_affordable_workers())
+        self._budget = budget or Budget(engine_workers=affordable_workers())
         self._watch_calls = CallWatch(on_call, now_us) if on_call is not None else None
         self._dispatch = Dispatch(limits, self._budget)
         self._catalog = Catalog()
@@ -156,7 +158,7 @@ class FunctionHost:
         self._loop = asyncio.get_running_loop()
         if self._modules is not None:
             await self._start_processes()
-            await self._refresh(self._modules)
+            await self._refresh(self._modules, _START_PATIENCE_S if self._reload else None)
             if self._reload:
                 self._spawn(self._poll(self._modules))
 
@@ -186,6 +188,7 @@ class FunctionHost:
         await self._start_processes()
         modules = self._modules_of(folder)
         refreshed = await modules.refresh()
+        _tell_of(refreshed, folder)
         good = {info.module for info in refreshed.described if not info.error}
         if must_have_functions and not any(info.functions for info in refreshed.described):
             raise Unavailable("; ".join(info.error for info in refreshed.described if info.error))
@@ -206,6 +209,8 @@ class FunctionHost:
                 await asyncio.wait_for(self._empty.wait(), drain_s)
             except TimeoutError:
                 _log.warning("calls that still ran after %g s are lost", drain_s)
+        if self._modules is not None:
+            self._modules.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -331,7 +336,7 @@ class FunctionHost:
         if IS_LINUX:
             for worker, limit_bytes in list(self._memory_bytes.items()):
                 link = self._processes.links.get(worker)
-                used_bytes = _resident_bytes(link.pid) if link is not None and link.pid else 0
+                used_bytes = resident_bytes(link.pid) if link is not None and link.pid else 0
                 if used_bytes > limit_bytes:
                     how = f"used {used_bytes:,} bytes of memory, more than its memory_bytes of {limit_bytes:,}"
                     self._perform(self._dispatch.worker_broken(worker, "memory", f"was killed because it {how}"))
@@ -420,12 +425,15 @@ class FunctionHost:
         try:
             return await asyncio.wait_for(description.done, timeout_s)
         except TimeoutError:
-            self._processes.kill(child)
             return description.failed(f"importing it took longer than {timeout_s:g} s")
+        finally:
+            if not description.done.done() or description.done.cancelled():
+                self._processes.kill(child)
 
-    async def _refresh(self, modules: Modules) -> set[str]:
+    async def _refresh(self, modules: Modules, patience_s: float | None) -> set[str]:
         """Take over what has changed in the folder; the names of modules that have been described anew."""
-        refreshed = await modules.refresh()
+        refreshed = await modules.refresh(patience_s)
+        _tell_of(refreshed, modules.folder)
         if refreshed.described or refreshed.gone:
             self._install(self._catalog.update(refreshed.described, refreshed.gone), modules)
         return {module.module for module in refreshed.described}
@@ -450,7 +458,7 @@ class FunctionHost:
             await asyncio.sleep(_POLL_S)
             before = {module.module: module for module in self.modules}
             try:
-                described = await self._refresh(modules)
+                described = await self._refresh(modules, _PATIENCE_S)
             except BokiError as error:
                 if error.message != trouble:
                     _log.error("%s", error)
@@ -465,6 +473,17 @@ class FunctionHost:
                     _announce(module)
 
 
+def _tell_of(refreshed: Refreshed, folder: Path) -> None:
+    for path in refreshed.slow:
+        _log.warning("%s: its import is still running; its functions are taken over when it ends", shown(path))
+    for file in refreshed.overlooked:
+        _log.warning(
+            "%s is not looked into: functions are registered by .py files at the top of %s",
+            shown(str(folder / file)),
+            shown(str(folder)),
+        )
+
+
 def _announce(module: ModuleInfo) -> None:
     names = ", ".join(sorted(info.name for info in module.functions))
     if not module.error:
@@ -473,17 +492,3 @@ def _announce(module: ModuleInfo) -> None:
         _log.error("%s; its last good version keeps running: %s", module.error, names)
     else:
         _log.error("%s", module.error)
-
-
-def _affordable_workers() -> int:
-    """Most worker processes of this engine: each needs a file descriptor here, as do disks and connections."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = Budget().engine_workers
-    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 2))
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0  # it has just ended
