@@ -34,13 +34,10 @@ from boki.config import (
     LogFormatField,
     Port,
     Token,
-    address_problems,
-    budget_problems,
-    is_loopback,
     load,
-    quorum_problems,
     settings,
 )
+from boki.config_rules import address_problems, budget_problems, is_loopback, quorum_problems
 from boki.log.ids import NodeId, check_name
 from boki.log.limits import KIB, MIB, Limits
 from boki.log.membership import ClusterPlan, Role

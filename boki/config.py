@@ -12,7 +12,7 @@ import difflib
 import ipaddress
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
+from boki.config_rules import address_problems, budget_problems, quorum_problems
 from boki.errors import ConfigError
 from boki.log.limits import KIB, MIB, Limits
 
@@ -47,7 +48,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ]
         problems = problems or self.problems()
         if problems:
-            raise _refusal(problems)
+            raise refusal(problems)
 
     def problems(self) -> list[str]:
         """What is wrong between fields that are each fine by themselves."""
@@ -81,44 +82,6 @@ FunctionsVersion = Annotated[
     Meta(description="none: start without functions, and run only a version that is deployed or chosen afterwards."),
 ]
 LogFormatField = Annotated[LogFormat, Meta(description="console: lines for people. json: one object a line.")]
-
-
-def budget_problems(limits: Limits, *, keep_calls_s: float, cache_bytes: int, append_buffer_bytes: int) -> list[str]:
-    """What an engine's budgets are too small for."""
-    found = []
-    if keep_calls_s < limits.key_window_s:
-        found.append(
-            f"keep_calls_s is {keep_calls_s:g}, and a key gives its first result for limits.key_window_s = "
-            f"{limits.key_window_s:g}: results must be kept for as long"
-        )
-    if cache_bytes < 4 * limits.request_bytes:
-        found.append(
-            f"cache_bytes is {cache_bytes}: it must hold four requests of limits.request_bytes = "
-            f"{limits.request_bytes}, or large appends could not be read"
-        )
-    if append_buffer_bytes < limits.request_bytes:
-        found.append(
-            f"append_buffer_bytes is {append_buffer_bytes}: it must hold one request "
-            f"(limits.request_bytes = {limits.request_bytes})"
-        )
-    return found
-
-
-def quorum_problems(replicas: int, write_quorum: int, sequencers: int) -> list[str]:
-    """Why these could not decide anything, or not well."""
-    found = []
-    if write_quorum > replicas:
-        found.append(f"write_quorum is {write_quorum}, but there are only {replicas} replicas")
-    if sequencers and sequencers % 2 == 0:
-        found.append(f"sequencers is {sequencers}: an even number tolerates no more losses than one less")
-    return found
-
-
-def address_problems(host: str, token: str, insecure: bool) -> list[str]:
-    """Why nobody should listen there like this."""
-    if token or insecure or is_loopback(host):
-        return []
-    return [f"host {host} is open to others: set a token, or say insecure if you mean it"]
 
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -311,19 +274,25 @@ def load(
             problems.append(_unknown(item.name, item.origin, known))
     values: dict[str, Any] = {}
     for item in given.values():
-        try:
-            values[item.name] = msgspec.convert(
-                item.value, known[item.name].type, strict=not item.is_text, dec_hook=_to_path
-            )
-        except msgspec.ValidationError as error:
-            expected = _expected(known[item.name].type, error)
-            expected = expected.removesuffix(", got str") if item.is_text else expected
-            problems.append(f"{item.name} = {item.value!r} ({item.origin}): {expected}")
+        values[item.name], problem = _converted(item, known[item.name])
+        if problem:
+            problems.append(problem)
+            del values[item.name]
     # The good values are tried even if there were bad ones, to find what is wrong between them too.
     config = _build(kind, values, problems)
     if problems or config is None:
-        raise _refusal(problems)
+        raise refusal(problems)
     return config
+
+
+def _converted(item: _Given, setting: Setting) -> tuple[Any, str]:
+    """The value as the setting takes it, and why it does not."""
+    try:
+        return msgspec.convert(item.value, setting.type, strict=not item.is_text, dec_hook=_to_path), ""
+    except msgspec.ValidationError as error:
+        expected = _expected(setting.type, error)
+        expected = expected.removesuffix(", got str") if item.is_text else expected
+        return None, f"{item.name} = {item.value!r} ({item.origin}): {expected}"
 
 
 def flag(name: str) -> str:
@@ -335,18 +304,23 @@ def flag(name: str) -> str:
     return "--" + name.replace(".", "-").replace("_", "-")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on that address.
-
-    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
-    [True, True, True, False, False]
+def file_problems(kinds: Sequence[type[Config]], environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with the configuration file by itself, for commands that read only a little of it: text that is not
+    TOML, settings that none of the `kinds` has, values that none of those takes.
     """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    known: dict[str, list[Setting]] = {}
+    for kind in kinds:
+        for setting in settings(kind):
+            known.setdefault(setting.name, []).append(setting)
+    problems: list[str] = []
+    for item in _from_file({}, _default_file(environment), problems):
+        if item.name not in known:
+            problems.append(_unknown(item.name, item.origin, known))
+            continue
+        refusals = [_converted(item, setting)[1] for setting in known[item.name]]
+        if all(refusals):
+            problems.append(refusals[0])
+    return problems
 
 
 def _default_file(environment: Mapping[str, str]) -> Path | None:
@@ -395,11 +369,14 @@ def _from_environment(
 
 
 def _unknown(name: str, origin: str, allowed: Mapping[str, Any]) -> str:
+    if inside := [known for known in allowed if known.startswith(f"{name}.")]:
+        example = inside[0].removeprefix(f"{name}.")
+        return f"{name} ({origin}) is a table: write [{name}] and below it one line for each, as {example} = ..."
     # What all names share says nothing about which one was meant.
     bare = {known.removeprefix(ENV_PREFIX): known for known in allowed}
     near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), bare, n=1, cutoff=0.75)
-    guess = f"; did you mean {bare[near[0]]}?" if near else "."
-    return f"unknown setting {name} ({origin}){guess} Allowed: {', '.join(sorted(allowed))}"
+    guess = f"; did you mean {bare[near[0]]}?" if near else f". Allowed: {', '.join(sorted(allowed))}"
+    return f"unknown setting {name} ({origin}){guess}"
 
 
 def _build(
@@ -451,7 +428,8 @@ def _expected(kind: Any, error: Exception) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _refusal(problems: list[str]) -> ConfigError:
+def refusal(problems: list[str]) -> ConfigError:
+    """One error that lists every problem."""
     what = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     lines = "".join(f"\n  - {problem}" for problem in problems)
     return ConfigError(f"the configuration has {what}:{lines}", problems=problems)

@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
-from boki.config import DevConfig, is_loopback
+from boki.config import DevConfig
+from boki.config_rules import is_loopback
 from boki.engine.calls.ledger import Owner
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.engine.functions.pools import FunctionHost

@@ -80,7 +80,7 @@ def test_every_problem_is_listed_with_where_it_came_from(tmp_path: Path) -> None
     assert all(any(origin in problem for problem in problems) for origin in ("boki.toml", "BOKI_DRAIN_S", "--port"))
 
 
-def test_an_unknown_setting_is_refused_with_the_allowed_ones_and_a_guess(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_refused_with_a_guess(tmp_path: Path) -> None:
     """A typing error is found by name, wherever it was made."""
     for problems in (
         refusal(file=write(tmp_path, "replicaz = 3\n")),
@@ -90,7 +90,7 @@ def test_an_unknown_setting_is_refused_with_the_allowed_ones_and_a_guess(tmp_pat
         (problem,) = problems
         assert "did you mean" in problem
         assert "replicas" in problem.lower()
-        assert "write_quorum" in problem.lower()
+        assert "Allowed" not in problem
 
 
 def test_a_guess_is_only_made_if_it_is_close(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_loopback_needs_no_token(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "example.org"])
 def test_other_addresses_need_a_token_or_insecure(host: str) -> None:
     """Nobody opens a server to a network by accident."""
-    with pytest.raises(ConfigError, match="token"):
+    with pytest.raises(ConfigError, match="BOKI_TOKEN"):
         DevConfig(host=host)
     assert DevConfig(host=host, token="secret").host == host
     assert DevConfig(host=host, insecure=True).host == host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -34,6 +35,8 @@ from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
+_KEYED = (("invoke",), ("log", "append"), ("queue", "push"))
+"""Commands that take a --key."""
 
 
 class _Root(Group):
@@ -55,12 +58,13 @@ class _Root(Group):
 
     def invoke(self, ctx: Any) -> Any:
         """See `typer.core.TyperGroup`."""
+        words = [*ctx._protected_args, *ctx.args]  # noqa: SLF001 - what the parser has read is told nowhere else
         try:
             return super().invoke(ctx)
         except PARSER_ERROR as error:
             raise _refused(error) from None
         except BokiError as error:
-            explain(error)
+            explain(error, words)
             raise typer.Exit(USAGE if isinstance(error, InvalidArgument) else FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -77,12 +81,12 @@ def _refused(error: Exception) -> Exception:
     return typer.Exit(USAGE)
 
 
-def explain(error: BokiError) -> None:
-    """Print the error for people: what happened, whether it took effect, what to do next."""
+def explain(error: BokiError, words: Sequence[str] = ()) -> None:
+    """Print the error for people: what happened, whether it took effect, what to do next. `words`: what was typed."""
     console = errors()
     console.print(f"[bold red]error[/]: {_escape(error.message)}", highlight=False)
     if error.outcome == "unknown":
-        console.print("It may have taken effect: look before you repeat it, or repeat it under the same --key.")
+        console.print(_uncertain(words))
     elif error.retryable:
         console.print("Nothing happened. The same command may work later.")
     if isinstance(error, Unauthorized):
@@ -93,6 +97,16 @@ def explain(error: BokiError) -> None:
         )
     if traceback := error.details.get("traceback"):
         console.print(_escape(str(traceback).rstrip()), style="dim", highlight=False)
+
+
+def _uncertain(words: Sequence[str]) -> str:
+    """What to do about a request whose outcome nobody knows."""
+    if any(word == "--key" or word.startswith("--key=") for word in words):
+        return "It may have taken effect: the same command, under the same --key, does it once."
+    advice = "It may have taken effect: look before you repeat it."
+    if any(tuple(words[: len(keyed)]) == keyed for keyed in _KEYED):
+        advice += " Give it a --key next time: then it can be repeated without doing it twice."
+    return advice
 
 
 def _escape(text: str) -> str:

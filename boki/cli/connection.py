@@ -9,14 +9,15 @@ cluster.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-from boki.config import Address, Config, load
+from boki.cli.url_file import url_of
+from boki.config import Address, Config, load, refusal
 from boki.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,19 +65,33 @@ def connect_async(url: str, token: str) -> Client:
 def _meant(url: str, token: str) -> tuple[str, str]:
     """The address that a command talks to, and its token."""
     if not url:
+        check_file(os.environ)
         address = load(Address, flags={}, environment=os.environ, allow_others=True)
         url, token = running_here(os.environ) or address.url, token or address.token
     return url, token
 
 
+def check_file(environment: Mapping[str, str]) -> None:
+    """`ConfigError` if the project's `boki.toml` has an error, even where a command could do without: it means that
+    another command will fail, or look elsewhere than its user expects.
+    """
+    from boki.cluster.config import UpConfig
+    from boki.cluster_config import CONFIGS
+    from boki.config import DevConfig, file_problems
+
+    if problems := file_problems([DevConfig, UpConfig, *CONFIGS.values()], environment):
+        raise refusal(problems)
+
+
 def running_here(environment: Mapping[str, str]) -> str:
-    """Where the cluster listens that a supervisor runs in the configured data directory; empty: none does, or the
-    variables name another address.
+    """Where the system listens that runs on the configured data directory, a cluster or a `boki dev`; empty: none
+    does, or the variables name another address.
     """
     if "BOKI_HOST" in environment or "BOKI_PORT" in environment:
         return ""
-    state = supervisor_of(None, environment)
-    return state.url if state is not None else ""
+    data = data_directory(None, environment)
+    state = supervisor_of(data, environment)
+    return state.url if state is not None else url_of(data)
 
 
 def data_directory(data: Path | None, environment: Mapping[str, str]) -> Path:
@@ -92,10 +107,19 @@ def supervisor_of(data: Path | None, environment: Mapping[str, str]) -> Supervis
     return state if state is not None and state.is_running else None
 
 
-def needed_flags(url: str, token: str) -> str:
-    """What a command in the same folder, with no variables set, must say to reach the system at `url`: a text to put
-    behind it, empty if its `boki.toml` is enough. A token is not spelled out: it is expected in BOKI_TOKEN.
+def tries(commands: Sequence[str], url: str, token: str) -> str:
+    """Lines under each other with commands that reach the system at `url` from the same folder, with no variables set.
+
+    A token is expected in BOKI_TOKEN, never on a command line, where every user of the machine can read it.
     """
+    flag, needs_token = _needed(url, token)
+    comment = ["             (with the token in BOKI_TOKEN)"] if needs_token else []
+    lines = [f"             {command}{flag}" for command in commands]
+    return "\n".join([*lines, *comment]).replace("             ", "  try        ", 1)
+
+
+def _needed(url: str, token: str) -> tuple[str, bool]:
+    """The flag that a command must be given, if any, and whether it needs a token that `boki.toml` does not have."""
     parts = urlsplit(url)
     listening = Address(host=parts.hostname or "", port=parts.port or 0, token=token)
     try:
@@ -103,6 +127,5 @@ def needed_flags(url: str, token: str) -> str:
         is_there = running_here({}) == listening.url or configured.url == listening.url
     except ConfigError:
         configured, is_there = Address(), False
-    url_flag = "" if is_there else f" --url {listening.url}"
     has_token = not token or (is_there and configured.token == token)
-    return url_flag if has_token else f"{url_flag} --token $BOKI_TOKEN"
+    return "" if is_there else f" --url {listening.url}", not has_token

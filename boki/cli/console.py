@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from boki.calls import ModuleInfo
-from boki.cli.connection import needed_flags
-from boki.cli.terminal import results
+from boki.calls import FunctionInfo, ModuleInfo
+from boki.cli.connection import tries
+from boki.cli.signatures import command_of
+from boki.cli.terminal import path_text, results
 from boki.config import DevConfig, LogFormat
 from boki.host.call_lines import CallLines
 from boki.host.clock import now_us
@@ -23,6 +24,8 @@ from boki.runtime.frames import ConsoleLine
 
 _WHO = "boki"
 _COLOURS = ((logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"))
+_CALL_COLUMNS = 60
+"""A longer example of a call would not fit a line of the start screen."""
 _DIM = "\x1b[2m"
 
 
@@ -53,15 +56,18 @@ class Screen:
             return
         console = results()
         console.print(f"[bold green]Boki[/] is listening on [bold]{url}[/]  (API: {url}/openapi.json)")
-        console.print(f"  data       {config.data.resolve()}", markup=False)
+        console.print(f"  data       {path_text(config.data)}", markup=False)
         console.print(f"  log        {_log_text(config)}", markup=False)
         self._modules(config, modules)
-        console.print(_hint(modules, needed_flags(url, config.token)), style="dim", markup=False)
+        commands = _commands([function for module in modules for function in module.functions])
+        console.print(tries(commands, url, config.token), style="dim", markup=False)
 
     def _modules(self, config: DevConfig, modules: Sequence[ModuleInfo]) -> None:
         console = results()
-        missing = " (there is no such folder)" if not config.functions.is_dir() else "" if modules else " (none found)"
-        console.print(f"  functions  {config.functions.resolve()}{missing}", markup=False)
+        console.print(f"  functions  {path_text(config.functions)}", markup=False)
+        if not modules:
+            file = path_text(config.functions / "hello.py")
+            console.print(f"             none yet: write one in {file}, it is loaded at once", markup=False)
         for module in modules:
             if module.error:
                 console.print(f"             [bold red]{module.module} is broken[/]")
@@ -147,15 +153,11 @@ class _ScreenHandler(logging.Handler):
         self._screen.event("log", self.format(record), record.levelno, logger=record.name)
 
 
-def _hint(modules: Sequence[ModuleInfo], flags: str) -> str:
-    """Commands that work as they stand here; a function is among them if it is known what it takes."""
-    functions = [function for module in modules for function in module.functions]
-    if not functions:
-        return "Try: boki new hello && cd hello && boki dev"
-    tries = [f"boki log books{flags}", f"boki status{flags}"]
-    if simple := sorted(function.name for function in functions if function.payload_encoding == "text"):
-        tries.insert(0, f"boki invoke {simple[0]} Ada{flags}")
-    return f"Try: {'   '.join(tries)}"
+def _commands(functions: Sequence[FunctionInfo]) -> list[str]:
+    """Commands that work as they stand here; the shortest that calls a function is one of them."""
+    calls = sorted(filter(None, map(command_of, functions)), key=lambda command: (len(command), command))
+    calls = [call for call in calls if len(call) <= _CALL_COLUMNS]
+    return [*calls[:1], "boki log books", "boki status"]
 
 
 def _log_text(config: DevConfig) -> str:

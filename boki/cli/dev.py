@@ -13,14 +13,20 @@ import os
 import signal
 import socket
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from boki.cli.flags import command_of, load_flags
 from boki.cli.help import examples
+from boki.cli.url_file import announced
 from boki.cluster.config import UpConfig
 from boki.config import DevConfig
-from boki.errors import Unavailable
+from boki.errors import DataDirectoryInUse, InvalidArgument, Unavailable
 from boki.host.process import prepare_process
+
+if TYPE_CHECKING:
+    from boki.cli.console import Screen
+    from boki.dev import Dev
 
 INTERRUPTED = 130
 FAILED = 1
@@ -35,6 +41,7 @@ def run(**flags: Any) -> None:
     Each flag can also be set as BOKI_NAME in the environment or as a key of boki.toml; flags win over both.
     """
     config = load_flags(DevConfig, flags, flags.pop("config"), shares_with=UpConfig)
+    check_functions(flags["functions"], config.functions)
     import uvloop
 
     prepare_process()
@@ -64,13 +71,23 @@ async def serve(config: DevConfig) -> None:
     check_address(config.host, config.port)
     try:
         dev = await Dev.start(config, screen.line, None if config.quiet else screen.call_lines())
+    except DataDirectoryInUse as error:
+        raise _in_use_by_cluster(config.data) or error from None
     except OSError as error:
         raise Unavailable(
             f"cannot start at {config.host}:{config.port} with {config.data}: {error.strerror or error}",
             errno=error.errno,
         ) from error
     spare_the_collector()
-    screen.started(dev.url, config, dev.functions.modules)
+    with announced(config.data, dev.url):
+        screen.started(dev.url, config, dev.functions.modules)
+        await _until_stopped(dev, stop, screen)
+    await dev.stop(config.drain_s)
+    screen.event("stopped", "stopped")
+
+
+async def _until_stopped(dev: Dev, stop: asyncio.Event, screen: Screen) -> None:
+    """Return when a signal says so; the process ends here if the log cannot go on."""
     stopping, broken = asyncio.create_task(stop.wait()), asyncio.create_task(dev.wait_for_outage())
     await asyncio.wait({stopping, broken}, return_when=asyncio.FIRST_COMPLETED)
     if broken.done():
@@ -78,8 +95,25 @@ async def serve(config: DevConfig) -> None:
         await dev.stop(0)
         raise SystemExit(FAILED)
     broken.cancel()
-    await dev.stop(config.drain_s)
-    screen.event("stopped", "stopped")
+
+
+def _in_use_by_cluster(data: Path) -> DataDirectoryInUse | None:
+    """What to do if it is a cluster that uses the data."""
+    from boki.cluster.state import read_state
+
+    state = read_state(data / "cluster")
+    if state is None or not state.is_running:
+        return None
+    return DataDirectoryInUse(
+        f"data directory {data} is in use by the cluster of `boki up` at {state.url}: stop it with `boki down`, or "
+        "choose another directory with --data"
+    )
+
+
+def check_functions(flag: object, folder: Path) -> None:
+    """A folder that was named on the command line is there; the default one may be missing."""
+    if flag is not None and not folder.is_dir():
+        raise InvalidArgument(f"--functions {folder}: there is no such folder", field="functions")
 
 
 def check_address(host: str, port: int) -> None:
@@ -96,7 +130,7 @@ def check_address(host: str, port: int) -> None:
         why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
         other = {errno.EADDRINUSE: "choose another with --port, or 0 for any free one", errno.EACCES: "try --port 8080"}
         remedy = other.get(number, "is --host an address of this machine?")
-        raise Unavailable(f"cannot listen at {host}:{port}: {why}; {remedy}", errno=number) from None
+        raise Unavailable(f"cannot listen at {host}:{port}: {why}; {remedy}", errno=number, retryable=False) from None
 
 
 def spare_the_collector() -> None:

@@ -21,6 +21,9 @@ from boki.log.checks import check_seconds
 from boki.runtime.http_response import Response
 from boki.runtime.values import is_json
 
+LISTED = 8
+"""The gateway names all functions if there are no more than this."""
+
 if TYPE_CHECKING:
     from boki.client import BlockingClient
 
@@ -55,15 +58,17 @@ def command(
         check_seconds(timeout_s, "timeout_s", positive=True)
     check_seconds(delay_s, "delay_s", positive=False)
     with connect(url, token) as client:
-        takes = {info.name: info.payload_encoding for info in client.functions()}
-        sent = () if payload is None else (as_value(_content(payload), takes.get(name, "text")),)
+        known = {info.name: info for info in client.functions()}
+        info = known.get(name)
+        encoding = info.payload_encoding if info is not None else "text"
+        sent = () if payload is None else (as_value(_content(payload), encoding),)
         try:
             if is_async:
                 results().print(client.invoke_later(name, *sent, book=book, key=key, delay_s=delay_s))
                 return
             answer = client.invoke(name, *sent, book=book, key=key, timeout_s=timeout_s)
         except NoSuchFunction as error:
-            raise _with_broken_modules(error, name, client) from None
+            raise _unknown(error, sorted(known), client) from None
     if isinstance(answer, Response):
         told = "".join(f"{name}: {value}\n" for name, value in answer.header_list)
         errors().print(f"status {answer.status}\n{told}", end="", style="dim", markup=False)
@@ -79,7 +84,7 @@ def command(
 
 
 def as_value(content: bytes, encoding: Encoding) -> Any:
-    """What was typed, as a function takes it: its bytes, its text, or its JSON (text, if it is no JSON)."""
+    """What was typed, as a function takes it: its bytes, its text, or its JSON (text, if it is not JSON)."""
     if encoding == "bytes":
         return content
     if encoding == "json" and is_json(content):
@@ -90,14 +95,14 @@ def as_value(content: bytes, encoding: Encoding) -> Any:
         return content
 
 
-def _with_broken_modules(error: NoSuchFunction, name: str, client: BlockingClient) -> NoSuchFunction:
-    """The error, and the modules that cannot be loaded: the function may be in one of them."""
-    error.message = error.message.replace("GET /status lists", "`boki status` lists")
+def _unknown(error: NoSuchFunction, names: list[str], client: BlockingClient) -> NoSuchFunction:
+    """The error in the words of the command line, and the modules that cannot be loaded: it may be in one of them."""
+    message = error.message
+    if not error.details.get("close") and len(names) > LISTED:
+        message = f"{message.partition(';')[0]}; `boki functions` lists the {len(names)} that there are"
     broken = [module for module in client.status().get("modules", ()) if module.get("error")]
-    if not broken:
-        return error
-    told = "\n".join(f"module {module['module']} is broken: {module['error'].rstrip()}" for module in broken)
-    return NoSuchFunction(f"{error.message}\n{told}", function=name)
+    told = [f"module {module['module']} is broken: {module['error'].rstrip()}" for module in broken]
+    return NoSuchFunction("\n".join([message, *told]), **error.details)
 
 
 def _content(payload: str) -> bytes:

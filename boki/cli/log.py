@@ -41,6 +41,8 @@ Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
 
 PAGE_RECORDS = 1_000
+RESERVED = ("!q", "!spark:")
+"""System tags that begin so belong to Boki's own libraries, which expect no records of others under them."""
 MAX_SCREEN = 300
 """Number of characters of data that are prepared for a line of a screen."""
 MAX_NAMES = 10_000
@@ -99,6 +101,8 @@ def append(
     token: Token = "",
 ) -> None:
     """Append a record, and print its seqnum once it is durable."""
+    if reserved := [tag for tag in tags or () if tag.startswith(RESERVED)]:
+        raise InvalidArgument(f"tag {reserved[0]!r} belongs to Boki's queues or Spark sinks: choose another")
     content = sys.stdin.buffer.read() if data == "-" else data.encode()
     with connect(url, token) as client:
         logbook = client.logbook(book)
@@ -193,13 +197,18 @@ def trim(
 ) -> None:
     """Remove old records, for good."""
     if before != "end" and not before.isdecimal():
-        raise InvalidArgument(f"{before!r} is no seqnum: write a number, or `end` for all records that are there now")
+        raise InvalidArgument(
+            f"{before!r} is not a seqnum: write a number, or `end` for all records that are there now"
+        )
     seqnum = MAX_SEQNUM if before == "end" else int(before)
     what = f"records of {book}" + (f" with tag {tag}" if tag else "") + (f" below {before}" if before != "end" else "")
     confirm(sure, f"this removes all {what}, for good", f"Remove all {what}, for good?")
     with connect(url, token) as client:
+        if not any(info.name == book for info in client.books(book, limit=1)):
+            say_if_missing(client, book)
+            raise typer.Exit(1)
         client.logbook(book).trim(seqnum, tag=tag)
-    errors().print(f"gone: {what}")
+    errors().print(f"trimmed: {what}", markup=False)
 
 
 @app.command()

@@ -10,6 +10,7 @@ import functools
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -163,6 +164,15 @@ def time_cell(time_us: int) -> str:
     """The same in a table: to the second where people read, to the microsecond in a pipe."""
     text = time_text(time_us)
     return text.partition(".")[0] if results().is_terminal else text
+
+
+def path_text(path: Path) -> str:
+    """A path for people: below the current folder or the home folder, from there on."""
+    whole = path.resolve()
+    for folder, name in ((Path.cwd(), "."), (Path.home(), "~")):
+        if whole.is_relative_to(folder):
+            return str(Path(name) / whole.relative_to(folder))
+    return str(whole)
 
 
 def lines_of(content: bytes) -> list[bytes]:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from boki.cli.connection import needed_flags
-from boki.cli.dev import check_address
+from boki.cli.connection import tries
+from boki.cli.dev import check_address, check_functions
 from boki.cli.flags import command_of, load_flags
 from boki.cli.help import examples
 from boki.cli.terminal import errors, progress, results
@@ -58,6 +58,7 @@ def run(**flags: Any) -> None:
     """
     is_detached = flags.pop("detach")
     config = load_flags(UpConfig, flags, flags.pop("config"), shares_with=DevConfig)
+    check_functions(flags["functions"], config.functions)
     refuse_second(config)
     check_address(config.host, config.port)
     if config.zookeeper:
@@ -193,11 +194,11 @@ def _detach(config: UpConfig) -> None:
         if isinstance(error, BokiError):
             _explain(log_file, begin_bytes, config)
         raise
-    flags = needed_flags(state.url, config.token)
     results().print(f"[bold green]Boki[/] is listening on [bold]{state.url}[/] (supervisor: process {state.pid})")
     results().print(f"  data  {config.folder}\n  logs  {config.folder / 'logs'}", markup=False)
     data = "" if config.data == _DEFAULT_DATA else f" --data {config.data}"
-    results().print(f"Try: boki status{flags}   boki log books{flags}   boki down{data}", style="dim", markup=False)
+    commands = tries(["boki status", "boki log books"], state.url, config.token)
+    results().print(f"{commands}\n             boki down{data}", style="dim", markup=False)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], config: UpConfig) -> SupervisorState:

@@ -25,10 +25,8 @@ from boki.config import (
     LogFormatField,
     Port,
     Token,
-    address_problems,
-    budget_problems,
-    quorum_problems,
 )
+from boki.config_rules import address_problems, budget_problems, quorum_problems
 from boki.log.limits import MIB, Limits
 
 

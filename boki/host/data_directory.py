@@ -29,7 +29,9 @@ class DataDirectory:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise ConfigError(f"data directory {path}: {error.strerror}; choose another with --data") from None
+            is_file = path.exists() and not path.is_dir()
+            why = " is a file, and must be a directory: " if is_file else f": {error.strerror}; "
+            raise ConfigError(f"data directory {path}{why}choose another with --data") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from boki.cluster_config import GatewayNodeConfig
-from boki.config import is_loopback
+from boki.config_rules import is_loopback
 from boki.controller.zookeeper import News
 from boki.gateway.cluster import ClusterBackend
 from boki.gateway.config import GatewayConfig

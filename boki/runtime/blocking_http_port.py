@@ -15,8 +15,10 @@ from boki.log.operations import Answer, Operation
 from boki.runtime.http_exchange import (
     HttpAnswer,
     HttpRequest,
+    authorization,
     broken,
     check_url,
+    closed,
     late,
     log_answer,
     log_request,
@@ -39,9 +41,7 @@ class BlockingHttpPort:
         self._host = parts.hostname or ""
         self._port = parts.port
         self._connection_kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._headers = {"User-Agent": "boki"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._headers = {"User-Agent": "boki"} | authorization(token)
         self._lock = threading.Lock()
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         self._is_closed = False
@@ -62,6 +62,8 @@ class BlockingHttpPort:
 
     def send(self, request: HttpRequest) -> HttpAnswer:
         """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""
+        if self._is_closed:
+            raise closed()
         connection = self._take() or self._connect(request.timeout_s)
         is_reusable = False
         try:

@@ -5,6 +5,7 @@ Names of headers stand here, because both ends must agree on them.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from boki.calls import Encoding, Payload
-from boki.errors import BokiError, ConnectionLost, ErrorBody, InvalidArgument
+from boki.errors import BokiError, ConnectionLost, ErrorBody, InvalidArgument, Unavailable
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
@@ -54,6 +55,7 @@ _MARGIN_S: Final = 2.0
 
 _SEQNUM: Final = re.compile(r"[0-9]{1,19}")
 _KEY: Final = re.compile(r"[ -~]{1,255}")
+_TOKEN: Final = re.compile(r"[!-~]*")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _reply_decoder: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)
 _error_decoder: Final[msgspec.json.Decoder[ErrorBody]] = msgspec.json.Decoder(ErrorBody)
@@ -87,6 +89,16 @@ def check_url(url: str) -> str:
             f"the URL of a gateway looks like http://127.0.0.1:8080, not like {url!r:.80}", field="url"
         )
     return url.rstrip("/")
+
+
+def authorization(token: str) -> dict[str, str]:
+    """The header that carries the token, if there is one. `InvalidArgument`, without the token, if none can."""
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise InvalidArgument(
+            "the token must be printable ASCII without spaces: it is sent in a header; does it end in a line feed?",
+            field="token",
+        )
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def check_key(key: str) -> str:
@@ -291,9 +303,16 @@ def _told(body: ErrorBody) -> BokiError:
     return BokiError.from_body(msgspec.structs.replace(body, details=details))
 
 
-def refused(url: str, why: object) -> str:
-    """The message when there is no connection."""
+def refused(url: str, error: Exception) -> str:
+    """The message when there is no connection, in the system's words: libraries have their own for the same."""
+    number = getattr(error, "errno", None) or 0
+    why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
     return f"nothing answers at {url} ({why}): is the system running?"
+
+
+def closed() -> Unavailable:
+    """The error when a client is used after its end."""
+    return Unavailable("this client is closed: make another one", retryable=False)
 
 
 def broken(url: str, why: object) -> str:

@@ -13,8 +13,10 @@ from boki.log.operations import Answer, Operation
 from boki.runtime.http_exchange import (
     HttpAnswer,
     HttpRequest,
+    authorization,
     broken,
     check_url,
+    closed,
     late,
     log_answer,
     log_request,
@@ -32,9 +34,10 @@ class HttpPort:
 
     def __init__(self, url: str, token: str = "", *, max_connections: int = 1024) -> None:
         self.url = check_url(url)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = authorization(token)
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
@@ -42,8 +45,8 @@ class HttpPort:
 
     async def send(self, request: HttpRequest) -> HttpAnswer:
         """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""
-        if self._session is not None and self._session.closed:
-            raise Unavailable("this client is closed: make another one", retryable=False)
+        if self._is_closed:
+            raise closed()
         timeout = aiohttp.ClientTimeout(total=request.timeout_s, connect=min(_CONNECT_TIMEOUT_S, request.timeout_s))
         try:
             async with self._open().request(
@@ -66,6 +69,7 @@ class HttpPort:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._is_closed = True
         if self._session is not None:
             await self._session.close()
 

@@ -22,10 +22,14 @@ def shape_of(schema: Mapping[str, Any]) -> str:
     >>> shape_of({"type": "object", "properties": fields, "required": ["item"]})
     'an object like {"item": str, "count": int = 1}'
     """
-    definitions = schema.get("$defs", {})
-    shape = _shape(schema, definitions, 0)
-    article = {"{": "an object like ", "[": "a list like "}.get(shape[0], "")
-    return article + (shape if len(shape) <= _MAX_CHARS else shape[:_MAX_CHARS] + " …")
+    shape = notation_of(schema)
+    return {"{": "an object like ", "[": "a list like "}.get(shape[0], "") + shape
+
+
+def notation_of(schema: Mapping[str, Any]) -> str:
+    """The same without an article, to stand between parentheses."""
+    shape = _shape(schema, schema.get("$defs", {}), 0)
+    return shape if len(shape) <= _MAX_CHARS else shape[:_MAX_CHARS] + " …"
 
 
 def _shape(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> str:

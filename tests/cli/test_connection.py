@@ -29,6 +29,11 @@ def target(monkeypatch: pytest.MonkeyPatch, url: str = "", token: str = "") -> t
     return found[0]
 
 
+def needed(url: str, token: str) -> str:
+    """What a start screen would say."""
+    return connection.tries(["boki status"], url, token)
+
+
 def test_the_strongest_source_wins(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Default, file, variables, flags, each over the one before; other keys of the file are none of a client's."""
     assert target(monkeypatch) == ("http://127.0.0.1:8080", "")
@@ -67,12 +72,13 @@ def test_an_address_that_cannot_be_known_is_refused_with_the_way_out(
 
 def test_only_what_the_file_does_not_say_must_be_typed(project: Path) -> None:
     """The start screen's commands carry the address if the project's file has another one, and never the token."""
-    assert connection.needed_flags("http://127.0.0.1:8080", "") == ""
-    assert connection.needed_flags("http://127.0.0.1:9000", "") == " --url http://127.0.0.1:9000"
-    assert connection.needed_flags("http://0.0.0.0:8080", "secret") == " --token $BOKI_TOKEN"
+    assert needed("http://127.0.0.1:8080", "") == "  try        boki status"
+    assert needed("http://127.0.0.1:9000", "") == "  try        boki status --url http://127.0.0.1:9000"
+    with_token = "  try        boki status{}\n             (with the token in BOKI_TOKEN)"
+    assert needed("http://0.0.0.0:8080", "secret") == with_token.format("")
     project.write_text('port = 9000\ntoken = "secret"\n')
-    assert connection.needed_flags("http://127.0.0.1:9000", "secret") == ""
-    assert connection.needed_flags("http://[::1]:1", "secret") == " --url http://[::1]:1 --token $BOKI_TOKEN"
+    assert needed("http://127.0.0.1:9000", "secret") == "  try        boki status"
+    assert needed("http://[::1]:1", "secret") == with_token.format(" --url http://[::1]:1")
 
 
 def test_a_cluster_that_runs_in_the_folder_is_found_wherever_it_listens(
@@ -87,7 +93,7 @@ def test_a_cluster_that_runs_in_the_folder_is_found_wherever_it_listens(
     )
     write_state(folder, mine)
     assert target(monkeypatch) == ("http://127.0.0.1:7", "t")
-    assert connection.needed_flags("http://127.0.0.1:7", "") == ""
+    assert needed("http://127.0.0.1:7", "") == "  try        boki status"
     assert target(monkeypatch, url="http://other:1") == ("http://other:1", "")
     monkeypatch.setenv("BOKI_PORT", "9001")
     assert target(monkeypatch) == ("http://127.0.0.1:9001", "t")

@@ -59,7 +59,8 @@ def test_a_name_that_cannot_be_is_refused_and_nothing_is_written(
     """What exists stays as it is."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
+    (tmp_path / "there/file").write_text("")
     done = CliRunner().invoke(app, ["new", "--", name])
     assert done.exit_code == 2
     assert "error" in done.output
-    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["there", "file"]

@@ -244,9 +244,9 @@ def test_the_screens_of_queues_are_unbroken(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Figures, dead letters with their reasons, and what comes next."""
-    monkeypatch.setattr(queue, "_with_queue", lambda *_: STATS)
+    monkeypatch.setattr(queue, "with_queue", lambda *_: STATS)
     queue.stats("shop", "orders")
-    monkeypatch.setattr(queue, "_with_queue", lambda *_: LETTERS)
+    monkeypatch.setattr(queue, "with_queue", lambda *_: LETTERS)
     queue.dlq("shop", "orders")
     text = "".join(capsys.readouterr())
     is_unbroken(text, width)

@@ -15,7 +15,8 @@ from typing import Final, Protocol, cast
 from aiohttp.web import BaseRequest, Response, StreamResponse
 from multidict import CIMultiDictProxy
 
-from boki.config import Cors, is_loopback
+from boki.config import Cors
+from boki.config_rules import is_loopback
 from boki.runtime.http_exchange import INVOCATION, POSITION, TRACEPARENT
 
 EVERY_ANSWER: Final[Mapping[str, str]] = {"X-Content-Type-Options": "nosniff", "Server": "Boki"}

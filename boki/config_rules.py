@@ -1,0 +1,73 @@
+"""What configurations may not say: values that are each fine and do not go together, and addresses open to others."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final
+
+from boki.log.limits import Limits
+
+_LIKE_ADDRESS: Final = re.compile(r"[0-9.]+|.*:.*")
+
+
+def budget_problems(limits: Limits, *, keep_calls_s: float, cache_bytes: int, append_buffer_bytes: int) -> list[str]:
+    """What an engine's budgets are too small for."""
+    found = []
+    if keep_calls_s < limits.key_window_s:
+        found.append(
+            f"keep_calls_s is {keep_calls_s:g}, and a key gives its first result for limits.key_window_s = "
+            f"{limits.key_window_s:g}: results must be kept for as long"
+        )
+    if cache_bytes < 4 * limits.request_bytes:
+        found.append(
+            f"cache_bytes is {cache_bytes}: it must hold four requests of limits.request_bytes = "
+            f"{limits.request_bytes}, or large appends could not be read"
+        )
+    if append_buffer_bytes < limits.request_bytes:
+        found.append(
+            f"append_buffer_bytes is {append_buffer_bytes}: it must hold one request "
+            f"(limits.request_bytes = {limits.request_bytes})"
+        )
+    return found
+
+
+def quorum_problems(replicas: int, write_quorum: int, sequencers: int) -> list[str]:
+    """Why these could not decide anything, or not well."""
+    found = []
+    if write_quorum > replicas:
+        found.append(f"write_quorum is {write_quorum}, but there are only {replicas} replicas")
+    if sequencers and sequencers % 2 == 0:
+        found.append(f"sequencers is {sequencers}: an even number tolerates no more losses than one less")
+    return found
+
+
+def address_problems(host: str, token: str, insecure: bool) -> list[str]:
+    """Why nothing should listen there like this."""
+    if _LIKE_ADDRESS.fullmatch(host) and not _is_address(host):
+        return [f"host {host} is not an address: four numbers of at most 255, as in 127.0.0.1, or a name"]
+    if token or insecure or is_loopback(host):
+        return []
+    return [f"host {host} is open to others: set BOKI_TOKEN, or pass --insecure if anybody may use it"]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server on that address.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
