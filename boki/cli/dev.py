@@ -52,7 +52,9 @@ async def serve(config: DevConfig) -> None:
     """Start the system, show it, and stop it when a signal says so."""
     from boki.cli.console import Screen
     from boki.dev import Dev
+    from boki.host.private_files import keep_private
 
+    keep_private()
     screen = Screen(config.log_format)
     stop = asyncio.Event()
 

@@ -23,6 +23,7 @@ from boki.cli.help import Commands, examples
 from boki.cluster_config import CONFIGS, NodeConfig, load_node
 from boki.config import LogFormat, settings
 from boki.host.lines import DayLine, console_lines, json_line, speaker
+from boki.host.private_files import keep_private
 from boki.host.process import prepare_process
 from boki.log.membership import Role
 from boki.node.console import FACTS, FUNCTION_LINE, SPEAKER
@@ -45,6 +46,7 @@ async def serve(role: Role, config: NodeConfig) -> int:
     """Run the node until a signal or a failure ends it; the exit code."""
     from boki.node.run import run_node
 
+    keep_private()
     stop = asyncio.Event()
 
     def on_signal(name: str) -> None:

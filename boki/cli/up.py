@@ -95,7 +95,9 @@ async def serve(config: UpConfig) -> None:
     from boki.cluster.launch import prepare
     from boki.cluster.server import Supervisor, end_leftovers
     from boki.host.data_directory import DataDirectory
+    from boki.host.private_files import keep_private
 
+    keep_private()
     directory = DataDirectory(config.data)
     try:
         ended = end_leftovers(config.folder)

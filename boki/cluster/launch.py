@@ -21,6 +21,7 @@ from boki.cluster.core import Process
 from boki.cluster.identity import start_mark
 from boki.cluster.state import SupervisorState
 from boki.config import ENV_PREFIX, Address, settings
+from boki.host.private_files import make_private_folder, write_new_file
 from boki.log.membership import Role
 from boki.net.keys import make_keys
 from boki.zookeeper.parts import find_parts
@@ -62,7 +63,7 @@ def prepare(config: UpConfig) -> Launch:
         server = ZooKeeperServer(find_parts(), folder / ZOOKEEPER, [Ports(free_ports(1)[0])])
         hosts = server.address
         processes.append(Process(ZOOKEEPER, ZOOKEEPER, tuple(server.prepare()), _LAST_RANK))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     keys = folder / "keys"
     make_keys(keys, {node: role for role, node in nodes})
     port = config.port or free_ports(1)[0]
@@ -139,8 +140,7 @@ def _write_config(file: Path, config: UpConfig, values: Mapping[str, Any]) -> No
     lines = [f"{name} = {_toml(value)}\n" for name, value in found.items()]
     text = "# Written by `boki up` at each start, for all nodes of this cluster: changes are lost.\n" + "".join(lines)
     new = file.with_name(f"{file.name}.new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
-        stream.write(text)
+    write_new_file(new, text)
     new.replace(file)
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from boki.host.clock import now_us
 from boki.host.lines import console_lines
+from boki.host.private_files import make_private_folder, open_private
 
 MAX_BYTES: Final = 16 << 20
 _TAIL_BYTES: Final = 16 << 10
@@ -17,8 +18,8 @@ _TAIL_BYTES: Final = 16 << 10
 
 def open_log(file: Path) -> int:
     """A descriptor that appends to the file, for a child's stdout and stderr."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    make_private_folder(file.parent)
+    return open_private(file, os.O_WRONLY | os.O_APPEND)
 
 
 def append(file: Path, text: str) -> None:
@@ -46,6 +47,7 @@ def bound(file: Path, max_bytes: int = MAX_BYTES) -> bool:
             return False
     except FileNotFoundError:
         return False
+    os.close(open_private(older(file), os.O_WRONLY))
     shutil.copyfile(file, older(file))
     os.truncate(file, 0)
     return True

@@ -22,6 +22,7 @@ from boki.cluster import zygote
 from boki.cluster.core import Process
 from boki.cluster.logs import last_lines, open_log
 from boki.errors import Unavailable
+from boki.host.private_files import PRIVATE_UMASK, users_umask
 from boki.runtime.confine import IS_LINUX, die_with_parent
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -71,7 +72,8 @@ class Spawner:
             return
         command = (sys.executable, "-P", "-m", "boki", *process.command) if process.is_boki else process.command
         try:
-            pid = self._execute(command, log_file)
+            umask = users_umask() if process.is_boki else PRIVATE_UMASK  # nodes see to theirs
+            pid = self._execute(command, log_file, umask=umask)
         except (OSError, subprocess.SubprocessError) as error:
             self._on_started(process.node, 0, str(error))
         else:
@@ -103,7 +105,9 @@ class Spawner:
             os.kill(self.zygote_pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
         self._lose_zygote()
 
-    def _execute(self, command: tuple[str, ...] | list[str], log_file: Path, keep: tuple[int, ...] = ()) -> int:
+    def _execute(
+        self, command: tuple[str, ...] | list[str], log_file: Path, keep: tuple[int, ...] = (), *, umask: int
+    ) -> int:
         log = open_log(log_file)
         try:
             child = subprocess.Popen(
@@ -113,6 +117,7 @@ class Spawner:
                 stderr=log,
                 env=self._environment,
                 pass_fds=keep,
+                umask=umask,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops the others in order
                 preexec_fn=self._confine,
             )
@@ -137,7 +142,7 @@ class Spawner:
         ours, theirs = socket.socketpair()
         with theirs:
             command = zygote.command(self._zygote_program, theirs.fileno(), self._pid)
-            self.zygote_pid = self._execute(command, self._zygote_log, (theirs.fileno(),))
+            self.zygote_pid = self._execute(command, self._zygote_log, (theirs.fileno(),), umask=users_umask())
         asyncio.get_running_loop().add_reader(ours, self._hear)
         return ours
 

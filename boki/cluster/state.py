@@ -13,6 +13,7 @@ import msgspec
 
 from boki.cluster.identity import is_same
 from boki.errors import CorruptData
+from boki.host.private_files import write_new_file
 
 FILE_NAME: Final = "supervisor.json"
 
@@ -56,7 +57,7 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
 def write_state(folder: Path, state: SupervisorState) -> None:
     """Replace the file in `folder`."""
     new = folder / f"{FILE_NAME}.new"
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")
+    write_new_file(new, msgspec.json.format(msgspec.json.encode(state), indent=1).decode() + "\n")
     new.replace(folder / FILE_NAME)
 
 
@@ -64,7 +65,7 @@ def read_state(folder: Path) -> SupervisorState | None:
     """What the last supervisor of this folder has told; None if there was none."""
     try:
         return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=SupervisorState)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # another user's is none of ours
         return None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CorruptData(f"{folder / FILE_NAME} is not what a supervisor writes: {error}") from None

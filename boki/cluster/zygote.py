@@ -25,6 +25,7 @@ from typing import Final
 
 import msgspec
 
+from boki.host.private_files import open_private
 from boki.runtime.confine import close_all_but, die_with_parent
 
 _ADOPTION_POLL_S: Final = 0.0005
@@ -119,7 +120,7 @@ def _be_middle(order: Order, supervisor_pid: int, writer: int) -> None:
 
 
 def _be_role(order: Order, supervisor_pid: int, middle: int) -> None:
-    log = os.open(order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    log = open_private(Path(order.log), os.O_WRONLY | os.O_APPEND)
     empty = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((empty, 0), (log, 1), (log, 2)):
         os.dup2(source, target)

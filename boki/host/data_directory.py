@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from boki.errors import ConfigError, DataDirectoryInUse, VersionTooNew
+from boki.host.private_files import make_private_folder, open_private
 
 VERSION: Final = 1
 _VERSION_FILE: Final = "version"
@@ -26,8 +27,8 @@ class DataDirectory:
         try:
             if path.is_dir():
                 self._check_kind()  # before there is a lock: what is refused is left as it was
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+            make_private_folder(path)
+            self._lock = open_private(path / _LOCK_FILE, os.O_RDWR)
         except OSError as error:
             is_file = path.exists() and not path.is_dir()
             why = " is a file, and must be a directory: " if is_file else f": {error.strerror}; "
@@ -79,7 +80,7 @@ class DataDirectory:
             )
 
     def _write_durably(self, file: Path, text: str) -> None:
-        with file.open("w") as stream:
+        with os.fdopen(open_private(file, os.O_WRONLY | os.O_TRUNC), "w") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 
 from boki.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load, Loaded, Put, Store
 from boki.errors import StoreFailed, VersionTooNew
+from boki.host.private_files import make_private_folder
 from boki.host.rocksdb import RocksDb
 
 Then = Callable[[Sequence[Effect]], None]
@@ -65,7 +66,7 @@ class Disk:
         self.path = path
         self.sync_count = 0
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_private_folder(path)
             self._db = RocksDb(path)
         except VersionTooNew:
             raise

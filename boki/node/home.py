@@ -15,6 +15,7 @@ import msgspec
 
 from boki.errors import ConfigError
 from boki.host.data_directory import DataDirectory
+from boki.host.private_files import open_private
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 
@@ -85,7 +86,7 @@ class Home:
 
     def _write(self, text: bytes) -> None:
         draft = self._file.with_suffix(".new")
-        with draft.open("wb") as stream:
+        with os.fdopen(open_private(draft, os.O_WRONLY | os.O_TRUNC), "wb") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

@@ -11,6 +11,7 @@ second for each query and each worker.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import sysconfig
 import tempfile
@@ -137,9 +138,11 @@ def _is_found_by_workers(package: Path) -> bool:
 def _own_folder(kind: str, original: Path, variable: str) -> Path:
     """The folder of this user that stands for the original; `ConfigError` if it is another user's."""
     folder = Path(tempfile.gettempdir()) / f"boki-{kind}-{os.getuid()}-{original.stat().st_ino:x}"
-    folder.mkdir(exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise ConfigError(f"{folder} belongs to somebody else: set {variable}")
+    folder.mkdir(exist_ok=True, mode=0o700)
+    found = folder.lstat()  # programs in it are run: a link could lead to another one's
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ConfigError(f"{folder} is not a folder of yours: remove it, or set {variable}")
+    folder.chmod(0o700)
     return folder
 
 

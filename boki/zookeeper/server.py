@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from boki.errors import Unavailable
+from boki.host.private_files import PRIVATE_UMASK, make_private_folder
 from boki.zookeeper.parts import Parts
 
 HOST: Final = "127.0.0.1"
@@ -121,7 +122,12 @@ class ZooKeeperServer:
         with self.log.open("ab") as log:
             # a session of its own: Ctrl-C in the terminal is for the supervisor, which stops this one last
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                umask=PRIVATE_UMASK,
+                start_new_session=True,
             )
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
@@ -169,7 +175,8 @@ class ZooKeeperServer:
 
     def _write_files(self) -> None:
         data = self.directory / "data"
-        data.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.directory)
+        make_private_folder(data)
         lines = [
             f"tickTime={TICK_MS}",
             f"dataDir={data}",

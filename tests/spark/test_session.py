@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,20 @@ def test_the_java_of_pip_takes_what_spark_tells_it() -> None:
     done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "OpenJDK" in done.stderr
+
+
+def test_a_folder_that_programs_are_run_from_is_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others can write where temporary files are: what they have put there is refused, and ours is ours alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    java = tmp_path / "jvm" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.touch()
+    home = java_home_around(java)
+    assert home.stat().st_mode & 0o777 == 0o700
+    theirs = home.rename(tmp_path / "theirs")
+    home.symlink_to(theirs)
+    with pytest.raises(ConfigError, match=r"boki-java-.* is not a folder of yours: remove it, or set JAVA_HOME"):
+        java_home_around(java)
 
 
 def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from boki.errors import CorruptData, Unavailable, VersionTooNew
+from boki.host.private_files import users_umask
 from boki.log.limits import KIB
 from boki.runtime.frames import VERSION, Exited, Fork, Forked, Kill, Up, encode_frame, from_zygote
 
@@ -57,6 +58,7 @@ class Zygote:
                 stdout=sys.__stderr__ if _has_descriptor() else subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                umask=users_umask(),  # files that functions make are the user's
             )
         loop.add_reader(self._socket, self._read)
 
