@@ -128,9 +128,10 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
         """The LogBook of a call: the one it names, else the function's, else its caller's, else the function's name."""
         return call.book or self.book or call.caller_book or self.name
 
-    def to_be_logged(self, call: Call) -> Call:
+    def to_be_logged(self, call: Call, retry: Retry | None = None) -> Call:
         """The call as it is logged: its LogBook and its retry policy stay, whatever is deployed when it runs."""
-        return msgspec.structs.replace(call, book=self.book_of(call), caller_book="", retry=call.retry or self.retry)
+        policy = retry or call.retry or self.retry
+        return msgspec.structs.replace(call, book=self.book_of(call), caller_book="", retry=policy)
 
 
 class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +182,7 @@ class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
     """What the last run that failed ended with, cut to a few hundred characters."""
 
 
-MAX_CALLS_PAGE: Final = 1_000
+MAX_CALLS_PAGE: Final = 500
 """Maximum number of calls on one page of a list."""
 
 

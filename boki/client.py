@@ -18,7 +18,7 @@ Errors are those of `boki.errors`, the same as inside of functions. `Unavailable
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
@@ -26,12 +26,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from boki.calls import FunctionInfo
+from boki.calls import CallStatus, FunctionInfo
 from boki.deploy.versions import Deployment, VersionInfo
 from boki.log.checks import check_seconds
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
 from boki.log.operations import BookInfo
+from boki.retry import Retry
 from boki.runtime import blocking_logbook, http_exchange
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.blocking_http_port import BlockingHttpPort
@@ -42,6 +43,7 @@ from boki.runtime.http_exchange import (
     POLL_S,
     HttpRequest,
     Invocation,
+    Invocations,
     invocation_answer,
     json_answer,
 )
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from boki.runtime.blocking_context import Context as BlockingContext
     from boki.runtime.context import Context
 
-__all__ = ["BlockingClient", "Client", "Invocation"]
+__all__ = ["BlockingClient", "Client", "Invocation", "Invocations"]
 
 DEPLOY_S: Final = 180.0
 """How long a deployment may take: every module is imported before it counts."""
@@ -187,10 +189,15 @@ class Client:
         book: str | None = None,
         delay_s: float = 0.0,
         key: str | None = None,
+        retry: Retry | None = None,
     ) -> str:
-        """Have a function called by the system, after `delay_s`: its invocation id, once the call is in the log."""
+        """Have a function called by the system, after `delay_s`: its invocation id, once the call is in the log.
+
+        `retry`: when it runs again if it fails, instead of what its `@function(retry=...)` says.
+        """
+        positions = self._caller.positions
         asked = http_exchange.call_request(
-            "/asyncFunction/", function, payload, self._caller.positions, book=book, key=key, delay_s=delay_s
+            "/asyncFunction/", function, payload, positions, book=book, key=key, delay_s=delay_s, retry=retry
         )
         return str(json_answer(await self._port.send(asked.request), 202)["id"])
 
@@ -203,6 +210,34 @@ class Client:
             found = invocation_answer(await self._port.send(request), result_type)
             if found.is_over or monotonic() >= until:
                 return found
+
+    async def calls(
+        self,
+        *,
+        function: str = "",
+        states: Iterable[CallStatus] = (),
+        since_us: int = 0,
+        until_us: int = 0,
+        before: int = 0,
+        limit: int = 100,
+    ) -> Invocations:
+        """A page of the logged calls that match, those whose state changed last first. 0 and empty: no condition."""
+        request = http_exchange.invocations_request(function, states, since_us, until_us, before, limit)
+        return http_exchange.invocations_answer(await self._port.send(request))
+
+    async def cancel(self, invocation_id: str) -> Invocation:
+        """End a logged call: one that has not begun never runs, one that runs is cancelled as a deadline does it.
+
+        Again: the same answer. `WrongState` if it has ended, `NoSuchInvocation`.
+        """
+        return invocation_answer(await self._port.send(http_exchange.change_request(invocation_id, "cancel")))
+
+    async def retry(self, invocation_id: str) -> Invocation:
+        """Run a logged call again that has failed or was cancelled, under its id; it has a new outcome then.
+
+        One that has not ended is left as it is. `WrongState` if it is done, `Trimmed` if its payload is gone.
+        """
+        return invocation_answer(await self._port.send(http_exchange.change_request(invocation_id, "retry")))
 
     async def functions(self) -> list[FunctionInfo]:
         """The registered functions, by name."""
@@ -358,10 +393,12 @@ class BlockingClient:
         book: str | None = None,
         delay_s: float = 0.0,
         key: str | None = None,
+        retry: Retry | None = None,
     ) -> str:
         """See `Client.invoke_later`."""
+        positions = self._caller.positions
         asked = http_exchange.call_request(
-            "/asyncFunction/", function, payload, self._caller.positions, book=book, key=key, delay_s=delay_s
+            "/asyncFunction/", function, payload, positions, book=book, key=key, delay_s=delay_s, retry=retry
         )
         return str(json_answer(self._port.send(asked.request), 202)["id"])
 
@@ -374,6 +411,28 @@ class BlockingClient:
             found = invocation_answer(self._port.send(request), result_type)
             if found.is_over or monotonic() >= until:
                 return found
+
+    def calls(
+        self,
+        *,
+        function: str = "",
+        states: Iterable[CallStatus] = (),
+        since_us: int = 0,
+        until_us: int = 0,
+        before: int = 0,
+        limit: int = 100,
+    ) -> Invocations:
+        """See `Client.calls`."""
+        request = http_exchange.invocations_request(function, states, since_us, until_us, before, limit)
+        return http_exchange.invocations_answer(self._port.send(request))
+
+    def cancel(self, invocation_id: str) -> Invocation:
+        """See `Client.cancel`."""
+        return invocation_answer(self._port.send(http_exchange.change_request(invocation_id, "cancel")))
+
+    def retry(self, invocation_id: str) -> Invocation:
+        """See `Client.retry`."""
+        return invocation_answer(self._port.send(http_exchange.change_request(invocation_id, "retry")))
 
     def functions(self) -> list[FunctionInfo]:
         """See `Client.functions`."""

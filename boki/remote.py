@@ -9,9 +9,9 @@ was held to `boki.log.limits` where it came in.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
-from boki.calls import Call, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, ModuleInfo, Outcome
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.metalog import Positions
@@ -84,6 +84,29 @@ class AskCall(Message, frozen=True):
     request: int
     invocation: str
     wait_us: int
+
+
+class ChangeCall(Message, frozen=True):
+    """Cancel that logged call, or run it again. Repeated, it does no more. → `TellCall`"""
+
+    request: int
+    invocation: str
+    change: Literal["cancel", "retry"]
+
+
+class ListCalls(Message, frozen=True):
+    """Which logged calls match? → `TellCalls`"""
+
+    request: int
+    wanted: CallFilter
+
+
+class TellCalls(Message, frozen=True):
+    """A page of them; or why there is none."""
+
+    request: int
+    page: CallPage | None
+    failure: Failure | None = None
 
 
 class TellCall(Message, frozen=True):
@@ -214,6 +237,8 @@ FOR_ENGINE_SHELL: Final = (
     AcceptCall,
     CallOnce,
     AskCall,
+    ChangeCall,
+    ListCalls,
     LogRequest,
     Poll,
     FetchFunctions,
@@ -235,6 +260,9 @@ SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     CallOnceEnded: _ENGINE,
     AskCall: _GATEWAY,
     TellCall: _ENGINE,
+    ChangeCall: _GATEWAY,
+    ListCalls: _GATEWAY,
+    TellCalls: _ENGINE,
     LogRequest: _GATEWAY | _ENGINE,
     LogReply: _ENGINE,
     Poll: _GATEWAY,

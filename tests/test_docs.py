@@ -100,7 +100,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.xdist_group("one running system")
-@pytest.mark.parametrize("name", ["README.md", "docs/api.md", "docs/queues.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/api.md", "docs/calls.md", "docs/queues.md"])
 def test_every_python_snippet_runs(name: str, url: str) -> None:
     """What a reader copies works."""
     assert asyncio.run(run_snippets(ROOT / name, url))

@@ -9,6 +9,7 @@ import typer
 
 from boki.cli import (
     bench,
+    calls,
     chaos,
     demo,
     deploy,
@@ -140,6 +141,7 @@ MEASURE = "Measure and test"
 app.command("new", rich_help_panel=DEVELOP)(new.command)
 app.command("dev", rich_help_panel=DEVELOP)(dev.command)
 app.command("invoke", rich_help_panel=DEVELOP)(invoke.command)
+app.add_typer(calls.app, name="calls", rich_help_panel=DEVELOP)
 app.command("status", rich_help_panel=DEVELOP)(status.command)
 app.add_typer(log.app, name="log", rich_help_panel=DEVELOP)
 app.add_typer(queue_leases.app, name="queue", rich_help_panel=DEVELOP)

@@ -6,6 +6,7 @@ The payload is sent as it was typed: what the function takes decides whether it 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,11 +65,20 @@ def command(
         sent = () if payload is None else (as_value(_content(payload), encoding),)
         try:
             if is_async:
-                results().print(client.invoke_later(name, *sent, book=book, key=key, delay_s=delay_s))
+                invocation = client.invoke_later(name, *sent, book=book, key=key, delay_s=delay_s)
+                results().print(invocation)
+                wait_s = math.ceil(delay_s) + 60
+                hint = f"boki calls result {invocation} --wait-s {wait_s}{f' --url {url}' if url else ''}"
+                errors().print(f"its result: {hint}", style="dim", markup=False)
                 return
             answer = client.invoke(name, *sent, book=book, key=key, timeout_s=timeout_s)
         except NoSuchFunction as error:
             raise _unknown(error, sorted(known), client) from None
+    print_answer(answer)
+
+
+def print_answer(answer: Any) -> None:
+    """Print a result: text and bytes as they are, everything else as JSON."""
     if isinstance(answer, Response):
         told = "".join(f"{name}: {value}\n" for name, value in answer.header_list)
         errors().print(f"status {answer.status}\n{told}", end="", style="dim", markup=False)

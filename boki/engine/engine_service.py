@@ -36,13 +36,16 @@ from boki.remote import (
     CallEnded,
     CallOnce,
     CallOnceEnded,
+    ChangeCall,
     FetchFunctions,
+    ListCalls,
     Load,
     LogReply,
     LogRequest,
     Poll,
     StartCall,
     TellCall,
+    TellCalls,
     TellFunctions,
     TellStatus,
 )
@@ -59,7 +62,7 @@ _MAX_DESCRIPTION_BYTES: Final = 2 * MIB
 _RETRY_AFTER_S: Final = 1
 
 _Key = tuple[NodeId, int]
-_Asked = StartCall | LogRequest | AcceptCall | CallOnce | AskCall | ActivateBundle
+_Asked = StartCall | LogRequest | AcceptCall | CallOnce | AskCall | ChangeCall | ListCalls | ActivateBundle
 
 
 class LogDoor(Protocol):
@@ -178,7 +181,16 @@ class EngineService:
                 self._send(sender, self._description())
             case AskStatus(request):
                 self._send(sender, TellStatus(request, msgspec.json.encode(self._status(), enc_hook=str)))
-            case StartCall() | LogRequest() | AcceptCall() | CallOnce() | AskCall() | ActivateBundle():
+            case (
+                StartCall()
+                | LogRequest()
+                | AcceptCall()
+                | CallOnce()
+                | AskCall()
+                | ChangeCall()
+                | ListCalls()
+                | ActivateBundle()
+            ):
                 key = (sender, message.request)
                 runs_once = isinstance(message, StartCall | LogRequest)
                 if key not in self._under_way and not (runs_once and key in self._ended_set):
@@ -207,6 +219,10 @@ class EngineService:
                 self._spawn(self._call_once(key, message))
             case AskCall():
                 self._spawn(self._tell_call(key, message))
+            case ChangeCall():
+                self._spawn(self._change_call(key, message))
+            case ListCalls():
+                self._spawn(self._list_calls(key, message))
             case ActivateBundle():
                 self._spawn(self._activate(key, message))
 
@@ -284,6 +300,22 @@ class EngineService:
             answer = TellCall(message.request, state, owner=ledger.other_owner(message.invocation))
         except BokiError as error:
             answer = TellCall(message.request, None, Failure.of(error))
+        self._end(key, answer)
+
+    async def _change_call(self, key: _Key, message: ChangeCall) -> None:
+        try:
+            ledger = self._ledger()
+            change = ledger.cancel if message.change == "cancel" else ledger.retry
+            answer = TellCall(message.request, await change(message.invocation))
+        except BokiError as error:
+            answer = TellCall(message.request, None, Failure.of(error))
+        self._end(key, answer)
+
+    async def _list_calls(self, key: _Key, message: ListCalls) -> None:
+        try:
+            answer = TellCalls(message.request, await self._ledger().page(message.wanted))
+        except BokiError as error:
+            answer = TellCalls(message.request, None, Failure.of(error))
         self._end(key, answer)
 
     async def _activate(self, key: _Key, message: ActivateBundle) -> None:

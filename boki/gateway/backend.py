@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from boki.calls import Call, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, ModuleInfo, Outcome
 from boki.deploy.versions import Deployment, VersionInfo
 from boki.gateway.core import Standing
 from boki.log.ids import NodeId
@@ -33,6 +33,17 @@ class CallLedger(Protocol):
 
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
         """What is known of a logged call, after waiting `wait_s` at most for its end. `NoSuchInvocation`."""
+
+    async def page(self, wanted: CallFilter) -> CallPage:
+        """A page of the logged calls that match, those that changed last first."""
+
+    async def cancel(self, invocation_id: str) -> InvocationState:
+        """End a logged call: one that has not begun never runs. `WrongState` if it has ended, `NoSuchInvocation`."""
+
+    async def retry(self, invocation_id: str) -> InvocationState:
+        """Run a logged call again that has failed or was cancelled, under its id; one that has not ended is left as it
+        is. `WrongState` if it has ended well, `Trimmed` if its payload is gone, `NoSuchInvocation`.
+        """
 
 
 class Deployments(Protocol):

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from boki.calls import Call, InvocationState, Outcome
+from boki.calls import Call, CallFilter, CallPage, InvocationState, Outcome
 from boki.errors import BokiError
 from boki.log.ids import NodeId
 from boki.messages import Message
-from boki.remote import AcceptCall, AskCall, CallAccepted, CallOnce, CallOnceEnded, TellCall
+from boki.remote import (
+    AcceptCall,
+    AskCall,
+    CallAccepted,
+    CallOnce,
+    CallOnceEnded,
+    ChangeCall,
+    ListCalls,
+    TellCall,
+    TellCalls,
+)
 
 _ACCEPT_TIMEOUT_S: Final = 30.0
 _OWNER_ANSWER_S: Final = 1.0
@@ -82,6 +92,38 @@ class ClusterLedger:
             raise answer.failure.error()
         if answer.owner is not None:
             return await self._state_at(answer.owner, answer.state)
+        return answer.state
+
+    async def page(self, wanted: CallFilter) -> CallPage:
+        """See `CallLedger`."""
+        answer = await self._ask(
+            lambda number, _left_us: ListCalls(number, wanted), _ANSWER_S, book=wanted.function, is_repeatable=True
+        )
+        assert isinstance(answer, TellCalls)
+        if answer.page is None:
+            assert answer.failure is not None, "there is a page or a failure"
+            raise answer.failure.error()
+        return answer.page
+
+    async def cancel(self, invocation_id: str) -> InvocationState:
+        """See `CallLedger`."""
+        return await self._change(invocation_id, "cancel")
+
+    async def retry(self, invocation_id: str) -> InvocationState:
+        """See `CallLedger`."""
+        return await self._change(invocation_id, "retry")
+
+    async def _change(self, invocation_id: str, change: Literal["cancel", "retry"]) -> InvocationState:
+        answer = await self._ask(
+            lambda number, _left_us: ChangeCall(number, invocation_id, change),
+            _ACCEPT_TIMEOUT_S,
+            book=invocation_id,
+            is_repeatable=True,
+        )
+        assert isinstance(answer, TellCall)
+        if answer.state is None:
+            assert answer.failure is not None, "there is a state or a failure"
+            raise answer.failure.error()
         return answer.state
 
     async def _state_at(self, owner: NodeId, known: InvocationState) -> InvocationState:

@@ -29,6 +29,7 @@ from boki.gateway.http.calls import FunctionCalls
 from boki.gateway.http.connections import Connections, connection_of, send
 from boki.gateway.http.consumers import Consumers
 from boki.gateway.http.deployments import DeploymentPages
+from boki.gateway.http.invocations import Invocations
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.metrics import GatewayMetrics
 from boki.gateway.http.queues import Queues
@@ -74,6 +75,7 @@ class Gateway:
         self._routes = Routes(
             [
                 *self._calls.routes(),
+                *Invocations(backend, self.core, config).routes(),
                 *LogBooks(self._door).routes(),
                 *Subscriptions(self._door).routes(),
                 *Queues(self._door).routes(),

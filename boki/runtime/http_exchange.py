@@ -5,21 +5,23 @@ Names of headers stand here, because both ends must agree on them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from boki.calls import Encoding, Payload
+from boki.calls import OVER, CallStatus, Encoding, Payload
 from boki.errors import BokiError, ConnectionLost, ErrorBody, InvalidArgument, Unavailable
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
 from boki.log.operations import Answer, Failure, Operation, Reply, Request
+from boki.retry import Retry, check_retry
 from boki.runtime.call_state import MISSING
 from boki.runtime.function import Function
 from boki.runtime.http_response import CONTENT_TYPES, received_response, result_of, told_response
@@ -30,6 +32,8 @@ POSITION: Final = "Boki-Position"
 BOOK: Final = "Boki-Book"
 TIMEOUT: Final = "Boki-Timeout"
 KEY: Final = "Idempotency-Key"
+RETRY: Final = "Boki-Retry"
+"""The retry policy of a logged call: the fields of `boki.Retry` as a JSON object."""
 TRACEPARENT: Final = "traceparent"
 OUTCOME: Final = "Boki-Outcome"
 """`returned`: status, headers and body are a function's own; what an error looks like need be none."""
@@ -154,6 +158,7 @@ def call_request(
     timeout_s: float | None = None,
     delay_s: float = 0.0,
     result_type: Any = None,
+    retry: Retry | None = None,
 ) -> Asked:
     """A call of a function, by object or by name. Payload and result are those of the object's annotations; by name,
     the result is whatever came, or a `result_type`.
@@ -166,6 +171,8 @@ def call_request(
         headers[BOOK] = check_book(book)
     if key is not None:
         headers[KEY] = check_key(key)
+    if check_retry(retry) is not None:
+        headers[RETRY] = json.dumps(msgspec.to_builtins(retry))  # in ASCII, as headers are
     if timeout_s is not None:
         timeout_s = check_seconds(timeout_s, "timeout_s", positive=True)
         headers[TIMEOUT] = f"{timeout_s:.6f}"
@@ -238,27 +245,68 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     function: str
     book: str
-    state: Literal["accepted", "running", "done", "failed"]
+    state: CallStatus
+    """See `boki.calls.InvocationState`."""
     attempts: int
+    """How often its body was started, those runs included that were cut off."""
     accepted_us: int = 0
     due_us: int = 0
     started_us: int = 0
+    last_started_us: int = 0
+    next_us: int = 0
+    """When the next run is due, if `state` is "retrying"."""
     finished_us: int = 0
+    errors: Mapping[str, int] = {}
+    """How many runs ended with which error."""
+    last_error: BokiError | None = None
+    """What the last run that failed ended with."""
     result: Any = None
-    """What the function returned, once `state` is "done"."""
+    """What the function returned, once `state` is "done"; not in lists."""
     error: BokiError | None = None
-    """What it ended with, if `state` is "failed"."""
+    """What it ended with, if `state` is "failed" or "cancelled"."""
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing more to wait for."""
-        return self.state in {"done", "failed"}
+        return self.state in OVER
 
 
-def invocation_answer(answer: HttpAnswer, result_type: Any) -> Invocation:
+class Invocations(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a list of logged calls, those whose state changed last first."""
+
+    calls: list[Invocation]
+    before: int = 0
+    """What to ask the next page with; 0: there is none."""
+
+
+def invocation_answer(answer: HttpAnswer, result_type: Any = None) -> Invocation:
     """The state of a logged call."""
+    return _invocation(json_answer(answer), result_type)
+
+
+def invocations_request(
+    function: str, states: Iterable[CallStatus], since_us: int, until_us: int, before: int, limit: int
+) -> HttpRequest:
+    """Ask for a page of logged calls. 0 and empty: no such condition."""
+    if isinstance(states, str):
+        raise InvalidArgument(f"states must be a list, not one str: write states=[{states!r}]", field="states")
+    fields = {"function": function, "since_us": since_us, "until_us": until_us, "before": before, "limit": limit}
+    query = urlencode([(name, value) for name, value in fields.items() if value] + [("state", one) for one in states])
+    return HttpRequest("GET", f"/invocation?{query}", 30.0)
+
+
+def invocations_answer(answer: HttpAnswer) -> Invocations:
+    """A page of logged calls."""
     body = json_answer(answer)
-    error = body.pop("error", None)
+    return Invocations(calls=[_invocation(each, None) for each in body["calls"]], before=int(body.get("before", 0)))
+
+
+def change_request(invocation_id: str, change: Literal["cancel", "retry"]) -> HttpRequest:
+    """Cancel a logged call, or run it again."""
+    return HttpRequest("POST", f"/invocation/{quote(invocation_id, safe='')}/{change}", 60.0)
+
+
+def _invocation(body: dict[str, Any], result_type: Any) -> Invocation:
     encoded = body.pop("result_base64", None)
     if encoded is not None:
         body["result"] = msgspec.convert(encoded, bytes)
@@ -267,7 +315,10 @@ def invocation_answer(answer: HttpAnswer, result_type: Any) -> Invocation:
         body["result"] = told_response(response)
     elif result_type is not None and "result" in body:
         body["result"] = msgspec.convert(body["result"], result_type)
-    return Invocation(**body, error=None if error is None else _told(msgspec.convert(error, ErrorBody)))
+    for name in ("error", "last_error"):
+        if name in body:
+            body[name] = _told(msgspec.convert(body[name], ErrorBody))
+    return Invocation(**{name: body[name] for name in Invocation.__struct_fields__ if name in body})
 
 
 def error_of(answer: HttpAnswer) -> BokiError:

@@ -100,6 +100,31 @@ def test_a_payload_may_come_from_stdin(url: str) -> None:
     assert done.stdout == b"\x01\x00\xff"
 
 
+def test_logged_calls_are_listed_shown_cancelled_and_run_again(url: str) -> None:
+    """By the ids that they were given; the result is printed as that of a plain call."""
+    done = run(url, "invoke", "greet", "Kim", "--async")
+    first = done.stdout.strip()
+    assert done.stderr == f"its result: boki calls result {first} --wait-s 60 --url {url}\n"
+    assert good(url, "calls", "result", first, "--wait-s", "20") == "Hello Kim\n"
+    later = good(url, "invoke", "greet", "Lea", "--async", "--delay-s", "3600").strip()
+    waits = run(url, "calls", "result", later)
+    assert (waits.exit_code, f"call {later} has not ended: it is accepted, due at" in waits.stderr) == (1, True)
+    assert good(url, "calls", "cancel", later) == f"{later} greet is cancelled\n"
+    refused = run(url, "calls", "cancel", first)
+    assert (refused.exit_code, "has ended (done) and cannot be cancelled" in refused.stderr) == (1, True)
+    gone = run(url, "calls", "result", later)
+    assert (gone.exit_code, "was cancelled before it had begun" in gone.stderr) == (1, True)
+    shown = [(call["id"], call["state"]) for call in objects(good(url, "calls", "list", "--json"))]
+    assert {(first, "done"), (later, "cancelled")} <= set(shown)
+    assert [one["id"] for one in objects(good(url, "calls", "list", "--state", "cancelled", "--json"))] == [later]
+    assert "state     cancelled" in good(url, "calls", "show", later)
+    assert later in good(url, "calls", "retry", later)
+    assert good(url, "calls", "result", later, "--wait-s", "20") == "Hello Lea\n"
+    several = run(url, "calls", "retry", first, "0" * 32)
+    assert (several.exit_code, len(several.stderr.splitlines())) == (1, 2)
+    assert run(url, "calls", "list", "--state", "lost").exit_code == 2
+
+
 def test_a_logged_call_prints_its_id_and_a_key_runs_it_once(url: str) -> None:
     """The id is all that is printed, so that a script can take it; the same key gives the same call."""
     first = good(url, "invoke", "greet", "Bob", "--async", "--key", "k1").strip()

@@ -24,22 +24,23 @@ from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.bodies import payload_encoding
-from boki.gateway.http.connections import read_body, while_connected
+from boki.gateway.http.connections import read_body
 from boki.gateway.http.function_lookup import FunctionLookup
+from boki.gateway.http.invocations import asked_retry
 from boki.gateway.http.request_heads import request_head
 from boki.gateway.http.routing import Route, not_there
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
 from boki.routes import Found
-from boki.runtime.http_exchange import BOOK, INVOCATION, KEY, MAX_WAIT_S, POSITION, TRACEPARENT
+from boki.runtime.http_exchange import BOOK, INVOCATION, KEY, POSITION, TRACEPARENT
 from boki.runtime.json_faults import why_not_json
 
 _TICK_S = 0.25
 
 
 class FunctionCalls:
-    """The handlers of `/function`, `/asyncFunction` and `/invocation`."""
+    """The handlers of `/function` and `/asyncFunction`."""
 
     def __init__(self, backend: Backend, core: GatewayCore, config: GatewayConfig, clock: Callable[[], int]) -> None:
         self._backend = backend
@@ -65,7 +66,6 @@ class FunctionCalls:
         return [
             Route("POST", "/function/{name}", self.invoke, is_call=True),
             Route("POST", "/asyncFunction/{name}", self.invoke_later),
-            Route("GET", "/invocation/{id}", self.invocation),
         ]
 
     def route_of(self, method: str, path: str) -> tuple[Route, list[str]]:
@@ -105,6 +105,7 @@ class FunctionCalls:
         key = arguments.key(request.headers)
         if key is not None:
             return await self._invoke_once(request, info, key)
+        asked_retry(request, is_logged=False)
         return await self._invoke(request, info, request_head(request))
 
     async def invoke_by_route(self, found: Found, request: BaseRequest, _name: str) -> Response:
@@ -156,24 +157,11 @@ class FunctionCalls:
         with self._core.admitted():
             call = await self._with_payload(request, info, call)
             check_readable(call.payload, info)
-            invocation_id = await self._backend.ledger.accept(call, key=key, delay_s=delay_s)
+            logged = info.to_be_logged(call, asked_retry(request, is_logged=True))
+            invocation_id = await self._backend.ledger.accept(logged, key=key, delay_s=delay_s)
         answer = answers.json_answer({"id": invocation_id})
         answer.set_status(202)
         answer.headers["Location"] = f"/invocation/{invocation_id}"
-        answer.headers[INVOCATION] = invocation_id
-        return answer
-
-    async def invocation(self, request: BaseRequest, invocation_id: str) -> Response:
-        """`GET /invocation/{id}`: its state, and its result once there is one."""
-        values = arguments.query(request, {"wait_s"})
-        wait_s = arguments.query_seconds(values, "wait_s", MAX_WAIT_S)
-        with self._core.admitted(waits=wait_s > 0), while_connected(request):
-            state = await self._backend.ledger.state(invocation_id, wait_s)
-        if state.failure is not None and not self._config.show_tracebacks:
-            failure = answers.without_traceback(state.failure)
-            answer = answers.json_answer(answers.invocation_body(state, failure))
-        else:
-            answer = answers.json_answer(answers.invocation_body(state, state.failure))
         answer.headers[INVOCATION] = invocation_id
         return answer
 
@@ -182,7 +170,8 @@ class FunctionCalls:
         with self._core.admitted():
             call = await self._with_payload(request, info, call)
             check_readable(call.payload, info)
-            first_id, outcome = await self._backend.ledger.call_once(call, key)
+            logged = info.to_be_logged(call, asked_retry(request, is_logged=True))
+            first_id, outcome = await self._backend.ledger.call_once(logged, key)
         return self._answer(call, outcome, first_id)
 
     def _call(self, request: BaseRequest, info: FunctionInfo) -> Call:

@@ -6,8 +6,9 @@ Data, and small functions that spare it repetition.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from boki.calls import MAX_CALLS_PAGE, CallStatus
 from boki.log.limits import MAX_CONDITIONS
 from boki.runtime import http_exchange
 from boki.runtime.http_exchange import BUNDLE_CONTENT_TYPE, MAX_WAIT_S
@@ -117,14 +118,22 @@ SCHEMAS: Final[dict[str, Json]] = {
             "id": _TEXT,
             "function": _TEXT,
             "book": _TEXT,
-            "state": {"enum": ["accepted", "running", "done", "failed"]},
-            "attempts": {"type": "integer"},
+            "state": {"enum": list(get_args(CallStatus))},
+            "attempts": {"type": "integer", "description": "Runs so far, those included that were cut off"},
         },
         {
             "accepted_us": _TIME,
             "due_us": _TIME,
-            "started_us": _TIME,
+            "started_us": _TIME | {"description": "When the first run began"},
+            "last_started_us": _TIME | {"description": "When the last run began"},
+            "next_us": _TIME | {"description": "When the next run is due, if the state is retrying"},
             "finished_us": _TIME,
+            "errors": {
+                "type": "object",
+                "additionalProperties": {"type": "integer"},
+                "description": "How many runs ended with which error",
+            },
+            "last_error": _ref("Error"),
             "result": {"description": "The result of a function that returns JSON or text"},
             "result_base64": _TEXT | {"contentEncoding": "base64", "description": "The result, if it is bytes"},
             "error": _ref("Error"),
@@ -160,6 +169,11 @@ CALL_HEADERS: Final[list[Json]] = [
     _POSITION,
     _TIMEOUT,
     _KEY,
+    _header(
+        http_exchange.RETRY,
+        "When a logged call runs again if it fails: the fields of boki.Retry as a JSON object. It stands in for the "
+        "function's own policy",
+    ),
     _header(http_exchange.TRACEPARENT, "W3C trace context"),
 ]
 
@@ -335,12 +349,44 @@ def _page(name: str, summary: str, content: Json, *, is_open: bool = False) -> J
     return {"get": operation}
 
 
+_ID: Final = _path("id", "The invocation's id")
+
+
+def _change(name: str, summary: str) -> Json:
+    return {"post": _operation(name, summary, [_ID], _json(_ref("Invocation")), tag="Invocations")}
+
+
 FIXED_PATHS: Final[dict[str, Json]] = {
+    "/invocation": {
+        "get": _operation(
+            "listInvocations",
+            "Logged calls, those whose state changed last first. A page may be short, also empty, and not be the last",
+            [
+                _query("function", "Only calls of this function"),
+                _query("state", "Only calls in this state; may be repeated", {"enum": list(get_args(CallStatus))}),
+                _query("since_us", "Only calls that changed at this time or later", _TIME),
+                _query("until_us", "Only calls that changed before this time", _TIME),
+                _query("before", "Go on after a page: its `before`", _SEQNUM),
+                _query(
+                    "limit", "Maximum number of calls", {"type": "integer", "minimum": 1, "maximum": MAX_CALLS_PAGE}
+                ),
+            ],
+            _json(
+                _object(
+                    {"calls": _array(_ref("Invocation"))},
+                    {"before": _SEQNUM | {"description": "Where the next page goes on; missing: this is the last"}},
+                )
+            ),
+            tag="Invocations",
+        )
+    },
+    "/invocation/{id}/cancel": _change("cancel", "End a logged call; one that has not begun never runs"),
+    "/invocation/{id}/retry": _change("retry", "Run a logged call again that has failed or was cancelled"),
     "/invocation/{id}": {
         "get": _operation(
             "invocation",
             "The state of a logged call, and its result",
-            [_path("id", "The invocation's id"), _WAIT],
+            [_ID, _WAIT],
             _json(_ref("Invocation")),
             tag="Invocations",
         )
