@@ -6,7 +6,6 @@ All of them are children of this process, so one `waitpid` sees every end.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -23,9 +22,8 @@ from boki.cluster.core import Process
 from boki.cluster.logs import last_lines, open_log
 from boki.errors import Unavailable
 from boki.host.private_files import PRIVATE_UMASK, users_umask
-from boki.runtime.confine import IS_LINUX, die_with_parent
+from boki.runtime.confine import IS_LINUX, adopt_orphans, die_with_parent
 
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _READ_BYTES: Final = 65_536
 _MARK: Final = "_BOKI_SUPERVISOR"
 """In the environment of all that we start, and of all that those fork."""
@@ -61,8 +59,10 @@ class Spawner:
         self._early: dict[int, int] = {}
         """Ends of processes that nobody has told us of yet; of strangers that came to us, too."""
         self._pids: set[int] = set()
-        if IS_LINUX and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise Unavailable("this process cannot become the reaper of its children's children")
+        try:
+            adopt_orphans()
+        except OSError:
+            raise Unavailable("this process cannot become the reaper of its children's children") from None
 
     def start(self, process: Process, log_file: Path) -> None:
         """Start it; `on_started` tells what became of that, perhaps before this returns."""

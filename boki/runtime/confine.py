@@ -1,8 +1,11 @@
 """What a forked process does to itself before it runs anything of a user's.
 
 It must not outlive its engine, not even one that was killed with SIGKILL, and not while user code blocks it. Linux
-kills it together with its parent, the zygote, which is itself killed with the engine (`die_with_parent`). Elsewhere a
-thread watches the engine's end of the socket and ends the process when it closes (`die_with_peer`).
+kills it together with its parent, the zygote (`die_with_parent`), which ends when the engine's end of its socket is
+closed. Elsewhere a thread watches the engine's end of the worker's own socket and ends the process (`die_with_peer`).
+
+What it has started must not outlive it either. A child that double-forks and leaves its session stays a descendant of
+the worker (`adopt_orphans`), and when that ends of the zygote, which kills it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from threading import Thread
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_FREE_FD: Final = 3
 IS_LINUX: Final = sys.platform == "linux"
 
@@ -27,14 +31,30 @@ IS_LINUX: Final = sys.platform == "linux"
 _prctl: Final = ctypes.CDLL(None, use_errno=True).prctl if IS_LINUX else None
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends. Does nothing where the kernel cannot (not on Linux)."""
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel kill this process when its parent ends, or send it another signal. Does nothing where the kernel
+    cannot (not on Linux).
+    """
     if _prctl is None:
         return
-    if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os._exit(0)  # it ended before we asked
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, as init would; Linux only. Forks do not inherit it."""
+    if _prctl is not None and _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def child_pids() -> list[int]:
+    """The children of this process, which has one thread; none where the system does not list them (not on Linux)."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def die_with_peer(fd: int) -> None:

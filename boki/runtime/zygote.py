@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import Final, NoReturn
 import boki.blocking  # noqa: F401 - what functions import is imported here, once for all workers
 from boki.log.limits import KIB
 from boki.runtime.blocking_worker import BlockingWorker
-from boki.runtime.confine import IS_LINUX, confine, die_with_parent, die_with_peer, quiet
+from boki.runtime.confine import IS_LINUX, adopt_orphans, child_pids, confine, die_with_parent, die_with_peer, quiet
 from boki.runtime.event_loop import new_loop
 from boki.runtime.frames import (
     VERSION,
@@ -41,6 +42,8 @@ from boki.runtime.worker import AsyncWorker
 
 _FDS_PER_FORK: Final = 2
 _MAX_FDS: Final = 16
+_END_S: Final = 1.0
+_END_STEP_S: Final = 0.002
 _CRASHED: Final = 70
 """The exit status of a child that failed before it could say why over its socket (EX_SOFTWARE)."""
 
@@ -110,13 +113,29 @@ class Zygote:
                 return
             _kill_session(pid)
             child = self._children.pop(pid, None)
+            self._kill_orphans()
             if child is not None:
                 self._send(Exited(child, os.waitstatus_to_exitcode(status)))
 
+    def _kill_orphans(self) -> None:
+        """Kill what dead workers have left: those that live adopt their own orphans, so that no other comes here."""
+        for pid in child_pids():
+            if pid not in self._children:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def end(self) -> None:
-        """Kill all children."""
+        """Kill all children and what they have started, generation after generation, as far as a second suffices."""
         for pid in self._children:
             _kill(pid)
+        until_s = time.monotonic() + _END_S
+        while child_pids() and time.monotonic() < until_s:
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            self._children.clear()
+            self._kill_orphans()
+            time.sleep(_END_STEP_S)
 
     def _send(self, frame: Frame) -> None:
         self._control.sendall(encode_frame(frame))
@@ -139,6 +158,7 @@ def _become(plan: Fork, sock: int, tally: int, parent: int) -> NoReturn:
     """In the fork: be a worker, or describe a module. Never returns into the zygote's loop."""
     try:
         die_with_parent(parent)
+        adopt_orphans()
         confine((sock, tally), plan.memory_bytes)
         if not IS_LINUX:
             die_with_peer(sock)
@@ -172,7 +192,9 @@ def _serve(plan: Fork, sock: socket.socket, tally: Tally) -> NoReturn:
 
 def main() -> None:
     """`python -m boki.runtime.zygote FD`: FD is this end of the control socket."""
-    die_with_parent(os.getppid())
+    # Not SIGKILL: it sees its socket closed, also if it had been stopped, and ends what its workers have started.
+    die_with_parent(os.getppid(), signal.SIGCONT)
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     quiet()
     assert threading.active_count() == 1, "only a process with one thread may be forked"

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from boki.config import ENV_PREFIX
 from boki.errors import CorruptData, Unavailable, VersionTooNew
 from boki.host.private_files import users_umask
 from boki.log.limits import KIB
@@ -50,6 +51,7 @@ class Zygote:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
+            # BOKI_* are Boki's own settings, such as the token: no function needs them.
             # -P: what lies in the working directory must not hide what workers import.
             command = [sys.executable, "-P", "-m", "boki.runtime.zygote", str(theirs.fileno())]
             self._process = subprocess.Popen(
@@ -57,6 +59,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__ if _has_descriptor() else subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                env={name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)},
                 start_new_session=True,
                 umask=users_umask(),  # files that functions make are the user's
             )
