@@ -21,10 +21,12 @@ async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
     """Go on by a record that was read. False if that cannot be from here: begin anew from the newest checkpoint."""
     kind = sound(record)
     if (isinstance(kind, Setup) and kind.settings.shards != queue.shards) or records.is_newer(record.data):
-        _, settings = await newest_settings(logbook, queue.queue)  # which refuses a queue of a later format
-        if settings is None or settings.shards != queue.shards:
-            queue.end()
-            return True
+        if record.seqnum >= queue.checked_stop:  # once a page: strangers may append many
+            _, settings = await newest_settings(logbook, queue.queue)  # which refuses a queue of a later format
+            if settings is None or settings.shards != queue.shards:
+                queue.end()
+                return True
+            queue.checked_stop = queue.page_stop
         kind = None  # the queue's settings do not say so
     if kind is None or not belongs(kind, record.tags, queue.queue, queue.shards):
         _pass_by(queue, record)
@@ -68,13 +70,16 @@ async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
 
 
 def _pass_by(queue: Following, record: Record) -> None:
-    """A record that does not count. It is logged when their number has doubled: strangers may append many."""
-    state = queue.lines[0].state
+    """A record that does not count. It is logged when they are 1, 10, 100, …: strangers may append many."""
+    line = queue.lines[0]
+    state = line.state
     before = state.passed_by
-    if record.seqnum >= queue.lines[0].resume:
+    if record.seqnum >= line.resume:
         state.pass_by(record.seqnum)
+        line.saved_records += 1  # so that a checkpoint lets go of it
+        line.saved_bytes += len(record.data)
     queue.passed(record)
-    if state.passed_by > before and state.passed_by.bit_count() == 1:
+    if state.passed_by > before and str(state.passed_by).rstrip("0") == "1":
         _log.warning(
             "queue %s: record %d is not a valid queue record and is passed by; %d so far",
             queue.queue,

@@ -89,6 +89,8 @@ class Following:
         self._tag = records.stream_tag(queue, 0) if shards == 1 else records.feed_tag(queue)
         self._next = 0
         self._begun_below = 0
+        self.page_stop = self.checked_stop = 0
+        """Where the page that is folded ends, and the last one in which the queue's settings were looked at."""
         self._missed: set[tuple[int, int]] = set()
         """(record, from where on the stream was there) for which this fold has begun anew."""
         self.is_loaded = False
@@ -334,6 +336,7 @@ class Following:
         self.clock.wait_over(wait_s, page.records[-1].time if page.records else 0, begun_us)
         if not page.records:
             return False
+        self.page_stop = page.next_start
         for record in page.records:
             if not await fold(self, logbook, record):
                 await self.load(logbook)

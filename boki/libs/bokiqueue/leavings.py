@@ -1,4 +1,6 @@
-"""Seeing through what those have left who are gone: cancelled, out of time, or without an answer.
+"""Clean-up after callers that were cancelled, timed out or lost their answer.
+
+It finishes their acts and gives back the messages that they never received.
 
 A process that takes messages for somebody who is not there any more must give them back, also if nobody else in it uses
 the queue. So a task follows the stream, on nobody's time, until no act that was on its way then is any more, and

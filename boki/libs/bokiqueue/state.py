@@ -148,7 +148,7 @@ class ShardState:
         return None
 
     def _pass_expired(self) -> None:
-        """What expires lets go of what has expired: else it would stay, and its space, for as long as nobody takes."""
+        """A push with a TTL also drops expired messages; otherwise an idle queue would never reclaim their space."""
         self._forget_old(self.time_us)
         for group in self.groups.values():
             group.pass_expired(self.backlog, self.time_us)

@@ -1,4 +1,4 @@
-"""What the queues have in common that are followed over one way to the log: a budget of bodies, and an end.
+"""Registry of followed queues per log connection: one shared budget of bodies, one shutdown.
 
 A fold is kept as long as somebody uses it, and a while longer: making it anew means to read a checkpoint. There is no
 timer; the ones that nobody needs any more go when another queue is followed.
