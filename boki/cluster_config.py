@@ -32,6 +32,7 @@ from boki.config import (
     Insecure,
     KeepCalls,
     LogFormatField,
+    LogLevel,
     Port,
     Token,
     load,
@@ -142,6 +143,7 @@ class EngineNodeConfig(NodeConfig, frozen=True, kw_only=True):
         Path("functions")
     )
     functions_version: FunctionsVersion = "deployed"
+    log_level: LogLevel = "info"
     index_memory_bytes: IndexMemory = 256 * MIB
     cache_bytes: CacheSize = 256 * MIB
     aux_cache_bytes: AuxCacheSize = 32 * MIB

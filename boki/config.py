@@ -81,6 +81,10 @@ FunctionsVersion = Annotated[
     Literal["deployed", "none"],
     Meta(description="none: start without functions, and run only a version that is deployed or chosen afterwards."),
 ]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    Meta(description="Least level of what functions log; debug shows ctx.log.debug."),
+]
 LogFormatField = Annotated[LogFormat, Meta(description="console: lines for people. json: one object a line.")]
 
 
@@ -167,6 +171,7 @@ class DevConfig(Config, frozen=True, kw_only=True):
     )
     quiet: Annotated[bool, Meta(description="Write no lines for calls, refusals and reloads.")] = False
     log_format: LogFormatField = "console"
+    log_level: LogLevel = "info"
     cors: Cors = Cors()
     limits: Limits = Limits()
 

@@ -64,6 +64,7 @@ class Dev:
             reload=config.reload,
             on_call=calls.ended if calls else None,
             show_tracebacks=True,
+            log_level=config.log_level,
         )
         self.calls = LoggedCalls(
             self.service,

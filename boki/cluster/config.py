@@ -23,6 +23,7 @@ from boki.config import (
     Insecure,
     KeepCalls,
     LogFormatField,
+    LogLevel,
     Port,
     Token,
 )
@@ -70,6 +71,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     keep_calls_s: KeepCalls = 86_400.0
     drain_s: Drain = 10.0
     log_format: LogFormatField = "console"
+    log_level: LogLevel = "info"
     cors: Cors = Cors()
     limits: Limits = Limits()
 

@@ -111,6 +111,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             reload=False,
             show_tracebacks=True,
             on_call=problems.ended,
+            log_level=self.config.log_level,
         )
         self.parts.callback(problems.close)
         self.parts.push_async_callback(self.functions.stop, 0)

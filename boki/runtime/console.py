@@ -50,13 +50,13 @@ class Console:
         """Who speaks where `SPEAKER` is not set."""
         self._emit = emit
 
-    def install(self) -> None:
-        """From now on this process prints and logs here."""
+    def install(self, log_level: int) -> None:
+        """From now on this process prints and logs here, log records from that level on."""
         sys.stdout = CapturedStream("stdout", logging.INFO, self)
         sys.stderr = CapturedStream("stderr", logging.WARNING, self)
         root = logging.getLogger()
         root.handlers[:] = [ConsoleHandler(self)]
-        root.setLevel(logging.INFO)
+        root.setLevel(log_level)
 
     def write(self, stream: Stream, level: int, text: str) -> None:
         """Printed text: whole lines go out, the rest waits for its end of line."""

@@ -184,6 +184,8 @@ class Fork(Frame, frozen=True, tag=41):
     show_tracebacks: bool
     pin_sources: bool
     sources: dict[str, bytes] = {}
+    log_level: int = 20
+    """Least `logging` level of what is passed on."""
 
 
 class Kill(Frame, frozen=True, tag=42):

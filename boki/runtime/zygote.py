@@ -174,13 +174,13 @@ def _serve(plan: Fork, sock: socket.socket, tally: Tally) -> NoReturn:
     sources.install()
     if plan.kind == "async":
         worker = AsyncWorker(plan, tally, new_loop())
-        worker.console.install()
+        worker.console.install(plan.log_level)
         found = sources.registry(plan.module, plan.path)
         if isinstance(found, str):
             worker.fail(sock, found)
         worker.serve(sock, found.functions)
     blocking = BlockingWorker(plan, tally, sock)
-    blocking.console.install()
+    blocking.console.install(plan.log_level)
     if plan.kind == "describe":
         sock.sendall(encode_frame(sources.describe(plan.module, plan.path)))
         os._exit(0)

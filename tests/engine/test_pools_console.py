@@ -185,3 +185,24 @@ def test_a_result_that_cannot_travel_is_on_the_console(tmp_path: Path, suffix: s
             assert host.texts("error") == [failure.message]
 
     drive(test())
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", ["i", "w"]), ("debug", ["d", "i", "w"]), ("warning", ["w"])])
+def test_the_least_level_of_what_functions_log_can_be_set(tmp_path: Path, level: str, shown: list[str]) -> None:
+    """What is below it does not leave the worker; what is printed always does."""
+    module = """
+    @function
+    async def speak(ctx: Context) -> None:
+        ctx.log.debug("d")
+        ctx.log.info("i")
+        ctx.log.warning("w")
+        print("p")
+    """
+
+    async def test() -> None:
+        async with hosting(tmp_path, {"m": module}, log_level=level) as host:
+            await host.result("speak")
+            await host.until(lambda: bool(host.texts("stdout")))
+            assert host.texts("log") == shown
+
+    drive(test())

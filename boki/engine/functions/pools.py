@@ -100,6 +100,7 @@ class FunctionHost:
         console: Callable[[ConsoleLine], None],
         reload: bool,
         show_tracebacks: bool,
+        log_level: str = "info",
         budget: Budget | None = None,
         on_call: OnCall | None = None,
     ) -> None:
@@ -110,6 +111,7 @@ class FunctionHost:
         self._console = console
         self._reload = reload
         self._show_tracebacks = show_tracebacks
+        self._log_level = logging.getLevelNamesMapping()[log_level.upper()]
         self._budget = budget or Budget(engine_workers=affordable_workers())
         self._watch_calls = CallWatch(on_call, now_us) if on_call is not None else None
         self._dispatch = Dispatch(limits, self._budget)
@@ -311,6 +313,7 @@ class FunctionHost:
             show_tracebacks=self._show_tracebacks,
             pin_sources=origin.pinned is not None,
             sources=origin.pinned or {},
+            log_level=self._log_level,
         )
 
     # time
