@@ -66,7 +66,7 @@ def test_all_problems_are_told_at_once_and_the_exit_code_is_that_of_wrong_usage(
     )
     assert done.exit_code == 2
     assert not started
-    for word in ("--port", "BOKI_LOGS", "token", "write_quorum"):
+    for word in ("--port", "BOKI_LOGS", "BOKI_TOKEN", "write_quorum"):
         assert word in done.output
     assert "Traceback" not in done.output
 
