@@ -302,8 +302,27 @@ def test_nobody_there_says_how_to_start_one(tmp_path: Path) -> None:
 def test_boki_dev_is_not_deployed_to(url: str, tmp_path: Path) -> None:
     """It runs the functions of its folder, and says what deploying is for."""
     (tmp_path / "app.py").write_text("x = 1\n")
-    for words in (("deploy", str(tmp_path)), ("functions",), ("functions", "use", "1")):
+    for words in (("deploy", str(tmp_path)), ("functions", "use", "1")):
         done = run(url, *words)
         assert done.exit_code == 2, done.output
         assert "boki dev runs the functions of its folder" in done.output
     assert good(url, "invoke", "greet", "Ada") == "Hello Ada\n"
+
+
+def test_the_functions_of_boki_dev_are_listed_with_their_signatures(url: str) -> None:
+    """There are no versions to list, and so no lecture about them."""
+    assert good(url, "functions").splitlines() == [
+        "function\tmodule",
+        "add([int, ...]) -> {str: int}\tapp",
+        "book_name() -> str\tapp",
+        "fail() -> None\tapp",
+        "greet(str) -> str\tapp",
+        "reverse(bytes) -> bytes\tapp",
+    ]
+    assert [one["name"] for one in objects(good(url, "functions", "--json"))] == [
+        "add",
+        "book_name",
+        "fail",
+        "greet",
+        "reverse",
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from boki.calls import FunctionInfo
 from boki.cli import deploy, functions
 from boki.cli.app import app
 from boki.deploy.bundle import read_bundle
@@ -37,6 +38,9 @@ class Client:
         if self.refusal is not None:
             raise self.refusal
         return Deployment(version=NEW, is_new=True, engines=self.engines, superseded_by=self.superseded_by)
+
+    def functions(self) -> list[FunctionInfo]:
+        return [FunctionInfo(name="f", module="app", is_async=True, payload_encoding="text", result_encoding="bytes")]
 
     def versions(self) -> list[VersionInfo]:
         return self.kept
@@ -129,7 +133,8 @@ def test_versions_are_listed_the_newest_first(client: Client) -> None:
     told = boki("functions")
     assert told.exit_code == 0
     assert told.output.index("abababababab") < told.output.index("cdcdcdcdcdcd")
-    assert "bad" in told.output
+    assert "version 1 was deployed with broken modules: bad" in told.output
+    assert "f(str) -> bytes\tapp" in told.output
     lines = boki("functions", "--json").output.splitlines()
     assert [json.loads(line)["number"] for line in lines] == [2, 1]
     client.kept = []

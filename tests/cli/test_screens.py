@@ -171,6 +171,14 @@ class Client:
     def status(self) -> dict[str, Any]:
         return self._said
 
+    def functions(self) -> list[FunctionInfo]:
+        fields = {"item": {"type": "string"}, "count": {"type": "integer", "default": 1}}
+        schema = {"type": "object", "properties": fields, "required": ["item"]}
+        return [
+            FunctionInfo(name=f"place-order-{at}", module="orders", is_async=True, payload_schema=schema)
+            for at in range(3)
+        ]
+
     def versions(self) -> list[VersionInfo]:
         return VERSIONS
 
@@ -227,7 +235,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> None:
         (["log", "books"], ["orders-of-the-shop-in-Rotterdam", "123,456,789", "123.0 GiB"]),
         (["log", "read", "b"], ["8796093022208", "2026-11-22 ", "guest:Ada", "order:8125", "country:Netherlands"]),
         (["log", "tail", "b", "--no-follow"], ["8796093022208", "guest:Ada, order:8125"]),
-        (["functions"], ["handle_order_5", "payments", "refunds", "2026-11-22 ", "(UTC)"]),
+        (["functions"], ["handle_order_5", "place-order-2({", "orders", "payments", "refunds", "2026-11-22 ", "(UTC)"]),
         (["ingest", "status", "p.toml"], ["visits", "123,456,789"]),
     ],
     ids=lambda value: " ".join(value),
