@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from boki.client import BlockingClient
 from boki.cluster.config import UpConfig
 from boki.config import DevConfig, Durability
 from boki.errors import ConfigError
+from boki.host.file_systems import MEMORY_FILE_SYSTEMS, file_system_of
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
 NEED_CLUSTER = frozenset({"failover", "scaling", "repair"})
 NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory"}) | NEED_CLUSTER
-MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +113,3 @@ def target(options: Options, *, functions: Path = LOAD_FUNCTIONS) -> Iterator[Ta
         config = options.config(Path(folder, "data"), functions)
         with Child(config).start() as child, BlockingClient(child.url) as client:
             yield Target(client, child.url, "", child)
-
-
-def file_system_of(path: Path) -> str:
-    """The type of the file system that holds the path, such as `ext4`; empty where the platform does not say."""
-    mounts = Path("/proc/mounts")
-    if not mounts.exists():
-        return ""
-    best, kind = "", ""
-    real = os.path.realpath(path)
-    for line in mounts.read_text(encoding="utf-8").splitlines():
-        _, mounted_at, this_kind, *_ = line.split(" ")
-        holds = mounted_at == "/" or real == mounted_at or real.startswith(mounted_at + "/")
-        if holds and len(mounted_at) >= len(best):
-            best, kind = mounted_at, this_kind
-    return kind

@@ -11,9 +11,11 @@ from boki.cli import (
     bench,
     calls,
     chaos,
+    completion,
     demo,
     deploy,
     dev,
+    doctor,
     functions,
     ingest,
     invoke,
@@ -160,3 +162,5 @@ app.add_typer(ingest.app, name="ingest", rich_help_panel=SPARK)
 app.command("bench", rich_help_panel=MEASURE)(bench.command)
 app.command("chaos", rich_help_panel=MEASURE)(chaos.command)
 app.command("sim", rich_help_panel=MEASURE)(sim.command)
+app.command("doctor", rich_help_panel=MEASURE)(doctor.command)
+app.command("completion", rich_help_panel=MEASURE)(completion.command)

@@ -132,7 +132,9 @@ def check_address(host: str, port: int) -> None:
         why = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
         other = {errno.EADDRINUSE: "choose another with --port, or 0 for any free one", errno.EACCES: "try --port 8080"}
         remedy = other.get(number, "is --host an address of this machine?")
-        raise Unavailable(f"cannot listen at {host}:{port}: {why}; {remedy}", errno=number, retryable=False) from None
+        raise Unavailable(
+            f"cannot listen at {host}:{port}: {why}; {remedy}", errno=number, why=why, retryable=False
+        ) from None
 
 
 def spare_the_collector() -> None:

@@ -77,10 +77,8 @@ def with_queue(url: str, token: str, book: str, name: str, group: str, work: Cal
     return asyncio.run(run())
 
 
-@app.command("list")
-@examples("boki queue list shop")
-def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """List the queues of a book."""
+def names_of(url: str, token: str, book: str) -> list[str]:
+    """The queues of a book."""
 
     async def run() -> list[str]:
         from boki.libs.bokiqueue import queue_names
@@ -88,7 +86,15 @@ def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token
         async with connect_async(url, token) as client:
             return await queue_names(client.logbook(book))
 
-    names = asyncio.run(run())
+    return asyncio.run(run())
+
+
+@app.command("list")
+@examples("boki queue list shop")
+def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
+    """List the queues of a book."""
+
+    names = names_of(url, token, book)
     if not names:
         with connect(url, token) as client:
             say_if_missing(client, book, "queues")

@@ -44,8 +44,8 @@ def find_parts() -> Parts:
     if folder is None:
         problems.append("no PySpark, whose jars hold ZooKeeper: `pip install pyspark`")
     else:
-        jars = [jar for name in _JARS for jar in _find_jar(folder / "jars", name)]
-        if missing := [name for name in _JARS if not _find_jar(folder / "jars", name)]:
+        jars, missing = zookeeper_jars()
+        if missing:
             problems.append(
                 f"PySpark at {folder} lacks the jars {', '.join(missing)}: `pip install --force-reinstall pyspark`"
             )
@@ -56,6 +56,15 @@ def find_parts() -> Parts:
             problems=problems,
         )
     return Parts(java, tuple(jars))
+
+
+def zookeeper_jars() -> tuple[list[Path], list[str]]:
+    """The jars that are there, and the names of those that are not."""
+    package = package_folder("pyspark")
+    if package is None:
+        return [], list(_JARS)
+    found = {name: _find_jar(package / "jars", name) for name in _JARS}
+    return [jar for jars in found.values() for jar in jars], [name for name, jars in found.items() if not jars]
 
 
 def _find_jar(folder: Path, name: str) -> list[Path]:

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from boki.bench import peers
 from boki.bench.runs import BENCHMARKS
-from boki.bench.system import Options, file_system_of
+from boki.bench.system import Options
 from boki.cli.app import app
 from boki.cli.bench import NAMES
+from boki.host.file_systems import file_system_of
 
 FIELDS = {"bench", "inflight", "size_bytes", "replicas", "durability", "ops_per_s", "p50_ms", "p99_ms", "errors"}
 FLOWS = [("queue", 64), ("queue", 64), ("queue", 16), ("queue-offered", 64)]
