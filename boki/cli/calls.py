@@ -17,7 +17,7 @@ from boki.errors import BokiError, InvalidArgument
 if TYPE_CHECKING:
     from boki.client import BlockingClient, Invocation
 
-app = Commands("List logged calls, fetch their results, cancel them, run failed ones again.")
+app = Commands("List, show, cancel and retry logged calls.")
 
 PAGE_CALLS = 100
 STATES: tuple[CallStatus, ...] = get_args(CallStatus)
@@ -40,7 +40,10 @@ def list_calls(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """List logged calls, those that changed last first: unfinished ones, and ended ones while they are kept."""
+    """List logged calls, those that changed last first.
+
+    Unfinished ones, and ended ones while they are kept.
+    """
     found: list[Invocation] = []
     now_us = int(time.time() * 1e6)
     before = 0
@@ -74,7 +77,7 @@ def list_calls(
 @app.command()
 @examples("boki calls show 5f0c6b1e7ac94c6f8a7b0d2f4e61c3a9")
 def show(invocation: Id, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """Print what is known of a logged call: its state, its runs, what they ended with."""
+    """Print the state of a logged call, its runs, how they ended."""
     with connect(url, token) as client:
         call = client.invocation(invocation)
     _show(call, as_json=as_json)
@@ -88,7 +91,10 @@ def result(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Print the result of a logged call as `boki invoke` does, or what it failed with."""
+    """Print the result of a logged call, or its failure.
+
+    A result is printed as `boki invoke` does.
+    """
     with connect(url, token) as client:
         call = client.invocation(invocation, wait_s=wait_s)
     if not call.is_over:
@@ -103,7 +109,10 @@ def result(
 @app.command()
 @examples("boki calls cancel 5f0c6b1e7ac94c6f8a7b0d2f4e61c3a9")
 def cancel(invocations: Ids, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """End logged calls: one that has not begun never runs, one that runs is ended."""
+    """Cancel logged calls.
+
+    One that has not begun never runs, one that runs is ended.
+    """
     with connect(url, token) as client:
         _change(client, invocations, "cancel", as_json=as_json)
 
@@ -114,7 +123,7 @@ def cancel(invocations: Ids, as_json: AsJson = False, url: Url = "", token: Toke
     "boki calls list --state failed --json | jq -r .id | xargs boki calls retry",
 )
 def retry(invocations: Ids, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """Run logged calls again that have failed or were cancelled, under their ids."""
+    """Run failed or cancelled calls again, under their ids."""
     with connect(url, token) as client:
         _change(client, invocations, "retry", as_json=as_json)
 

@@ -49,7 +49,7 @@ Candidate = tuple[str, str]
 
 
 @examples(
-    'eval "$(boki completion bash)"',
+    "boki completion bash >> ~/.bashrc",
     "boki completion zsh >> ~/.zshrc",
     "boki completion fish > ~/.config/fish/completions/boki.fish",
 )
@@ -81,8 +81,9 @@ def _line(shell: str, value: str, about: str) -> str:
 def candidates(root: Any, words: Sequence[str]) -> list[Candidate]:
     """What can stand in place of the last word, which may be empty."""
     *typed, last = words
-    command, path, given, pending, place = root, (), {}, None, 0
-    is_plain = False
+    command, path, place, is_plain = root, tuple[str, ...](), 0, False
+    pending: Any = None
+    given: dict[str, str] = {}
     for word in typed:
         if pending is not None:
             given[pending.name] = word

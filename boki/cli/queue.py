@@ -93,7 +93,6 @@ def names_of(url: str, token: str, book: str) -> list[str]:
 @examples("boki queue list shop")
 def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
     """List the queues of a book."""
-
     names = names_of(url, token, book)
     if not names:
         with connect(url, token) as client:

@@ -48,7 +48,7 @@ def packages_finding(required: Mapping[str, str], installed: Mapping[str, str | 
         if not fits(installed.get(name) or "", allowed)
     ]
     if wrong:
-        return Finding("packages", "bad", "; ".join(wrong), "pip install --upgrade boki")
+        return Finding("packages", "bad", "; ".join(wrong), "pip install boki adds what is missing")
     return Finding("packages", "ok", ", ".join(f"{name} {version}" for name, version in installed.items()))
 
 
