@@ -19,6 +19,8 @@ from boki.chaos.disks import FAIL_SYNC, FULL
 from boki.log.membership import Role
 
 _SHORT_S = (0.3, 4.0)
+_LONG_S = (6.5, 9.0)
+"""Longer than every timeout of nodes, sessions and connections."""
 _TOGETHER = 0.25
 """How often two faults come at the same time."""
 _FELT_WITHIN_S = 30.0
@@ -166,6 +168,20 @@ def _pausing(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
             patient.resume(node)
 
     return pausing
+
+
+@contextlib.asynccontextmanager
+async def _pausing_all(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
+    nodes = patient.all_nodes()
+    before = {node: patient.pid(node) for node in nodes}
+    for node in nodes:
+        patient.pause(node)
+    try:
+        text = "SIGSTOP of every node, as when a laptop sleeps"
+        yield _blow(text, lambda: all(patient.is_paused(node) for node, pid in before.items() if pid))
+    finally:
+        for node in nodes:
+            patient.resume(node)
 
 
 def _one_of(role: Role) -> Callable[[Patient, Random], Awaitable[str]]:
@@ -346,6 +362,7 @@ FAULTS: tuple[Fault, ...] = (
     *(Fault(f"stop-{role}", _pausing(_one_of(role)), _SHORT_S) for role in Role if role is not Role.SEQUENCER),
     Fault("stop-primary", _pausing(_primary), _SHORT_S),
     Fault("stop-backup", _pausing(_backup), _SHORT_S),
+    Fault("stop-all", _pausing_all, _LONG_S),
     Fault("cut-one-way", _cutting_one_way, _SHORT_S),
     Fault("cut-both-ways", _cutting_both_ways, _SHORT_S),
     Fault("reset-links", _resetting, (0.1, 0.5)),

@@ -39,6 +39,8 @@ SEED = 11
 HOLD_S = 0.5
 WITHIN_S = 60.0
 PAYLOAD = b"x" * 2000
+HALT_S = 6.5
+"""Longer than every timeout of nodes, sessions and connections."""
 CALLERS = 8
 CALLS = 6
 
@@ -338,6 +340,38 @@ def test_an_engine_that_is_told_to_stop_fails_no_call(report: Report, ward: Ward
             await ward.all_at_work()
 
     ward.run(story())
+
+
+def test_nodes_that_stood_still_go_on_as_the_same_processes(report: Report, ward: Ward) -> None:
+    """Longer than every timeout, one of each role and then all at once: libzmq ended four of eight (found.md part 3,
+    1). What was appended meanwhile is there or was never acknowledged."""
+
+    async def story() -> None:
+        patient = ward.patient
+        one_each = [patient.nodes(role)[0] for role in Role if role is not Role.GATEWAY]
+        async with ward.client() as client:
+            book = client.logbook("halted")
+            await ward.all_at_work()
+            pids = {node: patient.pid(node) for node in patient.all_nodes()}
+            for nodes in (one_each, patient.all_nodes()):
+                for node in nodes:
+                    patient.pause(node)
+                appends = [asyncio.create_task(book.append(PAYLOAD, timeout_s=HALT_S)) for _ in range(500)]
+                assert not await becomes_so(nothing, HALT_S)
+                for node in nodes:
+                    patient.resume(node)
+                outcomes = await asyncio.gather(*appends, return_exceptions=True)
+                await ward.all_at_work()
+                seqnums = {one for one in outcomes if isinstance(one, int)} | {await book.append(b"on", timeout_s=20)}
+                assert seqnums <= {record.seqnum for record in await read_all(book)}
+            assert {node: patient.pid(node) for node in patient.all_nodes()} == pids
+
+    ward.run(story())
+
+
+async def nothing() -> bool:
+    """What is never so."""
+    return False
 
 
 def test_after_a_power_cut_nodes_may_come_back_in_any_order(report: Report, ward: Ward) -> None:
