@@ -35,6 +35,7 @@ from boki.config import (
     LogLevel,
     Port,
     Token,
+    ZooKeeperAccess,
     load,
     settings,
 )
@@ -58,6 +59,7 @@ class NodeConfig(Config, frozen=True, kw_only=True):
         "127.0.0.1:2181"
     )
     chroot: Annotated[str, Meta(description="Path in ZooKeeper under which the cluster keeps everything.")] = "/boki"
+    zookeeper_access: ZooKeeperAccess = ZooKeeperAccess()
     session_s: Annotated[
         float, Meta(ge=0.5, le=60, description="Silence after which ZooKeeper gives this process up.")
     ] = 6.0

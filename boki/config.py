@@ -91,6 +91,32 @@ LogFormatField = Annotated[LogFormat, Meta(description="console: lines for peopl
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
+class ZooKeeperAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How this cluster's nodes prove to ZooKeeper who they are, and how they tell that it is theirs."""
+
+    digest: Annotated[
+        str, Meta(description="NAME:PASSWORD of the cluster in ZooKeeper; others may not read or write there then.")
+    ] = ""
+    tls: Annotated[bool, Meta(description="Connect by TLS, to its secure client port.")] = False
+    ca: Annotated[
+        str, Meta(description="File of the certificates that ZooKeeper's is checked by; empty: the system's.")
+    ] = ""
+    certificate: Annotated[str, Meta(description="File of this node's own certificate, if ZooKeeper wants one.")] = ""
+    key: Annotated[str, Meta(description="File of that certificate's key.")] = ""
+
+    def __post_init__(self) -> None:
+        problems = []
+        name, _, password = self.digest.partition(":")
+        if self.digest and not (name and password):
+            problems.append("zookeeper_access.digest must be NAME:PASSWORD")
+        if (self.ca or self.certificate or self.key) and not self.tls:
+            problems.append("zookeeper_access.ca, certificate and key are for TLS: set zookeeper_access.tls, too")
+        if bool(self.certificate) != bool(self.key):
+            problems.append("zookeeper_access.certificate and key belong together: set both, or none")
+        if problems:
+            raise ConfigError("; ".join(problems), problems=problems)
+
+
 class Cors(msgspec.Struct, frozen=True, kw_only=True):
     """Which pages of other origins a browser lets call the gateway, and read its answers."""
 

@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
+import msgspec
 import typer
 from msgspec import Meta
 
-from boki.config import Config, load
+from boki.config import Config, ZooKeeperAccess, load
 from boki.errors import InvalidArgument, Unavailable
 from boki.log.membership import ClusterPlan
 
@@ -39,6 +40,7 @@ class Place(Config, frozen=True, kw_only=True):
     zookeeper: Annotated[str, Meta(description="host:port,... of the ZooKeeper.")] = ""
     chroot: Annotated[str, Meta(description="Path in it.")] = "/boki"
     data: Annotated[Path, Meta(description="Data directory of a `boki up`.")] = Path(".boki")
+    zookeeper_access: ZooKeeperAccess = ZooKeeperAccess()
 
 
 def _configured(zookeeper: str, chroot: str, data: Path | None) -> Place:
@@ -51,6 +53,7 @@ def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
     is said contradicts the cluster that `boki up` runs here.
     """
     from boki.cluster.state import read_state
+    from boki.net.keys import read_digest
 
     place = _configured(zookeeper, chroot, data)
     if place.zookeeper:
@@ -75,7 +78,9 @@ def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
             "BOKI_CHROOT) out, or name the other cluster's ZooKeeper with --zookeeper, too",
             field="chroot",
         )
-    return Place(zookeeper=state.zookeeper, chroot=state.chroot)
+    digest = place.zookeeper_access.digest or read_digest(folder / "keys")
+    access = msgspec.structs.replace(place.zookeeper_access, digest=digest)
+    return Place(zookeeper=state.zookeeper, chroot=state.chroot, zookeeper_access=access)
 
 
 def with_coordinator(place: Place, act: Callable[[ZooKeeperCoordinator], Coroutine[Any, Any, _T]]) -> _T:
@@ -95,7 +100,7 @@ async def connected(place: Place) -> AsyncIterator[ZooKeeperCoordinator]:
     from boki.controller.zookeeper import ZooKeeperCoordinator
 
     await asyncio.to_thread(check_zookeeper, place.zookeeper)
-    coordinator = await ZooKeeperCoordinator.connect(place.zookeeper, place.chroot)
+    coordinator = await ZooKeeperCoordinator.connect(place.zookeeper, place.chroot, access=place.zookeeper_access)
     try:
         yield coordinator
     finally:

@@ -26,6 +26,7 @@ from boki.config import (
     LogLevel,
     Port,
     Token,
+    ZooKeeperAccess,
 )
 from boki.config_rules import address_problems, budget_problems, quorum_problems
 from boki.log.limits import MIB, Limits
@@ -52,6 +53,7 @@ class UpConfig(Config, frozen=True, kw_only=True):
     zookeeper: Annotated[
         str, Meta(description="host:port,... of a ZooKeeper that runs already; empty: one is started.")
     ] = ""
+    zookeeper_access: ZooKeeperAccess = ZooKeeperAccess()
     chroot: Annotated[str, Meta(description="Path in ZooKeeper under which the cluster keeps everything.")] = "/boki"
     replicas: Annotated[int, Meta(ge=1, le=15, description="Storage nodes that hold each record.")] = 3
     write_quorum: Annotated[

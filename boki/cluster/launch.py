@@ -23,7 +23,7 @@ from boki.cluster.state import SupervisorState
 from boki.config import ENV_PREFIX, Address, settings
 from boki.host.private_files import make_private_folder, write_new_file
 from boki.log.membership import Role
-from boki.net.keys import make_keys
+from boki.net.keys import make_digest, make_keys
 from boki.zookeeper.parts import find_parts
 from boki.zookeeper.server import Ports, ZooKeeperServer, free_ports
 
@@ -58,17 +58,20 @@ def prepare(config: UpConfig) -> Launch:
     folder = config.folder
     nodes = list(_nodes(config))
     processes: list[Process] = []
-    hosts = config.zookeeper
-    if not hosts:
-        server = ZooKeeperServer(find_parts(), folder / ZOOKEEPER, [Ports(free_ports(1)[0])])
-        hosts = server.address
-        processes.append(Process(ZOOKEEPER, ZOOKEEPER, tuple(server.prepare()), _LAST_RANK))
+    parts = None if config.zookeeper else find_parts()  # refused before anything is made
     make_private_folder(folder)
     keys = folder / "keys"
     make_keys(keys, {node: role for role, node in nodes})
+    values: dict[str, Any] = {"keys": str(keys), "data": str(folder / "nodes")}
+    hosts = config.zookeeper
+    if parts is not None:
+        digest = values["zookeeper_access.digest"] = make_digest(keys)
+        server = ZooKeeperServer(parts, folder / ZOOKEEPER, [Ports(free_ports(1)[0])], digest=digest)
+        hosts = server.address
+        processes.append(Process(ZOOKEEPER, ZOOKEEPER, tuple(server.prepare()), _LAST_RANK))
     port = config.port or free_ports(1)[0]
     file = folder / "boki.toml"
-    _write_config(file, config, {"zookeeper": hosts, "port": port, "keys": str(keys), "data": str(folder / "nodes")})
+    _write_config(file, config, values | {"zookeeper": hosts, "port": port})
     processes += [_process(role, node, file, config) for role, node in nodes]
     url = Address(host=config.host, port=port).url
     return Launch(
@@ -135,7 +138,7 @@ def _write_config(file: Path, config: UpConfig, values: Mapping[str, Any]) -> No
         *groups, name = setting.name.split(".")
         for group in groups:
             owner = getattr(owner, group)
-        if setting.name not in _OWN:
+        if setting.name not in _OWN and setting.name not in values:
             found[setting.name] = getattr(owner, name)
     lines = [f"{name} = {_toml(value)}\n" for name, value in found.items()]
     text = "# Written by `boki up` at each start, for all nodes of this cluster: changes are lost.\n" + "".join(lines)

@@ -18,24 +18,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, NoAuthError, NodeExistsError, NoNodeError
 
+from boki.config import ZooKeeperAccess
 from boki.controller.zookeeper_claims import Claims
-from boki.controller.zookeeper_session import Node, SessionEnded, SessionState, Unsure, ZooKeeperSession, quietly
+from boki.controller.zookeeper_refresher import Refresher
+from boki.controller.zookeeper_session import Node, SessionState, Unsure, ZooKeeperSession, quietly
 from boki.controller.zookeeper_values import decode, encode, writer_of
-from boki.errors import ConfigError
+from boki.errors import ConfigError, VersionTooNew
 from boki.log.ids import NodeId, Term
-from boki.log.membership import ClusterPlan, Member, Membership, Placement
+from boki.log.membership import ClusterPlan, Member, Membership, Placement, Role
 from boki.log.view import View
 from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 
 _log = logging.getLogger("boki.zookeeper")
 _FETCH_AT_ONCE: Final = 100
+_FOLDERS: Final = ("/nodes", "/views", "/election", "/index")
+_VALUES: Final = ("/format", "/incarnations", "/placement", "/plan")
+_OPEN: Final = ZooKeeperAccess()
 _T = TypeVar("_T")
 News = InstallView | InstallMembership | InstallPlacement | InstallPlan
 
@@ -79,7 +84,8 @@ class ZooKeeperCoordinator:
         self._membership = Membership(number=0)
         self._plan = ClusterPlan()
         self._is_leader = False
-        self._following: list[_Refresher] = []
+        self._registered: Member | None = None
+        self._following: list[Refresher] = []
 
     @classmethod
     async def connect(
@@ -91,29 +97,44 @@ class ZooKeeperCoordinator:
         durability: str = "fsync",
         session_s: float = 4.0,
         timeout_s: float = 20.0,
+        access: ZooKeeperAccess = _OPEN,
     ) -> ZooKeeperCoordinator:
         """Open a session and learn the cluster's id; `home` names the data directory, "" for who registers nothing.
 
         Whoever comes first makes the cluster, with that durability; to others `coordinator.durability` tells it.
-        `Unavailable` if ZooKeeper cannot be reached, `VersionTooNew` if a newer Boki has written there.
+        `Unavailable` if ZooKeeper cannot be reached, `VersionTooNew` if a newer Boki has written there,
+        `ConfigError` if the cluster has another digest.
         """
         self = cls(home or uuid4().hex)
         self._session_s = session_s
-        self._session = await ZooKeeperSession.open(
-            hosts, "/" + chroot.strip("/"), session_s=session_s, timeout_s=timeout_s, on_state=self._hear
-        )
+        root = "/" + chroot.strip("/")
+        try:
+            self._session = await ZooKeeperSession.open(
+                hosts, root, session_s=session_s, timeout_s=timeout_s, on_state=self._hear, access=access
+            )
+            await self._begin(durability)
+        except NoAuthError:
+            raise ConfigError(
+                f"ZooKeeper at {hosts} does not let this node read {root}: zookeeper_access.digest is not the digest "
+                "of the cluster there",
+                field="zookeeper_access.digest",
+            ) from None
+        return self
+
+    async def _begin(self, durability: str) -> None:
         self._claims = Claims(self._session, self.home)
         try:
-            for path in ("/nodes", "/views", "/election", "/index"):
+            for path in _FOLDERS:
                 await self._session.ensure(path)
             stored = await self._create_once("/format", _Format(uuid4().hex, durability), _Format)
             self.cluster_id, self.durability = stored.cluster, stored.durability
             await self._create_once("/incarnations", 0, int)
             await self._create_once("/placement", Placement(), Placement)
+            views = [f"/views/{name}" for name in await self._session.children("/views")]
+            await self._session.protect([*_FOLDERS, *_VALUES, *views])
         except BaseException:
             await self.close()
             raise
-        return self
 
     @property
     def state(self) -> SessionState:
@@ -130,6 +151,7 @@ class ZooKeeperCoordinator:
         self.tell = self.on_leadership = self.on_session = self.on_failure = _ignore
         for refresher in self._following:
             await refresher.stop()
+        self._registered = None
         self._following, self._told_term, self._is_leader = [], 0, False
         self._registrations, self._membership = {}, Membership(number=0)
 
@@ -166,7 +188,7 @@ class ZooKeeperCoordinator:
             try:
                 await self._session.create(_view_path(view.term), encode(view))
             except NodeExistsError:
-                _, stored = await self._get(_view_path(view.term), View)
+                stored = await self._readable(_view_path(view.term), View)
                 return stored == view
             except Unsure:
                 continue  # the next attempt finds what has become of this one
@@ -177,8 +199,11 @@ class ZooKeeperCoordinator:
         missing = [name for name in names if int(name) not in self._views]
         for at in range(0, len(missing), _FETCH_AT_ONCE):
             page = missing[at : at + _FETCH_AT_ONCE]
-            found = await asyncio.gather(*(self._get(f"/views/{name}", View) for name in page))
-            self._views |= {view.term: view for _, view in found}
+            found = await asyncio.gather(*(self._get(f"/views/{name}", View) for name in page), return_exceptions=True)
+            for name, view in zip(page, found, strict=True):
+                if isinstance(view, BaseException):
+                    raise view
+                self._views[int(name)] = view[1]
 
     # placement and plan: compare-and-set
 
@@ -232,7 +257,10 @@ class ZooKeeperCoordinator:
                 if not is_unsure:
                     return False
                 node = await self._session.get(path)
-                return node.version == version + 1 and writer_of(path, node.data) == writer
+                try:
+                    return node.version == version + 1 and writer_of(path, node.data) == writer
+                except (ConfigError, VersionTooNew):
+                    return False
             else:
                 return True
 
@@ -245,6 +273,11 @@ class ZooKeeperCoordinator:
         """
         path = f"/nodes/{member.node}"
         data = encode(Registration(self.home, member))
+        self._registered = None  # not before it stands there
+        await self._register(path, data, member)
+        self._registered = member
+
+    async def _register(self, path: str, data: bytes, member: Member) -> None:
         deadline = asyncio.get_running_loop().time() + 2 * self._session_s + 1
         while True:
             try:
@@ -253,7 +286,7 @@ class ZooKeeperCoordinator:
             except Unsure:
                 continue
             except NodeExistsError:
-                other = await self._find(path, Registration)
+                other = await self._registration(path)
             if other is None:
                 continue
             node, registration = other
@@ -271,10 +304,21 @@ class ZooKeeperCoordinator:
                     )
                 await asyncio.sleep(0.1)
 
+    async def _registration(self, path: str) -> tuple[Node, Registration] | None:
+        """What stands there; one that cannot be read is nobody's."""
+        try:
+            node = await self._session.get(path)
+            return node, decode(path, node.data, Registration)
+        except NoNodeError:
+            return None
+        except (ConfigError, VersionTooNew):
+            return node, _NOBODY
+
     async def unregister(self, node: NodeId) -> None:
         """Be seen no more, before the session ends."""
         path = f"/nodes/{node}"
-        while (found := await self._find(path, Registration)) is not None and found[0].owner == self._session.id:
+        self._registered = None
+        while (found := await self._registration(path)) is not None and found[0].owner == self._session.id:
             await quietly(self._session.delete(path, found[0].version))
 
     async def claim_index_slot(self, node: NodeId, count: int) -> int | None:
@@ -292,7 +336,7 @@ class ZooKeeperCoordinator:
             await self._session.children("/index", watch)
             on_change()
 
-        self._following.append(_Refresher(look, self._broken))
+        self._following.append(Refresher(look, self._broken))
         await self._following[-1].start()
 
     # who leads the controllers
@@ -316,37 +360,54 @@ class ZooKeeperCoordinator:
     async def follow(self, *, election: bool = False) -> None:
         """Tell what is there now, and from now on what changes. Returns when all has been told once."""
         self._following = [
-            _Refresher(self._refresh_views, self._broken),
-            _Refresher(self._refresh_plan, self._broken),
-            _Refresher(self._refresh_members, self._broken),
-            _Refresher(self._refresh_placement, self._broken),
+            Refresher(self._refresh_views, self._broken),
+            Refresher(self._refresh_plan, self._broken),
+            Refresher(self._refresh_members, self._broken),
+            Refresher(self._refresh_placement, self._broken),
         ]
         if election:
-            self._following.append(_Refresher(self._refresh_election, self._broken))
+            self._following.append(Refresher(self._refresh_election, self._broken))
         for refresher in self._following:
             await refresher.start()
 
     async def _refresh_views(self, watch: Callable[[], None]) -> None:
-        await self._fetch_views(watch)
-        news = tuple(self._views[term] for term in sorted(self._views) if term > self._told_term)
-        if news:
-            self._told_term = news[-1].term
-            self.tell(InstallView(news))
+        try:
+            await self._fetch_views(watch)
+        finally:
+            news = tuple(self._views[term] for term in sorted(self._views) if term > self._told_term)
+            if news:
+                self._told_term = news[-1].term
+                self.tell(InstallView(news))
 
     async def _refresh_members(self, watch: Callable[[], None]) -> None:
+        mine = self._registered
         names = await self._session.children("/nodes", watch)
         found: dict[str, Registration] = {}
         owners: dict[str, int] = {}
         for name in names:
-            registration = await self._find(f"/nodes/{name}", Registration, watch)
+            try:
+                registration = await self._find(f"/nodes/{name}", Registration, watch)
+            except (ConfigError, VersionTooNew) as error:
+                _log.error("%s: it counts as not registered", error)
+                continue
             if registration is not None:
                 owners[name], found[name] = registration[0].owner, registration[1]
+        await self._stay_registered(mine, found)
         if self._plan.index_replicas:  # an engine whose slot was taken away does not know it yet
             slots = await self._claims.slot_owners(watch)
             found = {name: row if owners[name] in slots else _without_index(row) for name, row in found.items()}
         if found != self._registrations or self._membership.number == 0:
             self._registrations = found
             self._tell_membership()
+
+    async def _stay_registered(self, mine: Member | None, found: dict[str, Registration]) -> None:
+        """Make this node's own entry again if somebody has removed or changed it: it would be gone for all others.
+
+        `mine`: what stood there before `found` was read, as far as this node knows.
+        """
+        if mine is not None and mine is self._registered and found.get(mine.node, _NOBODY).member != mine:
+            _log.error("the entry of %s in ZooKeeper was removed or changed: it is made again", mine.node)
+            await self.register(mine)
 
     def _tell_membership(self) -> None:
         members = tuple(row.member for _, row in sorted(self._registrations.items()))
@@ -400,6 +461,14 @@ class ZooKeeperCoordinator:
         except NoNodeError:
             return None
 
+    async def _readable(self, path: str, kind: type[_T]) -> _T | None:
+        """What stands there; None, and a word in the log, if that cannot be read."""
+        try:
+            return (await self._get(path, kind))[1]
+        except (ConfigError, VersionTooNew) as error:
+            _log.error("%s", error)
+            return None
+
     async def _create_once(self, path: str, value: _T, kind: type[_T]) -> _T:
         """What stands there; `value`, if nothing did."""
         while (found := await self._find(path, kind)) is None:
@@ -407,43 +476,8 @@ class ZooKeeperCoordinator:
         return found[1]
 
 
-class _Refresher:
-    """Runs `refresh(watch)` once, and again after each change that the watch told. Many changes at once are one."""
-
-    def __init__(
-        self, refresh: Callable[[Callable[[], None]], Awaitable[None]], on_failure: Callable[[Exception], None]
-    ) -> None:
-        self._refresh = refresh
-        self._on_failure = on_failure
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def poke(self) -> None:
-        """Something may have changed."""
-        self._changed.set()
-
-    async def start(self) -> None:
-        """Refresh once, then go on by itself."""
-        await self._refresh(self.poke)
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                await self._refresh(self.poke)
-            except SessionEnded:
-                return
-            except Exception as error:  # noqa: BLE001 - whatever it is, this process is deaf from now on
-                self._on_failure(error)
-                return
-
-    async def stop(self) -> None:
-        """Refresh no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+_NOBODY: Final = Registration("", Member(node=NodeId(""), role=Role.CONTROLLER, incarnation=0))
+"""Of an entry that cannot be read."""
 
 
 def _without_index(registration: Registration) -> Registration:

@@ -7,6 +7,7 @@ is of its own home it takes over.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from uuid import uuid4
 
@@ -15,7 +16,10 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from boki.controller.zookeeper_session import Node, Unsure, ZooKeeperSession, quietly
 from boki.controller.zookeeper_values import decode, encode
+from boki.errors import ConfigError, VersionTooNew
 from boki.log.ids import NodeId
+
+_log = logging.getLogger("boki.zookeeper")
 
 
 class _Claim(msgspec.Struct, frozen=True):
@@ -130,4 +134,8 @@ class Claims:
             node = await self._session.get(path)
         except NoNodeError:
             return None
-        return node, decode(path, node.data, _Claim)
+        try:
+            return node, decode(path, node.data, _Claim)
+        except (ConfigError, VersionTooNew) as error:
+            _log.error("%s: it counts as another node's claim", error)
+            return node, _Claim("", NodeId(""))

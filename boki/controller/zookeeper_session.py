@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -25,13 +26,16 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 from kazoo.protocol.states import KazooState
+from kazoo.security import make_digest_acl
 
+from boki.config import ZooKeeperAccess
 from boki.errors import Unavailable
 
 _log = logging.getLogger("boki.zookeeper")
 # kazoo warns of each attempt to connect again, ten times a second; what has changed is told by the session here.
 _kazoo_log = logging.getLogger("kazoo")
 _kazoo_log.setLevel(logging.ERROR)
+_OPEN = ZooKeeperAccess()
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.4, "max_delay": 0.5}
 
 
@@ -73,6 +77,7 @@ class ZooKeeperSession:
         self._root = root
         self._loop = asyncio.get_running_loop()
         self._on_state = on_state
+        self._acl: list[Any] | None = None
 
     @classmethod
     async def open(
@@ -83,10 +88,28 @@ class ZooKeeperSession:
         session_s: float,
         timeout_s: float,
         on_state: Callable[[SessionState], None],
+        access: ZooKeeperAccess = _OPEN,
     ) -> ZooKeeperSession:
-        """Connect; `Unavailable` if no server of `hosts` answers within `timeout_s`. `root` is made if need be."""
-        client = KazooClient(hosts=hosts, timeout=session_s, connection_retry=_RECONNECT, logger=_kazoo_log)
+        """Connect; `Unavailable` if no server of `hosts` answers within `timeout_s`. `root` is made if need be.
+
+        With `access.digest` all that is made here is this cluster's alone.
+        """
+        name, _, password = access.digest.partition(":")
+        acl = [make_digest_acl(name, password, all=True)] if access.digest else None
+        client = KazooClient(
+            hosts=hosts,
+            timeout=session_s,
+            connection_retry=_RECONNECT,
+            logger=_kazoo_log,
+            auth_data=[("digest", access.digest)] if access.digest else None,
+            default_acl=acl,
+            use_ssl=access.tls,
+            ca=access.ca or None,
+            certfile=access.certificate or None,
+            keyfile=access.key or None,
+        )
         session = cls(client, root, on_state)
+        session._acl = acl
         client.add_listener(session._hear)
         try:
             await session._in_thread(client.start, timeout_s)
@@ -147,6 +170,18 @@ class ZooKeeperSession:
     async def ensure(self, path: str) -> None:
         """Make a node and all above it, if they are not there."""
         await self._repeat(lambda: self._call(self._client.ensure_path_async, self._root + path))
+
+    async def protect(self, paths: Sequence[str]) -> None:
+        """Take what was made before there was a digest: these nodes, and the root last, are this cluster's alone."""
+        if self._acl is None:
+            return
+        wanted = set(self._acl)
+        found, _ = await self._repeat(lambda: self._call(self._client.get_acls_async, self._root))
+        if set(found) == wanted:
+            return
+        for path in (*paths, ""):
+            with contextlib.suppress(NoNodeError):
+                await self._repeat(partial(self._call, self._client.set_acls_async, self._root + path, self._acl))
 
     # kazoo's threads and ours
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from boki.log.ids import NodeId, check_name
 from boki.log.membership import Role
 
 LIST_NAME: Final = "cluster.keys"
+DIGEST_NAME: Final = "zookeeper.digest"
 _Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _log = logging.getLogger("boki.net")
 
@@ -146,6 +148,20 @@ def read_list(path: Path) -> list[Owner]:
             raise ConfigError(f"{path} line {number}: {owner.node} or its key stands there twice")
         owners.append(owner)
     return owners
+
+
+def make_digest(directory: Path) -> str:
+    """NAME:PASSWORD of a cluster in its own ZooKeeper, from the file beside its keys; made if it is missing."""
+    file = directory / DIGEST_NAME
+    if not file.exists():
+        _write(file, f"boki:{secrets.token_hex(20)}\n")
+    return read_digest(directory)
+
+
+def read_digest(directory: Path) -> str:
+    """What `make_digest` has made; "" if there is nothing."""
+    file = directory / DIGEST_NAME
+    return _read(file).strip() if file.exists() else ""
 
 
 def _make_key(file: Path, node: NodeId, role: Role) -> Owner:

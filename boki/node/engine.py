@@ -55,6 +55,8 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     remote: EngineService | None = None
     has_slot = False
     """Whether it is one of those that hold the index."""
+    _index_replicas = 0
+    """Of the plan as this life found it: it does not change."""
     _has_index = False
     """Whether its index has caught up, so that others may ask it."""
     core: EngineCore | RelayCore | None = None
@@ -62,10 +64,11 @@ class EngineLife(NodeLife[EngineNodeConfig]):
 
     async def choose(self) -> None:
         """See `NodeLife`: whether there is a slot for one more index."""
+        self._index_replicas = (await self.coordinator.wait_for_plan()).index_replicas
         self.has_slot = await self._claim()
 
     async def _claim(self) -> bool:
-        count = (await self.coordinator.wait_for_plan()).index_replicas
+        count = self._index_replicas
         return not count or await self.coordinator.claim_index_slot(self.node, count) is not None
 
     def make_core(self) -> Core:

@@ -27,6 +27,7 @@ import msgspec
 
 from boki.cluster_config import NodeConfig
 from boki.controller.zookeeper import News, ZooKeeperCoordinator
+from boki.controller.zookeeper_refresher import UNREADABLE
 from boki.controller.zookeeper_session import SessionEnded, SessionState
 from boki.effects import Core, DiskUnreadable, Put
 from boki.errors import StoreFailed
@@ -361,6 +362,9 @@ class NodeLife(Generic[ConfigType]):
     async def _fetch_views(self, known_term: int) -> None:
         try:
             views = await self.coordinator.views()
+        except UNREADABLE as error:
+            _log.error("%s: views cannot be read: %r", self.node, error)
+            return
         finally:
             self._is_fetching_views = False
         news = tuple(view for view in views if view.term > known_term)

@@ -79,6 +79,7 @@ async def _connect(config: NodeConfig, home: Home, stop: asyncio.Event) -> ZooKe
                     config.chroot,
                     home=home.id,
                     durability=config.durability,
+                    access=config.zookeeper_access,
                     session_s=config.session_s,
                     timeout_s=_CONNECT_TIMEOUT_S,
                 )

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kazoo.security import make_digest_acl_credential
+
 from boki.errors import Unavailable
 from boki.host.private_files import PRIVATE_UMASK, make_private_folder
 from boki.zookeeper.parts import Parts
@@ -35,6 +37,9 @@ _JVM_FLAGS: Final = (
     "-Dzookeeper.admin.enableServer=false",  # it would need jetty, which is not there
     "-Dlog4j2.disableJmx=true",
 )
+_MAX_CONNECTIONS: Final = 256
+"""Of one address, and here all clients have the same one: each node and command holds one connection."""
+_SUPER: Final = "zookeeper.DigestAuthenticationProvider.superDigest"
 _POLL_S: Final = 0.02
 _PORTS: Final = range(20_000, 32_000)
 _LOG4J: Final = """\
@@ -76,13 +81,19 @@ def free_ports(count: int) -> list[int]:
 
 
 class ZooKeeperServer:
-    """One server over `directory`. `ensemble`: the ports of all members, of which this is number `number` (from 1)."""
+    """One server over `directory`. `ensemble`: the ports of all members, of which this is number `number` (from 1).
 
-    def __init__(self, parts: Parts, directory: Path, ensemble: Sequence[Ports], number: int = 1) -> None:
+    `digest`: the NAME:PASSWORD that may do everything, so that a cluster whose secret was lost can take a new one.
+    """
+
+    def __init__(
+        self, parts: Parts, directory: Path, ensemble: Sequence[Ports], number: int = 1, *, digest: str = ""
+    ) -> None:
         self.directory = directory.absolute()  # ZooKeeper takes relative paths in ways of its own
         self.number = number
         self.ports = ensemble[number - 1]
         self._parts = parts
+        self._digest = digest
         self._ensemble = tuple(ensemble)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -107,6 +118,7 @@ class ZooKeeperServer:
         return [
             str(self._parts.java),
             *_JVM_FLAGS,
+            *self._super_flags(),
             f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}",
             "-cp",
             os.pathsep.join(str(jar) for jar in self._parts.jars),
@@ -115,6 +127,10 @@ class ZooKeeperServer:
             else "org.apache.zookeeper.server.ZooKeeperServerMain",
             str(self.directory / "zoo.cfg"),
         ]
+
+    def _super_flags(self) -> list[str]:
+        name, _, password = self._digest.partition(":")
+        return [f"-D{_SUPER}={make_digest_acl_credential(name, password)}"] if password else []
 
     def start(self) -> None:
         """Begin to run, with the data of earlier runs. `wait_ready` says when it serves."""
@@ -182,8 +198,8 @@ class ZooKeeperServer:
             f"dataDir={data}",
             f"clientPort={self.ports.client}",
             f"clientPortAddress={HOST}",
-            "4lw.commands.whitelist=*",
-            "maxClientCnxns=0",
+            "4lw.commands.whitelist=srvr",
+            f"maxClientCnxns={_MAX_CONNECTIONS}",
             "autopurge.purgeInterval=1",
         ]
         if len(self._ensemble) > 1:

@@ -1,10 +1,12 @@
 """What `boki up` writes and runs: one file that every role can read, keys, and the processes in their order."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from boki.cluster import launch as launching
 from boki.cluster.config import UpConfig
 from boki.cluster.launch import prepare
 from boki.cluster_config import ControllerNodeConfig, EngineNodeConfig, GatewayNodeConfig, load_node
@@ -12,7 +14,8 @@ from boki.config import load, settings
 from boki.errors import ConfigError
 from boki.log.limits import Limits
 from boki.log.membership import Role
-from boki.net.keys import read_list
+from boki.net.keys import DIGEST_NAME, read_digest, read_list
+from boki.zookeeper.parts import Parts
 
 
 def config(folder: Path, **changes: object) -> UpConfig:
@@ -23,6 +26,26 @@ def problems(**changes: object) -> str:
     with pytest.raises(ConfigError) as caught:
         UpConfig(**changes)  # type: ignore[arg-type]
     return str(caught.value)
+
+
+def test_the_zookeeper_that_it_starts_is_the_clusters_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret beside the keys, the same at every start, for all nodes and for the server (found.md, H6)."""
+    monkeypatch.setattr(launching, "find_parts", lambda: Parts(Path("/java"), ()))
+    wanted = config(tmp_path, zookeeper="")
+    server, node, *_ = prepare(wanted).processes
+    digest = read_digest(wanted.folder / "keys")
+    assert re.fullmatch("boki:[0-9a-f]{40}", digest)
+    assert (wanted.folder / "keys" / DIGEST_NAME).stat().st_mode & 0o077 == 0
+    settings_of = load_node(
+        Role(node.role), flags={"name": node.node}, environment={}, file=wanted.folder / "boki.toml"
+    )
+    assert settings_of.zookeeper_access.digest == digest
+    assert any(word.startswith("-Dzookeeper.DigestAuthenticationProvider.superDigest=boki:") for word in server.command)
+    assert digest not in " ".join(server.command)
+    zoo = (wanted.folder / "zookeeper" / "zoo.cfg").read_text().splitlines()
+    assert {"4lw.commands.whitelist=srvr", "maxClientCnxns=256"} <= set(zoo)
+    prepare(wanted)
+    assert read_digest(wanted.folder / "keys") == digest
 
 
 def test_every_role_can_read_the_file_that_is_written(tmp_path: Path) -> None:

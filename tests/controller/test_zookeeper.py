@@ -5,128 +5,19 @@ connections, sessions and servers are lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 import pytest
-from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionLoss
 
 from boki.controller.zookeeper import ZooKeeperCoordinator
 from boki.controller.zookeeper_session import SessionEnded, SessionState
 from boki.errors import ConfigError, Unavailable, VersionTooNew
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Member, Moved, Placement, Role
-from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
+from boki.messages import InstallMembership, InstallPlacement, InstallPlan
 from boki.zookeeper.server import Ensemble, free_ports
+from tests.controller.coordinators import ENGINE, expire, joined, lose_answers, run
 from tests.members import view
-
-ENGINE = Member(node=NodeId("engine-1"), role=Role.ENGINE, incarnation=3)
-
-
-class Process:
-    """What one process hears from its coordinator. `until` waits for something to have been heard."""
-
-    def __init__(self, coordinator: ZooKeeperCoordinator) -> None:
-        self.coordinator = coordinator
-        self.news: list[Any] = []
-        self.is_leader = False
-        self.states: list[SessionState] = []
-        self.failures: list[Exception] = []
-        self._changed = asyncio.Event()
-        coordinator.tell = self._on_news
-        coordinator.on_leadership = self._on_leadership
-        coordinator.on_session = self._on_session
-
-    def _on_news(self, message: Any) -> None:
-        self.news.append(message)
-        self._changed.set()
-
-    def _on_leadership(self, is_leader: bool) -> None:
-        self.is_leader = is_leader
-        self._changed.set()
-
-    def _on_session(self, state: SessionState) -> None:
-        self.states.append(state)
-        self._changed.set()
-
-    def on_failure(self, error: Exception) -> None:
-        self.failures.append(error)
-        self._changed.set()
-
-    def heard(self, kind: type[Any]) -> list[Any]:
-        return [message for message in self.news if isinstance(message, kind)]
-
-    @property
-    def names(self) -> set[str]:
-        return {member.node for member in self.heard(InstallMembership)[-1].membership.members}
-
-    @property
-    def terms(self) -> list[int]:
-        return [row.term for message in self.heard(InstallView) for row in message.views]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(15):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-
-@asynccontextmanager
-async def joined(
-    hosts: str,
-    chroot: str,
-    *,
-    home: str = "",
-    follow: bool = True,
-    election: bool = False,
-    session_s: float = 5.0,
-) -> AsyncIterator[Process]:
-    coordinator = await ZooKeeperCoordinator.connect(hosts, chroot, home=home, session_s=session_s)
-    try:
-        process = Process(coordinator)
-        if follow:
-            await coordinator.follow(election=election)
-        yield process
-    finally:
-        await coordinator.close()
-
-
-async def expire(coordinator: ZooKeeperCoordinator, hosts: str) -> None:
-    """End the session as ZooKeeper does when nothing was heard of it: another client takes it over and closes it."""
-    theirs = coordinator._session._client.client_id
-
-    def take_and_close() -> None:
-        thief = KazooClient(hosts=hosts, client_id=theirs)
-        thief.start(10)
-        thief.stop()
-        thief.close()
-
-    await asyncio.get_running_loop().run_in_executor(None, take_and_close)
-
-
-def lose_answers(process: Process, method: str, *, count: int = 1) -> None:
-    """The next `count` writes happen, and the connection is said to be lost before their answer comes."""
-    client = process.coordinator._session._client
-    real = getattr(client, method)
-    left = [count]
-
-    def losing(*arguments: Any, **options: Any) -> Any:
-        result = real(*arguments, **options)
-        if not left[0]:
-            return result
-        left[0] -= 1
-        lost = client.handler.async_result()
-        result.rawlink(lambda _done: lost.set_exception(ConnectionLoss()))
-        return lost
-
-    setattr(client, method, losing)
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 30))
 
 
 def test_all_processes_of_a_cluster_agree_on_its_id(zookeeper: str, chroot: str) -> None:
@@ -403,8 +294,9 @@ def test_what_a_newer_boki_wrote_is_refused_by_name(zookeeper: str, chroot: str)
             with pytest.raises(ConfigError, match="/format is not Boki's"):
                 async with joined(zookeeper, chroot):
                     pass
-            await process.until(lambda: bool(process.failures))
-            assert isinstance(process.failures[0], VersionTooNew)
+            await process.coordinator.ensure_plan(ClusterPlan())
+            await process.until(lambda: bool(process.heard(InstallPlan)))
+            assert process.failures == []  # what runs goes on with what it knows
 
     run(body())
 

@@ -12,7 +12,7 @@ import pytest
 from boki.errors import ConfigError, DataDirectoryInUse, StoreFailed
 from boki.log.membership import ClusterPlan
 from boki.zookeeper.server import Ensemble
-from tests.controller.test_zookeeper import expire, joined
+from tests.controller.coordinators import expire, joined
 from tests.node.cluster import Cluster, cluster
 
 
