@@ -1,9 +1,10 @@
 """Logged calls: the code that engines run (`boki.engine.calls`), over simulated engines, in virtual time.
 
 Some processes ask for calls under keys: a gateway, or, as a function does, an engine; and again elsewhere when whoever
-was asked is gone. A call's body appends a few records, so that it leaves traces of each of its starts. Promised is:
+was asked is gone. A call's body appends a few records, so that it leaves traces of each of its starts. Some bodies fail
+now and then, and run again as their policy says; some calls are cancelled, wherever they are. Promised is:
 
-- a key has one call, and a call has one outcome, whoever asks wherever;
+- a key has one call, and a call has one outcome, whoever asks wherever, and one end in the log;
 - what was accepted is known from then on, and ends, whatever becomes of its engine;
 - once another engine has started a call again, nothing of the earlier start is appended any more.
 """
@@ -12,20 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Final, Protocol
 
-from boki.calls import Call, InvocationState, Outcome, Payload
-from boki.engine.calls.ledger import Owner
+import msgspec
+
+from boki.calls import OVER, Call, InvocationState, Outcome, Payload
+from boki.engine.calls.ledger import Finished, Owner
 from boki.engine.calls.logged_calls import LoggedCalls
-from boki.errors import BokiError, NoSuchInvocation
+from boki.errors import BokiError, FunctionFailed, NoSuchInvocation, WrongState
 from boki.histories.facts import Violation
 from boki.log.chunk import Group, encode_chunk
 from boki.log.membership import Membership
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Done, Failure, Operation
+from boki.retry import Retry
 from boki.sim.gateways import GatewayNode
 from boki.sim.loops import SimulatedLoop, answer_of
 
@@ -41,6 +47,9 @@ _RUNNING: Final = 64
 _BY_GATEWAY: Final = 0.7
 _LATER: Final = 0.4
 _STATE_S: Final = 0.5
+_FAILING: Final = "failing"
+_FAILURES: Final = 0.5
+_POLICY: Final = Retry(attempts=1_000, first_s=0.1, max_s=0.4)
 _GRACE_S: Final = 0.5
 """An engine that is registered no more is soon taken for lost: wrongly, sometimes, which must do no harm."""
 
@@ -69,6 +78,9 @@ class CallLedger(Protocol):
 
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
         """What is known of it."""
+
+    async def cancel(self, invocation_id: str) -> InvocationState:
+        """End it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +184,9 @@ class LoggedEngine:
             row = (f"{start}/{step}".encode(), ("effect",))
             await self.request(Append(BOOK, encode_chunk(BOOK, [Group([row], [], None)])), {}, _CALL_US / 1e6)
             await asyncio.sleep(clock.schedule_rng.random() * 0.2)
+        if call.function == _FAILING and clock.call_trouble_rng.random() < _FAILURES:
+            failed = FunctionFailed("it fails now and then", error_type="Now and then")
+            return Outcome(None, Failure.of(failed))
         return Outcome(Payload("json", f'"{start} at {clock.now_us}"'.encode()), None)
 
 
@@ -182,6 +197,7 @@ class CallClients:
         self._world = world
         self._clock = world.clock
         self._rng = world.clock.call_rng
+        self._trouble_rng = world.clock.call_trouble_rng
         self.asked: list[Asked] = []
         self.is_over = False
         for _ in range(count):
@@ -200,15 +216,46 @@ class CallClients:
             return
         number = len(self.asked)
         call = Call(f"{number + 1:032x}", "body", Payload("json", b"null"), BOOK, _CALL_US)
+        trouble = self._trouble_rng.random() / self._world.options.call_trouble if self._has_trouble else 2.0
+        if trouble < 1:
+            call = msgspec.structs.replace(call, function=_FAILING, retry=_POLICY)
         asked = Asked(f"call-{number}", call)
         self.asked.append(asked)
         self._ask(asked)
+        if 0.5 < trouble < 1.5:
+            self._clock.after(int(self._trouble_rng.random() * 800_000), self._cancel, asked)
 
-    def _doors(self) -> list[_Door]:
+    @property
+    def _has_trouble(self) -> bool:
+        return self._world.options.call_trouble > 0
+
+    def _cancel(self, asked: Asked) -> None:
+        """Have the call cancelled, by whomever answers first, unless its end has been told."""
+        doors = [] if asked.is_answered else self._doors(self._trouble_rng)
+        if doors:
+            door = self._trouble_rng.choice(doors)
+            self._clock.note(f"somebody asks {door.name} to cancel call {asked.key}")
+            door.loop.create_task(self._call_off(door.ledger, asked))
+        if not asked.is_answered:
+            self._clock.after(_PATIENCE_US if doors else 100_000, self._cancel, asked)
+
+    async def _call_off(self, ledger: CallLedger, asked: Asked) -> None:
+        try:
+            state = await ledger.cancel(asked.call.id)
+        except (NoSuchInvocation, WrongState):
+            return
+        except BokiError as error:
+            self._clock.note(f"call {asked.key} is not cancelled: {error.code}")
+        else:
+            if state.attempts:
+                self._clock.sometimes("a running call was cancelled")
+            self._tell(asked, state.result, state.failure)
+
+    def _doors(self, rng: Random) -> list[_Door]:
         """Whom one could ask."""
         nodes = [node for node in self._world.nodes.values() if node.core is not None]
         gateways = [_Door(node.name, node.loop, node.backend.ledger) for node in nodes if isinstance(node, GatewayNode)]
-        if gateways and self._rng.random() < _BY_GATEWAY:
+        if gateways and rng.random() < _BY_GATEWAY:
             return gateways
         logged = [getattr(node, "logged", None) for node in nodes]
         return [_Door(each.name, each.loop, each.calls) for each in logged if each is not None and each.is_open]
@@ -216,7 +263,7 @@ class CallClients:
     def _ask(self, asked: Asked) -> None:
         if asked.is_answered:
             return
-        doors = self._doors()
+        doors = self._doors(self._rng)
         if doors:
             self._knock(self._rng.choice(doors), asked)
         # whoever was asked may die of it: then nobody answers, and another one is asked, under the same key
@@ -242,7 +289,7 @@ class CallClients:
         try:
             invocation = await ledger.accept(asked.call, key=asked.key)
             asked.ids.add(invocation)
-            while (state := await ledger.state(invocation, _STATE_S)).state not in ("done", "failed"):
+            while (state := await ledger.state(invocation, _STATE_S)).state not in OVER:
                 self._clock.note(f"call {asked.key} is {state.state}")
         except NoSuchInvocation:
             asked.unknown = invocation
@@ -261,13 +308,16 @@ class CallClients:
             self._think()
 
     def _ask_again(self, asked: Asked) -> None:
-        doors = self._doors()
+        doors = self._doors(self._rng)
         if doors and not self.is_over:
             self._knock(self._rng.choice(doors), asked)
 
-    def check(self, effects: list[str]) -> list[Violation]:
-        """What was told, and what the bodies have left in the log, in its order."""
+    def check(self, effects: list[str], ends: list[Finished]) -> list[Violation]:
+        """What was told, and what the bodies and the engines that ran them have left in the log, in its order."""
         found: list[Violation] = []
+        for invocation, count in Counter(end.id for end in ends).items():
+            if count > 1:
+                found.append(Violation("a call has one end", f"{invocation} has {count} ends in the log"))
         for asked in self.asked:
             if len(asked.ids) > 1:
                 found.append(Violation("a key has one call", f"{asked.key} is {sorted(asked.ids)}"))
@@ -287,6 +337,8 @@ class CallClients:
                 found.append(Violation("who is fenced appends nothing", text))
             elif life not in lives:
                 lives.append(life)
+        if any(end.runs.errors.get("Now and then") and len(starts.get(end.id, ())) > 1 for end in ends):
+            self._clock.sometimes("a call that had failed ran again at another engine")
         if any(len(lives) > 1 for lives in starts.values()):
             self._clock.sometimes("a call was taken over by another engine")
         return found

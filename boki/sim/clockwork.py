@@ -35,6 +35,7 @@ class Clockwork:
         self.schedule_rng = Random(f"{seed}:schedule")
         self.work_rng = Random(f"{seed}:work")
         self.call_rng = Random(f"{seed}:calls")
+        self.call_trouble_rng = Random(f"{seed}:call_trouble")
         self.queue_rng = Random(f"{seed}:queues")
         self.fault_rng = Random(f"{seed}:faults")
         self.event_count = 0

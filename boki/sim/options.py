@@ -106,6 +106,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Which of `SCHEMES` there are, and how often each is tried per virtual second."""
     calls: int = 0
     """How many ask for logged calls."""
+    call_trouble: float = 0.0
+    """Which part of those calls fail at first, and which part is cancelled: a probability each."""
     queues: int = 0
     """How many processes push to queues and take from them."""
     queue_shards: int = 1
@@ -153,6 +155,7 @@ def draw_options(seed: int) -> Options:
         session_us=rng.choice((2_000_000, 4_000_000, 8_000_000)),
         faults=_draw_faults(rng),
         calls=Random(f"{seed}:options:calls").choice((0, 0, 0, 1, 3)),
+        call_trouble=Random(f"{seed}:options:call_trouble").choice((0.0, 0.3)),
         queues=queue_rng.choice((0, 0, 0, 0, 0, 2, 3)),
         queue_shards=queue_rng.choice((1, 1, 2, 3)),
         queue_crashes=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.1, 1.0))),

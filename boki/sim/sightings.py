@@ -57,6 +57,8 @@ SITUATIONS: Final = (
     "the one backup with an entry of the term before lost its disk",
     "a primary that nobody had told went on after its term",
     "a call was taken over by another engine",
+    "a call that had failed ran again at another engine",
+    "a running call was cancelled",
     "an engine that was taken for lost stopped itself",
     "a request for a trim came again, late",
     "all engines lost their indexes, and storage nodes their newest one",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
 
+from boki.engine.calls.ledger import BOOK as CALLS_BOOK
+from boki.engine.calls.ledger import CODEC, FINISHED_TAG, Finished
 from boki.histories.checkers import Checker, all_checkers, find_violations
 from boki.histories.cursors import Wakes
 from boki.histories.facts import Violation
@@ -17,6 +19,7 @@ from boki.histories.history import History, Readout, Seen
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Role
 from boki.log.operations import Books, Found, ListBooks, Read, Sync
+from boki.runtime.log_calls import records_of
 from boki.sim.calls import BOOK, CallClients, heard
 from boki.sim.clients import Client, Shared, read_found, tag_name
 from boki.sim.clockwork import START_US, Clockwork
@@ -100,6 +103,7 @@ class Simulation:
         self.history = History()
         self.raised: list[str] = []
         self._effects: list[str] = []
+        self._ends: list[Finished] = []
         self.calls = CallClients(self, 0)
         self.queues: QueueClients | None = None
         self.shared = Shared(self.history)
@@ -187,7 +191,7 @@ class Simulation:
         if self.options.has_farewell and not problems:
             problems = Farewell(self, faults.victims, self._read_alone).run()
         problems = problems or self._read_tags()
-        return [*self._check(), *self.calls.check(self._effects), *queues.check(), *problems]
+        return [*self._check(), *self.calls.check(self._effects, self._ends), *queues.check(), *problems]
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
         """Let time pass until something is so; False if it is not within the patience."""
@@ -222,7 +226,21 @@ class Simulation:
             if isinstance(effects, str):
                 return [Violation("liveness", f"{fresh.name} cannot read {BOOK} in the end: {effects}")]
             self._effects = [record.payload for record in effects]
+            return self._read_ends(fresh)
         return []
+
+    def _read_ends(self, reader: EngineNode) -> list[Violation]:
+        """How logged calls have ended, by the book that says so."""
+        start = 0
+        while True:
+            page, _ = self._ask(reader, Read(CALLS_BOOK, FINISHED_TAG, start, limit=_PAGE_RECORDS), {})
+            if not isinstance(page, Found):
+                return [Violation("liveness", f"{reader.name} cannot read the ends of calls: {page!r}")]
+            entries = [CODEC.decode(record.data) for record in records_of(page)]
+            self._ends += [entry for entry in entries if isinstance(entry, Finished)]
+            if page.is_end:
+                return []
+            start = page.next_start
 
     def _read_alone(self, name: str) -> list[Violation]:
         """One more engine, which must come and read everything; the others are gone."""

@@ -17,6 +17,8 @@ from boki.controller import repair, term_change
 from boki.controller.plans import Plan
 from boki.controller.repair import Repair
 from boki.effects import Effect, Send, Store
+from boki.engine.calls.call_book import CallBook
+from boki.engine.calls.ledger import CODEC, Finished, id_tag
 from boki.engine.core import EngineCore
 from boki.engine.engine_service import EngineService
 from boki.engine.index import index
@@ -226,6 +228,20 @@ def no_fence_before_a_takeover() -> Any:
     return without(LoggedEngine, "_fence", believe)
 
 
+def no_condition_on_ends() -> Any:
+    """The end of a logged call is recorded whatever its last record is."""
+    append_after = CallBook.append_after
+
+    async def blind(self: CallBook, entry: Any, expected_seqnum: int, tags: Any = ()) -> bool:
+        if not isinstance(entry, Finished):
+            return await append_after(self, entry, expected_seqnum, tags)
+        seqnum = await self._book.append(CODEC.encode(entry), [id_tag(entry.id), *tags])
+        self.ledger.learn(entry, seqnum, 0)
+        return True
+
+    return without(CallBook, "append_after", blind)
+
+
 def no_end_of_the_fenced() -> Any:
     """An engine that finds itself fenced takes that for the end of its shards."""
     note = EngineCore._note
@@ -406,6 +422,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "terms applied in order": no_order_of_terms,
     "fresh tails": no_fresh_tails,
     "fence before a takeover": no_fence_before_a_takeover,
+    "conditions on the ends of calls": no_condition_on_ends,
     "end of the fenced": no_end_of_the_fenced,
     "trims carried out once": no_memory_of_trims,
     "copies before a move": no_copies_before_the_move,
@@ -431,6 +448,7 @@ NEEDS: dict[str, Callable[[Options], bool]] = {
     "key before conditions": lambda options: options.wide > 0,
     "counts outlive trims": lambda options: options.counted > 0,
     "fence before a takeover": lambda options: "mistake" in options.schemes,
+    "conditions on the ends of calls": lambda options: options.calls > 0 and options.call_trouble > 0,
     "end of the fenced": lambda options: "mistake" in options.schemes,
     "trims carried out once": lambda options: "echo" in options.schemes,
     "copies before a move": lambda options: options.has_farewell,

@@ -12,6 +12,7 @@ FIRST_CAUGHT = {
     "completion on a majority": 30,
     "a quorum of checkpoints": 25,
     "conditions": 0,
+    "conditions on the ends of calls": 5,
     "copies before a move": 6,
     "counts outlive trims": 9,
     "durable seal": 68,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from boki.calls import Call, Payload
+from boki.calls import Call, Outcome, Payload
+from boki.engine.calls.ledger import Finished
 from boki.sim.calls import Asked, CallClients
 from boki.sim.clockwork import START_US, Clockwork
 from boki.sim.loops import SimulatedLoop
@@ -94,7 +96,26 @@ def test_what_calls_leave_behind_is_judged(
     """One call a key, one end a call, every call ends, and no start goes on once another one has begun."""
     clients = CallClients(cast("Any", SimpleNamespace(clock=clock, nodes={})), 0)
     clients.asked = calls
-    assert [each.promise for each in clients.check(effects)] == promises
+    assert [each.promise for each in clients.check(effects, [])] == promises
+
+
+def test_a_call_with_two_ends_in_the_log_is_noticed(clock: Clockwork) -> None:
+    """Whatever its callers were told."""
+    clients = CallClients(cast("Any", SimpleNamespace(clock=clock, nodes={})), 0)
+    end = Finished("1" * 32, "body", "effects", Outcome(None, None), 1, 1, 1, 1)
+    assert clients.check([], [end]) == []
+    assert [each.promise for each in clients.check([], [end, end])] == ["a call has one end"]
+
+
+def test_calls_that_fail_and_calls_that_are_cancelled_end_once() -> None:
+    """While their engines crash: retries go on elsewhere, and what was cancelled stays so."""
+    seen: Counter[str] = Counter()
+    for seed in (1, 2, 3):
+        outcome = simulate(Options(seed=seed, engines=3, calls=3, call_trouble=0.6, faults={"crash": 1.5}))
+        assert outcome.violations == []
+        seen += outcome.seen
+    assert seen["a call that had failed ran again at another engine"]
+    assert seen["a running call was cancelled"]
 
 
 def test_calls_of_engines_that_die_are_taken_over_and_end() -> None:
