@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import Any
 
 from boki.errors import BokiError, CallTooDeep, FunctionFailed, TerminalError
@@ -15,7 +16,10 @@ def failure_of(name: str, error: BaseException, *, with_traceback: bool = False)
     if is_depth_from_below(error):
         return _told_once(name, error, with_traceback=with_traceback)
     kind = _sendable(type(error).__name__)
-    failed = FunctionFailed(f"{name}: {kind}: {_sendable(str(error))}", error_type=kind, function=name)
+    told = _sendable(str(error))
+    if not told and isinstance(error, CancelledError):  # not by the engine, which tells that itself
+        told = "the function cancelled its own task, or what it awaited was cancelled"
+    failed = FunctionFailed(f"{name}: {kind}: {told}", error_type=kind, function=name)
     if isinstance(error, BokiError):
         failed.details["error_code"] = error.code
     failed.details |= _wishes(error)

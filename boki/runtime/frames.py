@@ -215,10 +215,13 @@ class Forked(Frame, frozen=True, tag=62):
 
 
 class Exited(Frame, frozen=True, tag=63):
-    """The process is gone: it exited with `status`, or signal `-status` killed it."""
+    """The process is gone: it exited with `status`, or signal `-status` killed it. `was_killed`: it lived when `Kill`
+    came.
+    """
 
     child: int
     status: int
+    was_killed: bool = False
 
 
 FromZygote = Up | Forked | Exited

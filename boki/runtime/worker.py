@@ -60,13 +60,15 @@ R = TypeVar("R", LogReply, ChildEnded, Accepted)
 class Running:
     """A call in this worker."""
 
-    __slots__ = ("call", "has_begun", "order", "speaker", "task")
+    __slots__ = ("call", "has_begun", "is_cancelled", "order", "speaker", "task")
 
     def __init__(self, call: Call, order: int, speaker: Speaker) -> None:
         self.call = call
         self.order = order
         self.speaker = speaker
         self.has_begun = False
+        self.is_cancelled = False
+        """The engine has cancelled it; a function may cancel its own task, too."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -202,6 +204,7 @@ class AsyncWorker(asyncio.Protocol):
         running = self._running.get(frame.ticket)
         if running is None or running.task is None:
             return
+        running.is_cancelled = True
         running.task.cancel()
         if not running.has_begun:  # a task that is cancelled before its first step never takes it
             self._end(frame.ticket, running, cancelled(running.call.function, {}))
@@ -226,7 +229,7 @@ class AsyncWorker(asyncio.Protocol):
             context = Context(state, self, self._appends, _Calls(self, ticket))
             outcome = self._ending.returned(running.speaker, function, await function.run(context, *arguments), seen)
         except BaseException as error:  # noqa: BLE001 - whatever a function raises ends its call and no other
-            if isinstance(error, asyncio.CancelledError) and running.task is not None and running.task.cancelling():
+            if isinstance(error, asyncio.CancelledError) and running.is_cancelled:
                 outcome = cancelled(call.function, seen)
             else:
                 outcome = self._ending.raised(running.speaker, error, seen)

@@ -58,6 +58,8 @@ class Zygote:
         """Received with the frames that are still to come."""
         self._children: dict[int, int] = {}
         """pid -> the engine's number for it."""
+        self._killed: set[int] = set()
+        """Numbers of children that were to be killed and have not been reaped."""
         self._woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -85,7 +87,9 @@ class Zygote:
                 case Fork():
                     self._fork(frame, self._fds.popleft(), self._fds.popleft())
                 case Kill(child):
+                    self._reap()  # what is dead already was not killed by this
                     for pid in [pid for pid, number in self._children.items() if number == child]:
+                        self._killed.add(child)
                         _kill(pid)
         return bool(data)
 
@@ -115,7 +119,8 @@ class Zygote:
             child = self._children.pop(pid, None)
             self._kill_orphans()
             if child is not None:
-                self._send(Exited(child, os.waitstatus_to_exitcode(status)))
+                self._send(Exited(child, os.waitstatus_to_exitcode(status), child in self._killed))
+                self._killed.discard(child)
 
     def _kill_orphans(self) -> None:
         """Kill what dead workers have left: those that live adopt their own orphans, so that no other comes here."""

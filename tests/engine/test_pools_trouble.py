@@ -135,7 +135,7 @@ MODULES = {
     [
         ("exit", "exited with status 3"),
         ("kill", "killed by signal 9 (SIGKILL"),
-        ("close", "killed by signal 9"),
+        ("close", "closed its connection to the engine, and was killed for that"),
         ("garbage", "sent what is no frame"),
     ],
 )
@@ -289,67 +289,6 @@ def test_what_a_worker_has_started_dies_with_it(tmp_path: Path) -> None:
                 await lost
                 await host.until(lambda: len(host.ended) == 1)
                 await asyncio.get_running_loop().run_in_executor(None, wait_for_end, [grandchild])
-
-    drive(test())
-
-
-DAEMONS = {
-    "m": """
-    import time
-
-    def daemon(depth: int) -> int:
-        # A process that leaves its session and its parent; the pid of the last one.
-        pids, told = os.pipe()
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                if depth:
-                    daemon(depth - 1)
-                os.write(told, b"%d " % os.getpid())
-                time.sleep(600)
-            os._exit(0)
-        os.wait()
-        return int(os.read(pids, 100).split()[0])
-
-    @function
-    def leave(ctx: boki.blocking.Context, depth: int) -> int:
-        return daemon(depth)
-
-    @function
-    def crash(ctx: boki.blocking.Context) -> None:
-        os._exit(3)
-
-    @function
-    async def settings(ctx: Context) -> list[str]:
-        return [name for name in os.environ if name.startswith("BOKI_") or name == "OTHER"]
-    """
-}
-
-
-@pytest.mark.parametrize("ending", ["the worker", "the engine"])
-def test_what_forks_twice_does_not_outlive_its_worker(tmp_path: Path, ending: str) -> None:
-    """Also if it has left the worker's session: it is not there when the worker, or all of the engine, has ended."""
-
-    async def test() -> None:
-        async with hosting(tmp_path, DAEMONS) as host:
-            pids = [await host.result("leave", depth) for depth in (0, 2)]
-            assert all(is_alive(pid) for pid in pids)
-            if ending == "the worker":
-                await host.failure("crash")
-                await asyncio.to_thread(wait_for_end, pids)
-        await asyncio.to_thread(wait_for_end, pids)
-
-    drive(test())
-
-
-def test_functions_do_not_see_the_settings_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token is among them; everything else of the environment is inherited."""
-    monkeypatch.setenv("BOKI_TOKEN", "secret")
-    monkeypatch.setenv("OTHER", "x")
-
-    async def test() -> None:
-        async with hosting(tmp_path, DAEMONS) as host:
-            assert await host.result("settings") == ["OTHER"]
 
     drive(test())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 from typing import Final
 
@@ -125,11 +126,12 @@ class Processes:
             link.end(f"could not be started: {error}")
             link.abort()
 
-    def exited(self, child: int, status: int) -> None:
+    def exited(self, child: int, status: int, *, was_killed: bool) -> None:
         """See `ZygoteOwner.exited`."""
         link = self.links.get(child)
         if link is not None:
-            link.end(ending_of(status))
+            has_left = was_killed and status == -signal.SIGKILL and link.is_closed and not link.is_leaving
+            link.end("closed its connection to the engine, and was killed for that" if has_left else ending_of(status))
             self._loop.call_later(_HEAR_OUT_S, link.abort)
 
     def zygote_lost(self, why: str) -> None:

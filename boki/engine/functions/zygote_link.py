@@ -31,8 +31,8 @@ class ZygoteOwner(Protocol):
     def forked(self, child: int, pid: int, error: str) -> None:
         """The child runs; or, with pid 0, it could not be forked."""
 
-    def exited(self, child: int, status: int) -> None:
-        """The child exited with that status, or was killed by signal `-status`."""
+    def exited(self, child: int, status: int, *, was_killed: bool) -> None:
+        """The child exited with that status, or was killed by signal `-status`; `was_killed`: by the zygote."""
 
     def zygote_lost(self, why: str) -> None:
         """The zygote is gone without having been told to go, and with it all children."""
@@ -159,8 +159,8 @@ class Zygote:
                     self._came_up(version)
                 case Forked(child, pid, error_text):
                     self._owner.forked(child, pid, error_text)
-                case Exited(child, status):
-                    self._owner.exited(child, status)
+                case Exited(child, status, was_killed):
+                    self._owner.exited(child, status, was_killed=was_killed)
 
     def _came_up(self, version: int) -> None:
         if self._up.done():
