@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -66,7 +67,7 @@ def list_calls(
             print_json(_as_json(call))
         return
     if found:
-        columns = ["id", "function~", "state", "runs>", "accepted (UTC)", "about…"]
+        columns = ["id", "function~", "state", "runs>", "about…"]
         print_table(columns, [_cells(call) for call in found])
     else:
         errors().print("no such calls", style="dim")
@@ -165,14 +166,14 @@ def _state_text(call: Invocation) -> str:
 
 def _about(call: Invocation) -> str:
     """What is worth knowing of it in one line."""
-    error = call.error or call.last_error
+    error = None if call.state == "done" else call.error or call.last_error
     text = " ".join(error.message.split()) if error is not None else ""
     plan = _state_text(call).partition(", ")[2]
     return "; ".join(filter(None, (plan, text)))
 
 
 def _cells(call: Invocation) -> tuple[object, ...]:
-    return call.id, call.function, call.state, call.attempts, time_cell(call.accepted_us), _about(call)
+    return call.id, call.function, call.state, call.attempts, _about(call)
 
 
 def _show(call: Invocation, *, as_json: bool) -> None:
@@ -194,15 +195,23 @@ def _show(call: Invocation, *, as_json: bool) -> None:
         ("ended", call.finished_us),
     ):
         if time_us:
-            rows.append((name, f"{time_text(time_us)} UTC"))
+            rows.append((name, f"{time_cell(time_us)} UTC"))
     error = call.error or call.last_error
     if error is not None:
-        rows.append(("error", f"{error.code}: {error.message}"))
+        rows.append(("error" if call.error else "last error", f"{error.code}: {error.message}"))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        results().print(f"{name:<{width}}  {value}", markup=False)
+        lines = _lines(str(value), results().width - width - 2)
+        results().print(f"{name:<{width}}  " + f"\n{'':<{width}}  ".join(lines), markup=False)
     if call.state == "done":
         errors().print(f"boki calls result {call.id} prints its result", style="dim")
+
+
+def _lines(text: str, columns: int) -> list[str]:
+    """The text as a screen shows it; in a pipe it is whole."""
+    if not results().is_terminal:
+        return [text]
+    return [part for line in text.splitlines() or [""] for part in textwrap.wrap(line, max(columns, 20)) or [""]]
 
 
 def _as_json(call: Invocation) -> dict[str, Any]:

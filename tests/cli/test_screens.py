@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
 
-from boki.calls import FunctionInfo, ModuleInfo
-from boki.cli import bench, cluster_status, functions, ingest, log, queue, status, terminal, up_screen
+from boki.calls import CallStatus, FunctionInfo, ModuleInfo
+from boki.cli import bench, calls, cluster_status, functions, ingest, log, queue, status, terminal, up_screen
 from boki.cli.app import app
 from boki.cli.console import Screen
 from boki.cli.up_screen import UpScreen
@@ -20,8 +20,10 @@ from boki.cluster.identity import start_mark
 from boki.cluster.state import ProcessState, SupervisorState
 from boki.config import DevConfig
 from boki.deploy.versions import VersionInfo
+from boki.errors import FunctionFailed
 from boki.libs.bokiqueue.administration import DeadLetter, GroupStats, QueueStats
 from boki.log.record import Record
+from boki.runtime.http_exchange import Invocation, Invocations
 
 TIME_US = 1_795_388_699_450_592
 ROLES = {"controller": 2, "sequencer": 3, "storage": 3, "engine": 2, "gateway": 1}
@@ -160,6 +162,25 @@ class Book:
         return next((record for record in reversed(RECORDS) if record.seqnum <= max_seqnum), None)
 
 
+CALLS = [
+    Invocation(
+        id=f"{number:032x}",
+        function="handle_order_of_a_customer",
+        book="orders-of-the-shop-in-Rotterdam",
+        state=state,
+        attempts=12,
+        accepted_us=TIME_US,
+        due_us=TIME_US,
+        started_us=TIME_US,
+        last_started_us=TIME_US,
+        next_us=TIME_US if state == "retrying" else 0,
+        errors={"PaymentProviderUnavailable": 11, "call_lost": 1},
+        last_error=FunctionFailed("handle_order_of_a_customer: PaymentProviderUnavailable: " + 12 * "try it later "),
+    )
+    for number, state in enumerate(get_args(CallStatus), 2**127)
+]
+
+
 class Client:
     """Answers as a busy system would."""
 
@@ -187,6 +208,12 @@ class Client:
 
     def logbook(self, _name: str) -> Book:
         return Book()
+
+    def calls(self, **_filter: Any) -> Invocations:
+        return Invocations(calls=CALLS)
+
+    def invocation(self, _id: str, **_options: Any) -> Invocation:
+        return CALLS[0]
 
 
 @pytest.fixture(params=[80, 120])
@@ -222,7 +249,7 @@ def words_are_whole(text: str, *words: str) -> None:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy cluster, and a busy queue."""
-    for module in (functions, log):
+    for module in (calls, functions, log):
         monkeypatch.setattr(module, "connect", lambda _url, _token: nullcontext(Client(CLUSTER)))
     monkeypatch.setattr(ingest, "_pipeline", lambda *_: None)
     lag = SimpleNamespace(book="visits", records=123_456_789, dead=1_000, behind=123_456, has_more=True, behind_s=1e5)
@@ -237,6 +264,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> None:
         (["log", "tail", "b", "--no-follow"], ["8796093022208", "guest:Ada, order:8125"]),
         (["functions"], ["handle_order_5", "place-order-2({", "orders", "payments", "refunds", "2026-11-22 ", "(UTC)"]),
         (["ingest", "status", "p.toml"], ["visits", "123,456,789"]),
+        (["calls", "list"], ["80000000000000000000000000000001", "cancelled", "retrying", "12"]),
+        (["calls", "show", "8" * 32], ["80000000000000000000000000000000", "PaymentProviderUnavailable: 11", " UTC"]),
     ],
     ids=lambda value: " ".join(value),
 )
