@@ -281,10 +281,12 @@ def delete(book: Book, sure: Sure = False, url: Url = "", token: Token = "") -> 
     """Delete a book for good. Its system tags (so its queues), keys and retention are deleted with it."""
     confirm(sure, f"this deletes book {book} with all its records and queues, for good", f"Delete {book}, for good?")
     with connect(url, token) as client:
-        if not any(info.name == book for info in client.books(book, limit=1)):
+        has_records = any(info.name == book for info in client.books(book, limit=1))
+        if not has_records:
             say_if_missing(client, book)
-        client.logbook(book).delete()
-    errors().print(f"book {book} is deleted", markup=False)
+        client.logbook(book).delete()  # also without records: there may be keys and a retention
+    what = f"book {book} is deleted" if has_records else f"keys and retention of {book}, if there were any, are deleted"
+    errors().print(what, markup=False)
 
 
 def say_if_missing(client: BlockingClient, book: str, what: str = "such records") -> None:
