@@ -126,11 +126,13 @@ class VersionBook:
         return await _repeatedly(partial(self._use, (await self.versions()).find(wanted).number))
 
     async def _use(self, number: int) -> int:
+        has_decided = False  # also for what is active: an engine that started without it runs it from here on
         while True:
             versions = await self.versions()
-            if versions.active is not None and versions.active.number == number:
+            if has_decided and versions.active is not None and versions.active.number == number:
                 return number
             await self._decide(Used(versions.find(str(number)).number), versions)
+            has_decided = True
 
     async def _decide(self, entry: Deployed | Used, versions: Versions) -> None:
         """Append the entry, unless somebody has decided something else meanwhile. Whoever calls this looks again."""

@@ -274,10 +274,13 @@ def test_an_engine_may_start_without_what_is_deployed(tmp_path: Path) -> None:
             await host.start()
             await deployed.start()
             assert (deployed.number, deployed.tries, host.functions) == (0, [], {})
+            await made.book.use("2")
+            await deployed.until(2)
+            assert await host.result("says") == "two", "also the one that is active"
             await made.book.use("1")
             await deployed.until(1)
             assert await host.result("says") == "one"
-            assert deployed.tries == [1]
+            assert deployed.tries == [2, 1]
         finally:
             await deployed.stop()
             await host.stop(0)
