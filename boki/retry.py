@@ -61,6 +61,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _check_number("first_s", self.first_s, 0.0, MAX_DELAY_S)
         _check_number("factor", self.factor, 1.0, 1_000.0)
         _check_number("max_s", self.max_s, 0.0, MAX_DELAY_S)
+        if self.first_s > self.max_s:
+            raise InvalidArgument(
+                f"first_s of Retry must be at most max_s, which is {self.max_s:g}, not {self.first_s:g}",
+                field="first_s",
+            )
         _check_number("jitter", self.jitter, 0.0, 1.0)
         if self.deadline_s is not None:
             _check_number("deadline_s", self.deadline_s, 0.0, MAX_DELAY_S)

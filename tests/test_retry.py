@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -9,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import boki.testing
 from boki import (
     CallLost,
+    Context,
     DeadlineExceeded,
     FunctionFailed,
     InvalidArgument,
@@ -18,6 +22,7 @@ from boki import (
     Retry,
     TerminalError,
     WrongType,
+    function,
 )
 from boki.errors import BokiError
 from boki.log.operations import Failure
@@ -112,6 +117,7 @@ def test_jitter_only_shortens_and_is_the_same_each_time(runs: int, work_id: str,
         ({"attempts": True}, "attempts of Retry must be an int from 1 to 10,000, not True"),
         ({"first_s": -1}, "first_s of Retry must be a number from 0 to 3.1536e+07, not -1"),
         ({"max_s": float("nan")}, "max_s of Retry must be a number from 0 to 3.1536e+07, not nan"),
+        ({"first_s": 61}, "first_s of Retry must be at most max_s, which is 60, not 61"),
         ({"factor": 0.5}, "factor of Retry must be a number from 1 to 1000, not 0.5"),
         ({"jitter": 2}, "jitter of Retry must be a number from 0 to 1, not 2"),
         (
@@ -151,3 +157,36 @@ def test_another_value_is_refused_where_a_policy_stands() -> None:
 def test_every_error_has_a_code_to_be_named_by() -> None:
     """So a policy can mean any of them."""
     assert names_of(Failure.of(BokiError("x"))) == {"error", "BokiError"}
+
+
+def test_tests_of_functions_see_their_retries() -> None:
+    """The policy of the function, or of one call, in virtual time; what is no policy is refused where it stands."""
+    runs: list[float] = []
+
+    @function(retry=Retry(attempts=3, first_s=100, max_s=200, jitter=0))
+    async def flaky(ctx: Context) -> int:
+        runs.append(ctx.deadline)
+        if len(runs) % 3:
+            raise ValueError("no")
+        return len(runs)
+
+    @function(retry=Retry(attempts=3))
+    async def terminal(ctx: Context) -> None:
+        raise TerminalError(f"card refused in {ctx.function_name}")
+
+    async def scenario() -> None:
+        async with boki.testing.context() as ctx:
+            assert await ctx.result_of(await ctx.invoke_later(flaky)) == 3
+            assert [round(later - earlier) for earlier, later in pairwise(runs)] == [100, 200]
+            once = await ctx.invoke_later(flaky, retry=Retry(attempts=1))
+            with pytest.raises(FunctionFailed, match="ValueError: no"):
+                await ctx.result_of(once)
+            with pytest.raises(FunctionFailed, match="card refused in terminal"):
+                await ctx.result_of(await ctx.invoke_later(terminal))
+            with pytest.raises(WrongType, match=r"retry must be a boki\.Retry, not int"):
+                await ctx.invoke_later(flaky, retry=3)  # type: ignore[call-overload]
+
+    asyncio.run(scenario())
+    assert len(runs) == 4
+    with pytest.raises(WrongType, match=r"retry must be a boki\.Retry, not int"):
+        function(retry=3)  # type: ignore[call-overload]

@@ -127,7 +127,7 @@ class ClusterLedger:
         return answer.state
 
     async def _state_at(self, owner: NodeId, known: InvocationState) -> InvocationState:
-        """What the engine that runs the call says: that it runs is in no record. If it says nothing, what is known."""
+        """What the engine that runs the call says: whether a worker has it is in no record. Else what is known."""
         try:
             answer = await self._ask(
                 lambda number, _left_us: AskCall(number, known.id, 0),

@@ -12,11 +12,12 @@ from typing import Any, Union
 import msgspec
 
 import boki.remote
-from boki.calls import Call, FunctionInfo, InvocationState, Outcome
+from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, Outcome
 from boki.engine.engine_service import EngineService
 from boki.errors import (
     BokiError,
     NoSuchInvocation,
+    WrongState,
 )
 from boki.gateway.cluster import ClusterBackend
 from boki.gateway.core import Standing
@@ -107,6 +108,7 @@ class Ledger:
         self.ends = asyncio.Event()
         self.owner: NodeId | None = None
         self.known = "accepted"
+        self.filters: list[CallFilter] = []
 
     def other_owner(self, invocation_id: str) -> NodeId | None:
         return self.owner
@@ -126,6 +128,22 @@ class Ledger:
         return InvocationState(
             id=invocation_id, function="f", book="b", state=self.known, accepted_us=1, due_us=int(wait_s * 1e6)
         )
+
+    async def cancel(self, invocation_id: str) -> InvocationState:
+        return await self._changed(invocation_id, "cancelled")
+
+    async def retry(self, invocation_id: str) -> InvocationState:
+        return await self._changed(invocation_id, "accepted")
+
+    async def _changed(self, invocation_id: str, state: str) -> InvocationState:
+        known = await self.state(invocation_id)
+        if self.known == "done":
+            raise WrongState("it has ended", state="done")
+        return msgspec.structs.replace(known, state=state)
+
+    async def page(self, wanted: CallFilter) -> CallPage:
+        self.filters.append(wanted)
+        return CallPage(tuple([await self.state(known) for known, _, _ in self.accepted][: wanted.limit]), 7)
 
 
 class Engine:

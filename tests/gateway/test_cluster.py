@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 import boki.remote
-from boki.calls import FunctionInfo
-from boki.errors import ConnectionLost, DeadlineExceeded, DiskFull, NoSuchInvocation, Unavailable
+from boki.calls import CallFilter, FunctionInfo
+from boki.errors import ConnectionLost, DeadlineExceeded, DiskFull, NoSuchInvocation, Unavailable, WrongState
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.operations import Appended, Failure, Found, Operation, Read, Sync, TrimBook
@@ -225,7 +225,7 @@ def test_a_call_under_a_key_goes_on_at_another_engine() -> None:
 
 
 def test_the_engine_that_runs_a_call_is_asked_how_it_is() -> None:
-    """That it runs is in no record; if that engine says nothing, what the records say is the answer."""
+    """That no worker has it yet is in no record; if that engine says nothing, what the records say is the answer."""
 
     async def scenario(cluster: Cluster) -> None:
         call = a_call(1)
@@ -300,3 +300,32 @@ def test_who_may_send_what_is_said_for_every_message() -> None:
     assert all(
         Role.STORAGE not in roles for kind, roles in boki.remote.SENDERS.items() if kind.__name__ != "TellStatus"
     )
+
+
+def test_logged_calls_are_listed_cancelled_and_run_again_at_any_engine() -> None:
+    """The filter and the page travel whole, refusals too; an engine that is lost is no obstacle."""
+
+    async def scenario(cluster: Cluster) -> None:
+        ledger, call = cluster.backend.ledger, a_call(1)
+        first, second = home(cluster, call.id)
+        for engine in (first, second):
+            await engine.ledger.accept(call)
+        assert (await ledger.cancel(call.id)).state == "cancelled"
+        assert (await ledger.retry(call.id)).state == "accepted"
+        wanted = CallFilter("f", ("failed", "cancelled"), 1, 2, 3, 50)
+        page = await ledger.page(wanted)
+        assert ([state.id for state in page.calls], page.before) == ([call.id], 7)
+        assert [*first.ledger.filters, *second.ledger.filters] == [wanted]
+        with pytest.raises(NoSuchInvocation):
+            await ledger.cancel(a_call(2).id)
+        first.ledger.known = second.ledger.known = "done"
+        with pytest.raises(WrongState) as caught:
+            await ledger.retry(call.id)
+        assert caught.value.state == "done"
+        first.ledger.known = second.ledger.known = "running"
+        asked = asyncio.create_task(ledger.cancel(call.id))
+        await first.kill()
+        cluster.register(second.node)
+        assert (await asked).state == "cancelled"
+
+    in_cluster(scenario)
