@@ -65,7 +65,7 @@ def test_entries_come_back_as_they_were_written() -> None:
 
 
 CALL = Call("c1", "f", Payload("json", b"1"), "b", 5)
-CALL_HEX = "9ba26331a16692a46a736f6ec40131a162050080a0a0a0c0"
+CALL_HEX = "9ca26331a16692a46a736f6ec40131a162050080a0a0a0c0c0"
 OLD_CALL_HEX = "99a26331a16692a46a736f6ec40131a162050080a0a0"
 """Of calls that did not know their caller's book, nor a retry policy."""
 NO_RUNS = "95 00 00 00 80 c0"
