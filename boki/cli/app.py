@@ -34,6 +34,7 @@ from boki.cli.help import Commands, Group, examples
 from boki.cli.terminal import errors
 from boki.cli.usage import PARSER_ERROR, hint_of, is_help, message_of
 from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
+from boki.host.lines import printable
 
 FAILED = 1
 USAGE = 2
@@ -113,7 +114,8 @@ def _uncertain(words: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+    """The text of an error, which may be a function's: neither markup nor control characters have a meaning in it."""
+    return "\n".join(map(printable, text.split("\n"))).replace("[", r"\[")
 
 
 app = Commands("Serverless Python functions over a replicated, totally ordered shared log.", cls=_Root)

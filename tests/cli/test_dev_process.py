@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -34,6 +35,9 @@ async def linger(ctx: Context, seconds: float) -> str:
     await asyncio.sleep(seconds)
     return "done"
 '''
+
+
+CLOCK = r"\d\d:\d\d:\d\d\.\d{3}"
 
 
 class Running:
@@ -116,6 +120,34 @@ def test_the_start_screen_says_where_it_listens_and_what_is_broken(tmp_path: Pat
         for words in tries:
             boki = [sys.executable, "-m", *shlex.split(words)]
             subprocess.run(boki, cwd=tmp_path, env=without_settings(), check=True, capture_output=True)
+
+
+def test_each_call_refusal_and_reload_has_a_line(tmp_path: Path) -> None:
+    """With time, speaker and level, so that one sees what an edit or a request has done (issue 12, item 7)."""
+    with Running(tmp_path) as running:
+        url = running.until("listening").split()[4]
+        post(f"{url}/function/greet", "Ada")
+        assert re.fullmatch(CLOCK + r" greet\[[0-9a-f]{8}\] INFO greeting Ada\n", running.until("greeting"))
+        assert re.fullmatch(CLOCK + r" greet\[[0-9a-f]{8}\] INFO ok in [\d.]+ m?s\n", running.until(" ok in "))
+        with pytest.raises(urllib.error.HTTPError):
+            post(f"{url}/function/greeet", "Ada")
+        refusal = running.until("/function/greeet")
+        assert re.match(CLOCK + r" boki WARNING POST /function/greeet was refused: no_such_function: ", refusal)
+        (tmp_path / "functions/app.py").write_text(FUNCTIONS + "# edited\n")
+        assert re.fullmatch(CLOCK + r" boki INFO module 'app' is loaded: greet, linger\n", running.until("is loaded"))
+
+
+def test_a_quiet_system_tells_only_what_functions_say(tmp_path: Path) -> None:
+    """And what goes wrong with it."""
+    with Running(tmp_path, "--quiet", "--log-format", "json") as running:
+        url = running.event("ready")["url"]
+        for who in ("Ada", "Grace"):
+            post(f"{url}/function/greet", who)
+        with pytest.raises(urllib.error.HTTPError):
+            post(f"{url}/function/greeet", "Ada")
+        running.process.terminate()
+        events = [json.loads(line)["event"] for line in running.lines]
+        assert events == ["stdout", "stdout", "draining", "stopped"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -7,9 +7,11 @@ import pytest
 from rich.console import Console
 
 from boki.cli import terminal
+from boki.cli.app import explain
 from boki.cli.log import record_json
 from boki.cli.table import head_and_lines
 from boki.cli.terminal import data_text, print_json
+from boki.errors import FunctionFailed
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
 
@@ -84,3 +86,13 @@ def test_a_cell_is_wrapped_between_words_and_its_column_holds_the_longest() -> N
     head, lines = head_and_lines(["n>", "tags~", "data…"], [["1", "a, country:Netherlands", "x" * 99]], 36)
     assert head == ["n  tags                 data"]
     assert lines == ["1  a,                   " + "x" * 11 + "…", "   country:Netherlands"]
+
+
+def test_what_a_function_raised_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither its message nor its traceback; lines stay lines, and brackets are no markup (found.md part 2, M6)."""
+    explain(FunctionFailed("boom: \x1b[2J[bold]", outcome="failed", traceback="first\n\x1b]0;title\x07 [red]\n"))
+    assert capsys.readouterr().err.splitlines() == [
+        "error: boom: \\x1b[2J[bold]",
+        "first",
+        "\\x1b]0;title\\x07 [red]",
+    ]
