@@ -47,12 +47,6 @@ def lags(pipeline: Pipeline) -> list[Lag]:
         gateway.close()
 
 
-def backlog(pipeline: Pipeline) -> int | None:
-    """How many records a run that begins now is to write; None: more than are counted."""
-    found = lags(pipeline)
-    return None if any(lag.has_more for lag in found) else sum(lag.behind for lag in found)
-
-
 def lags_at(pipeline: Pipeline, gateway: Gateway) -> list[Lag]:
     """The same, asked of that gateway."""
     options = read_options(pipeline.source_options, is_stream=True)

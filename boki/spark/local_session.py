@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from boki.errors import ConfigError
 from boki.zookeeper.java import find_java, package_folder
@@ -39,12 +39,17 @@ _REMEDY: Final = "pip install 'boki[spark]'"
 
 
 def session(
-    app_name: str = "boki", *, master: str | None = "local[*]", config: dict[str, str] | None = None
+    app_name: str = "boki",
+    *,
+    master: str | None = "local[*]",
+    config: dict[str, str] | None = None,
+    said: IO[bytes] | None = None,
 ) -> SparkSession:
     """A session with everything set: Java, this Python for the workers, the local address, no progress on the console.
 
     `master` None: where `spark-submit` says. `config` is set beside and wins. A session that runs already is given
-    back, with `config` set in it as far as Spark can. `ConfigError` says what is missing and how to install it.
+    back, with `config` set in it as far as Spark can. `said`: the file for what the JVM and its workers write, which
+    else goes to this process's own outputs. `ConfigError` says what is missing and how to install it.
     """
     if package_folder("pyspark") is None or package_folder("pyarrow") is None:
         raise ConfigError(f"Spark needs the packages pyspark and pyarrow: {_REMEDY}")
@@ -64,12 +69,34 @@ def session(
     if not is_local:
         for name in ("spark.driver.bindAddress", "spark.driver.host"):
             del settings[name]  # executors elsewhere must reach the driver
-    builder = SparkSession.builder.appName(app_name)
-    if master is not None:
-        builder = builder.master(master)
-    for name, value in (settings | (config or {})).items():
+    settings |= {"spark.app.name": app_name} | ({} if master is None else {"spark.master": master}) | (config or {})
+    if said is not None:
+        _launch(settings, said)
+    builder = SparkSession.builder
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _launch(settings: dict[str, str], said: IO[bytes]) -> None:
+    """Start the JVM that the session will use, if none runs yet, with its outputs in that file."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:  # noqa: SLF001 - it has no public name
+        return
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    try:
+        gateway = launch_gateway(conf, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
+    except PySparkRuntimeError:
+        said.seek(0)
+        lines = [line for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+        why = next(
+            (line for line in lines if "Exception" in line or "Error" in line), lines[-1] if lines else "no word"
+        )
+        raise ConfigError(f"Spark's JVM did not start: {why}; is --master right?") from None
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
 
 
 def prepare_environment(*, is_local: bool) -> None:

@@ -403,7 +403,7 @@ def test_status_shows_the_backlog(client: BlockingClient, system: Child, tmp_pat
     file.write_text(PIPELINE.replace('book = "flights"', 'book = "backlog-*"'))
     words = ["ingest", "status", str(file), "--url", system.url]
     lines = CliRunner().invoke(app, words).stdout.splitlines()
-    assert lines[0].split("\t") == ["book", "records", "dead letters", "behind", "behind s"]
+    assert lines[0].split("\t") == ["book", "written", "dead letters", "behind", "behind s"]
     assert [line.split("\t")[:4] for line in lines[1:]] == [
         ["backlog-a", "0", "0", "3"],
         ["backlog-b", "0", "0", "1,200"],
