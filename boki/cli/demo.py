@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from boki.cli.help import examples
-from boki.cli.terminal import errors, print_table, progress, results
+from boki.cli.terminal import errors, path_text, print_table, progress, results
 from boki.cluster.config import UpConfig
 from boki.cluster.health import leader_of
 from boki.cluster.state import read_state
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 def command(
     act: Annotated[
         str,
-        typer.Argument(metavar="queue", help="Show queues instead: departures become alerts.", show_default=False),
+        typer.Argument(
+            metavar="queue", help="The word queue: show queues, where departures become alerts.", show_default=False
+        ),
     ] = "",
     seed: Annotated[int | None, typer.Option(help="Repeat the moment of the kill of an earlier run.")] = None,
     cluster: Annotated[
@@ -61,15 +63,16 @@ def command(
         errors().print(f"[bold red]The demo failed[/] (after {elapsed_s:.0f} s; the kill's seed is {chosen_seed}).")
         raise typer.Exit(1)
     results().print(f"[bold green]All of it matches[/] ({elapsed_s:.0f} s in all).\n")
-    folder_text = "functions" if Path("functions/flights.py").exists() else os.path.relpath(functions_folder())
+    here = Path("functions")
+    folder_text = path_text(here if (here / "flights.py").exists() else functions_folder())
     next_steps = [
-        (os.path.join(folder_text, "flights.py"), "the functions that did this"),  # noqa: PTH118 - text for people
-        (f"boki dev --functions {folder_text}", "the system with these functions, until Ctrl-C"),
-        (f"boki up --functions {folder_text}", "the same as a cluster, every role a process"),
+        ("boki dev --functions DIR", "the system with these functions, until Ctrl-C"),
+        ("boki up --functions DIR", "the same as a cluster, every role a process"),
         ("boki new hello", "a project of your own, with a first function and a test"),
         ("boki bench append", "how fast this machine is"),
         ("README.md and docs/", "the LogBook and its promises"),
     ]
+    results().print(f"The functions that did this are in flights.py, in this DIR:\n  {folder_text}\n", markup=False)
     results().print("Where to look next:")
     width = max(len(what) for what, _ in next_steps)
     for what, why in next_steps:

@@ -77,7 +77,7 @@ def _pattern(about: str) -> re.Pattern[str] | None:
     try:
         return re.compile(about) if about else None
     except re.error as error:
-        raise typer.BadParameter(f"{about!r} is no regular expression: {error}", param_hint="--about") from None
+        raise typer.BadParameter(f"{about!r} is not a regular expression: {error}", param_hint="--about") from None
 
 
 def _run(start: int, count: int, processes: int) -> int:
