@@ -54,6 +54,8 @@ class QueueClients:
         self._is_over = self._is_ended = False
         self._passed_on: list[str] = []
         self._depths: dict[str, int] = {}
+        self._undelivered: dict[str, list[str]] = {}
+        """Of each group, tickets that ended as dead letters because their consumers were gone."""
         self._empty_us = 0
         self.workers: list[Worker] = []
         self.processes: dict[str, Process] = {}
@@ -148,6 +150,11 @@ class QueueClients:
         done: Queue[str] = Queue(book, DONE)
         while popped := await done.pop_many(_PAGE, op=f"audit-{len(self._passed_on)}"):
             self._passed_on += [message.value for message in popped]
+        for group in self._plan.groups:
+            letters = await Queue[str](book, TICKETS, group=group).dead_letters()
+            self._undelivered[queue_of(group)] = [letter.data.decode() for letter in letters]
+            if letters:
+                self._clock.sometimes("a pop that nobody received became a dead letter")
         for letter in await Queue[str](book, JOBS).dead_letters():
             endings.dead[letter.data.decode()] = (letter.reason, letter.deliveries)
             self._clock.sometimes("a message became a dead letter")
@@ -165,7 +172,8 @@ class QueueClients:
 
     async def _are_empty(self, process: Process) -> bool:
         for name in (TICKETS, JOBS):
-            self._depths[name] = (await Queue[str](process.logbook(BOOK), name).stats()).depth
+            stats = await Queue[str](process.logbook(BOOK), name).stats()
+            self._depths[name] = stats.depth + sum(group.unconfirmed for group in stats.groups)
         return not any(self._depths.values())
 
     def end(self) -> None:
@@ -209,7 +217,9 @@ class QueueClients:
             name = queue_of(group)
             pushed = [Pushed(name, push.payload, push.id) for push in ledger.pushed if push.queue == TICKETS]
             taken = {(row.op, row.payload): row.payload for row in ledger.taken if row.queue == name}
-            yield from find_lost_and_doubled(name, pushed, list(taken.values()), ledger.unheard[name])
+            # who has received one, and died before it said so, leaves a dead letter as well
+            undelivered = set(self._undelivered.get(name, ())) - set(taken.values())
+            yield from find_lost_and_doubled(name, pushed, [*taken.values(), *undelivered], ledger.unheard[name])
         yield from find_wrong_endings(JOBS, ledger.pushed, ledger.endings, self._plan.max_deliveries)
         yield from find_torn_effects(JOBS, ledger.endings.results, self._passed_on)
 

@@ -30,7 +30,7 @@ from boki.engine.tails import Tails
 from boki.follower import MetalogFollower
 from boki.gateway import cluster
 from boki.gateway.cluster import ClusterBackend
-from boki.libs.bokiqueue import queue
+from boki.libs.bokiqueue import queue, standing
 from boki.libs.bokiqueue.groups import LEASED, Group
 from boki.libs.bokiqueue.records import Take
 from boki.libs.bokiqueue.state import ShardState
@@ -194,6 +194,11 @@ def no_memory_of_the_trimmed() -> Any:
     """A trim of a tag forgets how many records it took away."""
     trim = Row.trim
     return without(Row, "trim", lambda self, floor, _removed: trim(self, floor, 0))
+
+
+def no_end_of_silent_consumers() -> Any:
+    """Standing takes of a process that is gone last for ever, and with them what it was given."""
+    return without(standing, "SILENT_POP_US", 1 << 60)
 
 
 def no_order_of_terms() -> Any:
@@ -419,6 +424,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "key before conditions": no_key_before_conditions,
     "conditions": no_conditions,
     "counts outlive trims": no_memory_of_the_trimmed,
+    "end of silent consumers": no_end_of_silent_consumers,
     "terms applied in order": no_order_of_terms,
     "fresh tails": no_fresh_tails,
     "fence before a takeover": no_fence_before_a_takeover,
@@ -456,6 +462,7 @@ NEEDS: dict[str, Callable[[Options], bool]] = {
     "a quorum of checkpoints": lambda options: "lost_index" in options.schemes,
     "fsync before a checkpoint counts": lambda options: "lost_index" in options.schemes,
     "fsync before a completion counts": lambda options: "handover" in options.faults,
+    "end of silent consumers": lambda options: options.queues > 0 and options.queue_crashes > 0,
 }
 """What a seed must have drawn to show that a safeguard is off: others are passed over, which takes less time."""
 

@@ -12,8 +12,10 @@ import msgspec
 from boki import ConditionFailed, Expect, InvalidArgument, LogBook, NotFound, TooLarge, WrongType
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.checkpoints import newest_settings
+from boki.libs.bokiqueue.figures import GroupStats as GroupStats
+from boki.libs.bokiqueue.figures import group_stats, length
 from boki.libs.bokiqueue.following import Following, following
-from boki.libs.bokiqueue.groups import DEAD, LEASED, TAKE_BYTES, WAITING, Aside, Delivery
+from boki.libs.bokiqueue.groups import DEAD, TAKE_BYTES, Aside, Delivery
 from boki.libs.bokiqueue.messages import BYTES, Message
 from boki.libs.bokiqueue.peeking import next_spots
 from boki.libs.bokiqueue.records import PURGE, REDRIVE, DropGroup, OpenGroup, Settings, Settle, Setup
@@ -28,7 +30,7 @@ from boki.libs.bokiqueue.refusals import (
     no_such_queue,
     shown,
 )
-from boki.libs.bokiqueue.state import MAX_GROUPS, ShardState
+from boki.libs.bokiqueue.state import MAX_GROUPS
 from boki.libs.bokiqueue.validity import sound
 
 T = TypeVar("T")
@@ -36,25 +38,6 @@ T = TypeVar("T")
 SETTINGS_S: Final = 1.0
 """For so long a handle trusts the settings that it has read."""
 MAX_MESSAGES: Final = 1_000_000_000
-
-
-class GroupStats(msgspec.Struct, frozen=True):
-    """A consumer group in figures. `depth` is what it has still to do, `in_flight` what is leased of that, and
-    `delayed` what is not due yet; `oldest_age_s` is that of the oldest message that it has not done, and
-    `done_per_s` how many it has done lately. All by the log's time: what has expired counts as that alone.
-    `blocked`: so many are leased, delayed, parked or dead that nothing more is given out until some are done.
-    """
-
-    name: str
-    depth: int
-    in_flight: int
-    delayed: int
-    dead: int
-    oldest_age_s: float
-    done: int
-    expired: int
-    done_per_s: float
-    blocked: bool
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -100,6 +83,7 @@ class Administration(Generic[T]):
         self.kind = type
         self._settings: Settings | None = None
         self._settings_seqnum = 0
+        self._version = 0
         self._settings_read_at = 0.0
 
     def __repr__(self) -> str:
@@ -111,14 +95,14 @@ class Administration(Generic[T]):
         """The queue's settings; None if there is no such queue. They may be a second old, unless they are `fresh`."""
         is_old = asyncio.get_running_loop().time() - self._settings_read_at > SETTINGS_S
         if fresh or is_old or self._settings is None:
-            last, found = await newest_settings(self.logbook, self.name, fresh=fresh)
+            last, found, version = await newest_settings(self.logbook, self.name, fresh=fresh)
             if found is None and not fresh:
-                last, found = await newest_settings(self.logbook, self.name, fresh=True)
-            self._know(found, last)
+                last, found, version = await newest_settings(self.logbook, self.name, fresh=True)
+            self._know(found, last, version)
         return self._settings
 
-    def _know(self, settings: Settings | None, seqnum: int) -> None:
-        self._settings, self._settings_seqnum = settings, seqnum
+    def _know(self, settings: Settings | None, seqnum: int, version: int) -> None:
+        self._settings, self._settings_seqnum, self._version = settings, seqnum, version
         self._settings_read_at = asyncio.get_running_loop().time()
 
     def stands(self) -> Expect:
@@ -146,7 +130,7 @@ class Administration(Generic[T]):
         If nothing is changed nothing is appended.
         """
         while True:
-            last, old = await newest_settings(self.logbook, self.name, fresh=True)
+            last, old, version = await newest_settings(self.logbook, self.name, fresh=True)
             if old is None:
                 raise no_such_queue(self.name, self.logbook.name)
             settings = _settings(
@@ -156,7 +140,7 @@ class Administration(Generic[T]):
                 old.retain_us / 1e6 if retain_s is None else retain_s,
             )
             if settings == old:
-                self._know(old, last)
+                self._know(old, last, version)
                 return old
             try:
                 return await self._append_settings(settings, last)
@@ -166,11 +150,11 @@ class Administration(Generic[T]):
     async def _set_up(self, settings: Settings) -> Settings:
         known = await self.read_settings()
         while known is None:
-            last, known = await newest_settings(self.logbook, self.name, fresh=True)
+            last, known, version = await newest_settings(self.logbook, self.name, fresh=True)
             if known is None:
                 with suppress(ConditionFailed):  # somebody else has just created it
                     return await self._append_settings(settings, last, is_first=True)
-            self._know(known, last)
+            self._know(known, last, version)
         if known.shards != settings.shards:
             if settings.shards == 1:
                 return known
@@ -193,7 +177,7 @@ class Administration(Generic[T]):
             (records.encode(Setup(0, settings)), (tag, f"{records.QUEUES_TAG}:{self.name}", records.QUEUES_TAG))
         )
         seqnums = await self.logbook.append_many(group, when=Expect(tag, last_seqnum))
-        self._know(settings, seqnums[-1])
+        self._know(settings, seqnums[-1], records.VERSION)
         return settings
 
     async def check_stands(self, shards: int) -> None:
@@ -218,7 +202,17 @@ class Administration(Generic[T]):
         return self._settings
 
     def _shared(self, settings: Settings) -> Following:
-        return following(self.logbook, self.name, settings.shards)
+        shared = following(self.logbook, self.name, settings.shards)
+        shared.may_stand = self._version >= records.VERSION
+        return shared
+
+    async def _modernised(self, settings: Settings) -> Settings:
+        """The settings, in a record that readers refuse who do not know what stands under standing takes."""
+        if self._version < records.VERSION:
+            with suppress(ConditionFailed):  # somebody else was quicker
+                return await self._append_settings(settings, self._settings_seqnum)
+            return await self.read_settings(fresh=True) or settings
+        return settings
 
     async def _caught_up(self) -> Following:
         """The fold, after everything that is acknowledged by now."""
@@ -300,12 +294,12 @@ class Administration(Generic[T]):
             self.name,
             shared.shards,
             sum(state.backlog.next_pos for state in states),
-            sum(state.length(now_us) for state in states),
+            sum(length(state, now_us) for state in states),
             round(sum(state.push_rate.per_s(now_us) for state in states), 3),
             states[0].settings.max_deliveries,
             states[0].settings.max_length,
             states[0].settings.retain_us / 1e6,
-            [_group_stats(name, states, now_us) for name in names],
+            [group_stats(name, states, now_us) for name in names],
             states[0].passed_by,
         )
 
@@ -445,25 +439,6 @@ def _time_us(time_s: object) -> int:
             f"start_time_s must be seconds since the epoch, not {shown(time_s)}", field="start_time_s"
         )
     return round(time_s * 1e6)
-
-
-def _group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats:
-    groups = [state.groups[name] for state in states if name in state.groups]
-    oldest = [time_us for state in states if (time_us := state.oldest_us(name, now_us))]
-    expired = sum(state.expired(name, now_us) for state in states)
-    delayed = [one for group in groups for one in group.aside.values() if one.status == WAITING]
-    return GroupStats(
-        name,
-        sum(state.depth(name) for state in states) - expired,
-        sum(group.count(LEASED) for group in groups),
-        sum(not one.has_expired(now_us) for one in delayed),
-        sum(group.count(DEAD) for group in groups),
-        round(max(0, now_us - min(oldest, default=now_us)) / 1e6, 3),
-        sum(group.done_count for group in groups),
-        sum(group.expired_count for group in groups) + expired,
-        round(sum(group.rate.per_s(now_us) for group in groups), 3),
-        any(group.is_blocked for group in groups),
-    )
 
 
 def _dead_letter(shard: int, aside: Aside, form: int, data: bytes) -> DeadLetter:

@@ -97,8 +97,9 @@ async def _check_tail(logbook: LogBook, tag: str, tail: Record | None) -> None:
         raise Trimmed(f"a newer checkpoint under tag {tag!r} may have taken the place of those before it: try again")
 
 
-async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) -> tuple[int, Settings | None]:
-    """The last record of the settings' tag, 0 if there is none, and the queue's settings, None if there are none.
+async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) -> tuple[int, Settings | None, int]:
+    """The last record of the settings' tag, 0 if there is none; the queue's settings, None if there are none; and the
+    version of their record, which all who read the queue know.
 
     The first settings of a queue say how many shards it has: records that say otherwise later are passed by.
     `VersionTooNew`
@@ -116,9 +117,9 @@ async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) 
             records.decode(record.data)  # refuses the queue by name
         kind = sound(record)
         if isinstance(kind, Setup) and shards in (0, kind.settings.shards):
-            return last, kind.settings
+            return last, kind.settings, record.data[0]
         record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
-    return last, None
+    return last, None, 0
 
 
 async def history(

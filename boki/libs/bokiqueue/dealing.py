@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from boki import BokiError, LogBook
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.demand import Want
+from boki.libs.bokiqueue.figures import waiting_since_us
 from boki.libs.bokiqueue.membership import next_change_us, present, share
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Dealing:
         self.look_again_us = min(self.look_again_us or due_us, due_us)
 
     def _abandoned(self, group: str, own: frozenset[int], now_us: int) -> frozenset[int]:
-        since_us = {line.shard: line.state.waiting_since_us(group) for line in self._queue.lines}
+        since_us = {line.shard: waiting_since_us(line.state, group) for line in self._queue.lines}
         if any(0 < since_us[shard] <= now_us for shard in own):
             return frozenset()
         due_us = {shard: since + ABANDONED_US for shard, since in since_us.items() if since and shard not in own}

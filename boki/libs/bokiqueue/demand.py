@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from boki import BokiError
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.records import GIVE_BACK, Act, Settle, Take
+from boki.libs.bokiqueue.records import GIVE_BACK, Act, Credit, Grant, Settle, Take
 from boki.libs.bokiqueue.refusals import no_such_group
 from boki.libs.bokiqueue.snapshots import Given
+from boki.libs.bokiqueue.standing import SESSION_US
 from boki.libs.bokiqueue.state import ShardState
 
 MAX_FENCES: Final = 500
@@ -99,16 +100,28 @@ class Settlement(Waiter):
 class Demand:
     """What all wants of a process come to, for one round of acts: who waits is counted together, by kind."""
 
-    __slots__ = ("bound", "is_sure", "missing", "probed", "spare", "special")
+    __slots__ = ("bound", "is_sure", "is_tidying", "missing", "probed", "shards", "spare", "special", "waiting")
 
-    def __init__(self, wants: Iterable[Waiter], lines: Sequence[Line], *, is_sure: bool = True) -> None:
+    def __init__(
+        self,
+        wants: Iterable[Waiter],
+        lines: Sequence[Line],
+        *,
+        is_sure: bool = True,
+        may_stand: bool = False,
+        is_tidying: bool = False,
+    ) -> None:
+        self.is_tidying = is_tidying
+        """Whether credit that nobody needs is withdrawn, and what was received is said to be."""
         self.is_sure = is_sure or any(line.outstanding is not None for line in lines)
         """Whether the log's time is known, or is being asked for. If not, what is due later may be due now."""
+        self.shards = len(lines)
         self.missing: dict[tuple[str, int], int] = {}
         """How many messages are wanted that no act asks for yet."""
         self.special: list[Want] = []
         """Those that name an op, or that do not wait."""
         self.probed: set[tuple[str, int]] = set()
+        waiting: dict[tuple[str, int], int] = {}
         self.bound: dict[tuple[str, int], frozenset[int]] = {}
         """The shards that are asked for those who wait; of kinds that are not here, all."""
         for want in wants:
@@ -120,6 +133,14 @@ class Demand:
                     if want.lines is not None:
                         self.bound[kind] = want.lines
                     self.missing[kind] = self.missing.get(kind, 0) + want.count
+                    if may_stand and want.patience_s is not None:
+                        waiting[kind] = waiting.get(kind, 0) + want.count
+        self.waiting: dict[tuple[str, int], int] = {}
+        """How many messages those want who wait, of kinds for which each shard that they use can be given credit."""
+        for kind, count in waiting.items():
+            if count >= len(self.bound.get(kind, lines)):
+                self.waiting[kind] = count
+                self.missing[kind] -= count
         self.spare = max(self.missing.values(), default=0) // len(lines) or 1
         """How many each shard is asked for beyond what is known to be there: pushes come until the act is ordered."""
         for line in lines:
@@ -128,6 +149,11 @@ class Demand:
                     kind = take.group, take.lease_us
                     if not take.op and kind in self.missing:
                         self.missing[kind] -= take.count
+
+    @property
+    def is_anything(self) -> bool:
+        """Whether some shard may have to be asked."""
+        return bool(self.missing or self.special or self.waiting or self.is_tidying)
 
 
 class Outstanding:
@@ -170,6 +196,10 @@ class Line:
         """Records of the stream since the last checkpoint, and their bytes."""
         self.saved_bytes = 0
         self.is_saving = False
+        self.handed_token = 0
+        """The last record by which a standing take of this process was given messages."""
+        self.receipted = 1
+        """Pops by records below this are said to have been received, by the last act."""
         self._taker = taker
         self._number = 0
         self._last_token = 0
@@ -187,18 +217,23 @@ class Line:
             return None
         settlements = self._due_settlements() if self.settlements else []
         takes, owners = self._takes(demand, now_us)
-        if not settlements and not takes:
+        granted, is_due = self._credits(demand, now_us)
+        is_owed = demand.is_tidying and self.owes_receipt
+        if not settlements and not takes and not granted and not is_due and not is_owed:
             return None
-        groups = dict.fromkeys(take.group for take in takes)
+        groups = dict.fromkeys([*(take.group for take in takes), *(name for name, _ in demand.waiting)])
         fences = [
             (name, pos, token)
             for name in groups
             if (group := self.state.groups.get(name)) is not None
-            for pos, token in group.overdue(now_us, MAX_FENCES)
+            for pos, token in (*group.overdue(now_us, MAX_FENCES), *self.state.standing.unheard(name, now_us))
         ][:MAX_FENCES]
         self._number += 1
         settles = [one.settle for one in settlements]
-        act = Act(self.shard, self._taker, self._number, takes, settles, fences, min(self.held, default=0))
+        kept_from = min(self.held, default=self.state.at + 1)
+        parts = (self.shard, self._taker, self._number, takes, settles, fences, kept_from)
+        act = Grant(*parts, granted) if granted else Act(*parts)
+        self.receipted = kept_from
         self.outstanding = Outstanding(act, settlements, owners)
         demand.is_sure = True  # its record will say
         return self.outstanding
@@ -244,6 +279,59 @@ class Line:
                 owners.append(None)
         demand.probed.clear()
         return takes, owners
+
+    def _credits(self, demand: Demand, now_us: int) -> tuple[list[Credit], bool]:
+        """Credit for those who wait, if there is too little; and whether the fold must be told what time it is, because
+        something is due that they may be given.
+        """
+        granted: list[Credit] = []
+        is_due = False
+        for kind, count in demand.waiting.items():
+            bound = demand.bound.get(kind)
+            if bound is None or self.shard in bound:
+                target = self._share(count, bound, demand)
+                granted += self._credit(kind, target, now_us, is_tidying=demand.is_tidying)
+                is_due |= 0 < self.next_due_us(kind[0]) <= (now_us if demand.is_sure else _SOME_DAY_US)
+        if demand.is_tidying:
+            for one in self.state.standing.of(self._taker):
+                kind = one.group, one.lease_us
+                if one.available and (kind not in demand.waiting):
+                    granted += self._credit(kind, 0, now_us, is_tidying=True)
+        return granted, is_due
+
+    def _share(self, count: int, bound: frozenset[int] | None, demand: Demand) -> int:
+        """How many of so many messages this shard is asked for."""
+        places = sorted(bound) if bound is not None else range(demand.shards)
+        return count // len(places) + (places.index(self.shard) < count % len(places))
+
+    def _credit(self, kind: tuple[str, int], target: int, now_us: int, *, is_tidying: bool) -> list[Credit]:
+        """What makes the credit so much, if that is worth a record: it is half used up, or about to end."""
+        one = self.state.standing.find(kind[0], self._taker, kind[1])
+        if one is None:
+            return [Credit(*kind, target)] if target else []
+        is_too_much = is_tidying and one.available > target
+        is_old = target > 0 and one.until_us - now_us < SESSION_US // 2
+        if one.available > target // 2 and not is_too_much and not is_old:
+            return []
+        return [Credit(*kind, one.used + target, one.since)]
+
+    @property
+    def owes_receipt(self) -> bool:
+        """Whether messages of standing takes were received here, and the log does not say so yet."""
+        return self.handed_token >= self.receipted and self.handed_token not in self.held
+
+    def has_excess(self, kinds: Iterable[tuple[str, int]]) -> bool:
+        """Whether there is credit of other kinds than these."""
+        return any(
+            one.available and (one.group, one.lease_us) not in kinds for one in self.state.standing.of(self._taker)
+        )
+
+    def next_due_us(self, name: str) -> int:
+        """When a delay of the group is over, a lease runs out, or a consumer may be gone; 0: nothing is to come."""
+        group = self.state.groups.get(name)
+        due_us = group.next_due_us() if group is not None else 0
+        end_us = self.state.standing.next_end_us(name)
+        return min(due_us or end_us, end_us or due_us)
 
     def _has(self, name: str, now_us: int) -> bool:
         """Whether a take may find something: as things stand, or because something is due."""
@@ -296,6 +384,12 @@ class Line:
         return served
 
     # What is taken, and not received yet
+
+    def hear(self, deliveries: list[Delivery], *, is_popped: bool) -> None:
+        """A standing take of this process was given these."""
+        self.handed_token = deliveries[0].token
+        if is_popped:
+            self._hold(deliveries)
 
     def _hold(self, deliveries: list[Delivery]) -> None:
         if deliveries:

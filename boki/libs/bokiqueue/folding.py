@@ -22,7 +22,7 @@ async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
     kind = sound(record)
     if (isinstance(kind, Setup) and kind.settings.shards != queue.shards) or records.is_newer(record.data):
         if record.seqnum >= queue.checked_stop:  # once a page: strangers may append many
-            _, settings = await newest_settings(logbook, queue.queue)  # which refuses a queue of a later format
+            _, settings, _ = await newest_settings(logbook, queue.queue)  # which refuses a queue of a later format
             if settings is None or settings.shards != queue.shards:
                 queue.end()
                 return True
@@ -54,6 +54,11 @@ async def fold(queue: Following, logbook: LogBook, record: Record) -> bool:
             queue.upkeep.consider(logbook, line)
     else:
         queue.bodies.pass_by(state, given)
+    for handed in state.handed:
+        if handed.taker == queue.taker:
+            queue.handed(line, handed)
+            queue.look_after(logbook)
+            queue.upkeep.consider(logbook, line)
     if given is not None:
         assert isinstance(kind, records.Act)
         if kind.taker == queue.taker:

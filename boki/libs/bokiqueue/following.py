@@ -21,21 +21,19 @@ from boki.libs.bokiqueue.dealing import Dealing
 from boki.libs.bokiqueue.demand import Arrival, Demand, Line, Outstanding, Settlement, Waiter, Want
 from boki.libs.bokiqueue.folding import fold
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.leavings import ANSWER_S, Leavings, Rest
+from boki.libs.bokiqueue.leavings import Leavings
 from boki.libs.bokiqueue.membership import MEMBER_US
-from boki.libs.bokiqueue.refusals import no_such_group, reshaped, uncertain
+from boki.libs.bokiqueue.refusals import reshaped, uncertain
 from boki.libs.bokiqueue.room import Occupied
 from boki.libs.bokiqueue.snapshots import Given
+from boki.libs.bokiqueue.standing import Handed
+from boki.libs.bokiqueue.surplus import Surplus
 from boki.libs.bokiqueue.upkeep import Upkeep
+from boki.libs.bokiqueue.waiting import EARLY_US, due_s, finish_late, patience_s
 from boki.libs.bokiqueue.ways import way_of
 
 PAGE_RECORDS: Final = 1_000
-LONG_WAIT_S: Final = 3_600.0
 _TRIES: Final = 5
-_MARGIN_S: Final = 0.0005
-_LEAST_WAIT_S: Final = 0.002
-_EARLY_US: Final = 1_000
-"""The log's time may lag so much behind our guess: who asks early gets nothing, and would ask again at once."""
 
 
 def following(logbook: LogBook, queue: str, shards: int) -> Following:
@@ -87,12 +85,15 @@ class Following:
         """How full it was when somebody looked who wanted to push, and found no room."""
         self.clock = LogClock(lambda: asyncio.get_running_loop().time())
         self._tag = records.stream_tag(queue, 0) if shards == 1 else records.feed_tag(queue)
-        self._next = 0
+        self.next_start = 0
         self._begun_below = 0
         self.page_stop = self.checked_stop = 0
         """Where the page that is folded ends, and the last one in which the queue's settings were looked at."""
         self._missed: set[tuple[int, int]] = set()
         """(record, from where on the stream was there) for which this fold has begun anew."""
+        self.may_stand = False
+        """Whether takes may stand: all who read this queue know what that is (`records.VERSION`)."""
+        self.surplus = Surplus()
         self.is_loaded = False
         self.is_over = False
         """Whether the queue is another one by now (`end`)."""
@@ -107,7 +108,7 @@ class Following:
         """What goes on beside those who wait."""
         self.upkeep = Upkeep(self, save_records)
         self.dealing = Dealing(self, member_us)
-        self._leavings = Leavings(self)
+        self.leavings = Leavings(self)
 
     @property
     def is_busy(self) -> bool:
@@ -120,6 +121,12 @@ class Following:
         """Until the waiter has what it waits for. `Reshaped` if the queue is another one by now."""
         if self.is_over:
             raise reshaped(self.queue)
+        if isinstance(waiter, Want) and self.surplus:
+            if served := self.surplus.take(waiter):
+                waiter.finish(served)
+                return served
+            for line, delivery in self.surplus.pop_group(waiter.group):  # it is there, if only under another lease
+                line.release(waiter.group, (delivery,))
         self.waiters[waiter] = None
         try:
             await self._wait(logbook, waiter)
@@ -132,7 +139,9 @@ class Following:
             del self.waiters[waiter]
             if not waiter.is_done:
                 waiter.is_done = True  # it was cancelled, or its call is over: nobody must serve it
-                self._leavings.see_through(logbook)
+                self.leavings.see_through(logbook, is_urgent=True)
+            elif not self.waiters and self.may_stand:
+                self.leavings.see_through(logbook)
         if waiter.error is not None:
             raise waiter.error
         return waiter.result
@@ -181,81 +190,16 @@ class Following:
                 await self._read_on(logbook, 0)  # if it is over this fails, and others append what it has not
             self._start_now(logbook)
             if not waiter.is_done:
-                await self._read_on(logbook, self._patience_s())
-
-    def _finish_late(self) -> None:
-        """Who has waited long enough, or does not wait and has asked everywhere, gets nothing."""
-        for waiter in list(self.waiters):
-            if waiter.is_done:
-                continue
-            if isinstance(waiter, Want) and waiter.group and not self._has_group(waiter.group):
-                waiter.finish(None, no_such_group(self.queue, waiter.group))  # dropped meanwhile
-            elif isinstance(waiter, Rest | Arrival) and self._has_come(waiter):
-                waiter.finish(None)
-            elif waiter.patience_s is not None:
-                late_s = self.clock.since(waiter.since) - waiter.patience_s + _MARGIN_S
-                # While an act asks for it, it waits for the answer: nobody else may be there to take what comes.
-                if late_s >= 0 and (late_s > ANSWER_S or not self._is_under_way(waiter)):
-                    waiter.finish([])
-            elif isinstance(waiter, Want) and not self._is_asked_for(waiter):
-                waiter.finish([])
-
-    def _has_come(self, waiter: Rest | Arrival) -> bool:
-        return self._next > waiter.seqnum if isinstance(waiter, Arrival) else self._leavings.are_done(waiter)
-
-    def _has_group(self, name: str) -> bool:
-        return any(name in line.state.groups for line in self.lines)
-
-    def _is_asked_for(self, want: Want) -> bool:
-        """Whether an act may still bring something to one that does not wait."""
-        return any(line.may_probe(want) for line in self.lines) or self._is_under_way(want)
-
-    def _is_under_way(self, waiter: Waiter) -> bool:
-        """Whether an outstanding act asks for messages that this one may get."""
-        return isinstance(waiter, Want) and any(
-            (take.group, take.lease_us) == waiter.kind
-            for line in self.lines
-            if line.outstanding is not None
-            for take in line.outstanding.act.takes
-        )
-
-    def _patience_s(self) -> float:
-        """How long the leader may wait for a record before something is due here."""
-        patience_s = LONG_WAIT_S
-        groups: dict[str, frozenset[int] | None] = {}
-        if self.dealing.look_again_us:
-            patience_s = max(0.05, (self.dealing.look_again_us - self.clock.lately_us()) / 1e6)
-        for waiter in self.waiters:
-            if not waiter.is_done and waiter.patience_s is not None:
-                left_s = waiter.patience_s - self.clock.since(waiter.since)
-                patience_s = min(patience_s, left_s if left_s > 0 else ANSWER_S)
-                if isinstance(waiter, Want):
-                    groups[waiter.group] = waiter.lines
-        for line in self.lines:
-            if line.outstanding is not None and not line.outstanding.is_under_way:
-                patience_s = min(patience_s, 0.05 * line.outstanding.tries)
-        for name, lines in groups.items():
-            patience_s = min(patience_s, self._due_s(name, lines))
-        return max(patience_s, _LEAST_WAIT_S)
-
-    def _due_s(self, name: str, lines: frozenset[int] | None) -> float:
-        """When a delayed message or the end of a lease is due in shards that can be asked now."""
-        due_us = 0
-        for line in self.lines:
-            group = line.state.groups.get(name)
-            if group is not None and line.outstanding is None and (lines is None or line.shard in lines):
-                own_us = group.next_due_us()
-                due_us = min(due_us or own_us, own_us or due_us)
-        return (due_us + _EARLY_US - self.clock.now_us()) / 1e6 + _MARGIN_S if due_us else LONG_WAIT_S
+                await self._read_on(logbook, patience_s(self))
 
     def _shorten_read(self, waiter: Waiter) -> None:
         """The leader waits for longer than this one can: let it look again."""
         if self._read is not None and waiter.patience_s is not None:
-            patience_s = waiter.patience_s
+            left_s = waiter.patience_s
             if isinstance(waiter, Want):
-                patience_s = min(patience_s, self._due_s(waiter.group, waiter.lines))
+                left_s = min(left_s, due_s(self, waiter.group, waiter.lines))
             now = self.clock.here()
-            if patience_s < max(self._read_ends[0] - now[0], self._read_ends[1] - now[1]):
+            if left_s < max(self._read_ends[0] - now[0], self._read_ends[1] - now[1]):
                 self._read.cancel()
 
     # Reading
@@ -265,7 +209,7 @@ class Following:
         self.is_loaded = False
         self.bodies.clear()
         loaded = await asyncio.gather(*(newest_state(logbook, self.queue, shard) for shard in range(self.shards)))
-        self._next = min(resume for _, resume in loaded)
+        self.next_start = min(resume for _, resume in loaded)
         for line, (state, resume) in zip(self.lines, loaded, strict=True):
             line.begin(state, resume)
         self.is_loaded = True
@@ -297,12 +241,12 @@ class Following:
         """Until the fold has come to what this LogBook sees now."""
         newest = await logbook.read_prev(self._tag)
         seqnum = 0 if newest is None else newest.seqnum
-        if not self.is_loaded or self._next <= seqnum:
+        if not self.is_loaded or self.next_start <= seqnum:
             await self.wait(logbook, Arrival(seqnum))
 
     async def wait_for_record(self, logbook: LogBook, wait_s: float) -> None:
         """Until something happens to the queue, or so long."""
-        await self.wait(logbook, Arrival(self._next, wait_s, self.clock.here()))
+        await self.wait(logbook, Arrival(self.next_start, wait_s, self.clock.here()))
 
     def next_shard(self) -> int:
         """Where the next push goes: in turn, each process from another start."""
@@ -311,7 +255,9 @@ class Following:
 
     async def _read_on(self, logbook: LogBook, wait_s: float) -> bool:
         """One page; False if there was none. It may be cut short by somebody with less patience."""
-        reading = asyncio.ensure_future(logbook.read(self._tag, start=self._next, limit=PAGE_RECORDS, wait_s=wait_s))
+        reading = asyncio.ensure_future(
+            logbook.read(self._tag, start=self.next_start, limit=PAGE_RECORDS, wait_s=wait_s)
+        )
         begun_us = self.clock.now_us()
         if wait_s:
             self._read = reading
@@ -327,7 +273,7 @@ class Following:
             return False
         finally:
             self._read = None
-        if self._next < page.first_seqnum and (self._next > 0 or page.first_seqnum != self._begun_below):
+        if self.next_start < page.first_seqnum and (self.next_start > 0 or page.first_seqnum != self._begun_below):
             # Others have trimmed what was not read yet. From 0 on that may be right, if there is no checkpoint twice.
             self._begun_below = page.first_seqnum
             await self.load(logbook)
@@ -341,11 +287,11 @@ class Following:
             if not await fold(self, logbook, record):
                 await self.load(logbook)
                 return True
-        self._next = max(self._next, page.next_start)
+        self.next_start = max(self.next_start, page.next_start)
         if any(line.settlements for line in self.lines):
             self._start_soon(logbook)  # what nobody was there to take goes back
             if any(line.is_giving_back for line in self.lines):
-                self._leavings.see_through(logbook)
+                self.leavings.see_through(logbook)
         return True
 
     def begins_anew_for(self, seqnum: int, kept_from: int) -> bool:
@@ -356,7 +302,7 @@ class Following:
 
     def passed(self, record: Record) -> None:
         """The reading goes on behind it."""
-        self._next = record.next_seqnum
+        self.next_start = record.next_seqnum
         self.clock.hear(record.time)
 
     # Serving
@@ -374,10 +320,17 @@ class Following:
                         line.release(want.group, () if want.op else deliveries)
                     want.finish([(line, one) for one in deliveries])
                 continue
-            self._share_out(line, outstanding, index, deliveries)
+            take = outstanding.act.takes[index]
+            line.release(take.group, self._share_out(line, (take.group, take.lease_us), deliveries))
 
-    def _share_out(self, line: Line, outstanding: Outstanding, index: int, deliveries: list[Delivery]) -> None:
-        take = outstanding.act.takes[index]
+    def handed(self, line: Line, handed: Handed) -> None:
+        """A standing take of this process was given messages."""
+        line.hear(handed.deliveries, is_popped=not handed.lease_us)
+        kind = handed.group, handed.lease_us
+        self.surplus.add(kind, [(line, one) for one in self._share_out(line, kind, handed.deliveries)])
+
+    def _share_out(self, line: Line, kind: tuple[str, int], deliveries: list[Delivery]) -> list[Delivery]:
+        """Give them to those who wait; what is left."""
         at = 0
         for waiter in self.waiters:
             if at == len(deliveries):
@@ -386,13 +339,42 @@ class Following:
                 isinstance(waiter, Want)
                 and not waiter.is_done
                 and not waiter.op
-                and waiter.kind == (take.group, take.lease_us)
+                and waiter.kind == kind
                 and (waiter.lines is None or line.shard in waiter.lines)
             ):
                 share = deliveries[at : at + waiter.count]
                 at += len(share)
                 waiter.finish([(line, one) for one in share])
-        line.release(take.group, deliveries[at:])
+        return deliveries[at:]
+
+    def tidy(self, logbook: LogBook, *, is_last: bool) -> None:
+        """Nobody here has wanted for a while what standing takes were given: it goes back, and so does their credit.
+
+        `is_last`: all of it, and the log is told what was received.
+        """
+        for group, (line, delivery) in self.surplus.pop_old(is_all=is_last):
+            line.release(group, (delivery,))
+        if self.is_loaded and not self.is_over:
+            self.start_acts(logbook, is_tidying=is_last or not self._has_wants())
+
+    def _has_wants(self) -> bool:
+        return any(isinstance(waiter, Want) for waiter in self.waiters)
+
+    def look_after(self, logbook: LogBook) -> None:
+        """Standing takes were given something: see that nothing of it is left lying."""
+        if self.is_untidy:
+            self.leavings.see_through(logbook)
+
+    async def come_to_rest(self) -> None:
+        """Until no act is on its way."""
+        while tasks := [task for task in self.tasks if task is not asyncio.current_task() and not task.cancelling()]:
+            await asyncio.wait(tasks)
+
+    @property
+    def is_untidy(self) -> bool:
+        """Whether there is something that `tidy` would give back, withdraw or say."""
+        kinds = {want.kind for want in self.waiters if isinstance(want, Want)}
+        return bool(self.surplus) or any(line.owes_receipt or line.has_excess(kinds) for line in self.lines)
 
     def give_back(self, logbook: LogBook, group: str, served: Iterable[tuple[Line, Delivery]]) -> None:
         """Somebody who was served is gone before it could take its messages."""
@@ -402,20 +384,26 @@ class Following:
         for line, deliveries in by_line.items():
             line.release(group, deliveries)
         self._start_soon(logbook)
-        self._leavings.see_through(logbook)
+        self.leavings.see_through(logbook)
 
     # Acts
 
-    def start_acts(self, logbook: LogBook) -> None:
+    def start_acts(self, logbook: LogBook, *, is_tidying: bool = False) -> None:
         """Append what is to be asked for, at every shard that has no act on its way."""
         demand: Demand | None = None
-        now_us = self.clock.now_us() - _EARLY_US
+        now_us = self.clock.now_us() - EARLY_US
         self._turn = (self._turn + 1) % self.shards  # each shard is the first to be asked in its turn
         for line in (*self.lines[self._turn :], *self.lines[: self._turn]):
             if line.outstanding is None:
                 if demand is None:
-                    demand = Demand(self.waiters, self.lines, is_sure=self.clock.is_sure)
-                if line.settlements or demand.missing or demand.special:
+                    demand = Demand(
+                        self.waiters,
+                        self.lines,
+                        is_sure=self.clock.is_sure,
+                        may_stand=self.may_stand,
+                        is_tidying=is_tidying,
+                    )
+                if line.settlements or demand.is_anything:
                     line.compose(demand, now_us)
             if line.outstanding is not None and not line.outstanding.is_under_way:
                 line.outstanding.is_under_way = True
@@ -434,7 +422,7 @@ class Following:
             if self.shards > 1:
                 self.dealing.bind(logbook)
             self.start_acts(logbook)
-            self._finish_late()
+            finish_late(self)
 
     async def _append_act(self, logbook: LogBook, line: Line, outstanding: Outstanding) -> None:
         tags = records.record_tags(self.queue, line.shard, self.shards)
@@ -467,10 +455,10 @@ class Following:
                 error = uncertain(error)
             for want in (*line.refuse(error), *self._wants_of(outstanding)):
                 want.finish(None, BokiError.from_body(error.body()))
-            self._leavings.see_through(logbook)
+            self.leavings.see_through(logbook)
 
     def _wants_of(self, outstanding: Outstanding) -> list[Waiter]:
-        kinds = {(take.group, take.lease_us) for take in outstanding.act.takes}
+        kinds = outstanding.act.kinds
         return [waiter for waiter in self.waiters if isinstance(waiter, Want) and waiter.kind in kinds]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -357,6 +357,17 @@ class Group:
             return bool(spot.key) and self._holders.get(spot.key, spot.pos) != spot.pos
         return spot.key in self._holders or spot.key in self._parked
 
+    def may_give(self, backlog: Backlog, now_us: int) -> bool:
+        """Whether a take may find something: as things stand, or because a delay is over."""
+        if not self.is_dry and (self.cursor < backlog.next_pos or self._back):
+            return True
+        return self._has_live_head(self._waits) and self._waits[0][0] <= now_us
+
+    def lose(self, one: Delivery, now_us: int, reason: str) -> None:
+        """A message that was taken for good, and that maybe nobody got, becomes a dead letter."""
+        self.aside[one.spot.pos] = Aside(one.spot, DEAD, now_us, deliveries=one.deliveries, reason=reason)
+        self.done_count -= 1
+
     def next_due_us(self) -> int:
         """When the next delayed message is due, or the next lease runs out; 0: neither."""
         due_us = [heap[0][0] for heap in (self._leases, self._waits) if self._has_live_head(heap)]

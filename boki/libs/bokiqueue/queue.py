@@ -234,6 +234,8 @@ class Queue(Administration[T], Generic[T]):
     async def _take_from(
         self, settings: Settings, count: int, lease_us: int, patience_s: float, op: str
     ) -> list[Message[T]]:
+        if patience_s:
+            settings = await self._modernised(settings)
         shared = self._shared(settings)
         if not patience_s:
             await self.logbook.sync()
@@ -251,7 +253,8 @@ class Queue(Administration[T], Generic[T]):
             found = await self._receive(shared, want)
             if found or not want.result:
                 return found
-            left_s = patience_s - shared.clock.since(begun)  # none of what it was given could be read
+            # none of what it was given could be read
+            left_s = patience_s - shared.clock.since(begun) if patience_s else 0.0
             if patience_s and left_s <= 0:
                 return found
 

@@ -31,8 +31,10 @@ import msgspec
 
 from boki import CorruptData, VersionTooNew
 
-VERSION: Final = 1
-"""Of the records and of checkpoints."""
+VERSION: Final = 2
+"""The newest version of records. `Setup` has it, so that what cannot read the others refuses the queue by name."""
+_OLDEST: Final = 1
+"""The version of records that have not changed since."""
 
 QUEUES_TAG: Final = "!queues"
 NOW: Final = (1 << 63) - 1
@@ -88,6 +90,18 @@ class Take(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     op: str = ""
 
 
+class Credit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A standing take: give the group's next messages as they come, `granted` of them in all (see `standing`).
+
+    `since`: the act that began it, 0: this one. What has ended since does not begin again by a late act.
+    """
+
+    group: str
+    lease_us: int
+    granted: int
+    since: int = 0
+
+
 class Settle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What has become of messages: (position, token) each. `span_us`: a nack's delay, or the length of a lease."""
 
@@ -110,6 +124,28 @@ class Act(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     """(group, position, token) of leases that are taken away if they have run out by the time of this record."""
     kept_from: int = 0
     """Pops of this taker by records from here on may still be given back; 0: what it was given has been received."""
+
+    @property
+    def granted(self) -> Sequence[Credit]:
+        """Credit for standing takes."""
+        return ()
+
+    @property
+    def kinds(self) -> set[tuple[str, int]]:
+        """Of what it asks for: the group, and the length of the lease."""
+        takes = {(take.group, take.lease_us) for take in self.takes}
+        return takes | {(credit.group, credit.lease_us) for credit in self.granted}
+
+
+class Grant(Act, frozen=True, array_like=True, tag=11, forbid_unknown_fields=True):
+    """An act that grants credit besides."""
+
+    credits: list[Credit] = []
+
+    @property
+    def granted(self) -> Sequence[Credit]:
+        """See `Act.granted`."""
+        return self.credits
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
@@ -187,11 +223,11 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     span_us: int
 
 
-Kind = Push | Act | Done | Setup | OpenGroup | DropGroup | Saved | Part | Carry | Join
+Kind = Push | Act | Grant | Done | Setup | OpenGroup | DropGroup | Saved | Part | Carry | Join
 
 _DECODER: Final[msgspec.msgpack.Decoder[Kind]] = msgspec.msgpack.Decoder(Kind)
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_PREFIX: Final = bytes([VERSION])
+_PREFIXES: Final = (bytes([_OLDEST]), bytes([VERSION]))
 _LAST_VERSION: Final = 31
 _ARRAYS: Final = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
 """How an array begins in MessagePack. No text has one of these bytes behind a control character."""
@@ -199,7 +235,7 @@ _ARRAYS: Final = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
 
 def encode(record: Kind) -> bytes:
     """The record as the data of a log record."""
-    return _PREFIX + _ENCODER.encode(record)
+    return _PREFIXES[isinstance(record, Setup | Grant)] + _ENCODER.encode(record)
 
 
 def is_own(data: bytes) -> bool:
@@ -218,7 +254,7 @@ def decode(data: bytes) -> Kind:
         raise VersionTooNew(
             f"a queue record has format {data[0]}, and this Boki reads formats up to {VERSION}: update it"
         )
-    if data[:1] != _PREFIX:
+    if data[:1] not in _PREFIXES:
         raise CorruptData("a record under a queue's tag is not a queue record: only the queue library writes there")
     try:
         return _DECODER.decode(memoryview(data)[1:])

@@ -11,16 +11,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from boki import LogBook, TooLarge
-from boki.libs.bokiqueue.groups import DEAD, LEASED
+from boki.libs.bokiqueue.figures import NEVER_US, length, next_expiry_us
 from boki.libs.bokiqueue.records import Settings
 from boki.libs.bokiqueue.refusals import QueueFull
-from boki.libs.bokiqueue.state import ShardState
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue.following import Following
 
 _MARGIN_S: Final = 0.001
-_NEVER_US: Final = 1 << 63
 
 
 class Occupied(NamedTuple):
@@ -58,17 +56,17 @@ async def _wait(logbook: LogBook, shared: Following, settings: Settings, count: 
     while True:
         await shared.catch_up(logbook)
         now_us = shared.clock.looking_us(logbook.likely_time_us())
-        length = shared.pushing + sum(line.state.length() for line in shared.lines)
-        until_us = _NEVER_US
-        if length + count > settings.max_length:
+        there = shared.pushing + sum(length(line.state) for line in shared.lines)
+        until_us = NEVER_US
+        if there + count > settings.max_length:
             occupied = _look(shared, now_us)
-            length, until_us = shared.pushing + occupied.length, occupied.until_us
-        if length + count <= settings.max_length:
+            there, until_us = shared.pushing + occupied.length, occupied.until_us
+        if there + count <= settings.max_length:
             return
         left_s = patience_s - shared.clock.since(begun)
         if left_s < _MARGIN_S:
             raise QueueFull(
-                f"queue {shared.queue!r} has {length:,} messages, and its maximum length is {settings.max_length:,}: "
+                f"queue {shared.queue!r} has {there:,} messages, and its maximum length is {settings.max_length:,}: "
                 "push again when some were taken, or wait with wait_s",
                 queue=shared.queue,
                 limit=settings.max_length,
@@ -84,17 +82,5 @@ def _look(shared: Following, now_us: int) -> Occupied:
     if known is None or known.at != at or not known.from_us <= now_us < known.until_us:
         states = [line.state for line in shared.lines]
         until_us = min(next_expiry_us(state, now_us) for state in states)
-        known = shared.occupied = Occupied(at, now_us, until_us, sum(state.length(now_us) for state in states))
+        known = shared.occupied = Occupied(at, now_us, until_us, sum(length(state, now_us) for state in states))
     return known
-
-
-def next_expiry_us(state: ShardState, now_us: int) -> int:
-    """When the next message expires that somebody has still to take; in the far future if none does."""
-    untouched = (segment.expires_us for segment in (state.backlog.segments() if state.backlog.may_expire else ()))
-    asides = (
-        aside.spot.expires_us
-        for group in state.groups.values()
-        for aside in group.aside.values()
-        if aside.status not in (LEASED, DEAD)
-    )
-    return min((due_us for dues in (untouched, asides) for due_us in dues if due_us > now_us), default=_NEVER_US)

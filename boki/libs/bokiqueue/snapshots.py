@@ -7,6 +7,7 @@ import msgspec
 from boki.libs.bokiqueue.backlog import Rate
 from boki.libs.bokiqueue.groups import Aside, Delivery
 from boki.libs.bokiqueue.records import Settings
+from boki.libs.bokiqueue.standing import Standing
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +32,8 @@ class Popped(msgspec.Struct, frozen=True, array_like=True):
     group: str
     token: int
     deliveries: list[Delivery]
+    is_standing: bool = False
+    """Whether it was given to a standing take, and not to an act."""
 
 
 class OpDone(msgspec.Struct, frozen=True, array_like=True):
@@ -78,3 +81,5 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     members: list[Member]
     opened_at: int = 0
     passed_by: int = 0
+    standing: list[Standing] = []
+    """Of each group in the order of turns."""

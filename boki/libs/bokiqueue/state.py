@@ -4,6 +4,8 @@ Every process that follows the stream comes to the same state, because nothing e
 their times. A take is a request: the fold gives it what comes next at its place in the order, so takes of any number of
 processes never contend for anything, and no condition is needed.
 
+**Standing takes** are asked for in advance, and given what comes by the record with which it comes (`standing`).
+
 **Once.** A process numbers its acts, and the fold counts each (taker, number) once: an append whose outcome is unknown
 is simply made again. What the last act of a taker was given is remembered until its next act, and what it has taken for
 good and nobody has received yet for as long as it says so: that can be given back. `takers` has the bounds. A take
@@ -25,7 +27,7 @@ from __future__ import annotations
 from typing import Final
 
 from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment, Spot
-from boki.libs.bokiqueue.groups import DEAD, Aside, Delivery, Group
+from boki.libs.bokiqueue.groups import Aside, Delivery, Group
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -52,6 +54,7 @@ from boki.libs.bokiqueue.records import (
 )
 from boki.libs.bokiqueue.snapshots import Given as Given
 from boki.libs.bokiqueue.snapshots import GroupSnapshot, Member, OpDone, Popped, Snapshot
+from boki.libs.bokiqueue.standing import Handed, StandingTakes
 from boki.libs.bokiqueue.takers import Takers
 
 OP_US: Final = 3_600 * 1_000_000
@@ -66,6 +69,7 @@ MAX_GROUPS: Final = 1_000
 MAX_MEMBERS: Final = 1_000
 """Processes that are dealt shards; others take from all of them."""
 DEFAULT_GROUP: Final = ""
+_GONE: Final = "popped by a consumer that is gone, and that has not said whether it has received it"
 
 
 class ShardState:
@@ -85,6 +89,9 @@ class ShardState:
         self.backlog = Backlog()
         self.groups: dict[str, Group] = {}
         self.takers = Takers({}, {})
+        self.standing = StandingTakes()
+        self.handed: list[Handed] = []
+        """What standing takes were given by the last record."""
         self.ops: dict[str, OpDone] = {}
         self._op_messages = 0
         self.marks: list[tuple[int, int, int]] = []
@@ -106,13 +113,40 @@ class ShardState:
             self.passed_by += 1
 
     def apply(self, seqnum: int, time_us: int, record: Kind) -> Given | None:
-        """Go on to the next record of the stream. What came of it, if it is an act that counts."""
+        """Go on to the next record of the stream. What came of it, if it is an act that counts; see also `handed`."""
+        self.handed = []
         if seqnum <= self.at:
             if isinstance(record, Push):
                 self.backlog.add(seqnum, time_us, record)  # covered by the checkpoint that this state began with
             return None
         self.at = seqnum
         self.time_us = max(self.time_us, time_us)
+        given = self._decide(seqnum, time_us, record)
+        if self.standing:
+            self._hand_out(seqnum, time_us)
+            if isinstance(record, Saved):
+                self._forget_gone(time_us)
+        return given
+
+    def _hand_out(self, seqnum: int, time_us: int) -> None:
+        """What can be taken now goes to the standing takes."""
+        self.handed = self.standing.hand_out(self.groups, self.backlog, seqnum, time_us)
+        for taker, name, lease_us, deliveries in self.handed:
+            if not lease_us:
+                self.takers.add_popped(taker, Popped(name, seqnum, deliveries, is_standing=True))
+        if self.handed:
+            self._forget_passed()
+
+    def _forget_gone(self, time_us: int) -> None:
+        """Standing takes of processes that are gone end, and what they have popped has an end, too."""
+        for one in self.standing.ended(time_us):
+            self.standing.drop(one)
+            group = self.groups.get(one.group)
+            for delivery in self.takers.lose_popped(one.taker, one.group) if not one.lease_us else ():
+                if group is not None:
+                    group.lose(delivery, time_us, _GONE)
+
+    def _decide(self, seqnum: int, time_us: int, record: Kind) -> Given | None:
         match record:
             case Push():
                 self.backlog.add(seqnum, time_us, record)
@@ -135,6 +169,7 @@ class ShardState:
             case DropGroup():
                 self.groups.pop(record.group, None)
                 self.takers.forget_group(record.group)
+                self.standing.forget_group(record.group)
                 for op in [op for op in self.ops if op.startswith(f"{record.group}\n")]:
                     self._forget_op(op)
                 self.last_fence = seqnum
@@ -162,6 +197,8 @@ class ShardState:
             self.last_fence = seqnum  # also if it counts no more: it stands under the fence tag, where commits look
         if not self.takers.counts(act.taker, act.number):
             return None
+        if act.granted or self.standing:
+            self._hear(seqnum, act, time_us)
         self._fence(time_us, act.fences)
         popped = self.takers.unreceived(act.taker, act.kept_from) if act.kept_from else []
         settles = [self._settle(settle, time_us, popped) for settle in act.settles]
@@ -177,12 +214,24 @@ class ShardState:
         self._forget_old(time_us)
         return given
 
+    def _hear(self, seqnum: int, act: Act, time_us: int) -> None:
+        """The taker is there, and grants credit for groups that are there."""
+        for credit in act.granted:
+            self._group_of(credit.group)
+        granted = [one for one in act.granted if one.group in self.groups]
+        self.standing.heard(act.taker, act.kept_from or seqnum, granted, seqnum, time_us)
+        self._forget_gone(time_us)
+
+    def _group_of(self, name: str) -> Group | None:
+        """The group; the default one is made by whoever takes from it first."""
+        if name == DEFAULT_GROUP and name not in self.groups:
+            self.groups[name] = Group(self.backlog.first_pos)
+        return self.groups.get(name)
+
     def _take(self, seqnum: int, time_us: int, take: Take) -> list[Delivery] | None:
-        group = self.groups.get(take.group)
+        group = self._group_of(take.group)
         if group is None:
-            if take.group != DEFAULT_GROUP:
-                return None
-            group = self.groups[DEFAULT_GROUP] = Group(self.backlog.first_pos)
+            return None
         op = f"{take.group}\n{'lease' if take.lease_us else 'pop'}\n{take.op}"
         if take.op:
             earlier = self.ops.get(op)
@@ -236,8 +285,14 @@ class ShardState:
         for name, pos, token in fences:
             group = self.groups.get(name)
             aside = group.leased(pos, token) if group is not None else None
-            if group is not None and aside is not None and aside.due_us <= time_us:
+            is_over = aside is None or aside.due_us <= time_us
+            is_gone = self.standing.pop_unheard(name, pos, token, time_us, is_over=is_over)
+            if group is None or aside is None:
+                continue
+            if is_over:
                 self._nack(group, pos, aside, 0, time_us, "its lease ran out")
+            elif is_gone:
+                group.nack(pos, 0, time_us, is_counted=False)
 
     def _done(self, done: Done, time_us: int) -> None:
         group = self.groups.get(done.group)
@@ -394,6 +449,7 @@ class ShardState:
             list(self.members.values()),
             self.opened_at,
             self.passed_by,
+            list(self.standing),
         )
 
     @staticmethod
@@ -412,66 +468,17 @@ class ShardState:
         state._op_messages = sum(len(done.deliveries) for done in snapshot.ops.values())
         state.last_fence, state.push_rate = snapshot.last_fence, snapshot.push_rate
         state.opened_at, state.passed_by = snapshot.opened_at, snapshot.passed_by
+        state.standing = StandingTakes(snapshot.standing)
         state.members = {(member.group, member.taker): member for member in snapshot.members}
         return state
 
     # Looking
 
-    def depth(self, name: str) -> int:
-        """Messages that the group has not done, without dead letters; of a group that is not there, all."""
-        group = self.groups.get(name)
-        if group is None:
-            return self.backlog.next_pos - self.backlog.first_pos
-        return self.backlog.next_pos - group.cursor + len(group.aside) - group.count(DEAD)
-
-    def length(self, now_us: int = 0) -> int:
-        """Messages that some group has not done: what the maximum length bounds. With a time, those that live then."""
-        return max(self.depth(name) - self.expired(name, now_us) for name in self.groups or (DEFAULT_GROUP,))
-
-    def expired(self, name: str, now_us: int) -> int:
-        """How many of them have expired by then and were not come to yet; of a queue with ages all are looked at."""
-        if not now_us:
-            return 0
-        group = self.groups.get(name)
-        cursor = self.backlog.first_pos if group is None else group.cursor
-        untouched = sum(
-            segment.first + segment.count - max(cursor, segment.first)
-            for segment in (self.backlog.segments() if self.backlog.may_expire else ())
-            if segment.has_expired(now_us) and segment.first + segment.count > cursor
-        )
-        asides = () if group is None else group.aside.values()
-        return untouched + sum(aside.has_expired(now_us) for aside in asides)
-
-    def oldest_us(self, name: str, now_us: int) -> int:
-        """When the oldest message was pushed that the group has not done; 0 if there is none.
-
-        Dead letters do not count, nor what has expired by then.
-        """
-        group = self.groups.get(name)
-        asides = () if group is None else group.aside.values()
-        oldest = [aside.spot.time_us for aside in asides if aside.status != DEAD and not aside.has_expired(now_us)]
-        cursor = self.backlog.first_pos if group is None else group.cursor
-        segment = self.backlog.find(cursor)
-        if segment is not None and segment.has_expired(now_us):
-            live = (one for one in self.backlog.segments() if one.first >= cursor and not one.has_expired(now_us))
-            segment = next(live, None)
-        return min([*oldest, segment.time_us] if segment is not None else oldest, default=0)
-
-    def waiting_since_us(self, name: str) -> int:
-        """Since when the next message waits to be taken, or from when on one can be; 0: there is none."""
-        group = self.groups.get(name)
-        segment = self.backlog.find(self.backlog.first_pos if group is None else group.cursor)
-        if group is not None and (group.is_dry or segment is None) and not group.back_count:
-            return group.next_due_us()
-        if group is not None and group.back_count:
-            return group.oldest_back_us()
-        return segment.time_us if segment is not None else 0
-
     def ready_count(self, name: str) -> int:
         """About how many messages a take would find, at most; 0 if it would find none as things stand."""
         group = self.groups.get(name)
         if group is None:
-            return self.depth(name)
+            return self.backlog.next_pos - self.backlog.first_pos
         return 0 if group.is_dry else self.backlog.next_pos - group.cursor + group.back_count
 
 

@@ -75,6 +75,20 @@ class Takers:
         if count:
             self._kept[taker] = count
 
+    def add_popped(self, taker: bytes, popped: Popped) -> None:
+        """Its standing take was given these for good. They may be given back until its next act."""
+        given = self.given.get(taker)
+        if given is not None:
+            self.note(taker, given, [*self.popped.get(taker, ()), popped])
+
+    def lose_popped(self, taker: bytes, group: str) -> list[Delivery]:
+        """It is gone: what its standing takes were given for good, and it has never said to have received."""
+        given, popped = self.given.get(taker), self.popped.get(taker, [])
+        lost = [one for one in popped if one.is_standing and one.group == group]
+        if given is not None and lost:
+            self.note(taker, given, [one for one in popped if one not in lost])
+        return [delivery for one in lost for delivery in one.deliveries]
+
     def forget_group(self, group: str) -> None:
         """It begins anew or is no more: what was taken from it is nothing to it now."""
         for taker, popped in list(self.popped.items()):

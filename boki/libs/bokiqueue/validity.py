@@ -27,6 +27,7 @@ from boki.libs.bokiqueue.records import (
     LOST,
     Act,
     Carry,
+    Credit,
     Done,
     DropGroup,
     Join,
@@ -40,6 +41,7 @@ from boki.libs.bokiqueue.records import (
 )
 from boki.libs.bokiqueue.refusals import MAX_BATCH, MAX_KEY_CHARS, MAX_MESSAGE_BYTES, MAX_SHARDS, NAME, UNFIT
 from boki.libs.bokiqueue.snapshots import Given, Snapshot
+from boki.libs.bokiqueue.standing import Standing
 
 MAX_NUMBER: Final = (1 << 63) - 1
 """Maximum of seqnums, tokens, positions and counts."""
@@ -179,6 +181,8 @@ def _act_fault(act: Act) -> str:
         (len(act.taker) <= MAX_TAKER_BYTES, "taker"),
         (0 <= act.number <= MAX_NUMBER and 0 <= act.kept_from <= MAX_NUMBER, "number"),
         (len(act.takes) <= MAX_ENTRIES, "takes"),
+        (len(act.granted) <= MAX_ENTRIES, "credits"),
+        (all(_is_group(one.group) and _is_credit(one) for one in act.granted), "credits"),
         (len(act.settles) <= MAX_ENTRIES and settled <= MAX_SETTLED_AT_ONCE, "settles"),
         (len(act.fences) <= MAX_ENTRIES, "fences"),
         (all(_is_group(group) and _are_handles([(pos, token)]) for group, pos, token in act.fences), "fences"),
@@ -215,6 +219,7 @@ def snapshot_fault(snapshot: Snapshot, saved: Saved) -> str:
         (all(_are_deliveries(done.deliveries) for done in snapshot.ops.values()), "ops"),
         (all(_are_numbers(mark) for mark in snapshot.marks), "marks"),
         (all(0 <= member.until_us <= MAX_TIME_US + MAX_SPAN_US for member in snapshot.members), "members"),
+        (all(_is_standing(one) for one in snapshot.standing), "standing"),
     )
 
 
@@ -226,6 +231,19 @@ def _is_aside(aside: Aside, cursor: int) -> bool:
         and _are_numbers((aside.due_us, aside.token, aside.deliveries))
         and (aside.deliveries > 0 or aside.status != LEASED)
         and len(aside.reason) <= 2 * MAX_REASON_CHARS
+    )
+
+
+def _is_standing(one: Standing) -> bool:
+    numbers = (one.since, one.granted, one.used)
+    return (
+        _is_group(one.group)
+        and len(one.taker) <= MAX_TAKER_BYTES
+        and 0 <= one.lease_us <= MAX_SPAN_US
+        and _are_numbers(numbers)
+        and 0 <= one.silent_us <= MAX_TIME_US
+        and _are_handles(one.unheard)
+        and 0 <= one.until_us <= MAX_TIME_US + MAX_SPAN_US
     )
 
 
@@ -269,6 +287,10 @@ def _is_group(name: str) -> bool:
 def _are_keys(keys: Sequence[str]) -> bool:
     """Whether group keys or ops are within their limits."""
     return max(map(len, keys), default=0) <= MAX_KEY_CHARS and UNFIT.search("".join(keys)) is None
+
+
+def _is_credit(one: Credit) -> bool:
+    return 0 <= one.lease_us <= MAX_SPAN_US and 0 <= one.granted <= MAX_NUMBER and 0 <= one.since <= MAX_NUMBER
 
 
 def _are_handles(messages: Sequence[tuple[int, int]]) -> bool:

@@ -65,7 +65,7 @@ HOSTILE: Final[dict[str, bytes]] = {
     "bad UTF-8 in a group": raw(6, 0, "xx").replace(b"xx", b"\xff\xff"),
     "bad UTF-8 in a key": raw(1, 0, b"\x00", [b"a"], 0, 0, ["xx"]).replace(b"xx", b"\xc3\x28"),
     "a later version": b"\x05\x90",
-    "a later version of a push": b"\x02" + encode(Push(0, b"\x00", [b"x"]))[1:],
+    "a later version of a push": b"\x03" + encode(Push(0, b"\x00", [b"x"]))[1:],
     "an unknown kind": raw(99, 0),
     "a map": b"\x01" + msgspec.msgpack.encode({"a": 1}),
     "nested arrays": b"\x01\x98\x01\x00\xc4\x01\x00\x90\x00\x00\x90" + b"\x91" * 100_000 + b"\x90",
@@ -299,11 +299,11 @@ async def test_a_queue_of_a_later_format_is_refused_by_name() -> None:
     port = MemoryPort()
     queue: Queue[Any] = Queue(Process(port).logbook(), "q")
     await queue.push(1)
-    await queue.logbook.append(b"\x02" + encode(Setup(0, Settings()))[1:], [settings_tag("q")])
-    await queue.logbook.append(b"\x02\x91\x01", record_tags("q", 0, 1))
+    await queue.logbook.append(b"\x03" + encode(Setup(0, Settings()))[1:], [settings_tag("q")])
+    await queue.logbook.append(b"\x03\x91\x01", record_tags("q", 0, 1))
     for one in (queue, Queue[Any](Process(port).logbook(), "q")):
         for work in (one.stats, lambda one=one: one.pop(wait_s=1), lambda one=one: Queue(one.logbook, "q").push(2)):
-            with pytest.raises(VersionTooNew, match="format 2"):
+            with pytest.raises(VersionTooNew, match="format 3"):
                 await work()
     await Queue[Any](queue.logbook, "other").push(1)
 

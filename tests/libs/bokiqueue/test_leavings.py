@@ -10,7 +10,7 @@ import pytest
 import boki.testing
 from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
 from boki.libs.bokiqueue import LeaseLost, Queue, bodies, demand
-from boki.libs.bokiqueue.records import Act, decode
+from boki.libs.bokiqueue.records import Act, Push, decode
 from boki.log.operations import Append, Get
 from boki.runtime.deadline import Caller, Deadline
 from boki.runtime.logbook import LogAccess
@@ -253,3 +253,52 @@ async def test_an_act_whose_append_was_too_slow_is_made_again_while_its_caller_w
     assert failed
     assert port.clock.time() - began_s < 1
     assert (await queue.stats()).groups[0].done == 1
+
+
+@asynchronous
+async def test_what_comes_when_a_consumer_has_just_given_up_goes_to_others() -> None:
+    """Its credit stands for a moment more: it is given back, is not counted as a delivery, and the credit ends."""
+    for lease_s in (0, 60):
+        port = MemoryPort()
+        process = Process(port)
+        queue: Queue[int] = Queue(Process(port).logbook(), "q")
+        await queue.create(max_deliveries=1)
+        gives_up: Queue[int] = Queue(process.logbook(), "q")
+        waits = gives_up.lease(lease_s, wait_s=1) if lease_s else gives_up.pop(wait_s=1)
+        given = asyncio.ensure_future(waits)
+        await turns(60)
+        await port.clock.advance(1)
+        assert await given is None
+        await queue.push(1)
+        taking = asyncio.ensure_future(queue.lease(60, wait_s=5))
+        await turns(60)
+        assert not taking.done()
+        await port.clock.advance(1)
+        message = await taking
+        assert message is not None
+        assert message.deliveries == 1
+        await queue.push(2)
+        assert (await queue.pop()) is not None
+
+
+@asynchronous
+async def test_a_consumer_that_comes_again_is_given_what_came_meanwhile_at_once() -> None:
+    """Without an append: a push that came between two waits is there already."""
+    port = MemoryPort()
+    queue: Queue[int] = Queue(Process(port).logbook(), "q")
+    consumer: Queue[int] = Queue(Process(port).logbook(), "q")
+    await queue.create()
+    first = asyncio.ensure_future(asyncio.gather(consumer.pop(wait_s=9), consumer.pop(wait_s=9)))
+    await turns(60)
+    await queue.push_many([1, 2])
+    await first
+    waiting = [asyncio.ensure_future(consumer.pop(wait_s=900)) for _ in range(2)]
+    await turns(20)
+    before = len((await queue.logbook.read("!q:q:0")).records)
+    await queue.push(3)
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert [message.value for task in done if (message := task.result()) is not None] == [3]
+    more = (await queue.logbook.read("!q:q:0")).records[before:]
+    assert [type(decode(record.data)) for record in more] == [Push], "and nothing else"
+    for task in waiting:
+        task.cancel()

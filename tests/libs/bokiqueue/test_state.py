@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from boki import CorruptData, Record, VersionTooNew
 from boki.libs.bokiqueue import state
 from boki.libs.bokiqueue.backlog import Segment
+from boki.libs.bokiqueue.figures import depth, length
 from boki.libs.bokiqueue.groups import MAX_ASIDE
 from boki.libs.bokiqueue.records import (
     ACK,
@@ -24,8 +25,10 @@ from boki.libs.bokiqueue.records import (
     RELEASE,
     Act,
     Carry,
+    Credit,
     Done,
     DropGroup,
+    Grant,
     OpenGroup,
     Push,
     Saved,
@@ -276,7 +279,7 @@ def test_effects_that_committed_count_until_the_fence() -> None:
     token = stream.token
     stream.now_us += 11 * SECOND
     stream.append(Done(0, "", [(0, token), (0, token)]))
-    assert stream.state.depth("") == 1
+    assert depth(stream.state, "") == 1
     stream.fence()
     stream.append(Done(0, "", [(1, token)]))
     assert stream.take() == [1]
@@ -409,8 +412,8 @@ def test_what_lies_aside_is_bounded() -> None:
 
 def test_records_of_strangers_and_of_later_versions_are_refused_by_name() -> None:
     """Neither is taken for something else."""
-    with pytest.raises(VersionTooNew, match="format 2"):
-        decode(b"\x02" + encode(Setup(0, Settings()))[1:])
+    with pytest.raises(VersionTooNew, match="format 3"):
+        decode(b"\x03" + encode(Setup(0, Settings()))[1:])
     for data in (b"", b"\x00", b"\x01\x93junk", b"\x01" + msgspec.msgpack.encode([99, 0])):
         with pytest.raises(CorruptData):
             decode(data)
@@ -425,7 +428,12 @@ def test_records_keep_their_form() -> None:
     act = Act(0, b"t", 7, [Take("g", 2, 9, "op")], [Settle("", GIVE_BACK, [(1, 2)])], [("", 3, 4)], 5)
     assert encode(act).hex() == "01980200c40174079194a1670209a26f709195a0079192010200a09193a0030405"
     assert encode(OpenGroup(1, "g", 2, 3, is_anew=True)).hex() == "01960501a1670203c3"
-    assert encode(Setup(0, Settings(2, 3, 4, 5), is_first=True)).hex() == "019404009402030405c3"
+    setup = bytes.fromhex("019404009402030405c3")
+    assert decode(setup) == Setup(0, Settings(2, 3, 4, 5), is_first=True)
+    assert encode(decode(setup)) == b"\x02" + setup[1:], "what reads version 1 alone refuses the queue"
+    grant = Grant(0, b"t", 7, [], [], [], 5, [Credit("g", 9, 3, 2)])
+    assert encode(grant).hex() == "02990b00c40174079090900591" + "94a167090302"
+    assert decode(encode(grant)) == grant
     for record in (act, OpenGroup(1, "g", 2, 3, is_anew=True), Setup(0, Settings(2, 3, 4, 5), is_first=True)):
         assert decode(encode(record)) == record
 
@@ -469,11 +477,11 @@ def test_the_length_of_a_queue_does_not_count_what_has_expired() -> None:
     stream = Stream()
     stream.push(3, ttl_us=5 * SECOND)
     stream.push(2)
-    assert stream.state.length() == stream.state.length(stream.now_us) == 5
-    assert stream.state.length(stream.now_us + 5 * SECOND) == 2
+    assert length(stream.state) == length(stream.state, stream.now_us) == 5
+    assert length(stream.state, stream.now_us + 5 * SECOND) == 2
     assert stream.take(1, lease_s=100) == [0]
     assert stream.settle(NACK, 0, stream.token)
-    assert stream.state.length(stream.now_us + 5 * SECOND) == 2
+    assert length(stream.state, stream.now_us + 5 * SECOND) == 2
 
 
 def test_a_group_needs_no_history_while_nothing_was_forgotten() -> None:
