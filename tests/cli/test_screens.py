@@ -263,7 +263,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> None:
         (["log", "read", "b"], ["8796093022208", "2026-11-22 ", "guest:Ada", "order:8125", "country:Netherlands"]),
         (["log", "tail", "b", "--no-follow"], ["8796093022208", "guest:Ada, order:8125"]),
         (["functions"], ["handle_order_5", "place-order-2({", "orders", "payments", "refunds", "2026-11-22 ", "(UTC)"]),
-        (["ingest", "status", "p.toml"], ["visits", "123,456,789"]),
+        (["ingest", "status", "p.toml"], ["visits", "123,455,789"]),
         (["calls", "list"], ["80000000000000000000000000000001", "cancelled", "retrying", "12"]),
         (["calls", "show", "8" * 32], ["80000000000000000000000000000000", "PaymentProviderUnavailable: 11", " UTC"]),
     ],

@@ -13,8 +13,11 @@ from typer.testing import CliRunner
 from boki.child import Child
 from boki.cli.app import app
 from boki.client import BlockingClient, Client
+from boki.cluster.identity import start_mark
+from boki.cluster.state import SupervisorState, write_state
 from boki.config import DevConfig
 from boki.errors import BokiError, InvalidArgument, Unavailable
+from boki.host.data_directory import DataDirectory
 
 PROBLEM = "error: the configuration has 1 problem:\n  - "
 
@@ -328,6 +331,26 @@ def test_a_second_boki_dev_is_told_who_uses_the_data(system: DevConfig) -> None:
     said = " ".join(done.output.split())
     assert said.startswith(f"error: data directory {system.data} is in use by process ")
     assert said.endswith(": stop it, or choose another with --data")
+
+
+def test_a_boki_dev_beside_a_cluster_is_told_how_to_stop_it(project: Path) -> None:
+    """B9: by `boki down`, not by a kill."""
+    directory = DataDirectory(project / "data")
+    try:
+        (project / "data/cluster").mkdir()
+        me = os.getpid()
+        state = SupervisorState(pid=me, mark=start_mark(me), url="http://127.0.0.1:7", zookeeper="", chroot="")
+        write_state(project / "data/cluster", state)
+        done = CliRunner().invoke(app, ["dev", "--data", "data", "--port", "0"])
+    finally:
+        directory.close()
+    assert (done.output.strip(), done.exit_code) == (
+        (
+            "error: data directory data is in use by the cluster of `boki up` at http://127.0.0.1:7: stop it with "
+            "`boki down`, or choose another directory with --data"
+        ),
+        1,
+    )
 
 
 def test_a_project_can_be_made_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
