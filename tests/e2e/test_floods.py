@@ -24,7 +24,8 @@ WAIT_S = 30.0
 @contextmanager
 def limited_dev(folder: Path, ulimit: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A `boki dev` under that limit of the shell, and its URL."""
-    config = DevConfig(data=folder / "data", functions=folder / "functions", port=0, reload=False)
+    (folder / "functions").mkdir()
+    config = DevConfig(data=folder / "data", functions=folder / "functions", port=0, reload=False, log_format="json")
     words = [sys.executable, "-m", "boki", *arguments(config)]
     shell = ["/bin/sh", "-c", f'ulimit {ulimit}; exec "$@"', "sh", *words]
     with subprocess.Popen(shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
