@@ -1,7 +1,8 @@
 """Every message that two roles exchange, grouped "sender -> receiver". One frozen struct each.
 
-Losing, repeating or delaying any of them does no harm: numbers are absolute, and whatever is missing is asked for
-again. Each carries its term; a node that sees a newer term than its own fetches the view.
+Numbers are bounded by their types, and a link refuses what is out of range. Losing, repeating or delaying any message
+does no harm: numbers are absolute, and whatever is missing is asked for again. Each carries its term; a node that sees
+a newer term than its own fetches the view.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from enum import IntEnum
 
 import msgspec
 
-from boki.log.ids import LogId, NodeId, ShardId, Term
+from boki.log.ids import LogId, Natural, NodeId, ShardId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement
 from boki.log.metalog import MetalogEntry, Positions
 from boki.log.view import View
@@ -44,13 +45,13 @@ class FetchBatches(Message, frozen=True):
     must not stand still because of a damaged payload. → `BatchesFetched`
     """
 
-    request: int
+    request: Natural
     term: Term
     log: LogId
     shard: ShardId
-    first_lid: int
-    until_lid: int
-    max_bytes: int
+    first_lid: Natural
+    until_lid: Natural
+    max_bytes: Natural
     needs_payloads: bool = True
 
 
@@ -61,7 +62,7 @@ class IndexSaved(Message, frozen=True):
     """
 
     term: Term
-    next_seqnums: dict[LogId, int]
+    next_seqnums: dict[LogId, Natural]
 
 
 class Holding(IntEnum):
@@ -79,16 +80,16 @@ class Holding(IntEnum):
 class BatchesFetched(Message, frozen=True):
     """storage -> engine, storage. Batches in order of local id; `holding` speaks of `first_lid`, as it was asked."""
 
-    request: int
+    request: Natural
     term: Term
     log: LogId
     shard: ShardId
-    first_lid: int
+    first_lid: Natural
     holding: Holding
     batches: tuple[bytes, ...]
     error: str = ""
     """Set if bytes were there and failed their checksum."""
-    freed_until: int = 0
+    freed_until: Natural = 0
     """With `FREED`: all local ids from the first one asked for until here have been freed."""
 
 
@@ -101,8 +102,8 @@ class ShardProgress(Message, frozen=True):
     term: Term
     log: LogId
     shard: ShardId
-    incarnation: int
-    stored_until: int
+    incarnation: Natural
+    stored_until: Natural
     has_room: bool
     """False if the disk is (nearly) full: the engine refuses appends that its quorum has no room for."""
 
@@ -126,9 +127,9 @@ class AppendEntry(Message, frozen=True):
 
     term: Term
     log: LogId
-    index: int
+    index: Natural
     entries: tuple[MetalogEntry, ...]
-    committed: int
+    committed: Natural
 
 
 class EntriesStored(Message, frozen=True):
@@ -136,8 +137,8 @@ class EntriesStored(Message, frozen=True):
 
     term: Term
     log: LogId
-    incarnation: int
-    stored_until: int
+    incarnation: Natural
+    stored_until: Natural
 
 
 # sequencer -> engine, storage
@@ -151,9 +152,9 @@ class Metalog(Message, frozen=True):
 
     term: Term
     log: LogId
-    first_index: int
+    first_index: Natural
     entries: tuple[MetalogEntry, ...]
-    committed: int
+    committed: Natural
     ended: bool = False
 
 
@@ -162,24 +163,24 @@ class FetchMetalog(Message, frozen=True):
 
     term: Term
     log: LogId
-    first_index: int
+    first_index: Natural
 
 
 class AskTail(Message, frozen=True):
     """engine -> sequencers. How many entries do you hold? A majority's largest answer covers all acknowledged ones."""
 
-    request: int
+    request: Natural
     log: LogId
 
 
 class TellTail(Message, frozen=True):
     """sequencer -> engine. It counts only if `term` is the current one and not sealed."""
 
-    request: int
+    request: Natural
     term: Term
     log: LogId
-    incarnation: int
-    stored_until: int
+    incarnation: Natural
+    stored_until: Natural
     sealed: bool
 
 
@@ -196,9 +197,9 @@ class Sealed(Message, frozen=True):
     """The term is sealed here, durably; per log, how many entries this incarnation holds, and its last cut's time."""
 
     term: Term
-    incarnation: int
-    stored_until: tuple[int, ...]
-    last_time_us: int
+    incarnation: Natural
+    stored_until: tuple[Natural, ...]
+    last_time_us: Natural
 
 
 class FetchSealed(Message, frozen=True):
@@ -206,7 +207,7 @@ class FetchSealed(Message, frozen=True):
 
     term: Term
     log: LogId
-    first_index: int
+    first_index: Natural
 
 
 class SealedEntries(Message, frozen=True):
@@ -214,7 +215,7 @@ class SealedEntries(Message, frozen=True):
 
     term: Term
     log: LogId
-    first_index: int
+    first_index: Natural
     entries: tuple[MetalogEntry, ...]
 
 
@@ -226,7 +227,7 @@ class Complete(Message, frozen=True):
 
     term: Term
     log: LogId
-    first_index: int
+    first_index: Natural
     entries: tuple[MetalogEntry, ...]
 
 
@@ -235,8 +236,8 @@ class Completed(Message, frozen=True):
 
     term: Term
     log: LogId
-    incarnation: int
-    stored_until: int
+    incarnation: Natural
+    stored_until: Natural
 
 
 # controller -> everybody, and back: heartbeats
@@ -245,7 +246,7 @@ class Completed(Message, frozen=True):
 class Ping(Message, frozen=True):
     """controller -> anybody. Are you there? → `Pong`, by the core itself, so that a stuck one is silent"""
 
-    number: int
+    number: Natural
 
 
 class Pong(Message, frozen=True):
@@ -254,9 +255,9 @@ class Pong(Message, frozen=True):
     Of a sequencer: whether that term `is_sealed` here, and which logs it `leads`, that is: would append to.
     """
 
-    number: int
+    number: Natural
     term: Term
-    incarnation: int
+    incarnation: Natural
     is_sealed: bool = False
     leads: tuple[LogId, ...] = ()
     wants_new_term: bool = False
@@ -279,8 +280,8 @@ class ShardRow(msgspec.Struct, frozen=True, array_like=True):
     engine: NodeId | None
     replicas: tuple[NodeId, ...]
     """As its `OpenShard` named them; the placement map may say otherwise."""
-    ordered_until: int
-    stored_until: int
+    ordered_until: Natural
+    stored_until: Natural
     is_closed: bool
     """It is ordered no further: by a `CloseShard`, or because its term has ended."""
 
@@ -291,9 +292,9 @@ class FetchShards(Message, frozen=True):
     Those that are to be on this node, or still are, and in which anything was or may be ordered.
     """
 
-    request: int
+    request: Natural
     after: tuple[Term, LogId, ShardId]
-    limit: int
+    limit: Natural
 
 
 class ShardsFetched(Message, frozen=True):
@@ -304,11 +305,11 @@ class ShardsFetched(Message, frozen=True):
     the index covers that this node has completely.
     """
 
-    request: int
+    request: Natural
     rows: tuple[ShardRow, ...]
     is_last: bool
     is_caught_up: bool
-    placement_version: int = 0
+    placement_version: Natural = 0
     checkpoint: Positions = {}
 
 
@@ -323,16 +324,16 @@ class StoreCheckpoint(Message, frozen=True):
     valid, as soon as the storage node has itself come as far as it covers. → `CheckpointStored`
     """
 
-    lineage: int
-    number: int
-    page: int
+    lineage: Natural
+    number: Natural
+    page: Natural
     is_last: bool
     rows: tuple[tuple[bytes, bytes], ...]
     deleted: tuple[tuple[bytes, bytes], ...]
     """Ranges start ≤ key < stop; they go before `rows`."""
-    positions: dict[LogId, int]
+    positions: dict[LogId, Natural]
     """Per log, the metalog position that it covers."""
-    next_seqnums: dict[LogId, int] = {}
+    next_seqnums: dict[LogId, Natural] = {}
     """Per log, of the term of `positions`, the seqnum below which it covers all records: as in `IndexSaved`."""
 
 
@@ -343,11 +344,11 @@ class CheckpointStored(Message, frozen=True):
     on: it can only be sent a whole index, as number 1 of a new lineage.
     """
 
-    lineage: int
-    number: int
-    pages: int
+    lineage: Natural
+    number: Natural
+    pages: Natural
     is_complete: bool
-    incarnation: int
+    incarnation: Natural
 
 
 class FetchCheckpoint(Message, frozen=True):
@@ -357,22 +358,22 @@ class FetchCheckpoint(Message, frozen=True):
     name, as long as no more than a second passes between two of these.
     """
 
-    request: int
-    lineage: int
-    number: int
+    request: Natural
+    lineage: Natural
+    number: Natural
     after_key: bytes
-    max_bytes: int
+    max_bytes: Natural
 
 
 class CheckpointFetched(Message, frozen=True):
     """storage -> engine. `lineage` 0: there is none, or the one asked for has been replaced: begin anew."""
 
-    request: int
-    lineage: int
-    number: int
+    request: Natural
+    lineage: Natural
+    number: Natural
     rows: tuple[tuple[bytes, bytes], ...]
     is_last: bool
-    positions: dict[LogId, int]
+    positions: dict[LogId, Natural]
 
 
 class FetchState(Message, frozen=True):
@@ -381,9 +382,9 @@ class FetchState(Message, frozen=True):
     `snapshot` 0 asks for the beginning of any; else for what follows at `offset`.
     """
 
-    request: int
-    snapshot: int = 0
-    offset: int = 0
+    request: Natural
+    snapshot: Natural = 0
+    offset: Natural = 0
 
 
 class StateFetched(Message, frozen=True):
@@ -392,11 +393,11 @@ class StateFetched(Message, frozen=True):
     If `snapshot` is not the one that was asked for, that one is gone, and this is the beginning of another.
     """
 
-    request: int
+    request: Natural
     state: bytes
-    snapshot: int = 0
-    offset: int = 0
-    size_bytes: int = 0
+    snapshot: Natural = 0
+    offset: Natural = 0
+    size_bytes: Natural = 0
 
 
 # engine -> sequencers: letting old entries go
@@ -409,7 +410,7 @@ class DropEntries(Message, frozen=True):
 
     term: Term
     log: LogId
-    until: int
+    until: Natural
 
 
 class EntriesDropped(Message, frozen=True):
@@ -417,7 +418,7 @@ class EntriesDropped(Message, frozen=True):
 
     term: Term
     log: LogId
-    kept_from: int
+    kept_from: Natural
 
 
 # coordinator -> everybody

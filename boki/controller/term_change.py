@@ -93,7 +93,7 @@ class TermChange:
         """See `boki.effects.Core`."""
         match message:
             case Sealed(term, incarnation) if term == self.last.term and self.step is Step.SEALING:
-                if self._counts(sender, incarnation):
+                if self._counts(sender, incarnation) and len(message.stored_until) == self.last.log_count:
                     self._sealed[sender] = message
                     return self._try_complete(now_us)
             case SealedEntries(term, log, first_index, entries) if self._is_wanted(term, log, sender):

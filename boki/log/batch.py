@@ -18,7 +18,7 @@ from zlib import crc32
 
 from boki.errors import CorruptData, VersionTooNew
 from boki.log.chunk import Chunk
-from boki.log.ids import LogId, ShardId, Term
+from boki.log.ids import MAX_SEQNUM, MAX_TERM, LogId, ShardId, Term
 
 VERSION: Final = 1
 MAGIC: Final = b"BOKI"
@@ -70,6 +70,8 @@ def read_header(data: bytes) -> BatchHeader:
         raise CorruptData("a batch header fails its checksum")
     if size != len(data):
         raise CorruptData(f"a batch of {size} bytes came with {len(data)} bytes")
+    if max(shard, first_lid + count) > MAX_SEQNUM or term > MAX_TERM:
+        raise CorruptData(f"a batch of term {term}, shard {shard} and local id {first_lid}: there are no such numbers")
     return BatchHeader(term, log, shard, first_lid, count, chunk_count, size)
 
 

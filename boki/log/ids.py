@@ -14,14 +14,11 @@ restarts is a new incarnation with new shards. The id holds the incarnation, so 
 from __future__ import annotations
 
 import re
-from typing import Final, NewType
+from typing import Annotated, Final, NewType
+
+from msgspec import Meta
 
 from boki.errors import InvalidArgument, TooLarge
-
-NodeId = NewType("NodeId", str)
-Term = int
-LogId = int
-ShardId = int
 
 TERM_BITS: Final = 20
 LOG_BITS: Final = 8
@@ -33,6 +30,15 @@ MAX_SEQNUM: Final = (1 << 63) - 1
 """Larger than or equal to every seqnum; `read_prev` starts here."""
 
 SHARD_ORDINAL_BITS: Final = 20
+
+NodeId = NewType("NodeId", str)
+Natural = Annotated[int, Meta(ge=0, le=MAX_SEQNUM)]
+"""A count, index or id: a signed long that is not negative. What decodes messages and what is on disks refuses others,
+so no core sees a number that its disk could not hold.
+"""
+Term = Annotated[int, Meta(ge=0, le=MAX_TERM)]
+LogId = Annotated[int, Meta(ge=0, le=MAX_LOG)]
+ShardId = Natural
 
 SYSTEM_BOOK_PREFIX: Final = "boki:"
 """Books of the runtime itself. Users can read them and cannot write them."""

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from boki.errors import CorruptData, InvalidArgument, VersionTooNew
-from boki.log.ids import MAX_LOG, MAX_TERM, LogId, NodeId, ShardId, Term
+from boki.log.ids import MAX_LOG, MAX_TERM, LogId, Natural, NodeId, ShardId, Term
 
 VERSION: Final = 2
 """2: `CloseShard.is_lost`, which a reader of version 1 would overlook."""
@@ -30,8 +30,8 @@ class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
     `time_us` is the primary's clock, never going back, in microseconds since the epoch: the time of these records.
     """
 
-    time_us: int
-    until: tuple[tuple[ShardId, int], ...]
+    time_us: Natural
+    until: tuple[tuple[ShardId, Natural], ...]
 
 
 class Trim(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
@@ -42,10 +42,10 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
 
     book: str
     tag: str | None
-    before: int
+    before: Natural
     everything: bool
     engine: NodeId
-    request: int
+    request: Natural
 
 
 class OpenShard(msgspec.Struct, frozen=True, array_like=True, tag="open"):
@@ -109,7 +109,7 @@ def split_position(position: int) -> tuple[Term, int]:
     return position >> _INDEX_BITS, position & ((1 << _INDEX_BITS) - 1)
 
 
-Positions = dict[LogId, int]
+Positions = dict[LogId, Natural]
 """Per physical log, the metalog position that a caller has seen. A log that is missing has not been seen."""
 
 

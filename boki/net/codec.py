@@ -170,7 +170,7 @@ class Decoder:
             whole = [self._join(message, rest) if type(message) in _MARKS else message for message in messages]
         except _Exhausted:
             raise Refusal("a pack with fewer frames than its messages speak of") from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             raise Refusal(f"a message that cannot be read: {error}") from None
         if next(rest, None) is not None:
             raise Refusal("a pack with more frames than its messages speak of")

@@ -417,7 +417,8 @@ class SequencerCore:
             writes += drop_terms(term)
         store = self._store(term, log)
         if store is not None:
-            writes += store.drop(until)
+            # an engine knows only what is committed, so beyond what is here it says nothing of this node
+            writes += store.drop(min(until, store.length) if drops_earlier_terms else until)
             then.append(Send(self.node, self._stored(store)))
         return (Store(writes, then=then),) if writes else ()
 

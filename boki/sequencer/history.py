@@ -56,7 +56,8 @@ class History:
         """A page of what was asked for: the writes that keep it, and the question for the next one."""
         if message.term != self.term or message.term not in self._chain:
             return []
-        store, end = self._find(message.term, message.log), self._chain.end_of(message.term, message.log)
+        store = self._find(message.term, message.log)
+        end = self._chain.end_of(message.term, message.log) if store is not None else None
         if store is None or end is None or message.first_index > store.length:
             return []
         before = store.length

@@ -50,7 +50,7 @@ class Answers:
         key = (message.term, message.log, message.shard)
         shard = self._holdings.shards.get(key)
         known = (shard.written_until, shard.life) if shard is not None else (0, 0)
-        question = Question(sender, message, *known, min(message.max_bytes, _ANSWER_BYTES))
+        question = Question(sender, message, *known, min(max(1, message.max_bytes), _ANSWER_BYTES))
         return (self._load(question, batch_key(key, 0)),)
 
     @staticmethod

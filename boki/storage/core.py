@@ -174,15 +174,15 @@ class StorageCore:
                 return self._keep(self.checkpoints.store(sender, message, self.applied, now_us))
             case FetchCheckpoint():
                 return (self.checkpoints.fetch(sender, message, now_us),)
-            case EntriesDropped(term, log, kept_from):
-                if term == self.follower.term and split_position(self.follower.position(log))[1] < kept_from:
+            case EntriesDropped():
+                if self.follower.has_lost(message):
                     self._takeover.need()
             case FetchState():
                 return (Send(sender, self._snapshots.give(message, now_us)),) if self.follower.chain else ()
             case StateFetched():
                 match self._takeover.take(sender, message, now_us):
-                    case Send() as question:
-                        return (question,)
+                    case Send() | Trace() as effect:
+                        return (effect,)
                     case Checkpoint() as state:
                         return self._take_over(state)
         return ()
@@ -245,6 +245,8 @@ class StorageCore:
         if header.term not in self.follower.chain:
             known = self._newest_term
             return (Send(COORDINATOR, FetchView(known)),) if header.term > known else ()
+        if header.log >= self.follower.chain[header.term].log_count:
+            return (Trace(logging.WARNING, f"refused a batch of {engine}: term {header.term} has no log {header.log}"),)
         shard = self.holdings.shards.get(key)
         if shard is None:
             is_over = header.term < self.follower.term

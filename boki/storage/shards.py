@@ -89,7 +89,7 @@ def find_shards(disk: DiskReader, from_term: Term) -> Iterator[ShardKey]:
             return
         shard, _ = split_batch_key(row[0])
         yield shard
-        start = after_shard(shard)
+        start = after_shard(shard) + b"\x00"  # a key that is strictly larger than every one of the shard
 
 
 def recover_shard(disk: DiskReader, key: ShardKey, shard: Shard) -> None:

@@ -7,17 +7,21 @@ itself it keeps, as far as that was ordered; what it lacks, repair brings.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from struct import error as StructError
 from typing import Final
 
 import msgspec
 
-from boki.effects import Send
+from boki.effects import Send, Trace
+from boki.errors import CorruptData
 from boki.follower import MetalogFollower
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions, term_of
 from boki.messages import FetchState, StateFetched
 from boki.storage.holdings import Holdings
+from boki.storage.shards import Shard
 from boki.storage.state import Checkpoint, set_order
 
 _REPEAT_US: Final = 1_000_000
@@ -85,7 +89,7 @@ class Takeover:
             self._asked_count += 1
             yield Send(peers[self._asked_count % len(peers)], FetchState(self._asked_count))
 
-    def take(self, sender: NodeId, message: StateFetched, now_us: int) -> Checkpoint | Send | None:
+    def take(self, sender: NodeId, message: StateFetched, now_us: int) -> Checkpoint | Send | Trace | None:
         """A part has come. → the state, if it was the last; else the next question, if this answers the last one"""
         if message.request != self._asked_count:
             return None
@@ -98,11 +102,25 @@ class Takeover:
         if len(self._parts) < message.size_bytes:
             return Send(sender, FetchState(message.request, message.snapshot, len(self._parts)))
         state, self._parts = bytes(self._parts), bytearray()
-        return msgspec.msgpack.decode(state, type=Checkpoint)
+        try:
+            return _decode(state)
+        except CorruptData as error:
+            return Trace(logging.WARNING, f"refused the state of {sender}: {error}")
 
     def done(self) -> None:
         """The node goes on by itself again."""
         self.is_needed = False
+
+
+def _decode(data: bytes) -> Checkpoint:
+    """A peer's state, all orders in it checked; `CorruptData` if it is none."""
+    try:
+        state = msgspec.msgpack.decode(data, type=Checkpoint)
+        for row in state.shards:
+            set_order(Shard(), row)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, StructError) as error:
+        raise CorruptData(f"what it knows cannot be read: {error}") from None
+    return state
 
 
 def is_ahead(state: Checkpoint, applied: Positions) -> bool:

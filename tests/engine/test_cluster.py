@@ -204,12 +204,12 @@ def test_an_engine_that_was_not_told_of_a_term_asks() -> None:
 
 
 def test_a_core_answers_a_ping_itself() -> None:
-    """With the newest term that it knows."""
+    """With the newest term that it knows, and how far it has applied the metalogs."""
     cluster = made()
     cluster.change_term()
     cluster.tell("engine-1", Ping(7), "controller-1")
     cluster.run()
-    assert cluster.messages(Pong)[-1] == Pong(7, 2, cluster.engine.incarnation)
+    assert cluster.messages(Pong)[-1] == Pong(7, 2, cluster.engine.incarnation, applied=cluster.engine.index.applied)
 
 
 # shards that move

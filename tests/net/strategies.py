@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
-from typing import Any, Literal, NewType, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
 import msgspec
 from hypothesis import strategies as st
@@ -30,6 +30,9 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a type as it is written in a message's field."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        (meta,) = kind.__metadata__
+        return st.integers(meta.ge, meta.le)
     if kind in _PLAIN:
         return _PLAIN[kind]
     if isinstance(kind, NewType):
