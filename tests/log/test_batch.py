@@ -27,7 +27,7 @@ def golden_chunks() -> list[tuple[bytes, int]]:
 @given(
     st.integers(1, (1 << 20) - 1),
     st.integers(0, 255),
-    st.integers(0, (1 << 64) - 1),
+    st.integers(0, (1 << 63) - 1),
     st.integers(0, 1 << 40),
     st.lists(st.tuples(names, many_groups), min_size=1, max_size=4),
 )
