@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from boki.messages import Message
 from boki.net.codec import APART_BYTES
 from boki.net.traffic import RULES
+from boki.retry import Retry
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _BYTES = st.binary(max_size=12) | st.sampled_from([APART_BYTES - 1, APART_BYTES, 3 * APART_BYTES]).map(bytes)
@@ -37,6 +38,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return _PLAIN[kind]
     if isinstance(kind, NewType):
         return values_of(kind.__supertype__)
+    if kind is Retry:  # it refuses what no policy can be when it is made
+        return st.builds(Retry, attempts=st.integers(1, 9), first_s=st.floats(0, 9), errors=st.tuples(st.just("E")))
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
