@@ -44,6 +44,7 @@ from boki.runtime.http_request import Request
 from boki.runtime.http_response import Response
 from boki.runtime.log_calls import NewRecord
 from boki.runtime.logbook import LogBook, Subscription
+from boki.runtime.streaming import Event
 
 if TYPE_CHECKING:
     from boki.client import BlockingClient, Client
@@ -66,6 +67,7 @@ __all__ = [
     "DataDirectoryInUse",
     "DeadlineExceeded",
     "DiskFull",
+    "Event",
     "Expect",
     "FunctionFailed",
     "InvalidArgument",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -92,6 +93,24 @@ class Consumption(msgspec.Struct, frozen=True, kw_only=True):
     """After a failure messages come back this much later, twice as late each time."""
 
 
+CHUNK_BYTES: Final = 16 * 1024
+"""The largest piece of a streamed result."""
+WINDOW: Final = 8
+"""How many chunks of a stream may be on their way to a caller who has not taken them."""
+
+
+class ResultChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a streamed result. `number` counts from 1; `head`: of the first one, status and headers."""
+
+    number: int
+    data: bytes
+    head: bytes = b""
+
+
+TakeChunk = Callable[[ResultChunk], None]
+"""What is given each chunk of a stream, once and in order."""
+
+
 class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A registered function, as the engine and the gateway know it without importing its module."""
 
@@ -120,6 +139,8 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The queue whose messages it is called with; in the LogBook of its calls."""
     http: tuple[str, ...] = ()
     """Its own routes, such as "GET /u/{code}", beside `/function/NAME` (`boki.routes`)."""
+    streams: bool = False
+    """It is a generator: its result goes to an HTTP caller chunk by chunk."""
 
     retry: Retry | None = None
     """When logged calls of it run again; None: only if a worker or an engine is lost."""

@@ -11,11 +11,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
+from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
 from boki.config import DevConfig
 from boki.config_rules import is_loopback
 from boki.engine.calls.ledger import Owner
@@ -23,7 +23,7 @@ from boki.engine.calls.logged_calls import LoggedCalls
 from boki.engine.functions.pools import FunctionHost
 from boki.engine.log_service import LogService
 from boki.errors import InvalidArgument, StoreFailed
-from boki.gateway.backend import Deployments, EngineWatcher
+from boki.gateway.backend import Deployments, EngineWatcher, StreamControl
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import Standing
 from boki.gateway.http.function_lookup import no_such_function
@@ -35,6 +35,7 @@ from boki.log.ids import NodeId
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 from boki.runtime.frames import ConsoleLine
+from boki.runtime.streaming import no_stream
 
 _log = logging.getLogger("boki")
 _LOOK_S: Final = 0.25
@@ -156,7 +157,22 @@ class Dev:
     async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
         if call.function not in self.functions.functions:  # else only the log would ever learn of it
             raise no_such_function(call.function, self.functions.functions)
+        if self.functions.functions[call.function].streams:
+            raise no_stream(call.function)
         return await self.calls.accept(call, key=key, delay_s=delay_s)
+
+
+class _Started(NamedTuple):
+    """`boki.gateway.backend.StreamControl` of a call in this process."""
+
+    functions: FunctionHost
+    ticket: int
+
+    def taken(self, count: int) -> None:
+        self.functions.streams.taken(self.ticket, count)
+
+    def stop(self) -> None:
+        self.functions.cancel_call(self.ticket)
 
 
 class _Backend:
@@ -196,8 +212,14 @@ class _Backend:
     def watch(self, watcher: EngineWatcher) -> None:
         watcher.engine_changed(ENGINE, Standing())
 
-    def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:  # noqa: ARG002
-        self._dev.functions.start_call(call, done)
+    def start_call(
+        self,
+        engine: NodeId,  # noqa: ARG002
+        call: Call,
+        done: Callable[[Outcome], None],
+        take: TakeChunk | None = None,
+    ) -> StreamControl:
+        return _Started(self._dev.functions, self._dev.functions.start_call(call, done, take=take))
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         return await self._dev.service.request(operation, positions, timeout_s)

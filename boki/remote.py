@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, ModuleInfo, Outcome, ResultChunk
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.metalog import Positions
@@ -29,6 +29,26 @@ class StartCall(Message, frozen=True):
 
     request: int
     call: Call
+
+
+class StreamChunk(Message, frozen=True):
+    """A piece of the call's result. What is lost is sent again when `StreamTaken` says the same twice."""
+
+    request: int
+    chunk: ResultChunk
+
+
+class StreamTaken(Message, frozen=True):
+    """So many chunks of that call are taken. Repeated every second while nothing comes."""
+
+    request: int
+    count: int
+
+
+class StopCall(Message, frozen=True):
+    """Nobody waits for that call any more: cancel it. → `CallEnded`"""
+
+    request: int
 
 
 class CallEnded(Message, frozen=True):
@@ -234,6 +254,8 @@ class TellStatus(Message, frozen=True):
 
 FOR_ENGINE_SHELL: Final = (
     StartCall,
+    StreamTaken,
+    StopCall,
     AcceptCall,
     CallOnce,
     AskCall,
@@ -253,6 +275,9 @@ _ANYBODY: Final = frozenset(Role)
 
 SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     StartCall: _GATEWAY,
+    StreamChunk: _ENGINE,
+    StreamTaken: _GATEWAY,
+    StopCall: _GATEWAY,
     CallEnded: _ENGINE,
     AcceptCall: _GATEWAY | _ENGINE,  # an engine without the index has no logged calls of its own
     CallAccepted: _ENGINE,

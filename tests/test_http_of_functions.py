@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from boki import BlockingClient, Response
+from boki import BlockingClient, Client, Response
 from boki.dev import Dev
 from tests.contract.live import LoopThread, dev_system
 from tests.gateway.fake_backend import refused
@@ -214,3 +214,120 @@ def test_openapi_lists_the_routes(system: tuple[LoopThread, Dev]) -> None:
         assert "requestBody" in item["post"]
 
     over_http(system, work)
+
+
+# Streams
+
+NO_STREAM = (
+    "ticks streams its result, which only HTTP callers of /function/ticks and of its routes can take, without an "
+    "Idempotency-Key: call a function that returns, or iterate over it in your own code"
+)
+
+
+def test_events_and_lines_are_streamed_by_functions_of_both_kinds(system: tuple[LoopThread, Dev]) -> None:
+    """More chunks than may be under way at once, complete and in order, with the head that the function gives."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with http.get("/ticks/40") as response:
+            assert (response.status, response.content_type) == (200, "text/event-stream")
+            assert response.headers["Cache-Control"] == "no-cache"
+            assert response.headers["Boki-Outcome"] == "streamed"
+            wanted = "".join(f'id: {n}\ndata: {{"n":{n}}}\n\n' for n in range(40))
+            assert await response.text() == wanted
+        async with http.post("/function/lines", json=40) as response:
+            assert (response.status, response.headers["X-Mine"]) == (201, "1")
+            assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+            assert await response.text() == "".join(f"line {n}\n" for n in range(40))
+        async with http.post("/function/nothing") as response:
+            assert (response.status, await response.read()) == (200, b"")
+
+    over_http(system, work)
+
+
+def test_a_failure_before_the_first_item_is_an_ordinary_answer(system: tuple[LoopThread, Dev]) -> None:
+    """Nothing has been sent yet."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with http.get("/ticks/x") as response:
+            await refused(response, 400, "invalid_argument")
+
+    over_http(system, work)
+
+
+@pytest.mark.parametrize(("function", "payload"), [("lines", -3), ("mixed", None), ("slow", None)])
+def test_a_failure_in_the_middle_shows(system: tuple[LoopThread, Dev], function: str, payload: int | None) -> None:
+    """The body never ends well: an error of the function, a wrong item, the deadline."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        data = b"" if payload is None else str(payload).encode()
+        async with http.post(f"/function/{function}", data=data) as response:
+            got = await response.content.readany()
+            assert got
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.content.read()
+
+    over_http(system, work)
+
+
+def test_a_failure_in_the_middle_of_events_is_an_event(system: tuple[LoopThread, Dev]) -> None:
+    """So that a browser is told, and does not only reconnect."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with http.get("/ticks/-2") as response:
+            events = (await response.text()).split("\n\n")
+            assert [event.partition("\n")[0] for event in events[:2]] == ["id: 0", "id: 1"]
+            name, _, data = events[2].partition("\n")
+            assert name == "event: error"
+            assert "ticks: ValueError: that was all" in data
+
+    over_http(system, work)
+
+
+def test_who_cannot_take_a_stream_is_told(system: tuple[LoopThread, Dev]) -> None:
+    """The log, a key, and another function; each by the function's name."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        requests: list[tuple[str, dict[str, str]]] = [
+            ("/asyncFunction/ticks", {}),
+            ("/function/ticks", {"Idempotency-Key": "k"}),
+        ]
+        for path, headers in requests:
+            async with http.post(path, data=b"1", headers=headers) as response:
+                assert (await refused(response, 400, "invalid_argument"))["message"] == NO_STREAM
+        async with http.post("/function/calls_a_stream") as response:
+            assert await response.text() == NO_STREAM
+
+    over_http(system, work)
+
+
+@pytest.mark.parametrize("function", ["flood", "flood_blocking"])
+def test_a_client_that_does_not_read_makes_the_function_wait_and_one_that_leaves_ends_it(
+    system: tuple[LoopThread, Dev], function: str
+) -> None:
+    """Back-pressure reaches the generator through gateway, engine and worker; then it is closed."""
+    _, dev = system
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        async with Client(dev.url) as client:
+            book = client.logbook(f"log-{function}")
+            response = await http.post(f"/function/{function}", data=book.name)
+            await response.content.readexactly(200_000)
+            sent = await book.check_tail("sent", fresh=True)
+            while True:  # it comes to rest: what lies in buffers, and no more
+                start = 0 if sent is None else sent.next_seqnum
+                found = await book.read_next("sent", min_seqnum=start, wait_s=1)
+                if found is None:
+                    break
+                sent = found
+            assert sent is not None
+            assert int(sent.data) < 200  # of an endless number; sockets hold some megabytes
+            response.close()
+            if function == "flood":
+                assert await book.read_next("ended", wait_s=20) is not None
+            else:
+                async with http.post("/function/was_ended", data=book.name) as answer:  # waits for the worker
+                    assert await answer.json() is True
+
+    over_http(system, work)
+    core = dev.gateway.core
+    assert (core.stream_count, core.stream_bytes) == (0, 0)

@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
+from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, ResultChunk, TakeChunk
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.engine.functions.deployed import DeployedFunctions
+from boki.engine.functions.streams import FORGET_US, Outgoing, Streams
 from boki.engine.server import Finish
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
 from boki.host.clock import now_us
@@ -44,6 +46,9 @@ from boki.remote import (
     LogRequest,
     Poll,
     StartCall,
+    StopCall,
+    StreamChunk,
+    StreamTaken,
     TellCall,
     TellCalls,
     TellFunctions,
@@ -89,8 +94,15 @@ class Functions(Protocol):
     def call_count(self) -> int:
         """Calls that run or wait for a worker."""
 
-    def start_call(self, call: Call, done: Callable[[Outcome], None]) -> object:
-        """Run the call; `done` is called once, maybe before returning."""
+    def start_call(self, call: Call, done: Callable[[Outcome], None], *, take: TakeChunk | None = None) -> int:
+        """Run the call; `done` is called once, maybe before returning. `take` is given what it streams."""
+
+    def cancel_call(self, ticket: int) -> None:
+        """Nobody waits for the call any more."""
+
+    @property
+    def streams(self) -> Streams:
+        """What its workers stream."""
 
 
 class EngineService:
@@ -133,6 +145,8 @@ class EngineService:
         self._under_way: set[_Key] = set()
         self._waiting_reads: dict[_Key, Positions] = {}
         """Reads that may wait for long for a record to come: another engine can do that as well."""
+        self._outgoing: dict[_Key, Outgoing] = {}
+        """Plain calls, with what they stream."""
         self._ended: deque[_Key] = deque(maxlen=_REMEMBERED)
         self._ended_set: set[_Key] = set()
         self._started_count = 0
@@ -177,6 +191,10 @@ class EngineService:
                 self._gateways[sender] = self._clock()
                 lacking = tuple(number for number in pending if (sender, number) not in self._under_way)
                 self._send(sender, self._load(lacking))
+            case StreamTaken(number, count):
+                self._note_taken((sender, number), count)
+            case StopCall(number):
+                self._stop_call((sender, number))
             case FetchFunctions():
                 self._send(sender, self._description())
             case AskStatus(request):
@@ -244,8 +262,11 @@ class EngineService:
 
     def _start_call(self, key: _Key, call: Call) -> None:
         def done(outcome: Outcome) -> None:
-            self._started_count -= 1
-            self._end(key, CallEnded(key[1], outcome))
+            outgoing = self._outgoing.get(key)
+            if outgoing is not None and outgoing.kept and outcome.failure is None:
+                outgoing.ended = outcome  # told when all of it is taken
+            else:
+                self._end_call(key, outcome)
 
         self._started_count += 1
         refusal: BokiError | None = self._refusal()
@@ -254,7 +275,34 @@ class EngineService:
         if refusal is not None:
             done(Outcome(None, Failure.of(refusal)))
         else:
-            self._functions.start_call(call, done)
+            outgoing = self._outgoing[key] = Outgoing(heard_us=self._clock())
+            outgoing.ticket = self._functions.start_call(call, done, take=partial(self._stream, key, outgoing))
+
+    def _stream(self, key: _Key, outgoing: Outgoing, chunk: ResultChunk) -> None:
+        outgoing.kept.append(chunk)
+        self._send(key[0], StreamChunk(key[1], chunk))
+
+    def _note_taken(self, key: _Key, count: int) -> None:
+        outgoing = self._outgoing.get(key)
+        if outgoing is None:
+            return
+        for chunk in outgoing.taken(count, self._clock()):
+            self._send(key[0], StreamChunk(key[1], chunk))
+        self._functions.streams.taken(outgoing.ticket, count)
+        if outgoing.ended is not None and not outgoing.kept:
+            self._end_call(key, outgoing.ended)
+
+    def _stop_call(self, key: _Key) -> None:
+        outgoing = self._outgoing.get(key)
+        if outgoing is not None:
+            self._functions.cancel_call(outgoing.ticket)
+            left = DeadlineExceeded("the caller of the stream has left: the call was cancelled")
+            self._end_call(key, Outcome(None, Failure.of(left)))
+
+    def _end_call(self, key: _Key, outcome: Outcome) -> None:
+        self._outgoing.pop(key, None)
+        self._started_count -= 1
+        self._end(key, CallEnded(key[1], outcome))
 
     def _refusal(self) -> Unavailable | None:
         if self.is_draining:
@@ -383,7 +431,11 @@ class EngineService:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(_TELL_S, self._tick)
-        self._tell_all(self._clock())
+        now = self._clock()
+        self._tell_all(now)
+        for key, outgoing in list(self._outgoing.items()):
+            if outgoing.kept and now - outgoing.heard_us > FORGET_US:
+                self._stop_call(key)
 
     def _tell_all(self, now: int) -> None:
         load = self._load()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, ModuleInfo, Outcome
+from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, ModuleInfo, Outcome, TakeChunk
 from boki.deploy.versions import Deployment, VersionInfo
 from boki.gateway.core import Standing
 from boki.log.ids import NodeId
@@ -72,6 +72,16 @@ class EngineWatcher(Protocol):
         """The engine is gone; nobody knows how far its calls came."""
 
 
+class StreamControl(Protocol):
+    """The way back to a call that streams its result."""
+
+    def taken(self, count: int) -> None:
+        """So many chunks were taken. Repeatable: say it again if nothing comes for a second."""
+
+    def stop(self) -> None:
+        """Nobody takes any more: end the call. Its `done` need not be called."""
+
+
 class Backend(Protocol):
     """Engines and logs, as the gateway sees them."""
 
@@ -102,8 +112,16 @@ class Backend(Protocol):
     def deployments(self) -> Deployments:
         """The versions of the functions. `InvalidArgument` if they are those of a folder."""
 
-    def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:
+    def start_call(
+        self,
+        engine: NodeId,
+        call: Call,
+        done: Callable[[Outcome], None],
+        take: TakeChunk | None = None,
+    ) -> StreamControl:
         """Hand the call to that engine. `done` is called once with its outcome, at the call's deadline at the latest.
+
+        `take` is given what it streams before that, each chunk once and in order; None: it streams nothing.
 
         Raises the `BokiError` that refuses it; `done` is then never called.
         """

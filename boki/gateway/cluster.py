@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
 import msgspec
 
-from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
+from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
 from boki.effects import Send
 from boki.errors import (
     BokiError,
@@ -29,10 +30,11 @@ from boki.errors import (
     Overloaded,
     Unavailable,
 )
-from boki.gateway.backend import EngineWatcher
+from boki.gateway.backend import EngineWatcher, StreamControl
 from boki.gateway.cluster_deployments import ClusterDeployments
 from boki.gateway.cluster_ledger import ClusterLedger
 from boki.gateway.core import RETRY_AFTER_S
+from boki.gateway.remote_stream import RemoteStream
 from boki.gateway.roster import Changed, Happening, Lost, Quiet, Roster
 from boki.host.clock import now_us
 from boki.host.links import NodeLinks
@@ -53,6 +55,8 @@ from boki.remote import (
     LogRequest,
     Poll,
     StartCall,
+    StopCall,
+    StreamChunk,
     TellFunctions,
     TellStatus,
 )
@@ -112,6 +116,7 @@ class ClusterBackend:
         self._gone: dict[NodeId, tuple[str, float]] = {}
         """Nodes that were registered a while ago and are not now: their roles, and since when."""
         self._pending: dict[int, _Pending] = {}
+        self._streams: dict[int, RemoteStream] = {}
         self._in_flight: Counter[NodeId] = Counter()
         # No number of this life is one of an earlier life: late answers to that one must find nobody, and an engine
         # takes in no number twice.
@@ -202,7 +207,13 @@ class ClusterBackend:
 
     # calls and log operations
 
-    def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:
+    def start_call(
+        self,
+        engine: NodeId,
+        call: Call,
+        done: Callable[[Outcome], None],
+        take: TakeChunk | None = None,
+    ) -> StreamControl:
         """See `Backend`."""
 
         def answered(message: Message) -> None:
@@ -215,7 +226,11 @@ class ClusterBackend:
 
         number = self._next_number()
         self._pending[number] = _Pending(engine, self._clock(), answered, lost, is_repeatable=False)
+        control = RemoteStream(partial(self._links.send, self.node, engine), number, take)
+        if take is not None:
+            self._streams[number] = control
         self._links.send(self.node, engine, StartCall(number, call))
+        return control
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
@@ -366,11 +381,18 @@ class ClusterBackend:
             case AskStatus(request):
                 mine = {"node": self.node, "engines": self.roster.up, "in_flight": len(self._pending)}
                 self._links.send(self.node, sender, TellStatus(request, msgspec.json.encode(mine)))
+            case StreamChunk(number, chunk):
+                pending = self._pending.get(number)
+                if pending is not None and pending.node == sender and number in self._streams:
+                    self._streams[number].deliver(chunk)
+                else:
+                    self._links.send(self.node, sender, StopCall(number))
             case Message():
                 number = getattr(message, "request", 0)
                 pending = self._pending.get(number)
                 if pending is not None and pending.node == sender:
                     del self._pending[number]
+                    self._streams.pop(number, None)
                     pending.answered(message)
 
     def _perform(self, happenings: Iterable[Happening]) -> None:
@@ -398,6 +420,7 @@ class ClusterBackend:
 
     def _lose(self, number: int, why: str) -> None:
         pending = self._pending.pop(number, None)
+        self._streams.pop(number, None)
         if pending is not None:
             pending.lost(why)
 

@@ -322,6 +322,19 @@ class GatewayCore:
         self.release_for_stream(STREAM_BYTES)
         self.stream_count -= 1
 
+    @contextmanager
+    def streaming(self, size_bytes: int) -> Iterator[None]:
+        """Let in a stream that holds so many bytes at most, or raise `Overloaded` or `Unavailable`."""
+        self.begin_stream()
+        try:
+            self.hold_for_stream(size_bytes)
+            try:
+                yield
+            finally:
+                self.release_for_stream(size_bytes)
+        finally:
+            self.end_stream()
+
     def hold_for_stream(self, size_bytes: int) -> None:
         """A subscription holds records that its reader has yet to take; `Overloaded` if there is no room for them."""
         if self.stream_bytes + size_bytes > self.budget.stream_bytes:

@@ -83,7 +83,9 @@ _OF_THE_LOG: Final[dict[type[Message], Rule]] = {
     messages.EntriesDropped: _control(_SEQUENCER, _CONTROLLER),  # a completion goes on above it
 }
 
-_SMALL_OF_CALLS: Final = frozenset({remote.Poll, remote.Load, remote.FetchFunctions, remote.AskStatus})
+_SMALL_OF_CALLS: Final = frozenset(
+    {remote.Poll, remote.Load, remote.FetchFunctions, remote.AskStatus, remote.StreamTaken, remote.StopCall}
+)
 
 RULES: Final[dict[type[Message], Rule]] = _OF_THE_LOG | {
     kind: Rule(Lane.CONTROL if kind in _SMALL_OF_CALLS else Lane.READS, senders)

@@ -36,6 +36,7 @@ from boki.node.console import log_function_line, problem_lines
 from boki.node.life import Ending, NodeLife
 from boki.node.remote_ledger import RemoteLedger
 from boki.remote import FOR_ENGINE_SHELL, CallAccepted
+from boki.runtime.streaming import no_stream
 
 _log = logging.getLogger("boki.node")
 _LAST_STEP_S: Final = 3.0
@@ -238,6 +239,8 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
         if call.function not in self.functions.functions:  # else only the log would ever learn of it
             raise NoSuchFunction(f"no function is named {call.function}")
+        if self.functions.functions[call.function].streams:
+            raise no_stream(call.function)
         ledger = self.calls or self.remote_ledger
         return await ledger.accept(call, key=key, delay_s=delay_s)
 

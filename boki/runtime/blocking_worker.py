@@ -10,11 +10,13 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from select import select
 from threading import Condition, RLock
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
-from boki.calls import Call, Outcome
+from boki.calls import WINDOW, Call, Outcome, ResultChunk
 from boki.errors import BokiError, CorruptData, DeadlineExceeded, TooLarge
 from boki.log.limits import KIB
 from boki.log.metalog import Positions, merge_positions
@@ -38,12 +40,16 @@ from boki.runtime.frames import (
     LogRequest,
     Said,
     Start,
+    Streamed,
+    Taken,
     encode_frame,
     max_frame_bytes,
     to_worker,
 )
 from boki.runtime.function import Function
+from boki.runtime.streaming import Chunks
 from boki.runtime.tally import Tally
+from boki.runtime.values import NO_PAYLOAD
 
 _READ_BYTES: Final = 256 * KIB
 
@@ -69,6 +75,10 @@ class BlockingWorker:
         self._answers: dict[int, LogReply | ChildEnded | Accepted | None] = {}
         """What came for those who wait, by request id; None: not yet."""
         self._cancelled: int | None = None
+        self._streaming: int | None = None
+        """The call whose result is streamed."""
+        self._taken = 0
+        """How many chunks of it its caller has taken."""
         self._next_id = 0
         self._started = 0
 
@@ -119,9 +129,37 @@ class BlockingWorker:
         calls = _Calls(self, start.ticket)
         try:
             result = function.run(Context(state, calls, calls), *arguments)
+            if function.info.streams:
+                return self._stream(start, result, seen)
             return self._ending.returned(speaker, function, result, seen)
         except BaseException as error:  # noqa: BLE001 - whatever a function raises ends its call and nothing else
             return self._ending.raised(speaker, error, seen)
+
+    def _stream(self, start: Start, generator: Generator[Any, None, None], seen: Positions) -> Outcome:
+        """Send what the function yields, no faster than its caller takes it."""
+        chunks = Chunks(start.call.function)
+        with self._arrived:
+            self._streaming, self._taken = start.ticket, 0
+        with closing(generator):
+            for item in generator:
+                self._pass_on(start.ticket, chunks.of(item))
+        self._pass_on(start.ticket, chunks.end())
+        return Outcome(NO_PAYLOAD, None, seen)
+
+    def _pass_on(self, ticket: int, chunks: list[ResultChunk]) -> None:
+        for chunk in chunks:
+            with self._arrived:
+                while True:
+                    is_readable = not self._is_read and bool(select([self._socket], (), (), 0)[0])
+                    if is_readable:
+                        self._read_or_wait()
+                    elif self._cancelled == ticket:
+                        raise DeadlineExceeded("the call was cancelled: nobody waits for it any more")
+                    elif chunk.number - self._taken > WINDOW:
+                        self._read_or_wait()
+                    else:
+                        break
+            self._send(encode_frame(Streamed(ticket, chunk)))
 
     # the socket
 
@@ -152,6 +190,9 @@ class BlockingWorker:
                 self._starts.append(frame)
             elif isinstance(frame, Cancel):
                 self._cancelled = frame.ticket
+            elif isinstance(frame, Taken):
+                if frame.ticket == self._streaming:
+                    self._taken = max(self._taken, frame.count)
             elif frame.id in self._answers:
                 self._answers[frame.id] = frame
         self._arrived.notify_all()

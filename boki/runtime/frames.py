@@ -15,7 +15,7 @@ from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from boki.calls import Call, ModuleInfo, Outcome
+from boki.calls import Call, ModuleInfo, Outcome, ResultChunk
 from boki.errors import CorruptData
 from boki.log.limits import KIB, MIB, Limits
 from boki.log.operations import Failure, Reply, Request
@@ -123,7 +123,14 @@ class Abandon(Frame, frozen=True, tag=9):
     ticket: int
 
 
-FromWorker = Hello | Broken | Described | LogRequest | Invoke | InvokeLater | Ended | Said | Abandon
+class Streamed(Frame, frozen=True, tag=10):
+    """One more piece of the result of the call `ticket`. No more than `WINDOW` are ahead of `Taken`."""
+
+    ticket: int
+    chunk: ResultChunk
+
+
+FromWorker = Hello | Broken | Described | LogRequest | Invoke | InvokeLater | Ended | Said | Abandon | Streamed
 
 
 # engine -> worker
@@ -161,7 +168,14 @@ class Accepted(Frame, frozen=True, tag=25):
     failure: Failure | None = None
 
 
-ToWorker = Start | Cancel | LogReply | ChildEnded | Accepted
+class Taken(Frame, frozen=True, tag=26):
+    """The caller of the call `ticket` has taken so many chunks of its result."""
+
+    ticket: int
+    count: int
+
+
+ToWorker = Start | Cancel | LogReply | ChildEnded | Accepted | Taken
 
 
 # engine -> zygote

@@ -27,6 +27,7 @@ from boki.runtime.http_binding import Binder
 from boki.runtime.http_response import ResultCodec
 from boki.runtime.json_faults import why_not_json
 from boki.runtime.shapes import shape_of
+from boki.runtime.streaming import check_stream, no_stream
 from boki.runtime.values import NOT_JSON, ValueCodec, codec_for
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -192,8 +193,6 @@ def _check_shape(fn: Any) -> None:
     if not inspect.isfunction(fn):
         raise ConfigError(f"@function goes on a def or async def, not on {fn!r:.80}")
     where = _place(fn)
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise ConfigError(f"{fn.__name__} ({where}) must return its result, not yield it: append records instead")
     parameters = list(inspect.signature(fn).parameters.values())
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters:
@@ -249,15 +248,22 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
         payload_codec = codec_for(
             hints.get(parameters[1].name, Any), what, refuses_unknown=not options.allows_unknown_fields
         )
-    result_codec = ResultCodec(hints.get("return", Any), f"result of {name} ({where})")
+    result = hints.get("return", Any)
+    streams = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
+    if streams:
+        check_stream(result, f"{name} ({where})")
+        result = bytes
+        if options.consumes is not None:
+            raise ConfigError(f"{name} ({where}) consumes a queue, so nobody takes what it yields: append records")
+    result_codec = ResultCodec(result, f"result of {name} ({where})")
     info = FunctionInfo(
         name=name,
         module=fn.__module__,
-        is_async=inspect.iscoroutinefunction(fn),
+        is_async=_is_async(fn),
         doc=inspect.getdoc(fn) or "",
         book=options.book,
         timeout_s=options.timeout_s,
-        concurrency=options.concurrency if inspect.iscoroutinefunction(fn) else 1,
+        concurrency=options.concurrency if _is_async(fn) else 1,
         min_workers=options.min_workers,
         max_workers=options.max_workers,
         memory_bytes=options.memory_bytes,
@@ -268,6 +274,7 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
         consumes=options.consumes,
         retry=options.retry,
         http=tuple(route.text for route in routes),
+        streams=streams,
     )
     has_default = len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty
     return Function(info, fn, payload_codec, result_codec, has_default, binder)
@@ -288,13 +295,17 @@ def _check_context(fn: Any, annotation: Any, names: dict[str, Any], where: str) 
         "boki.runtime.context.Context": _ASYNC_CONTEXT,
         "boki.runtime.blocking_context.Context": _BLOCKING_CONTEXT,
     }.get(f"{getattr(annotation, '__module__', '')}.{getattr(annotation, '__qualname__', '')}")
-    is_async = inspect.iscoroutinefunction(fn)
+    is_async = _is_async(fn)
     due = _ASYNC_CONTEXT if is_async else _BLOCKING_CONTEXT
     if given == due:
         return
     kind, other = ("async def", "def") if is_async else ("def", "async def")
     remedy = f"annotate it with {due}" + (f", or make the function {other!r}" if given else "")
     raise ConfigError(f"{kind} {fn.__name__} ({where}): the first parameter is the context: {remedy}")
+
+
+def _is_async(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
 
 
 def _place(fn: Any) -> str:
@@ -341,6 +352,8 @@ class Function:
         A `request` that came by a route of the function fills fields of the payload.
         """
         name = self.info.name
+        if self.info.streams and request is None:
+            raise no_stream(name)
         if self.binder is not None and request is not None and request.route:
             payload = self.binder.payload(payload, request)
         if self.payload_codec is None:

@@ -11,11 +11,12 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from threading import RLock
-from typing import Final, NoReturn, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
-from boki.calls import Call, Outcome
+from boki.calls import WINDOW, Call, Outcome, ResultChunk
 from boki.errors import BokiError, CorruptData, TooLarge
 from boki.log.limits import KIB, MIB
 from boki.log.metalog import Positions, merge_positions
@@ -41,12 +42,16 @@ from boki.runtime.frames import (
     LogRequest,
     Said,
     Start,
+    Streamed,
+    Taken,
     encode_frame,
     max_frame_bytes,
     to_worker,
 )
 from boki.runtime.function import Function
+from boki.runtime.streaming import Chunks
 from boki.runtime.tally import Tally
+from boki.runtime.values import NO_PAYLOAD
 
 _MAX_UNSENT: Final = 4 * MIB
 """Console lines are left out, and counted, while about so many bytes wait to be taken by the engine."""
@@ -60,7 +65,7 @@ R = TypeVar("R", LogReply, ChildEnded, Accepted)
 class Running:
     """A call in this worker."""
 
-    __slots__ = ("call", "has_begun", "is_cancelled", "order", "speaker", "task")
+    __slots__ = ("call", "has_begun", "is_cancelled", "order", "room", "speaker", "taken", "task")
 
     def __init__(self, call: Call, order: int, speaker: Speaker) -> None:
         self.call = call
@@ -70,6 +75,10 @@ class Running:
         self.is_cancelled = False
         """The engine has cancelled it; a function may cancel its own task, too."""
         self.task: asyncio.Task[None] | None = None
+        self.taken = 0
+        """How many chunks of its stream its caller has taken."""
+        self.room: asyncio.Future[None] | None = None
+        """Done when it has taken more."""
 
 
 class AsyncWorker(asyncio.Protocol):
@@ -138,6 +147,8 @@ class AsyncWorker(asyncio.Protocol):
                     future.set_result(frame)
             elif isinstance(frame, Start):
                 self._start(frame)
+            elif isinstance(frame, Taken):
+                self._note_taken(frame)
             else:
                 self._cancel(frame)
 
@@ -227,13 +238,44 @@ class AsyncWorker(asyncio.Protocol):
             return
         try:
             context = Context(state, self, self._appends, _Calls(self, ticket))
-            outcome = self._ending.returned(running.speaker, function, await function.run(context, *arguments), seen)
+            result = function.run(context, *arguments)
+            if function.info.streams:
+                outcome = await self._stream(ticket, running, result, seen)
+            else:
+                outcome = self._ending.returned(running.speaker, function, await result, seen)
         except BaseException as error:  # noqa: BLE001 - whatever a function raises ends its call and no other
             if isinstance(error, asyncio.CancelledError) and running.is_cancelled:
                 outcome = cancelled(call.function, seen)
             else:
                 outcome = self._ending.raised(running.speaker, error, seen)
         self._end(ticket, running, outcome)
+
+    async def _stream(
+        self, ticket: int, running: Running, generator: AsyncGenerator[Any, None], seen: Positions
+    ) -> Outcome:
+        """Send what the function yields, no faster than its caller takes it."""
+        chunks = Chunks(running.call.function)
+        async with aclosing(generator):
+            async for item in generator:
+                await self._pass_on(ticket, running, chunks.of(item))
+        await self._pass_on(ticket, running, chunks.end())
+        return Outcome(NO_PAYLOAD, None, seen)
+
+    async def _pass_on(self, ticket: int, running: Running, chunks: list[ResultChunk]) -> None:
+        for chunk in chunks:
+            while chunk.number - running.taken > WINDOW:
+                running.room = self._loop.create_future()
+                await running.room
+            self._write(encode_frame(Streamed(ticket, chunk)))
+        await asyncio.sleep(0)  # a generator that never waits must not keep others from running
+
+    def _note_taken(self, frame: Taken) -> None:
+        running = self._running.get(frame.ticket)
+        if running is None:
+            return
+        running.taken = max(running.taken, frame.count)
+        if running.room is not None and not running.room.done():
+            running.room.set_result(None)
 
     def _end(self, ticket: int, running: Running, outcome: Outcome) -> None:
         del self._running[ticket]

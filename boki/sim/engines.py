@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
+from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload, TakeChunk
 from boki.effects import Core
 from boki.engine.bootstrap import BOOTED, Bootstrap
 from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, Answered, EngineConfig, EngineCore
 from boki.engine.engine_service import EngineService
+from boki.engine.functions.streams import Streams
 from boki.engine.relay import RelayCore
 from boki.engine.server import Finish
 from boki.errors import BokiError, Unavailable
@@ -297,8 +298,12 @@ class _Functions:
         self._log = _Log(node)
         self.call_count = 0
         self.functions = {"perform": FunctionInfo(name="perform", module="simulated", is_async=True)}
+        self.streams = Streams(lambda _worker, _frame: None)
 
-    def start_call(self, call: Call, done: Callable[[Outcome], None]) -> None:
+    def cancel_call(self, ticket: int) -> None:
+        """See `boki.engine.engine_service.Functions`: nothing here is cancelled."""
+
+    def start_call(self, call: Call, done: Callable[[Outcome], None], *, take: TakeChunk | None = None) -> int:  # noqa: ARG002
         """See `boki.engine.engine_service.Functions`."""
 
         def end(answer: Answer, seen: Positions) -> None:
@@ -308,6 +313,7 @@ class _Functions:
         self.call_count += 1
         request = _request_decoder.decode(call.payload.data)
         self._log.submit(request.operation, dict(call.positions), call.timeout_us, end)
+        return 0
 
 
 _request_decoder: Final = msgspec.msgpack.Decoder(LogRequest)

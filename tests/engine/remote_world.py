@@ -12,8 +12,9 @@ from typing import Any, Union
 import msgspec
 
 import boki.remote
-from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, Outcome
+from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, Outcome, TakeChunk
 from boki.engine.engine_service import EngineService
+from boki.engine.functions.streams import Streams
 from boki.errors import (
     BokiError,
     NoSuchInvocation,
@@ -29,6 +30,7 @@ from boki.log.membership import Member, Membership, Role
 from boki.log.memory import MemoryLog
 from boki.log.operations import Append, Failure, Operation
 from boki.messages import Message
+from boki.runtime.frames import Frame
 from tests.engine.call_world import now_us, run, time_passes
 
 GATEWAY = NodeId("gateway-1")
@@ -64,18 +66,25 @@ class Functions:
         self.functions_number = 1
         self.hanging: dict[str, Callable[[Outcome], None]] = {}
         self.started: list[Call] = []
+        self.cancelled: list[int] = []
+        self.told: list[Frame] = []
+        self.streams = Streams(lambda _worker, frame: self.told.append(frame))
 
     @property
     def call_count(self) -> int:
         return len(self.hanging)
 
-    def start_call(self, call: Call, done: Callable[[Outcome], None]) -> int:
+    def cancel_call(self, ticket: int) -> None:
+        self.cancelled.append(ticket)
+
+    def start_call(self, call: Call, done: Callable[[Outcome], None], *, take: TakeChunk | None = None) -> int:
         self.started.append(call)
+        self.streams.open(len(self.started), take)
         if call.function == "echo":
             done(Outcome(call.payload, None, {0: 7}))
         else:
             self.hanging[call.id] = done
-        return 1
+        return len(self.started)
 
     def end(self, call: Call) -> None:
         self.hanging.pop(call.id)(Outcome(call.payload, None))

@@ -17,9 +17,10 @@ from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
 from boki.engine.calls.ledger import Owner
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.errors import BokiError, InvalidArgument
-from boki.gateway.backend import EngineWatcher
+from boki.gateway.backend import EngineWatcher, StreamControl
 from boki.gateway.config import GatewayConfig, Patience
 from boki.gateway.core import Standing
+from boki.gateway.remote_stream import RemoteStream
 from boki.gateway.server import Gateway
 from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
@@ -70,7 +71,9 @@ class FakeBackend:
             _LedgerPort(self), self.run_logged, me=Owner("engine-1", 1), clock=lambda: self.now_us, limits=limits
         )
 
-    def start_call(self, engine: NodeId, call: Call, done: Callable[[Outcome], None]) -> None:
+    def start_call(
+        self, engine: NodeId, call: Call, done: Callable[[Outcome], None], take: Callable[..., None] | None = None
+    ) -> StreamControl:
         if self.refusal is not None:
             raise self.refusal
         self.started.append(call)
@@ -80,6 +83,7 @@ class FakeBackend:
             self.hanging[call.id] = done
         else:
             done(outcome_of(call))
+        return RemoteStream(lambda _: None, 0, take)
 
     def watch(self, watcher: EngineWatcher) -> None:
         for engine in self.engines:

@@ -150,11 +150,11 @@ async def takes_three(ctx: Context, a: int, b: int) -> None: ...
 async def takes_any(ctx: Context, *payloads: int) -> None: ...
 async def takes_keyword(ctx: Context, *, payload: int) -> None: ...
 async def takes_keywords(ctx: Context, **payload: int) -> None: ...
-async def yields(ctx: Context) -> Any:
+async def yields(ctx: Context) -> int:  # type: ignore[misc]
     yield 1
 
 
-def yields_plainly(ctx: blocking.Context) -> Any:
+def yields_plainly(ctx: blocking.Context) -> list[bytes]:  # type: ignore[misc]
     yield 1
 
 
@@ -172,8 +172,8 @@ REFUSED: list[tuple[Any, str]] = [
     (takes_any, "at most one payload"),
     (takes_keyword, "at most one payload"),
     (takes_keywords, "at most one payload"),
-    (yields, "not yield"),
-    (yields_plainly, "not yield"),
+    (yields, "annotate it with AsyncIterator"),
+    (yields_plainly, "annotate it with AsyncIterator"),
     (wrong_context, "async def wrong_context .*annotate it with boki.Context, or make the function 'def'"),
     (wrong_blocking_context, "annotate it with boki.blocking.Context, or make the function 'async def'"),
     (no_context, "the first parameter is the context: annotate it with boki.Context"),

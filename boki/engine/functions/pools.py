@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome
+from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
 from boki.effects import Answer, Trace
 from boki.engine.functions.call_watch import CallWatch, OnCall
 from boki.engine.functions.catalog import Catalog, Change, Install
@@ -23,7 +23,8 @@ from boki.engine.functions.describing import Description
 from boki.engine.functions.dispatch import Dispatch
 from boki.engine.functions.fleet import NEVER
 from boki.engine.functions.machine import affordable_workers, resident_bytes
-from boki.engine.functions.modules import Modules, Refreshed
+from boki.engine.functions.module_news import announce, tell_of
+from boki.engine.functions.modules import Modules
 from boki.engine.functions.orders import (
     Budget,
     DispatchEffect,
@@ -36,6 +37,7 @@ from boki.engine.functions.orders import (
     StartWorker,
 )
 from boki.engine.functions.processes import Processes
+from boki.engine.functions.streams import Streams
 from boki.engine.functions.worker_link import Submit, WorkerLink
 from boki.errors import BokiError, Unavailable
 from boki.host.clock import now_us
@@ -59,8 +61,8 @@ from boki.runtime.frames import (
     ProcessKind,
     Said,
     Start,
+    Streamed,
 )
-from boki.runtime.loading import shown
 
 __all__ = ["ConsoleLine", "FunctionHost", "Later", "Submit"]
 
@@ -125,6 +127,7 @@ class FunctionHost:
         self._describing = count(-1, -1)
         self._done: dict[int, Callable[[Outcome], None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.streams = Streams(self._send)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = NEVER
         self._watcher: asyncio.TimerHandle | None = None
@@ -190,7 +193,7 @@ class FunctionHost:
         await self._start_processes()
         modules = self._modules_of(folder)
         refreshed = await modules.refresh()
-        _tell_of(refreshed, folder)
+        tell_of(refreshed, folder)
         good = {info.module for info in refreshed.described if not info.error}
         if must_have_functions and not any(info.functions for info in refreshed.described):
             raise Unavailable("; ".join(info.error for info in refreshed.described if info.error))
@@ -224,18 +227,23 @@ class FunctionHost:
 
     # calls
 
-    def start_call(self, call: Call, done: Callable[[Outcome], None], *, until_gone: bool = False) -> int:
+    def start_call(
+        self, call: Call, done: Callable[[Outcome], None], *, until_gone: bool = False, take: TakeChunk | None = None
+    ) -> int:
         """Run the call; `done` is called once with how it ended, maybe at once. A number for `cancel_call`.
 
-        A call that is past its deadline ends at once for its caller, or `until_gone` when its function has.
+        A call that is past its deadline ends at once for its caller, or `until_gone` when its function has. `take` is
+        given what it streams.
         """
         ticket = next(self._tickets)
+        self.streams.open(ticket, take)
         self._done[ticket] = self._watch_calls.watched(call, done) if self._watch_calls is not None else done
         self._perform(self._dispatch.submit(ticket, call, now_us(), until_gone=until_gone))
         return ticket
 
     def cancel_call(self, ticket: int) -> None:
         """Nobody waits for the call any more: its `done` is not called, and its function is cancelled."""
+        self.streams.close(ticket)
         if self._done.pop(ticket, None) is not None:
             self._perform(self._dispatch.cancel(ticket, now_us()))
 
@@ -274,6 +282,7 @@ class FunctionHost:
             case SendCall(worker, ticket, call):
                 self._send(worker, Start(ticket, call))
             case Answer(ticket, outcome):
+                self.streams.close(ticket)
                 done = self._done.pop(ticket, None)
                 if done is not None:
                     done(outcome)
@@ -363,6 +372,8 @@ class FunctionHost:
                 if self._watch_calls is not None:
                     self._watch_calls.child_began(worker, request, call)
                 self._perform(dispatch.child_called(worker, parent, request, ticket, call, now_us()))
+            case Streamed():
+                self.streams.deliver(worker, frame)
             case InvokeLater():
                 self._spawn(self._accept(link, frame))
             case Abandon(request, parent):
@@ -436,7 +447,7 @@ class FunctionHost:
     async def _refresh(self, modules: Modules, patience_s: float | None) -> set[str]:
         """Take over what has changed in the folder; the names of modules that have been described anew."""
         refreshed = await modules.refresh(patience_s)
-        _tell_of(refreshed, modules.folder)
+        tell_of(refreshed, modules.folder)
         if refreshed.described or refreshed.gone:
             self._install(self._catalog.update(refreshed.described, refreshed.gone), modules)
         return {module.module for module in refreshed.described}
@@ -473,25 +484,4 @@ class FunctionHost:
                 _log.info("module %r is gone, with its functions", name)
             for name, module in after.items():
                 if name in described or module != before.get(name):
-                    _announce(module)
-
-
-def _tell_of(refreshed: Refreshed, folder: Path) -> None:
-    for path in refreshed.slow:
-        _log.warning("%s: its import is still running; its functions are taken over when it ends", shown(path))
-    for file in refreshed.overlooked:
-        _log.warning(
-            "%s is not looked into: functions are registered by .py files at the top of %s",
-            shown(str(folder / file)),
-            shown(str(folder)),
-        )
-
-
-def _announce(module: ModuleInfo) -> None:
-    names = ", ".join(sorted(info.name for info in module.functions))
-    if not module.error:
-        _log.info("module %r is loaded: %s", module.module, names or "no functions")
-    elif names:
-        _log.error("%s; its last good version keeps running: %s", module.error, names)
-    else:
-        _log.error("%s", module.error)
+                    announce(module)

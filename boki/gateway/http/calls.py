@@ -24,17 +24,19 @@ from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.bodies import payload_encoding
-from boki.gateway.http.connections import read_body
+from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.function_lookup import FunctionLookup
 from boki.gateway.http.invocations import asked_retry
 from boki.gateway.http.request_heads import request_head
 from boki.gateway.http.routing import Route, not_there
+from boki.gateway.http.streams import WINDOW_BYTES, Incoming, StreamedAnswer
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
 from boki.routes import Found
 from boki.runtime.http_exchange import BOOK, INVOCATION, KEY, POSITION, TRACEPARENT
 from boki.runtime.json_faults import why_not_json
+from boki.runtime.streaming import no_stream
 
 _TICK_S = 0.25
 
@@ -50,6 +52,7 @@ class FunctionCalls:
         self._lookup = FunctionLookup(backend, core, clock)
         self._waiting: dict[str, asyncio.Future[Outcome]] = {}
         self._held: dict[str, Call] = {}  # no engine takes them now
+        self._incoming: dict[str, Incoming] = {}  # of calls that stream
         self._ticker: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -99,16 +102,18 @@ class FunctionCalls:
             except BokiError as error:
                 self._end(call, Outcome(None, Failure.of(error)))
 
-    async def invoke(self, request: BaseRequest, name: str) -> Response:
+    async def invoke(self, request: BaseRequest, name: str) -> StreamResponse:
         """`POST /function/{name}`: run it, answer its result."""
         info = self._backend.functions.get(name) or await self._lookup.wait_for(request, name)
         key = arguments.key(request.headers)
         if key is not None:
+            if info.streams:
+                raise no_stream(name)
             return await self._invoke_once(request, info, key)
         asked_retry(request, is_logged=False)
         return await self._invoke(request, info, request_head(request))
 
-    async def invoke_by_route(self, found: Found, request: BaseRequest, _name: str) -> Response:
+    async def invoke_by_route(self, found: Found, request: BaseRequest, _name: str) -> StreamResponse:
         """A request by a route of the function's own: run it, answer its result."""
         if KEY in request.headers:
             name = found.function.name
@@ -117,8 +122,10 @@ class FunctionCalls:
             )
         return await self._invoke(request, found.function, request_head(request, found.route, found.values))
 
-    async def _invoke(self, request: BaseRequest, info: FunctionInfo, head: RequestHead) -> Response:
+    async def _invoke(self, request: BaseRequest, info: FunctionInfo, head: RequestHead) -> StreamResponse:
         call = self._call(request, info)
+        if info.streams:
+            return await self._stream(request, info, call, head)
         self._core.start(call.id, 0, self._clock() + call.timeout_us)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         try:
@@ -133,6 +140,35 @@ class FunctionCalls:
             self._waiting.pop(call.id, None)
             self._held.pop(call.id, None)
         return self._answer(call, outcome)
+
+    async def _stream(self, request: BaseRequest, info: FunctionInfo, call: Call, head: RequestHead) -> StreamResponse:
+        """Run a call whose result is streamed."""
+        headers = {INVOCATION: call.id, TRACEPARENT: call.traceparent}
+        answer = StreamedAnswer(request, headers, self._config.patience)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        incoming = Incoming(future)
+        with self._core.streaming(WINDOW_BYTES):
+            self._core.start(call.id, 0, self._clock() + call.timeout_us)
+            try:
+                self._waiting[call.id], self._incoming[call.id] = future, incoming
+                call = await self._with_payload(request, info, call, head)
+                if not future.done():
+                    self._dispatch(call)
+                with while_connected(request):
+                    while (chunk := await incoming.next()) is not None:
+                        await answer.write(chunk)
+                failure = future.result().failure
+                if answer.response is None:
+                    return self._answer(call, future.result())
+                if failure is not None:
+                    shown = failure if self._config.show_tracebacks else answers.without_traceback(failure)
+                    await answer.fail(shown)
+                return answer.response
+            finally:
+                incoming.stop()
+                self._core.finish(call.id)
+                for known in (self._waiting, self._incoming, self._held):
+                    known.pop(call.id, None)
 
     async def run(self, call: Call) -> Outcome:
         """Run a call of the gateway itself, within its budget; raises the `BokiError` that refuses it."""
@@ -151,6 +187,8 @@ class FunctionCalls:
         """`POST /asyncFunction/{name}`: answer the invocation's id once the call is in the log."""
         info = self._backend.functions.get(name) or await self._lookup.wait_for(request, name)
         key = arguments.key(request.headers)
+        if info.streams:
+            raise no_stream(name)
         values = arguments.query(request, {"delay_s"})
         delay_s = arguments.query_seconds(values, "delay_s", MAX_DELAY_S)
         call = self._call(request, info)
@@ -218,7 +256,11 @@ class FunctionCalls:
         if engine is None:
             self._held[call.id] = call
         else:
-            self._backend.start_call(engine, call, partial(self._ended, call))
+            incoming = self._incoming.get(call.id)
+            take = None if incoming is None else incoming.take
+            control = self._backend.start_call(engine, call, partial(self._ended, call), take)
+            if incoming is not None:
+                incoming.control = control
 
     def _ended(self, call: Call, outcome: Outcome) -> None:
         """An engine has answered. One that cannot run the call at all may leave it to another."""

@@ -47,7 +47,8 @@ def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
 
 
 def _call(info: FunctionInfo, schemas: dict[str, Any]) -> dict[str, Any]:
-    result = _content(info.result_schema, info.result_encoding, f"{info.name}.result", schemas)
+    encoding: Encoding = "response" if info.streams else info.result_encoding
+    result = _content(info.result_schema, encoding, f"{info.name}.result", schemas)
     return {
         "operationId": f"call.{info.name}",
         "tags": [info.module],

@@ -1,0 +1,146 @@
+"""Results that are streamed: what a generator function yields, as the chunks that travel.
+
+A stream is bytes, text, or server-sent events (`Event`), whatever comes first; a `Response` that is yielded first says
+status, headers and content type. Chunks are small and counted, so that whoever carries them holds few bytes: a worker
+sends `WINDOW` of them ahead of what its caller has taken, and then the generator waits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from boki.calls import CHUNK_BYTES, ResultChunk
+from boki.errors import ConfigError, InvalidArgument, WrongType
+from boki.runtime.http_response import Response, encode_response
+
+_ONE_LINE: Final = re.compile(r"[^\r\n\x00]{0,200}")
+_ITERATORS: Final = (AsyncIterator, AsyncIterable, AsyncGenerator, Iterator, Iterable, Generator)
+
+Kind = Literal["bytes", "text", "events"]
+_HEADS: Final[dict[Kind, Response]] = {
+    "bytes": Response(content_type="application/octet-stream"),
+    "text": Response(content_type="text/plain; charset=utf-8"),
+    "events": Response(content_type="text/event-stream", headers={"Cache-Control": "no-cache"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A server-sent event: `yield Event({"count": 3})`. `data` is text, or anything that JSON can say."""
+
+    data: Any = ""
+    event: str = ""
+    """Its kind; a browser's `EventSource` gives events of a kind to listeners of that name."""
+    id: str = ""
+    """A reader that reconnects sends the last one as `Last-Event-ID`."""
+    retry_ms: int | None = None
+    """After how long a reader reconnects."""
+
+    def __post_init__(self) -> None:
+        for name in ("event", "id"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not _ONE_LINE.fullmatch(value):
+                raise InvalidArgument(
+                    f"an event's {name} is a line of at most 200 characters, not {value!r:.60}", field=name
+                )
+
+    def encode(self) -> bytes:
+        """The event as it is sent."""
+        text = self.data if isinstance(self.data, str) else msgspec.json.encode(self.data).decode()
+        lines = [f"{name}: {value}" for name, value in (("id", self.id), ("event", self.event)) if value]
+        lines += [] if self.retry_ms is None else [f"retry: {self.retry_ms}"]
+        lines += [f"data: {line}" for line in re.split("\r\n|\r|\n", text)]
+        return ("\n".join(lines) + "\n\n").encode()
+
+
+class Chunks:
+    """Makes the chunks of one stream of what its function yields."""
+
+    def __init__(self, function: str) -> None:
+        self.count = 0
+        """How many there are so far."""
+        self._function = function
+        self._head: Response | None = None
+        self._kind: Kind | None = None
+
+    def of(self, item: Any) -> list[ResultChunk]:
+        """The chunks of one more item. `WrongType` if it cannot be one of this stream."""
+        if isinstance(item, Response):
+            if self.count or self._head is not None:
+                raise WrongType(f"{self._function} yields a Response that is not its first item", field="stream")
+            self._head = item
+            if item.body is None:
+                return []
+            item = item.body
+        kind, data = self._encoded(item)
+        if self._kind not in (None, kind):
+            raise WrongType(
+                f"{self._function} yields {kind} after {self._kind}: the items of a stream are of one kind",
+                field="stream",
+            )
+        self._kind = kind
+        return [self._next(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+
+    def end(self) -> list[ResultChunk]:
+        """What is still to be sent when the generator has ended: a head without a body."""
+        return [] if self.count or self._head is None else [self._next(b"")]
+
+    def _next(self, data: bytes) -> ResultChunk:
+        head = b""
+        if not self.count:
+            default = _HEADS[self._kind or "bytes"]
+            own = self._head or default
+            if not own.content_type:
+                own = Response(status=own.status, headers=(*default.header_list, *own.header_list))
+            head = encode_response(
+                Response(status=own.status, headers=own.header_list), f"head of {self._function}"
+            ).data
+        self.count += 1
+        return ResultChunk(self.count, data, head)
+
+    def _encoded(self, item: Any) -> tuple[Kind, bytes]:
+        if isinstance(item, Event):
+            return "events", item.encode()
+        if isinstance(item, str):
+            return "text", item.encode()
+        if isinstance(item, (bytes, bytearray, memoryview)):
+            return "bytes", bytes(item)
+        raise WrongType(
+            f"{self._function} yields {type(item).__name__}: a stream is made of bytes, str or boki.Event "
+            "(or write msgspec.json.encode(...))",
+            field="stream",
+        )
+
+
+def no_stream(function: str) -> InvalidArgument:
+    """The error for a call whose caller cannot take a stream: another function, a queue, or the log."""
+    return InvalidArgument(
+        f"{function} streams its result, which only HTTP callers of /function/{function} and of its routes can take, "
+        "without an Idempotency-Key: call a function that returns, or iterate over it in your own code",
+        field="function",
+    )
+
+
+def check_stream(annotation: Any, where: str) -> None:
+    """`ConfigError` if a generator function is annotated with what no stream is made of."""
+    if annotation is Any:
+        return
+    origin = get_origin(annotation) or annotation
+    items = get_args(annotation)[:1] or (Any,)
+    if origin not in _ITERATORS or not all(_may_stream(item) for item in items):
+        raise ConfigError(
+            f"{where} yields its result, so it streams: annotate it with AsyncIterator (a plain def: Iterator) of "
+            f"bytes, str or boki.Event, not with {annotation!r:.100}; or return the result, and append records"
+        )
+
+
+def _may_stream(item: Any) -> bool:
+    if get_origin(item) in (Union, UnionType):
+        return all(_may_stream(one) for one in get_args(item))
+    return item is Any or item in (bytes, str, Event, Response)

@@ -1,0 +1,149 @@
+"""Streams that cannot be, and the whole message."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from boki import Context, Event, Response, blocking, function
+from boki.calls import CHUNK_BYTES, Consumption, Payload
+from boki.errors import BokiError, ConfigError
+from boki.runtime.function import Function
+from boki.runtime.http_response import parts_of
+from boki.runtime.streaming import Chunks
+
+
+def a_list_of_numbers() -> None:
+    @function
+    async def numbers(ctx: Context) -> AsyncIterator[int]:
+        yield 1
+
+
+def not_an_iterator() -> None:
+    @function
+    def numbers(ctx: blocking.Context) -> bytes:  # type: ignore[misc]
+        yield b"1"
+
+
+def a_consumer() -> None:
+    @function(consumes=Consumption(queue="q"))
+    async def numbers(ctx: Context, payload: int) -> AsyncIterator[bytes]:
+        yield b"1"
+
+
+@pytest.mark.parametrize(
+    ("register", "told"),
+    [
+        (
+            a_list_of_numbers,
+            (
+                "yields its result, so it streams: annotate it with AsyncIterator (a plain def: Iterator) of bytes, "
+                "str or boki.Event, not with collections.abc.AsyncIterator[int]; or return the result, and append "
+                "records"
+            ),
+        ),
+        (
+            not_an_iterator,
+            (
+                "yields its result, so it streams: annotate it with AsyncIterator (a plain def: Iterator) of bytes, "
+                "str or boki.Event, not with <class 'bytes'>; or return the result, and append records"
+            ),
+        ),
+        (a_consumer, "consumes a queue, so nobody takes what it yields: append records"),
+    ],
+)
+def test_a_generator_that_cannot_stream_is_refused_when_its_module_is_loaded(
+    register: Callable[[], None], told: str
+) -> None:
+    """With what to write instead, and where."""
+    with pytest.raises(ConfigError) as caught:
+        register()
+    place, _, words = caught.value.message.partition(") ")
+    assert place.startswith("numbers (")
+    assert words == told
+
+
+def test_generators_of_both_kinds_are_functions() -> None:
+    """Asynchronous ones run with the others of their module; annotations may be left out."""
+
+    @function
+    async def events(ctx: Context) -> AsyncIterator[Event | Response]:
+        yield Event()
+
+    @function
+    def text(ctx: blocking.Context) -> Iterator[str]:
+        yield ""
+
+    @function
+    async def whatever(ctx):  # type: ignore[no-untyped-def]
+        yield b""
+
+    infos = [Function.of(fn).info for fn in (events, text, whatever)]
+    assert [(info.streams, info.is_async) for info in infos] == [(True, True), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["a", b"b"], "f yields bytes after text: the items of a stream are of one kind"),
+        ([b"a", Response()], "f yields a Response that is not its first item"),
+        ([Response(), Response()], "f yields a Response that is not its first item"),
+        (
+            [7],
+            "f yields int: a stream is made of bytes, str or boki.Event (or write msgspec.json.encode(...))",
+        ),
+    ],
+)
+def test_items_that_a_stream_cannot_have_are_refused(items: list[Any], message: str) -> None:
+    """By the function's name."""
+    chunks = Chunks("f")
+    with pytest.raises(BokiError) as caught:
+        for item in items:
+            chunks.of(item)
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Event(event="a\nb"), "an event's event is a line of at most 200 characters, not 'a\\nb'"),
+        (lambda: Event(id=7), "an event's id is a line of at most 200 characters, not 7"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_event_that_cannot_be_sent_is_refused(make: Callable[[], Event], message: str) -> None:
+    """A line break would begin another field."""
+    with pytest.raises(BokiError) as caught:
+        make()
+    assert caught.value.message == message
+
+
+def test_items_become_numbered_chunks_of_bounded_size_after_a_head() -> None:
+    """The head is that of the function, with the content type of its items unless it says one."""
+    chunks = Chunks("f")
+    assert chunks.of(Response(status=201, headers={"A": "b"})) == []
+    first, second = chunks.of("x" * (CHUNK_BYTES + 1))
+    assert (first.number, second.number, len(first.data), len(second.data)) == (1, 2, CHUNK_BYTES, 1)
+    status, headers, _ = parts_of(Payload("response", first.head))
+    assert (status, headers) == (201, (("Content-Type", "text/plain; charset=utf-8"), ("A", "b")))
+    assert (second.head, chunks.end()) == (b"", [])
+    (only,) = Chunks("f").of(Response("body", content_type="text/csv"))
+    assert parts_of(Payload("response", only.head))[1] == (("Content-Type", "text/csv"),)
+    alone = Chunks("f")
+    assert alone.of(Response(status=204)) == []
+    (head,) = alone.end()
+    assert (parts_of(Payload("response", head.head))[0], head.data) == (204, b"")
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (Event("a\nb\r\nc"), "data: a\ndata: b\ndata: c\n\n"),
+        (Event({"n": 1}, event="tick", id="7", retry_ms=10), 'id: 7\nevent: tick\nretry: 10\ndata: {"n":1}\n\n'),
+        (Event(), "data: \n\n"),
+    ],
+)
+def test_events_are_written_as_event_sources_read_them(event: Event, text: str) -> None:
+    """Every line of the data is a field of its own."""
+    assert event.encode().decode() == text
