@@ -182,6 +182,49 @@ def test_the_first_function_does_what_the_readme_says(tmp_path: Path) -> None:
     assert len(said) == 3
 
 
+def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    """From an empty folder, in order: files are written, commands are typed, the system is killed and started again."""
+    (tmp_path / "functions").mkdir()
+    config = DevConfig(data=tmp_path / "data", functions=tmp_path / "functions", port=0)
+    compared = 0
+    with Child(config) as child:
+        text = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+        for language, block in re.findall(r"^```(python|console)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            if language == "python":
+                (tmp_path / block.partition("\n")[0].removeprefix("# ")).write_text(block)
+                continue
+            for line in block.splitlines():
+                command, _, expected = line.partition("  #")
+                if command.startswith("kill -9"):
+                    child.kill()
+                elif command == "boki dev":
+                    child.start()
+                elif expected:
+                    assert _comes_true(shlex.split(command), expected.strip(), child.url), line
+                    compared += 1
+    assert compared == 11
+
+
+def _comes_true(words: list[str], expected: str, url: str) -> bool:
+    """Whether the command prints that; what is read from a log may still be on its way there."""
+    tries = 60 if words[1:3] == ["log", "read"] else 1
+    for _ in range(tries):
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            env=os.environ | {"BOKI_URL": url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        printed = (done.stdout or done.stderr).strip()
+        if words[1:3] == ["log", "read"]:
+            printed = ", ".join(sorted(line.rpartition("\t")[2] for line in printed.splitlines()[1:]))
+        if printed == expected:
+            return True
+    print(printed)
+    return False
+
+
 def test_every_setting_is_listed_with_its_flag_and_variable() -> None:
     """The table of settings is the struct's."""
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from boki.net.traffic import RULES
 from boki.retry import Retry
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+_NAME = st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=1, max_size=5)
 _BYTES = st.binary(max_size=12) | st.sampled_from([APART_BYTES - 1, APART_BYTES, 3 * APART_BYTES]).map(bytes)
 _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(0, 2**63 - 1),
@@ -24,6 +25,17 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bytes: _BYTES,
     None: st.none(),
     type(None): st.none(),
+    Retry: st.builds(  # a policy refuses numbers that make no sense
+        Retry,
+        attempts=st.integers(1, 99),
+        first_s=st.floats(0, 10),
+        factor=st.floats(1, 9),
+        max_s=st.floats(10, 99),
+        jitter=st.floats(0, 1),
+        deadline_s=st.none() | st.floats(0, 99),
+        errors=st.lists(_NAME, max_size=2).map(tuple),
+        never=st.lists(_NAME, max_size=2).map(tuple),
+    ),
     Any: st.none() | st.booleans() | st.integers(-(2**60), 2**60) | _TEXT | st.lists(_TEXT, max_size=2),
 }
 
