@@ -338,7 +338,7 @@ class Chunk:
             if not flags & JOINED:
                 starts.append((i, strings[tags[tag_start]] if flags & KEYED else None))
             tag_start = tag_stop
-        stops = [start for start, _ in starts[1:]] + [self.count]
+        stops = [start for start, _ in starts[1:]] + [self.count][: len(starts)]
         return [
             Span(start, stop, tuple(when.get(start, ())), key_tag)
             for (start, key_tag), stop in zip(starts, stops, strict=True)

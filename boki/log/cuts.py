@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final, NamedTuple
 
+from boki.errors import CorruptData
 from boki.log.ids import LogId, ShardId, Term, make_seqnum
 from boki.log.metalog import Cut
 
@@ -169,8 +170,12 @@ class OrderTable:
 
     @staticmethod
     def decode(data: bytes) -> OrderTable:
-        """The table behind `encode`'s bytes."""
+        """The table behind `encode`'s bytes; `CorruptData` if these are none."""
+        if len(data) < _TABLE.size:
+            raise CorruptData(f"a table of the order has at least {_TABLE.size} bytes, not {len(data)}")
         term, log, first_seqnum, next_seqnum, run_count, cut_count, shard_count = _TABLE.unpack_from(data)
+        if len(data) != _TABLE.size + 8 * (3 * run_count + 2 * cut_count + 2 * shard_count):
+            raise CorruptData(f"a table of the order of {run_count} runs cannot have {len(data)} bytes")
         table = OrderTable(term, log, first_seqnum)
         table.next_seqnum = next_seqnum
         at = _TABLE.size

@@ -33,5 +33,5 @@ class EntryCodec(Generic[T]):
             )
         try:
             return self._decoder.decode(memoryview(data)[1:])
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptData(f"a record of book {self._book} cannot be read: {error}") from None

@@ -87,7 +87,7 @@ def decode_entry(data: bytes) -> MetalogEntry:
         raise VersionTooNew(f"metalog entry version {data[0]} is newer than this Boki's {VERSION}: upgrade this node")
     try:
         return _decoder.decode(memoryview(data)[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"a metalog entry cannot be read: {error}") from None
 
 

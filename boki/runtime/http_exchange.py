@@ -128,7 +128,7 @@ def log_answer(answer: HttpAnswer, positions: Positions) -> Answer:
         raise error_of(answer)
     try:
         reply = _reply_decoder.decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConnectionLost(f"the answer is not one that this version can read: {error}") from None
     merge_positions(positions, reply.positions)
     if isinstance(reply.answer, Failure):
@@ -221,14 +221,14 @@ def call_answer(answer: HttpAnswer, positions: Positions) -> Payload:
     return Payload(ENCODINGS.get(kind, "bytes"), answer.body)
 
 
-def json_answer(answer: HttpAnswer, status: int = 200) -> Any:
-    """The JSON document of an answer with that status; raises the error of any other."""
+def json_answer(answer: HttpAnswer, status: int = 200) -> dict[str, Any]:
+    """The JSON object of an answer with that status; raises the error of any other."""
     if answer.status != status:
         raise error_of(answer)
     try:
-        return msgspec.json.decode(answer.body)
-    except msgspec.DecodeError as error:
-        raise ConnectionLost(f"the answer is not JSON: {error}") from None
+        return msgspec.json.decode(answer.body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConnectionLost(f"the answer is no JSON object: {error}") from None
 
 
 def invocation_request(invocation_id: str, wait_s: float) -> HttpRequest:
@@ -325,7 +325,7 @@ def error_of(answer: HttpAnswer) -> BokiError:
     """The error that an answer tells."""
     try:
         return _told(_error_decoder.decode(answer.body))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     what = f"status {answer.status} and {answer.body[:80]!r}, which is no answer of a Boki gateway"
     if answer.status >= 500:

@@ -23,6 +23,7 @@ from boki.effects import Delete, Put
 from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
 from boki.engine.index.residence import Residence
 from boki.engine.index.rows import END, PART_RECORDS, RECORD_BYTES, Part, Row, Shelf
+from boki.errors import CorruptData
 from boki.log.chunk import Chunk
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag
@@ -217,7 +218,9 @@ class BookState(NamedTuple):
 
     @staticmethod
     def decode(value: bytes) -> BookState:
-        """The state behind `encode`'s bytes."""
+        """The state behind `encode`'s bytes; `CorruptData` if these are none."""
+        if len(value) != _BOOK.size:
+            raise CorruptData(f"the state of a book has {_BOOK.size} bytes, not {len(value)}")
         return BookState(*_BOOK.unpack(value))
 
     def spared_from(self, tag: str) -> int:

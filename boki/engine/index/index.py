@@ -41,7 +41,7 @@ from boki.engine.index.layout import (
 from boki.engine.index.residence import Residence
 from boki.engine.index.rows import END
 from boki.engine.index.sweep import Sweep
-from boki.errors import Overloaded, VersionTooNew
+from boki.errors import CorruptData, Overloaded, VersionTooNew
 from boki.log.batch import Batch
 from boki.log.chunk import Chunk, Span
 from boki.log.cuts import Piece
@@ -455,12 +455,15 @@ def _read_small_state(disk: DiskReader) -> _SmallState:
     stored = disk.get(SMALL_STATE_KEY)
     if stored is None:
         return _SmallState(VERSION, {}, [], 0)
-    version = msgspec.msgpack.decode(stored)[0]
-    if version > VERSION:
-        raise VersionTooNew(
-            f"index checkpoint version {version} is newer than this Boki's {VERSION}: upgrade this node"
-        )
-    return msgspec.msgpack.decode(stored, type=_SmallState)
+    try:
+        version = msgspec.msgpack.decode(stored, type=list)[0]
+        if isinstance(version, int) and version > VERSION:
+            raise VersionTooNew(
+                f"index checkpoint version {version} is newer than this Boki's {VERSION}: upgrade this node"
+            )
+        return msgspec.msgpack.decode(stored, type=_SmallState)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
+        raise CorruptData(f"the checkpoint of the index cannot be read: {error}") from None
 
 
 def _hold_all(book: Book, chunk: Chunk) -> bool:

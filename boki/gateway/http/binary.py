@@ -71,7 +71,7 @@ def decode_request(body: bytes) -> Request:
     """The request, if these are its bytes and its numbers make sense."""
     try:
         asked = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"the body is not a request of this version: {error}", field="body") from None
     if not 0 < asked.timeout_us <= MAX_TIMEOUT_S * 1e6:
         raise InvalidArgument(
