@@ -19,6 +19,9 @@ import uvloop
 from boki import BokiError, StoreFailed
 from boki.config import DevConfig
 from boki.local_log import LocalLog
+from boki.log.ids import NodeId
+from boki.log.metalog import split_position
+from boki.storage.core import StorageCore
 from tests.e2e.test_bad_disks import book_of, in_loop
 
 TRIALS = int(os.environ.get("DISK_TRIALS", "24"))
@@ -131,9 +134,22 @@ def cut_log(folder: Path, node: str, count_bytes: int, *, with_mark: bool = True
 
 def test_a_sequencer_that_has_less_than_storage_has_applied_is_refused(tmp_path: Path) -> None:
     """Where the mark is older than the damage the others bear witness: no term begins that would forget records."""
-    uvloop.run(make_image(tmp_path / "data", tmp_path / "image", is_killed=True))
-    cut_log(tmp_path / "image", "sequencer-1", 1000, with_mark=False)
-    with pytest.raises(StoreFailed, match=r"storage-1 has applied \d+ entries of log 0 in term 3, and .* only \d+"):
+
+    async def make() -> None:
+        log = await LocalLog.start(DevConfig(data=tmp_path / "data"))
+        storage = log.hosts[NodeId("storage-1")].core
+        assert isinstance(storage, StorageCore)
+        while split_position(storage.applied[0])[1] < 40:  # it hears of cuts every ten milliseconds
+            await book_of(log.port).append(b"x")
+        await book_of(log.port).append(b"the batch that carries it")
+        shutil.copytree(tmp_path / "data", tmp_path / "image")
+        log.close()
+
+    uvloop.run(make())
+    (file,) = (file for file in (tmp_path / "image" / "sequencer-1").glob("*.log") if file.stat().st_size)
+    entry_bytes = 40  # at least, so that fewer than 30 are left
+    cut_log(tmp_path / "image", "sequencer-1", file.stat().st_size - 30 * entry_bytes, with_mark=False)
+    with pytest.raises(StoreFailed, match=r"storage-1 has applied \d+ entries of log 0 in term 1, and .* only \d+"):
         uvloop.run(LocalLog.start(DevConfig(data=tmp_path / "image")))
 
 
