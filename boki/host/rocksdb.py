@@ -43,7 +43,7 @@ class RocksDb:
         except SyncedWritesLost:
             self._db.close()
             raise
-        self._mark.begin(found)
+        self._mark.begin(_tables_alone(found))
 
     def _require(self, found: int) -> None:
         """Nothing that was synced may be missing."""
@@ -75,7 +75,7 @@ class RocksDb:
         for write in writes:
             if isinstance(write, Put):
                 batch.put(write.key, write.value)
-            else:
+            elif write.start < write.stop:  # an empty one counts as a write until it is replayed, and not from then on
                 batch.delete_range(write.start, write.stop)
         if not batch.is_empty():
             self._db.write(batch)
@@ -118,7 +118,16 @@ class RocksDb:
         with contextlib.suppress(Exception):  # rocksdict raises plain Exception: what was synced stays in the log
             if not self._has_failed:
                 self._db.flush()
-                sequence = self._db.latest_sequence_number()
+                sequence = _tables_alone(self._db.latest_sequence_number())
         with contextlib.suppress(Exception):  # an error of the background work, which a damaged table causes
             self._db.close()
         self._mark.close(sequence)
+
+
+def _tables_alone(sequence: int) -> int:
+    """What may be required of a database of which nothing is in a log: that it is not empty.
+
+    RocksDB writes what it recovers to tables, and leaves out what has no effect any more, such as a deleted range with
+    nothing in it. So a database that opens with that number may open with a lower one the next time, with nothing lost.
+    """
+    return min(sequence, 1)

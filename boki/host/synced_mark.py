@@ -65,7 +65,7 @@ class SyncedMark:
         return newest
 
     def begin(self, sequence: int) -> None:
-        """The database is open, and so much of it is synced. From now on the stop is not a clean one."""
+        """The database is open, and this much of it may be required. From now on the stop is not a clean one."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._file, _FILE_BYTES)
         self._page = mmap.mmap(self._file, _FILE_BYTES)
