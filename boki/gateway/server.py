@@ -219,13 +219,15 @@ class Gateway:
             found = self._routes.find(request.method, path)
         except NotFound:
             self._authorize(request)
-            return self._calls.route_of(request.method, path)
+            found = self._calls.route_of(request.method, path)
         except BokiError:
             self._authorize(request)
             raise
-        if not found[0].is_open:
+        else:
+            if found[0].is_open:
+                return found
             self._authorize(request)
-            connection_of(request).let_in()
+        connection_of(request).let_in()
         return found
 
     def _authorize(self, request: BaseRequest) -> None:

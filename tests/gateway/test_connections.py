@@ -9,6 +9,7 @@ import logging
 
 import pytest
 
+from boki.calls import FunctionInfo
 from boki.gateway.config import Patience
 from boki.gateway.http import crowd
 from boki.host import line_budget
@@ -245,6 +246,27 @@ def test_silent_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert (await raw.answer())[0] == 200
             assert len(gateway._connections.connections) <= 8
             for raw in (*silent, member, newcomer):
+                await raw.close()
+
+    monkeypatch.setattr(crowd, "STRANGER_S", 0.0)
+    run(scenario())
+
+
+def test_a_functions_own_route_lets_its_caller_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every other call does: its connection is never put out, and one beyond the limit is refused."""
+
+    async def scenario() -> None:
+        async with serving(max_connections=1) as (gateway, backend, _):
+            backend.functions["new"] = FunctionInfo(name="new", module="app", is_async=True, http=("GET /new",))
+            ask = "GET /new HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            member = await Raw.open(gateway.port)
+            await member.send(ask)
+            assert (await member.answer())[0] == 200
+            guest = await Raw.open(gateway.port)
+            for raw, status in ((guest, 503), (member, 200)):
+                await raw.send(ask)
+                assert (await raw.answer())[0] == status
+            for raw in (member, guest):
                 await raw.close()
 
     monkeypatch.setattr(crowd, "STRANGER_S", 0.0)
