@@ -193,6 +193,8 @@ def test_clients_and_logged_calls_get_responses_too(system: tuple[LoopThread, De
         call = client.invoke_later("follow", "gone")
         state = client.invocation(call, wait_s=20)
         assert (state.state, state.result.status, state.result.body) == ("done", 410, {"why": "gone"})
+        empty = client.invocation(client.invoke_later("follow", "empty"), wait_s=20)
+        assert empty.result.body == client.invoke("follow", "empty").body == {}
 
 
 def test_openapi_lists_the_routes(system: tuple[LoopThread, Dev]) -> None:

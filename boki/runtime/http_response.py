@@ -171,7 +171,7 @@ def parts_of(payload: Payload) -> tuple[int, tuple[tuple[str, str], ...], Payloa
         told = _decoder.decode(payload.data)
         for pair in told.headers:
             check_header(pair)
-    except (msgspec.DecodeError, UnicodeDecodeError, InvalidArgument) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidArgument) as error:
         raise CorruptData(f"a function's response cannot be read: {error}") from None
     if not 200 <= told.status <= 599:
         raise CorruptData(f"a function's response has the status {told.status}")
@@ -198,9 +198,9 @@ def received_response(status: int, headers: Mapping[str, str], body: bytes) -> P
 def told_response(told: dict[str, Any]) -> Response:
     """The response of a logged call, as the state of the call tells it in JSON."""
     encoded = told.get("result_base64")
-    body = told.get("result") if encoded is None else msgspec.convert(encoded, bytes)
+    body = told.get("result") if encoded is None else msgspec.convert(encoded, bytes) or None
     headers = tuple((name, value) for name, value in told["headers"])
-    return Response(body or None, status=told["status"], headers=headers)
+    return Response(body, status=told["status"], headers=headers)
 
 
 class ResultCodec:

@@ -51,6 +51,8 @@ async def square(ctx: Context, number: int) -> int:
 @function(http=["GET /u/{code}", "GET /u/new"])
 async def follow(ctx: Context, code: str = "new") -> Response:
     """Redirect."""
+    if code == "empty":
+        return Response({})
     if code == "gone":
         return Response({"why": "gone"}, status=410, headers=[("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")])
     return Response.redirect(f"https://example.com/{code}")
