@@ -64,7 +64,6 @@ class Dev:
             console=console,
             reload=config.reload,
             on_call=calls.ended if calls else None,
-            show_tracebacks=True,
             log_level=config.log_level,
         )
         self.calls = LoggedCalls(

@@ -113,7 +113,6 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             later=self._later,
             console=log_function_line,
             reload=False,
-            show_tracebacks=True,
             on_call=problems.ended,
             log_level=self.config.log_level,
         )

@@ -64,7 +64,7 @@ class BlockingWorker:
         self._module = plan.module
         self._limits = plan.limits
         self._tally = tally
-        self._ending = Ending(self.console, plan.limits, show_tracebacks=plan.show_tracebacks)
+        self._ending = Ending(self.console, plan.limits)
         self._socket = sock
         self._decoder = to_worker(plan.limits)
         self._max_frame_bytes = max_frame_bytes(plan.limits)

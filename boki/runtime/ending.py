@@ -19,12 +19,11 @@ _MAX_MESSAGE_CHARS = 4096
 
 
 class Ending:
-    """Makes outcomes of what functions return and raise. `show_tracebacks`: the caller is told the traceback, too."""
+    """Makes outcomes of what functions return and raise. Tracebacks travel along: the gateway decides who sees them."""
 
-    def __init__(self, console: Console, limits: Limits, *, show_tracebacks: bool) -> None:
+    def __init__(self, console: Console, limits: Limits) -> None:
         self._console = console
         self._limits = limits
-        self._show_tracebacks = show_tracebacks
 
     def returned(self, speaker: Speaker, function: Function, value: Any, positions: Positions) -> Outcome:
         """The function returned this value. If it cannot travel, the console is told, too."""
@@ -42,7 +41,7 @@ class Ending:
         if not is_depth_from_below(error):
             self._console.error(speaker, error)
         try:
-            failure = failure_of(speaker.function, error, with_traceback=self._show_tracebacks)
+            failure = failure_of(speaker.function, error, with_traceback=True)
         except Exception:  # noqa: BLE001 - an exception of a user's whose text cannot be had
             failure = failure_of(speaker.function, RuntimeError(f"{type(error).__name__} without a text"))
         return Outcome(None, failure, positions)

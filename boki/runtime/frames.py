@@ -20,7 +20,7 @@ from boki.errors import CorruptData
 from boki.log.limits import KIB, MIB, Limits
 from boki.log.operations import Failure, Reply, Request
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The protocol's version, said in every hello. Both ends are one installation unless it was upgraded under a running
 engine; then the engine must be restarted."""
 
@@ -195,7 +195,6 @@ class Fork(Frame, frozen=True, tag=41):
     folder: str
     memory_bytes: int
     limits: Limits
-    show_tracebacks: bool
     pin_sources: bool
     sources: dict[str, bytes] = {}
     log_level: int = 20

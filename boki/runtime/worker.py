@@ -91,7 +91,7 @@ class AsyncWorker(asyncio.Protocol):
         self._module = plan.module
         self._limits = limits
         self._tally = tally
-        self._ending = Ending(self.console, limits, show_tracebacks=plan.show_tracebacks)
+        self._ending = Ending(self.console, limits)
         self._loop = loop
         self._max_frame_bytes = max_frame_bytes(limits)
         self._appends = AppendGatherer(self, limits)

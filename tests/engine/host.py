@@ -65,7 +65,7 @@ class Host(FunctionHost):
         self.holds_appends = False
         self._checks: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._ids = count(1)
-        options = {"limits": DEFAULT_LIMITS, "reload": False, "show_tracebacks": False, **options}
+        options = {"limits": DEFAULT_LIMITS, "reload": False, **options}
         super().__init__(folder, submit=self._answer, later=self._log_call, console=self._hear, **options)
 
     def _answer(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:

@@ -108,7 +108,6 @@ def test_whatever_a_function_raises_ends_its_call_and_nothing_else(
             failure = await host.failure(f"fail{suffix}", what)
             assert (failure.code, failure.outcome) == ("function_failed", "failed")
             assert failure.details["error_type"] == error_type
-            assert "traceback" not in failure.details
             assert f"fail{suffix}" in failure.message
             (line,) = (line for line in host.lines if line.stream == "error")
             assert "Traceback" in line.text
@@ -120,13 +119,14 @@ def test_whatever_a_function_raises_ends_its_call_and_nothing_else(
 
 
 @KINDS
-def test_tracebacks_reach_callers_only_if_wanted(tmp_path: Path, suffix: str) -> None:
-    """`show_tracebacks` is for development."""
+def test_the_traceback_travels_with_the_failure(tmp_path: Path, suffix: str) -> None:
+    """As the console shows it. Who is told of it is the gateway's to decide."""
 
     async def test() -> None:
-        async with hosting(tmp_path, BOTH, show_tracebacks=True) as host:
+        async with hosting(tmp_path, BOTH) as host:
             failure = await host.failure(f"fail{suffix}", "oops")
-            assert "ValueError: oops" in failure.details["traceback"]
+            (line,) = (line for line in host.lines if line.stream == "error")
+            assert failure.details["traceback"] == line.text
 
     drive(test())
 

@@ -101,7 +101,6 @@ class FunctionHost:
         later: Later,
         console: Callable[[ConsoleLine], None],
         reload: bool,
-        show_tracebacks: bool,
         log_level: str = "info",
         budget: Budget | None = None,
         on_call: OnCall | None = None,
@@ -112,7 +111,6 @@ class FunctionHost:
         self._later = later
         self._console = console
         self._reload = reload
-        self._show_tracebacks = show_tracebacks
         self._log_level = logging.getLevelNamesMapping()[log_level.upper()]
         self._budget = budget or Budget(engine_workers=affordable_workers())
         self._watch_calls = CallWatch(on_call, now_us) if on_call is not None else None
@@ -319,7 +317,6 @@ class FunctionHost:
             folder=str(origin.folder),
             memory_bytes=memory_bytes,
             limits=self._limits,
-            show_tracebacks=self._show_tracebacks,
             pin_sources=origin.pinned is not None,
             sources=origin.pinned or {},
             log_level=self._log_level,
