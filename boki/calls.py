@@ -16,8 +16,6 @@ Encoding = Literal["json", "text", "bytes", "response"]
 """How a payload's bytes are to be read: a JSON document, UTF-8 text, nothing but bytes, or (of a result) a whole
 answer over HTTP (`boki.runtime.http_response`)."""
 
-MAX_DELAY_S: Final = 365 * 24 * 3_600.0
-"""A call may be delayed by a year, as a message of a queue may be."""
 MAX_WORKERS: Final = 4
 """The most worker processes of a pool whose functions set no `max_workers`."""
 MOST_WORKERS: Final = 256

@@ -16,7 +16,8 @@ from boki.errors import BokiError, CallLost, FunctionFailed, InvalidArgument, Wr
 from boki.log.operations import Failure
 
 MAX_ATTEMPTS: Final = 10_000
-MAX_DELAY_S: Final = 365 * 24 * 3600.0
+MAX_DELAY_S: Final = 365 * 24 * 3_600.0
+"""A year: the longest delay of a call and between its runs, as of a queue's message."""
 MAX_NAMES: Final = 32
 """Maximum number of errors that a policy names, in `errors` and in `never` each."""
 MAX_NAME_CHARS: Final = 128

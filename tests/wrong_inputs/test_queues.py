@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from boki import BokiError
-from boki.calls import MAX_DELAY_S
 from boki.libs.bokiqueue import Queue, refusals
+from boki.retry import MAX_DELAY_S
 from boki.runtime.memory_port import MemoryPort
 from tests.gateway.fake_backend import run, serving
 from tests.libs.bokiqueue.running import asynchronous

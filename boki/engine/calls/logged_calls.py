@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from boki.calls import MAX_DELAY_S, Call, CallFilter, CallPage, InvocationState, Outcome
+from boki.calls import Call, CallFilter, CallPage, InvocationState, Outcome
 from boki.engine.calls.call_book import CallBook
 from boki.engine.calls.inquiries import Inquiries
 from boki.engine.calls.ledger import (
@@ -49,6 +49,7 @@ from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.operations import Failure
+from boki.retry import MAX_DELAY_S
 from boki.runtime.port import LogPort
 
 _log = logging.getLogger("boki.calls")

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from boki.calls import MAX_DELAY_S, Call, FunctionInfo, Outcome, Payload, RequestHead
+from boki.calls import Call, FunctionInfo, Outcome, Payload, RequestHead
 from boki.effects import Answer
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.gateway.backend import Backend
@@ -33,6 +33,7 @@ from boki.gateway.http.streams import WINDOW_BYTES, Incoming, StreamedAnswer
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
+from boki.retry import MAX_DELAY_S
 from boki.routes import Found
 from boki.runtime.http_exchange import BOOK, INVOCATION, KEY, POSITION, TRACEPARENT
 from boki.runtime.json_faults import why_not_json
