@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from boki.cluster.log_reader import LogLine, NodeLog
 
 _POLL_S: Final = 0.2
-_DAY_US: Final = 86_400_000_000
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 _COLOURS: Final = ((logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"))
 

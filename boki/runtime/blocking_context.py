@@ -15,7 +15,7 @@ from boki.runtime.port import BlockingCallPort, BlockingLogPort
 
 if TYPE_CHECKING:
     from boki.retry import Retry
-from boki.runtime import context
+    from boki.runtime import context
 
 P = TypeVar("P")
 R = TypeVar("R")

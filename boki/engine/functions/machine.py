@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 from typing import Final
 
 from boki.engine.functions.orders import Budget
+from boki.host.process import file_limit
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def affordable_workers() -> int:
     """Most worker processes of this engine: each needs a file descriptor here, as do disks and connections."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = Budget().engine_workers
-    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 2))
+    return max(1, min(Budget().engine_workers, file_limit() // 2))
 
 
 def resident_bytes(pid: int) -> int:
