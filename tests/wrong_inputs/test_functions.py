@@ -13,7 +13,8 @@ import pydantic
 import pytest
 
 from boki import Context, function
-from boki.calls import Consumption, FunctionInfo, Payload
+from boki.calls import Consumption, FunctionInfo, ModuleInfo, Payload
+from boki.engine.functions.module_news import announce
 from boki.errors import BokiError, FunctionFailed, InvalidArgument
 from boki.libs.bokiqueue import consume
 from boki.runtime.function import Function, check_described
@@ -23,6 +24,8 @@ from boki.runtime.values import NO_PAYLOAD, codec_for, encode_any
 HEAD = "import boki\nfrom boki import Context, function\nfrom boki.libs.bokiqueue import consume\n"
 OPTIONS = "name, timeout_s, book, concurrency, min_workers, max_workers, memory_bytes, unknown_fields, retry, http"
 MODULES = [
+    ("B17", "def ok1(ctx)\n    return 1\n", "w.py:4: SyntaxError: expected ':'"),
+    ("B18", "import nonexistent_pkg\n", "w.py:4: ModuleNotFoundError: No module named 'nonexistent_pkg'"),
     (
         "B19-function",
         "@function(timeout=5)\nasync def f(ctx): ...\n",
@@ -75,6 +78,17 @@ def test_what_a_module_is_told(source: str, told: str, tmp_path: Path, monkeypat
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     Path("w.py").write_text(HEAD + source)
     assert Sources(str(tmp_path), pinned={}).registry("w", str(tmp_path / "w.py")) == told
+
+
+@pytest.mark.parametrize("row", ["B17", "B18"])
+def test_the_console_says_which_functions_a_broken_edit_leaves_running(
+    row: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind what is wrong with the edit: calls go on with the version before it."""
+    error = next(told for name, _, told in MODULES if name == row)
+    ok = FunctionInfo(name="ok1", module="w", is_async=True)
+    announce(ModuleInfo(module="w", path="w.py", functions=(ok,), error=error))
+    assert caplog.messages == [f"{error}; its last good version keeps running: ok1"]
 
 
 @pytest.mark.parametrize(
