@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
 import pytest
+from aiohttp.web import BaseRequest, StreamResponse
 
 from boki.config import Cors, DevConfig, load
 from boki.errors import ConfigError
+from boki.gateway.http.browsers import dress
 from tests.gateway.fake_backend import refused, run, serving
 
 _LISTED = Cors(origins="https://app.example, http://localhost:5173")
@@ -71,7 +75,9 @@ def test_a_listed_origin_is_let_in_and_reads_the_answers() -> None:
                 async with http.post("/function/echo", data=b"1", headers=headers) as response:
                     assert response.status == 200
                     told = cors_of(response)
-                    assert told.pop("Access-Control-Expose-Headers").startswith("Boki-Invocation, Boki-Position")
+                    assert told.pop("Access-Control-Expose-Headers").startswith(
+                        "Boki-Invocation, Boki-Position, Boki-Outcome"
+                    )
                     assert told == {_ALLOWED: origin}
                     assert response.headers["Vary"] == "Origin"
             async with http.post("/function/echo", headers={"Origin": "https://evil.example"}) as response:
@@ -83,6 +89,24 @@ def test_a_listed_origin_is_let_in_and_reads_the_answers() -> None:
                 await refused(response, 404, "no_such_function")
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("told", "own", "varies"),
+    [
+        ({"Vary": "Origin"}, {"Vary": "Accept-Language"}, "Origin, Accept-Language"),
+        ({"Vary": "Origin"}, {}, "Origin"),
+        ({}, {"Vary": "Accept-Language"}, "Accept-Language"),
+        ({}, {}, None),
+    ],
+)
+def test_what_a_functions_answer_varies_by_is_kept(
+    told: Mapping[str, str], own: Mapping[str, str], varies: str | None
+) -> None:
+    """Else a cache would give one visitor the answer that was made for another."""
+    answer = StreamResponse(headers=own)
+    dress(cast("BaseRequest", SimpleNamespace(protocol=SimpleNamespace(answer_headers=told))), answer)
+    assert answer.headers.get("Vary") == varies
 
 
 def test_a_preflight_is_answered_without_a_token() -> None:

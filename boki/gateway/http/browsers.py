@@ -17,10 +17,10 @@ from multidict import CIMultiDictProxy
 
 from boki.config import Cors
 from boki.config_rules import is_loopback
-from boki.runtime.http_exchange import INVOCATION, POSITION, TRACEPARENT
+from boki.runtime.http_exchange import INVOCATION, OUTCOME, POSITION, TRACEPARENT
 
 EVERY_ANSWER: Final[Mapping[str, str]] = {"X-Content-Type-Options": "nosniff", "Server": "Boki"}
-_EXPOSED: Final = f"{INVOCATION}, {POSITION}, {TRACEPARENT}, Location, Retry-After"
+_EXPOSED: Final = f"{INVOCATION}, {POSITION}, {OUTCOME}, {TRACEPARENT}, Location, Retry-After"
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{1,2000}")
 _PREFLIGHT_S: Final = "600"
@@ -85,8 +85,12 @@ class Browsers:
 
 def dress(request: BaseRequest, answer: StreamResponse) -> None:
     """Give the answer the headers that every answer has. Once, before it is begun."""
-    for name, value in cast("_Connection", request.protocol).answer_headers.items():
+    told = cast("_Connection", request.protocol).answer_headers
+    own = answer.headers.get("Vary") if "Vary" in told else None
+    for name, value in told.items():
         answer.headers[name] = value
+    if own is not None:  # a function's answer differs by what it says, too
+        answer.headers["Vary"] += f", {own}"
 
 
 @lru_cache(maxsize=256)  # clients send the same name over and over, and reading an address is slow
