@@ -51,7 +51,7 @@ class Standing(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     used: int
     until_us: int
     silent_us: int = 0
-    unheard: list[tuple[int, int]] = []
+    unheard: set[tuple[int, int]] = set()
 
     @property
     def available(self) -> int:
@@ -80,6 +80,8 @@ class StandingTakes:
     def __init__(self, standing: Iterable[Standing] = ()) -> None:
         self._groups: dict[str, dict[tuple[bytes, int], Standing]] = {}
         self._count = 0
+        self._holders: dict[tuple[str, int, int], Standing] = {}
+        """By group, position and token: who has not acted upon what it was given. A fence names thousands at once."""
         for one in standing:
             self._put(one)
 
@@ -93,6 +95,13 @@ class StandingTakes:
     def _put(self, one: Standing) -> None:
         self._groups.setdefault(one.group, {})[one.taker, one.lease_us] = one
         self._count += 1
+        self._holders.update(((one.group, *each), one) for each in one.unheard)
+
+    def _forget(self, one: Standing, handles: Iterable[tuple[int, int]]) -> None:
+        """These are unheard of no longer."""
+        for each in handles:
+            one.unheard.discard(each)
+            self._holders.pop((one.group, *each), None)
 
     def find(self, group: str, taker: bytes, lease_us: int) -> Standing | None:
         """The credit of that process, if it has any."""
@@ -107,7 +116,7 @@ class StandingTakes:
         """That process has acted, and grants this. It knows what it was given by records before `kept_from`."""
         until_us = now_us + SESSION_US
         for one in self.of(taker):
-            one.unheard = [(pos, token) for pos, token in one.unheard if token >= kept_from]
+            self._forget(one, [(pos, token) for pos, token in one.unheard if token < kept_from])
             one.until_us, one.silent_us = until_us, now_us if one.unheard else 0
         for credit in granted:
             known = self.find(credit.group, taker, credit.lease_us)
@@ -118,13 +127,15 @@ class StandingTakes:
 
     def forget_group(self, group: str) -> None:
         """The group is no more, or begins anew."""
-        self._count -= len(self._groups.pop(group, ()))
+        for one in list(self._groups.get(group, {}).values()):
+            self.drop(one)
 
     def drop(self, one: Standing) -> None:
         """Its process is gone."""
         standing = self._groups[one.group]
         del standing[one.taker, one.lease_us]
         self._count -= 1
+        self._forget(one, list(one.unheard))
         if not standing:
             del self._groups[one.group]
 
@@ -144,15 +155,15 @@ class StandingTakes:
     def unheard(self, group: str, now_us: int) -> list[tuple[int, int]]:
         """(position, token) of leases that processes were given which are taken to be gone."""
         standing = self._groups.get(group, {}).values()
-        return [each for one in standing if one.lease_us and one.ends_us <= now_us for each in one.unheard]
+        return [each for one in standing if one.lease_us and one.ends_us <= now_us for each in sorted(one.unheard)]
 
     def pop_unheard(self, group: str, pos: int, token: int, now_us: int, *, is_over: bool) -> bool:
         """Forget that nobody has heard of that lease: it is over, or its process is gone. Whether that was so."""
-        for one in self._groups.get(group, {}).values():
-            if (pos, token) in one.unheard and (is_over or one.ends_us <= now_us):
-                one.unheard.remove((pos, token))
-                return True
-        return False
+        one = self._holders.get((group, pos, token))
+        if one is None or not (is_over or one.ends_us <= now_us):
+            return False
+        self._forget(one, [(pos, token)])
+        return True
 
     def hand_out(self, groups: Mapping[str, Group], backlog: Backlog, token: int, now_us: int) -> list[Handed]:
         """Give what can be taken now to those who have asked for it, in turns."""
@@ -163,8 +174,8 @@ class StandingTakes:
                 self._hand_out(group, standing, backlog, token, now_us, handed)
         return handed
 
-    @staticmethod
     def _hand_out(
+        self,
         group: Group,
         standing: dict[tuple[bytes, int], Standing],
         backlog: Backlog,
@@ -180,7 +191,9 @@ class StandingTakes:
                 if deliveries:
                     one.used += len(deliveries)
                     one.silent_us = one.silent_us or now_us
-                    one.unheard += [(delivery.spot.pos, token) for delivery in deliveries]
+                    handles = [(delivery.spot.pos, token) for delivery in deliveries]
+                    one.unheard.update(handles)
+                    self._holders.update(((one.group, *each), one) for each in handles)
                     standing[one.taker, one.lease_us] = standing.pop((one.taker, one.lease_us))  # the last in turn
                     handed.append(Handed(one.taker, one.group, one.lease_us, deliveries))
                 if group.is_dry or not deliveries:

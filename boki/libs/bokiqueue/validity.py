@@ -12,7 +12,7 @@ the queue again) is believed: the right to append to a book is the right to admi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -293,7 +293,7 @@ def _is_credit(one: Credit) -> bool:
     return 0 <= one.lease_us <= MAX_SPAN_US and 0 <= one.granted <= MAX_NUMBER and 0 <= one.since <= MAX_NUMBER
 
 
-def _are_handles(messages: Sequence[tuple[int, int]]) -> bool:
+def _are_handles(messages: Collection[tuple[int, int]]) -> bool:
     return all(0 <= pos <= MAX_NUMBER and 0 <= token <= MAX_NUMBER for pos, token in messages)
 
 

@@ -55,6 +55,11 @@ def raw(*parts: Any) -> bytes:
     return b"\x01" + msgspec.msgpack.encode(parts)
 
 
+def granting(*granted: Any) -> bytes:
+    """An act that grants these."""
+    return b"\x02" + msgspec.msgpack.encode((11, 0, b"t", 1, [], [], [], 0, granted))
+
+
 HOSTILE: Final[dict[str, bytes]] = {
     # What cannot be decoded
     "text": b"hello",
@@ -119,6 +124,14 @@ HOSTILE: Final[dict[str, bytes]] = {
     "a group that begins before time": raw(5, 0, "g", -1, -1),
     "acks of negative positions": raw(3, 0, "", [[-1, 1]]),
     "a block's name of a megabyte": raw(3, 0, "", [[0, 1]], b"b" * 900_000),
+    # Grants
+    "credit below none": granting(["", 0, -1]),
+    "credit without end": granting(["", 0, HUGE]),
+    "credit for a lease for ever": granting(["", HUGE, 1]),
+    "credit of a group that is none": granting(["a\nb", 0, 1]),
+    "credit since before time": granting(["", 0, 1, -1]),
+    "ten thousand credits too many": granting(*[["", 0, 1]] * 20_000),
+    "one field too many in credit": granting(["", 0, 1, 0, 0]),
     # Checkpoints and others
     "a checkpoint without parts": raw(7, 0, 0, 0, 0),
     "a checkpoint of what is to come": raw(7, 0, NOW, NOW, NOW),
