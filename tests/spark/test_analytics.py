@@ -29,7 +29,12 @@ def far_east(spark: SparkSession) -> Iterator[None]:
 
 def test_times_are_no_time_of_day() -> None:
     """What is folded has the log's times in UTC, and says so: else Spark takes them for those of its time zone."""
-    columns = {"shard": [0], "seqnum": [7], "time_us": [1_700_000_000_000_000], "data": [encode(Push(0, b"\x00", [b"a"]))]}
+    columns = {
+        "shard": [0],
+        "seqnum": [7],
+        "time_us": [1_700_000_000_000_000],
+        "data": [encode(Push(0, b"\x00", [b"a"]))],
+    }
     (moment,) = _fold(pd.DataFrame(columns))["time"]
     assert moment == pd.Timestamp("2023-11-14T22:13:20", tz="UTC")
 

@@ -13,7 +13,8 @@ from boki.errors import ConfigError
 from boki.spark import local_session
 
 NO_MASTER = b"""WARNING: Using incubator modules: jdk.incubator.vector
-Exception in thread "main" org.apache.spark.SparkException: Master must either be yarn or start with spark, k8s, or local
+Exception in thread "main" org.apache.spark.SparkException: \
+Master must either be yarn or start with spark, k8s, or local
 \tat org.apache.spark.deploy.SparkSubmit.error(SparkSubmit.scala:1047)
 """
 ROWS = [
