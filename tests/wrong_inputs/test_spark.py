@@ -22,8 +22,8 @@ ROWS = [
         "B50",
         NO_MASTER,
         (
-            'Spark\'s JVM did not start: Exception in thread "main" org.apache.spark.SparkException: Master must either '
-            "be yarn or start with spark, k8s, or local; is --master right?"
+            'Spark\'s JVM did not start: Exception in thread "main" org.apache.spark.SparkException: Master must '
+            "either be yarn or start with spark, k8s, or local; is --master right?"
         ),
     ),
     ("B50 silent", b"", "Spark's JVM did not start: no word; is --master right?"),
