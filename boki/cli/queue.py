@@ -279,6 +279,12 @@ def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token:
             markup=False,
         )
     for one in found.groups:
+        if one.unconfirmed:
+            results().print(
+                f"group {one.name or '(default)'}: {one.unconfirmed:,} popped, and not known to be received yet",
+                style="dim",
+                markup=False,
+            )
         if one.blocked:
             errors().print(
                 f"group {one.name or '(default)'} is blocked: its limit of leased, delayed, parked and dead "
