@@ -73,7 +73,7 @@ def _findings(data: Path | None) -> Iterator[Finding]:
             reserve_bytes=defaults.disk_reserve_bytes,
             budget_bytes=defaults.index_memory_bytes + defaults.cache_bytes,
             port_refusal=refusal,
-            is_running=bool(running_here(os.environ)),
+            running_url=running_here(os.environ),
         )
     )
 

@@ -44,8 +44,8 @@ class Subject:
     budget_bytes: int
     port_refusal: Callable[[], str]
     """Why nothing could listen there; empty if it could."""
-    is_running: bool
-    """Whether a Boki of this folder listens there."""
+    running_url: str
+    """Where this folder's Boki listens, which may be elsewhere; empty: none runs."""
 
 
 def examine(subject: Subject) -> Iterator[Finding]:
@@ -109,8 +109,8 @@ def _sync(folder: Path) -> Finding:
 
 
 def _port(subject: Subject) -> Finding:
-    refusal = "" if subject.is_running or not subject.port else subject.port_refusal()
-    return findings.port_finding(subject.host, subject.port, refusal, subject.is_running)
+    refusal = "" if subject.running_url or not subject.port else subject.port_refusal()
+    return findings.port_finding(subject.host, subject.port, refusal, subject.running_url)
 
 
 def _clock(began: float, began_monotonic: float) -> Finding:

@@ -141,10 +141,10 @@ def clock_finding(utc: str, stepped_s: float, is_synchronized: bool | None) -> F
     return Finding("clock", "ok", f"{utc} UTC, {'synchronized' if is_synchronized else 'steady'}")
 
 
-def port_finding(host: str, port: int, refusal: str, is_boki: bool) -> Finding:
-    """Whether the configured port is free, or a Boki of this folder has it."""
-    if is_boki:
-        return Finding("port", "ok", f"{host}:{port} is this folder's Boki, which runs")
+def port_finding(host: str, port: int, refusal: str, running_url: str) -> Finding:
+    """Whether the configured port is free, or where this folder's Boki listens already."""
+    if running_url:
+        return Finding("port", "ok", f"{running_url} is this folder's Boki, which runs")
     if refusal:
         return Finding("port", "bad", f"{host}:{port}: {refusal}", "choose another with --port or in boki.toml")
     return Finding("port", "ok", f"{host}:{port} is free")

@@ -53,10 +53,10 @@ CASES: dict[str, tuple[Finding, str, str]] = {
         "bad",
         "t UTC, stepped by -1.500 s while this ran",
     ),
-    "port": (findings.port_finding("h", 1, "", False), "ok", "h:1 is free"),
-    "own port": (findings.port_finding("h", 1, "", True), "ok", "h:1 is this folder's Boki, which runs"),
+    "port": (findings.port_finding("h", 1, "", ""), "ok", "h:1 is free"),
+    "own port": (findings.port_finding("h", 1, "", "http://h:2"), "ok", "http://h:2 is this folder's Boki, which runs"),
     "taken port": (
-        findings.port_finding("h", 1, "address already in use", False),
+        findings.port_finding("h", 1, "address already in use", ""),
         "bad",
         "h:1: address already in use",
     ),
@@ -83,7 +83,7 @@ def test_a_machine_is_measured_whole_and_left_as_it_was(tmp_path: Path) -> None:
         reserve_bytes=0,
         budget_bytes=0,
         port_refusal=lambda: "address already in use",
-        is_running=False,
+        running_url="",
     )
     found = {finding.check: finding for finding in examine(subject)}
     assert list(found) == [
