@@ -321,6 +321,25 @@ async def test_a_queue_of_a_later_format_is_refused_by_name() -> None:
     await Queue[Any](queue.logbook, "other").push(1)
 
 
+@asynchronous
+async def test_a_queue_whose_format_a_stranger_forged_is_had_back_with_its_messages() -> None:
+    """As docs/queues.md says: the last settings that were right are appended again."""
+    port = MemoryPort()
+    queue: Queue[Any] = Queue(Process(port).logbook(), "q")
+    await queue.create(shards=3)
+    for number in range(6):
+        await queue.push(number)
+    await queue.logbook.append(b"\x05\x90", [settings_tag("q")])
+    with pytest.raises(VersionTooNew):
+        await Queue[Any](Process(port).logbook(), "q").pop()
+    (created, _forged) = (await queue.logbook.read(settings_tag("q"))).records
+    await queue.logbook.append(created.data, created.tags)
+    begins: Queue[Any] = Queue(Process(port).logbook(), "q")
+    await begins.push(6)
+    found = [one.value for each in (queue, begins) * 3 for one in await each.pop_many(9)]
+    assert sorted(found) == list(range(7))
+
+
 def test_groups_and_processes_of_a_shard_are_bounded() -> None:
     """Records that open groups or say that processes are there cost more memory than bytes: they end at a limit."""
     stream = Stream(reload_every=500)
