@@ -26,7 +26,7 @@ from boki.routes import parse_routes
 from boki.runtime.http_binding import Binder
 from boki.runtime.http_response import ResultCodec
 from boki.runtime.json_faults import why_not_json
-from boki.runtime.shapes import shape_of
+from boki.runtime.shapes import notation_of, shape_of
 from boki.runtime.streaming import check_stream, no_stream
 from boki.runtime.values import NOT_JSON, ValueCodec, codec_for
 
@@ -168,6 +168,9 @@ def check_described(info: FunctionInfo) -> None:
 
 def _register(fn: F, options: Options) -> F:
     _check_shape(fn)
+    earlier = vars(fn).get(_ATTRIBUTE)
+    if isinstance(earlier, _Definition) and earlier.fn is fn:  # and not one that functools.wraps has copied
+        raise ConfigError(f"{fn.__name__} ({_place(fn)}) is decorated twice: leave one @function or @consume")
     definition = _Definition(fn, options)
     if "<locals>" in fn.__qualname__:  # its annotations may name what only the enclosing function knows
         definition.names = _locals_of_decorated()
@@ -195,6 +198,10 @@ def _check_shape(fn: Any) -> None:
     where = _place(fn)
     parameters = list(inspect.signature(fn).parameters.values())
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if parameters and parameters[0].name in ("self", "cls"):
+        raise ConfigError(
+            f"{fn.__name__} ({where}) is a method, which no caller reaches: make it a function of the module"
+        )
     if not parameters:
         raise ConfigError(f"{fn.__name__} ({where}) must take the context: write {fn.__name__}(ctx)")
     if len(parameters) > 2 or any(parameter.kind not in kinds for parameter in parameters):
@@ -248,13 +255,12 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
         payload_codec = codec_for(
             hints.get(parameters[1].name, Any), what, refuses_unknown=not options.allows_unknown_fields
         )
+    if options.consumes is not None:
+        _check_consumer(f"{name} ({where})", options.consumes, payload_codec)
     result = hints.get("return", Any)
     streams = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
-    if streams:
-        check_stream(result, f"{name} ({where})")
-        result = bytes
-        if options.consumes is not None:
-            raise ConfigError(f"{name} ({where}) consumes a queue, so nobody takes what it yields: append records")
+    check_stream(result, f"{name} ({where})", streams, is_consumer=options.consumes is not None)
+    result = bytes if streams else result
     result_codec = ResultCodec(result, f"result of {name} ({where})")
     info = FunctionInfo(
         name=name,
@@ -278,6 +284,16 @@ def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
     )
     has_default = len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty
     return Function(info, fn, payload_codec, result_codec, has_default, binder)
+
+
+def _check_consumer(where: str, consumes: Consumption, payload: ValueCodec | None) -> None:
+    """`ConfigError` if no message can ever fit: all would become dead letters."""
+    if payload is None:
+        raise ConfigError(f"{where} consumes a queue, and takes no message: add a parameter for it")
+    shape = notation_of(payload.schema or {})
+    is_list = payload.encoding == "json" and (shape[0] == "[" or " | " in shape or shape == "anything")
+    if consumes.batch and not is_list:
+        raise ConfigError(f"{where} consumes in batches, so it takes a list of messages: annotate it with list[...]")
 
 
 def _check_context(fn: Any, annotation: Any, names: dict[str, Any], where: str) -> None:

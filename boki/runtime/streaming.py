@@ -127,11 +127,17 @@ def no_stream(function: str) -> InvalidArgument:
     )
 
 
-def check_stream(annotation: Any, where: str) -> None:
-    """`ConfigError` if a generator function is annotated with what no stream is made of."""
-    if annotation is Any:
-        return
+def check_stream(annotation: Any, where: str, streams: bool, *, is_consumer: bool) -> None:
+    """`ConfigError` if a generator function cannot stream, or if what is annotated as a stream is none."""
+    if streams and is_consumer:
+        raise ConfigError(f"{where} consumes a queue, so nobody takes what it yields: append records")
     origin = get_origin(annotation) or annotation
+    if not streams and origin in _ITERATORS:
+        raise ConfigError(
+            f"{where} is annotated as a stream and yields nothing: yield its parts, or annotate the result"
+        )
+    if not streams or annotation is Any:
+        return
     items = get_args(annotation)[:1] or (Any,)
     if origin not in _ITERATORS or not all(_may_stream(item) for item in items):
         raise ConfigError(

@@ -304,7 +304,10 @@ def _unwritable(what: str, error: Exception) -> InvalidArgument:
     if isinstance(error, RecursionError):
         why = "it is nested too deeply, or holds itself"
     elif kind is not None:
-        why = f"it holds an object of type {kind[1]}: make it text, a number, a list, a dict or a dataclass"
+        remedy = "make it text, a number, a list, a dict or a dataclass"
+        if kind[1] in ("coroutine", "async_generator"):
+            remedy = f"an {'await' if kind[1] == 'coroutine' else 'async for'} is missing"
+        why = f"it holds an object of type {kind[1]}: {remedy}"
     else:
         why = str(error)
     return InvalidArgument(f"the {what} cannot be written as JSON: {why}", field=_field(what), reason=NOT_JSON)

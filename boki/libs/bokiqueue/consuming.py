@@ -44,6 +44,8 @@ def consume(
     `retry_s`: how much later a message comes back after a failure, twice as late each time. Other options are those of
     `@function`.
     """
+    if callable(queue):  # @consume without parentheses
+        raise ConfigError('@consume needs the name of a queue: write @consume("orders")', field="queue")
     for name in options:
         if name in _OF_THE_QUEUE:
             raise ConfigError(
