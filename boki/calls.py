@@ -136,7 +136,7 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     consumes: Consumption | None = None
     """The queue whose messages it is called with; in the LogBook of its calls."""
     http: tuple[str, ...] = ()
-    """Its own routes, such as "GET /u/{code}", beside `/function/NAME` (`boki.routes`)."""
+    """Its own routes, such as "GET /u/{code}", besides `/function/NAME` (`boki.routes`)."""
     streams: bool = False
     """It is a generator: its result goes to an HTTP caller chunk by chunk."""
 

@@ -29,7 +29,7 @@ BokiError
 ├── VersionTooNew           written by a newer Boki than this one
 ├── DeadlineExceeded        the deadline passed; the outcome says whether it may have happened
 ├── CallLost                the worker that ran the call is gone; it may have run in part
-├── CallCancelled           somebody cancelled the logged call
+├── CallCancelled           the logged call was cancelled
 ├── WrongState              the logged call is in a state in which this cannot be done to it
 ├── ConnectionLost          the answer never came; the request may have been carried out
 ├── FunctionFailed          the user's function raised

@@ -40,7 +40,7 @@ _START_TIMEOUT_S = 60.0
 _SAVE_TIMEOUT_S = 10.0
 _LOOK_S = 0.25
 _PATIENCE_S = 2.0
-"""How long a node that has stopped, or records that nobody has, may hold up a start before it is given up."""
+"""How long a stopped node, or records that no node has, may hold up a start before it is given up."""
 _SEE = "See docs/operations.md, 'A damaged disk'"
 _Result = TypeVar("_Result")
 ENGINE = NodeId("engine-1")
@@ -125,7 +125,7 @@ class LocalLog:
             ) from failure
 
     def _try_node(self, node: NodeId, coordinator: LocalCoordinator, *, is_first: bool) -> int:
-        """Start a node. One whose disk cannot be read stays away. → its incarnation, one of nobody if it stays away"""
+        """Start a node. One whose disk cannot be read stays away. → its incarnation, a new one if it stays away"""
         try:
             incarnation, is_used = self._start_node(node, coordinator)
         except DiskUnreadable as failure:
@@ -260,7 +260,7 @@ class LocalLog:
         return "" if found is None else str(found)
 
     def _warn_of_lacking(self) -> None:
-        """The index needs them no more; whoever reads them does."""
+        """The index no longer needs them; readers do."""
         if lacking := self._lacking():
             _log.critical("%s: they cannot be read. %s", lacking, _SEE)
 

@@ -39,14 +39,14 @@ class StreamChunk(Message, frozen=True):
 
 
 class StreamTaken(Message, frozen=True):
-    """So many chunks of that call are taken. Repeated every second while nothing comes."""
+    """Number of chunks of that call that are taken. Repeated every second while nothing comes."""
 
     request: int
     count: int
 
 
 class StopCall(Message, frozen=True):
-    """Nobody waits for that call any more: cancel it. → `CallEnded`"""
+    """The caller has left: cancel the call. → `CallEnded`"""
 
     request: int
 
@@ -107,7 +107,7 @@ class AskCall(Message, frozen=True):
 
 
 class ChangeCall(Message, frozen=True):
-    """Cancel that logged call, or run it again. Repeated, it does no more. → `TellCall`"""
+    """Cancel that logged call, or run it again. Repeating it changes nothing. → `TellCall`"""
 
     request: int
     invocation: str

@@ -41,7 +41,7 @@ class Alert(msgspec.Struct, frozen=True):
 
 
 class CarrierGroup(msgspec.Struct, frozen=True):
-    """Carriers that are watched together; `idle_s`: so long without a departure means that there are no more."""
+    """Carriers that are watched together; `idle_s`: seconds without a departure after which there are none left."""
 
     name: str
     carriers: list[str]

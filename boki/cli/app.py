@@ -104,7 +104,7 @@ def explain(error: BokiError, words: Sequence[str] = ()) -> None:
 
 
 def _uncertain(words: Sequence[str]) -> str:
-    """What to do about a request whose outcome nobody knows."""
+    """What to do about a request whose outcome is unknown."""
     if any(word == "--key" or word.startswith("--key=") for word in words):
         return "It may have taken effect: the same command, under the same --key, does it once."
     advice = "It may have taken effect: look before you repeat it."

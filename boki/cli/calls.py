@@ -34,7 +34,7 @@ def list_calls(
     states: Annotated[
         list[str] | None, typer.Option("--state", metavar="STATE", help=f"Only calls in it: {', '.join(STATES)}.")
     ] = None,
-    since_s: Annotated[float, typer.Option(min=0, help="Only calls that changed in the last so many seconds.")] = 0,
+    since_s: Annotated[float, typer.Option(min=0, help="Only calls that changed within this many seconds.")] = 0,
     until_s: Annotated[float, typer.Option(min=0, help="Only calls that changed longer ago than this.")] = 0,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of calls.")] = PAGE_CALLS,
     as_json: AsJson = False,
@@ -88,7 +88,7 @@ def show(invocation: Id, as_json: AsJson = False, url: Url = "", token: Token = 
 @examples("boki calls result 5f0c6b1e7ac94c6f8a7b0d2f4e61c3a9 --wait-s 60")
 def result(
     invocation: Id,
-    wait_s: Annotated[float, typer.Option(min=0, help="Wait so long for its end.")] = 0,
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for its end.")] = 0,
     url: Url = "",
     token: Token = "",
 ) -> None:
@@ -130,7 +130,7 @@ def retry(invocations: Ids, as_json: AsJson = False, url: Url = "", token: Token
 
 
 def _change(client: BlockingClient, invocations: list[str], change: str, *, as_json: bool) -> None:
-    """Do it to each; what is refused is told, and the others are done all the same."""
+    """Do it to each; a refusal is printed, and the others are still done."""
     refused: BokiError | None = None
     for invocation in invocations:
         try:

@@ -18,7 +18,7 @@ from boki.cli.help import examples, summary_of
 from boki.errors import BokiError, InvalidArgument
 
 ASK_S: Final = 1.0
-"""A system that does not answer by then completes nothing: somebody waits at the keyboard."""
+"""A system that does not answer by then completes nothing: a person waits at the keyboard."""
 MAX_NAMES: Final = 200
 _BASH: Final = """\
 # bash completion for boki:  eval "$(boki completion bash)"  in ~/.bashrc

@@ -216,8 +216,8 @@ def _write_rows(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None
     left = 2 + min(max(len(name) for name, _ in rows), LEFT_COLUMNS)
     for name, text in rows:
         lines = _wrapped(text, max(formatter.width - left - 2, 20))
-        is_beside = len(name) <= LEFT_COLUMNS and bool(lines)
-        formatter.write(f"  {name:<{left}}{lines.pop(0)}\n" if is_beside else f"  {name}\n")
+        fits = len(name) <= LEFT_COLUMNS and bool(lines)
+        formatter.write(f"  {name:<{left}}{lines.pop(0)}\n" if fits else f"  {name}\n")
         _write_lines(formatter, lines, indent=left + 2)
 
 

@@ -56,7 +56,7 @@ Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_de
 Group = Annotated[str, typer.Option("--group", "-g", help="The consumer group; without it, the default one.")]
 MAX_DELIVERIES: Final = "Deliveries without an ack that make a dead letter; 0: none."
 MAX_LENGTH: Final = "Maximum number of messages to be taken; 0: no bound."
-RETAIN: Final = "Keep messages that are done for so long, to replay them."
+RETAIN: Final = "Keep messages that are done for this many seconds, to replay them."
 Handles = Annotated[list[str] | None, typer.Argument(help="Dead letters, as `dlq` names them; without any, all.")]
 
 
@@ -381,7 +381,7 @@ def replay(
     if is_new and group:
         text = f"group {group} is new: every message is kept until it has done it, or until `boki queue drop-group`"
     else:
-        text = f"group {group or '(default)'} begins {'' if is_new else 'anew '}from {start}"
+        text = f"group {group or '(default)'} begins {'' if is_new else 'again '}from {start}"
     errors().print(text, markup=False)
 
 

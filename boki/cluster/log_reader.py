@@ -53,7 +53,7 @@ class NodeLog:
         self._day: int | None = None
 
     def last(self, count: int, matches: Matches) -> list[LogLine]:
-        """The last lines that match, at most `count` of them. `new` goes on after them."""
+        """The last lines that match, at most `count` of them. `new` continues after them."""
         previous, current = _read(older(self.file)), _read(self.file)
         self._older_mark = _mark(older(self.file))
         self._offset = len(current)

@@ -65,7 +65,7 @@ class Claims:
         return None
 
     async def release_slots(self, nodes: Collection[NodeId]) -> list[NodeId]:
-        """Free the slots of these nodes, whoever's sessions they go with; which of them had one."""
+        """Free the slots of these nodes, whichever sessions hold them; which of them had one."""
         found = [(name, entry, claim.node) for name, entry, claim in await self._slots() if claim.node in nodes]
         for name, entry, _ in found:
             await quietly(self._session.delete(f"/index/{name}", entry.version))

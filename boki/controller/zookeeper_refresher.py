@@ -1,4 +1,4 @@
-"""Looking at what stands in ZooKeeper again whenever it has changed, whatever stands there."""
+"""Reads values in ZooKeeper again whenever they change, also if they cannot be read now."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from boki.errors import ConfigError, VersionTooNew
 
 _log = logging.getLogger("boki.zookeeper")
 UNREADABLE: Final = (ConfigError, VersionTooNew, NoNodeError, NoAuthError)
-"""Somebody else has written, removed or locked what stood there."""
+"""Another client of ZooKeeper has written, removed or locked what stood there."""
 _LOOK_AGAIN_S: Final = 5.0
 """How soon a value that could not be read is looked at again."""
 
@@ -22,7 +22,7 @@ _LOOK_AGAIN_S: Final = 5.0
 class Refresher:
     """Runs `refresh(watch)` once, and again after each change that the watch told. Many changes at once are one.
 
-    A value that cannot be read ends no process that runs: what was read before goes on to hold.
+    A value that cannot be read ends no running process: the last good value stays in effect.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Refresher:
         self._changed.set()
 
     async def start(self) -> None:
-        """Refresh once, then go on by itself."""
+        """Refresh once, then after every change."""
         await self._refresh(self.poke)
         self._task = asyncio.create_task(self._run())
 
@@ -51,14 +51,14 @@ class Refresher:
             except SessionEnded:
                 return
             except UNREADABLE as error:
-                _log.error("ZooKeeper: %s: what was read before goes on to hold", error or repr(error))
+                _log.error("ZooKeeper: %s: the last good value stays in effect", error or repr(error))
                 asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self.poke)
             except Exception as error:  # noqa: BLE001 - whatever it is, this process is deaf from now on
                 self._on_failure(error)
                 return
 
     async def stop(self) -> None:
-        """Refresh no more."""
+        """Stop refreshing."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

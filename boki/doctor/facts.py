@@ -68,7 +68,7 @@ def examine(subject: Subject) -> Iterator[Finding]:
         try:
             yield check()
         except (OSError, ValueError) as error:
-            yield Finding(name, "bad", f"cannot be looked at: {error}", "see the reason on the left")
+            yield Finding(name, "bad", f"cannot be looked at: {error}")
 
 
 def _packages() -> Finding:

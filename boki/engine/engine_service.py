@@ -98,7 +98,7 @@ class Functions(Protocol):
         """Run the call; `done` is called once, maybe before returning. `take` is given what it streams."""
 
     def cancel_call(self, ticket: int) -> None:
-        """Nobody waits for the call any more."""
+        """The caller has left: cancel the call."""
 
     @property
     def streams(self) -> Streams:

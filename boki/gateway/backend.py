@@ -76,10 +76,10 @@ class StreamControl(Protocol):
     """The way back to a call that streams its result."""
 
     def taken(self, count: int) -> None:
-        """So many chunks were taken. Repeatable: say it again if nothing comes for a second."""
+        """The caller has taken this many chunks. Repeatable: call it again if nothing comes for a second."""
 
     def stop(self) -> None:
-        """Nobody takes any more: end the call. Its `done` need not be called."""
+        """The caller has left: end the call. Its `done` need not be called."""
 
 
 class Backend(Protocol):

@@ -79,7 +79,7 @@ class Share:
         self._is_answer = False
 
     def take(self, size_bytes: int) -> None:
-        """So much of the body has arrived; `Overloaded` if there is no room for it."""
+        """Count bytes of the body that have arrived; `Overloaded` if there is no room for it."""
         self._core.take_bytes(size_bytes)
         self._size_bytes += size_bytes
 
@@ -96,7 +96,7 @@ class Share:
         self._core.answer_count += 1
 
     def release(self) -> None:
-        """Nothing of it is held any more. Repeatable."""
+        """Give its bytes back. Repeatable."""
         self._core.bytes_in_flight -= self._size_bytes
         self._core.answer_count -= self._is_answer
         self._size_bytes = 0
@@ -324,7 +324,7 @@ class GatewayCore:
 
     @contextmanager
     def streaming(self, size_bytes: int) -> Iterator[None]:
-        """Let in a stream that holds so many bytes at most, or raise `Overloaded` or `Unavailable`."""
+        """Let in a stream that holds at most this many bytes, or raise `Overloaded` or `Unavailable`."""
         self.begin_stream()
         try:
             self.hold_for_stream(size_bytes)
@@ -386,7 +386,7 @@ class GatewayCore:
         self.bytes_in_flight += size_bytes
 
     def take_bytes(self, size_bytes: int) -> None:
-        """Hold so many, or raise `Overloaded`. They are given back through `bytes_in_flight`."""
+        """Hold these bytes, or raise `Overloaded`. They are given back through `bytes_in_flight`."""
         if self.bytes_in_flight + size_bytes > self.budget.bytes_in_flight:
             raise Overloaded(
                 f"{self.bytes_in_flight} of {self.budget.bytes_in_flight} bytes are in flight: "

@@ -1,6 +1,6 @@
-"""One line for each call and each refusal, so that somebody who watches sees what the system does with requests.
+"""One line for each call and each refusal, so that people who watch see what the system does with requests.
 
-A busy system has more calls than anybody reads, and each line costs time: beyond `max_lines` a second they are told
+A busy system has more calls than people can read, and each line costs time: beyond `max_lines` a second they are told
 together, in one line. Calls that went well cannot crowd out those that did not.
 """
 

@@ -42,7 +42,7 @@ class Host:
         self.disk = disk
         self.stopped = False
         self.failure = ""
-        """What has stopped it, if nobody else has."""
+        """Why it stopped by itself; empty if it did not."""
         self._links = links
         self._loop = loop
         self._answer = answer

@@ -44,7 +44,7 @@ class LineBudget:
 
     def _end_window(self) -> None:
         self._timer = None
-        if self._tell():  # events go on: the summary is the first line of the next second
+        if self._tell():  # events keep coming: the summary is the first line of the next second
             self._left -= 1
             self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self._end_window)
 

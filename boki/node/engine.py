@@ -1,7 +1,7 @@
 """An engine: functions, and the log beside them: with the index of all logs, or through engines that have it.
 
 How many engines hold the index is in the plan (`index_replicas`; 0: all). An engine that finds no slot free is a relay;
-when a slot is let go it drains and begins anew with the index. An engine that stood still for too long loses its slot
+when a slot is let go it drains and begins anew with the index. An engine that was halted for too long loses its slot
 (`boki.controller.index_slots`). Logged calls run only where the index is.
 """
 
@@ -202,7 +202,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         self.end(Ending.PROMOTED)
 
     async def _keep_slot(self) -> None:
-        """Begin anew without the index if the slot was taken away, for standing still, and none is free."""
+        """Restart without the index if the slot was taken away during a halt, and none is free."""
         changed = asyncio.Event()
         await self.coordinator.watch_index_slots(changed.set)
         while await self._claim():

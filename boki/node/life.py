@@ -301,7 +301,7 @@ class NodeLife(Generic[ConfigType]):
 
     @property
     def keeps_session(self) -> bool:
-        """Whether the next life goes on with this session: else the slot that was claimed would be free again."""
+        """Whether the next life keeps this session: else the slot that was claimed would be free again."""
         is_promoted = self._ended.done() and self._ended.result() is Ending.PROMOTED
         return is_promoted and self.coordinator.state is not SessionState.EXPIRED
 

@@ -78,7 +78,7 @@ class BlockingWorker:
         self._streaming: int | None = None
         """The call whose result is streamed."""
         self._taken = 0
-        """How many chunks of it its caller has taken."""
+        """Number of chunks of it that its caller has taken."""
         self._next_id = 0
         self._started = 0
 

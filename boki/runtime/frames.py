@@ -169,7 +169,7 @@ class Accepted(Frame, frozen=True, tag=25):
 
 
 class Taken(Frame, frozen=True, tag=26):
-    """The caller of the call `ticket` has taken so many chunks of its result."""
+    """Number of chunks of its result that the caller of the call `ticket` has taken."""
 
     ticket: int
     count: int

@@ -41,7 +41,7 @@ class Values(Mapping[str, str]):
 
 
 class Request:
-    """What an HTTP caller has sent beside the payload. `Authorization` and `Proxy-Authorization` are not handed on."""
+    """What an HTTP caller has sent besides the payload. `Authorization` and `Proxy-Authorization` are not handed on."""
 
     __slots__ = ("client", "headers", "method", "path", "path_values", "query", "route")
 

@@ -143,7 +143,7 @@ def seqnums_of(first_seqnum: int, group: Group, rejected: Rejected | None, book:
     if rejected.actual_count >= 0:
         raise ConditionFailed(
             f"tag {rejected.tag!r} in book {book!r} has had {rejected.actual_count} records, not "
-            f"{rejected.expected_count}: nothing was appended; read on and decide anew",
+            f"{rejected.expected_count}: nothing was appended; read on and decide again",
             book=book,
             tag=rejected.tag,
             expected_count=rejected.expected_count,
@@ -152,7 +152,7 @@ def seqnums_of(first_seqnum: int, group: Group, rejected: Rejected | None, book:
         )
     raise ConditionFailed(
         f"the last record of tag {rejected.tag!r} in book {book!r} is {rejected.actual_seqnum or 'none'}, not "
-        f"{rejected.expected_seqnum or 'none'}: nothing was appended; read on and decide anew",
+        f"{rejected.expected_seqnum or 'none'}: nothing was appended; read on and decide again",
         book=book,
         tag=rejected.tag,
         expected_seqnum=rejected.expected_seqnum,

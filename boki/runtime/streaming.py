@@ -130,7 +130,7 @@ def no_stream(function: str) -> InvalidArgument:
 def check_stream(annotation: Any, where: str, streams: bool, *, is_consumer: bool) -> None:
     """`ConfigError` if a generator function cannot stream, or if what is annotated as a stream is none."""
     if streams and is_consumer:
-        raise ConfigError(f"{where} consumes a queue, so nobody takes what it yields: append records")
+        raise ConfigError(f"{where} consumes a queue, so no caller takes what it yields: append records")
     origin = get_origin(annotation) or annotation
     if not streams and origin in _ITERATORS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Which ordered records are on none of some storage nodes: what nobody can read any more if these are all there are."""
+"""Finds ordered records that none of some storage nodes holds: they are unreadable if these nodes are all there are."""
 
 from __future__ import annotations
 

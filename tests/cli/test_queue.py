@@ -108,7 +108,7 @@ def test_a_group_is_replayed(url: str) -> None:
     assert "one" in boki(url, "queue", "pop", "shop", "log", "--group", "audit").stdout
     boki(url, "queue", "pop", "shop", "log", "--group", "nobody", code=1)
     now = boki(url, "queue", "replay", "shop", "log", "--group", "audit", "--start", "now")
-    assert now.stderr == "group audit begins anew from now\n"
+    assert now.stderr == "group audit begins again from now\n"
     boki(url, "queue", "pop", "shop", "log", "--group", "audit", code=1)
     boki(url, "queue", "replay", "shop", "log", "--start", "then", code=2)
 

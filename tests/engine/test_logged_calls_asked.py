@@ -246,7 +246,7 @@ def test_a_call_whose_payload_is_gone_cannot_be_run_again() -> None:
         await calls.accept(a_call(2))
         await time_passes(50)
         assert (await calls.state(a_call(1).id)).state == "failed"
-        with pytest.raises(Trimmed, match=r"is gone: what was accepted is kept for 100 s\. Call the function anew"):
+        with pytest.raises(Trimmed, match=r"is gone: what was accepted is kept for 100 s\. Call the function again"):
             await calls.retry(a_call(1).id)
         await calls.stop()
 

@@ -38,7 +38,7 @@ ROWS = {
     "A9 push of what looks like JSON": Row(
         "/queue/b/q",
         b'{"item": x}',
-        "the body looks like JSON and is not (JSON is malformed: invalid character (byte 9)): mend it, or send it as "
+        "the body looks like JSON and is not (JSON is malformed: invalid character (byte 9)): fix it, or send it as "
         "it is with the header Content-Type: text/plain or application/octet-stream",
         headers=_FORM,
     ),

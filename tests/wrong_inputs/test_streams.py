@@ -51,7 +51,7 @@ def a_consumer() -> None:
                 "str or boki.Event, not with <class 'bytes'>; or return the result, and append records"
             ),
         ),
-        (a_consumer, "consumes a queue, so nobody takes what it yields: append records"),
+        (a_consumer, "consumes a queue, so no caller takes what it yields: append records"),
     ],
 )
 def test_a_generator_that_cannot_stream_is_refused_when_its_module_is_loaded(

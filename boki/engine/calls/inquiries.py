@@ -39,7 +39,7 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
 
 _SCANNED: Final = 2_000
-"""Maximum number of ended calls that one page of a list looks at; the next page goes on."""
+"""Maximum number of ended calls that one page of a list looks at; the next page continues."""
 _READ_AT_ONCE: Final = 200
 
 
@@ -91,7 +91,7 @@ class Inquiries:
                 return ended_state(end, self._clock())
 
     async def accept_again(self, invocation_id: str) -> InvocationState:
-        """Accept a call anew that has failed or was cancelled, under its id; this engine owns it. One that has not
+        """Accept a call again that has failed or was cancelled, under its id; this engine owns it. One that has not
         ended is left as it is. `WrongState` if it has ended well, `Trimmed` if its payload is gone.
         """
         while True:
@@ -105,7 +105,7 @@ class Inquiries:
             except (NotFound, Trimmed):
                 raise Trimmed(
                     f"the payload of call {invocation_id} is gone: what was accepted is kept for {self._keep_s:g} s. "
-                    "Call the function anew",
+                    "Call the function again",
                     next_seqnum=record.seqnum,
                 ) from None
             again = run_again(accepted, self._book.me, entry)
@@ -161,7 +161,7 @@ class Inquiries:
         return found, below
 
     async def _is_last(self, entry: Finished, record: Record) -> bool:
-        """Whether the call has ended here for good: it may have been run again since."""
+        """Whether the call ended with this record: it may have been run again since."""
         known = await self._book.last(entry.id)
         return known is not None and known[1].seqnum == record.seqnum
 

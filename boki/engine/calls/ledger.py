@@ -2,10 +2,10 @@
 
 A logged call is one that must not be forgotten: an asynchronous one, or one with an idempotency key. Most lives are two
 records: ``Accepted``, before its body may run, and ``Finished``, with its outcome. ``Finished`` is appended under the
-condition that the call's last record is the one that its writer knows, so an end is recorded at most once, whoever
-writes it: the engine that ran the body, or any engine that was asked to cancel the call. Between them stand ``Started``
+condition that the call's last record is the one that its writer knows, so an end is recorded at most once, however many
+write it: the engine that ran the body, or any engine that was asked to cancel the call. Between them stand ``Started``
 and ``Retrying`` where a call is delayed, waits for room, or runs more than once (see `boki.engine.calls.runs`). A call
-that has failed or was cancelled can be **run again**: it is accepted anew, under its id and the same condition. One
+that has failed or was cancelled can be **run again**: it is accepted again, under its id and the same condition. One
 that waits for longer than records are kept is **carried forward** in the same way, so that it never holds up trimming.
 
 Each call has an **owner**, the engine incarnation that accepted it and runs it. Every engine with the index folds the
@@ -36,7 +36,7 @@ from boki.errors import CallCancelled
 from boki.log.entries import EntryCodec
 
 VERSION: Final = 3
-"""Version 1 knew no owners; its calls belong to nobody. Version 2 did not record the first start of a call."""
+"""Version 1 knew no owners; its calls belong to `NOBODY`. Version 2 did not record the first start of a call."""
 BOOK: Final = "boki:calls"
 ACCEPTED_TAG: Final = "accepted"
 FINISHED_TAG: Final = "finished"
@@ -225,13 +225,13 @@ def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting, runs: 
 
 
 def run_again(entry: Accepted, owner: Owner, finished: Finished) -> Accepted:
-    """The call of a life that has ended, accepted anew to be run at once."""
+    """The call of a life that has ended, accepted again to be run at once."""
     runs = finished.runs if finished.runs.total else Runs(finished.attempts, finished.started_us, finished.started_us)
     return Accepted(entry.call, entry.request_hash, owner=owner, runs=runs)
 
 
 def runs_of(entry: Accepted | Started | Retrying, record_time_us: int) -> Runs:
-    """The runs of an unfinished call, by its last record. Version 2 counted them, and no more."""
+    """The runs of an unfinished call, by its last record. Version 2 only counted them."""
     if entry.starts and not entry.runs.total:
         return Runs(entry.starts).timed(record_time_us)
     return entry.runs.timed(record_time_us)

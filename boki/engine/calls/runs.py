@@ -87,7 +87,7 @@ def engine_lost(node: str) -> Failure:
 
 
 def cancelled(runs: int) -> Outcome:
-    """The end of a call that somebody cancelled."""
+    """The end of a call that was cancelled."""
     if runs:
         error = CallCancelled("the call was cancelled after it had begun: it may have run in part", outcome="unknown")
     else:

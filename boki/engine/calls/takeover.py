@@ -50,7 +50,7 @@ class Takeover:
         self.watch()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""Who is told how each call has ended, child calls included: the console of `boki dev`, the log of a node."""
+"""Reports how each call ended, child calls included, to the console of `boki dev` or the log of a node."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class CallWatch:
             self._on_call(begun[0], outcome, self._clock() - begun[1])
 
     def child_abandoned(self, worker: int, request: int) -> None:
-        """Nobody waits for that one any more."""
+        """The caller of that one has left."""
         self._children.get(worker, {}).pop(request, None)
 
     def worker_gone(self, worker: int) -> None:
-        """Nothing that it has asked for is answered any more."""
+        """The worker has ended, with all that it has asked for."""
         self._children.pop(worker, None)

@@ -107,7 +107,7 @@ class Dispatch:
     # calls
 
     def submit(self, ticket: int, call: Call, now_us: int, *, until_gone: bool = False) -> list[DispatchEffect]:
-        """Run the call. → `Answer(ticket, outcome)`; with `until_gone` not before its function runs no more."""
+        """Run the call. → `Answer(ticket, outcome)`; with `until_gone` not before its function has ended."""
         if self._draining:
             self._fleet.effects.append(Answer(ticket, failed(refusals.stopping())))
         else:
@@ -148,7 +148,7 @@ class Dispatch:
         return self._take()
 
     def cancel(self, ticket: int, now_us: int) -> list[DispatchEffect]:
-        """Nobody waits for the call any more; it is not answered. Its time, and its children's, ends now."""
+        """The caller has left; the call is not answered. Its time, and its children's, ends now."""
         live = self._live.get(ticket)
         if live is not None:
             self._hurry(live, now_us)

@@ -1,4 +1,4 @@
-"""What the operator is told of the functions folder: modules that were loaded, that are broken, that are overlooked."""
+"""Log lines about the functions folder: modules that were loaded, are broken, or are overlooked."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Modules:
     async def refresh(self, patience_s: float | None = None) -> Refreshed:
         """Look at the folder, describe what is new or has changed, and wait for it, `patience_s` at most.
 
-        What takes longer goes on, and a later look finds it, or gives it up because one of its files has changed.
+        An import that takes longer continues; a later look finds it, or gives it up if one of its files has changed.
         """
         gone = self._begin_changed(_scan(self.folder))
         awaited = [running.task for running in self._running.values() if not running.is_slow]

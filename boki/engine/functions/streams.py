@@ -1,7 +1,7 @@
 """Streamed results on their way from workers to gateways: what is sent, kept until it is taken, and sent again.
 
 Messages between nodes may be lost. Chunks are numbered, and the gateway says how many it has taken; when it says the
-same again, because nothing came for a while, it is sent anew what it lacks. A call that has ended well counts as ended
+same again, because nothing came for a while, it is sent again what it lacks. A call that has ended well counts as ended
 once all of its chunks are taken, so that a gateway that hears of the end has had everything.
 """
 
@@ -16,7 +16,7 @@ from boki.calls import Outcome, ResultChunk, TakeChunk
 from boki.runtime.frames import Frame, Streamed, Taken
 
 FORGET_US: Final = 60_000_000
-"""A gateway that has taken nothing for so long is gone, or its reader is."""
+"""A gateway that has taken nothing for this long is gone, or its reader is."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Streams:
         self._open: dict[int, _Open] = {}
 
     def open(self, ticket: int, take: TakeChunk | None) -> None:
-        """The call of that ticket may stream; None: nobody takes a stream of it."""
+        """The call of that ticket may stream; None: its caller takes no stream."""
         if take is not None:
             self._open[ticket] = _Open(take)
 
@@ -43,14 +43,14 @@ class Streams:
         self._open.pop(ticket, None)
 
     def deliver(self, worker: int, frame: Streamed) -> None:
-        """A chunk has come from a worker. One that nobody waits for any more is dropped."""
+        """A chunk has come from a worker. One whose caller has left is dropped."""
         stream = self._open.get(frame.ticket)
         if stream is not None:
             stream.worker = worker
             stream.take(frame.chunk)
 
     def taken(self, ticket: int, count: int) -> None:
-        """So many chunks of the call were taken by its caller: its function may go on."""
+        """The caller has taken this many chunks: the function may continue."""
         stream = self._open.get(ticket)
         if stream is not None and stream.worker is not None:
             self._send(stream.worker, Taken(ticket, count))
@@ -69,7 +69,7 @@ class Outgoing:
     heard_us: int = 0
 
     def taken(self, count: int, now_us: int) -> list[ResultChunk]:
-        """The gateway has taken so many; what is to be sent again, because it says so for the second time."""
+        """The gateway has taken this many; returns what is to be sent again, because it says so for the second time."""
         self.heard_us = now_us
         is_repeated = count == self.count
         self.count = max(self.count, count)

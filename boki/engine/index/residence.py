@@ -21,7 +21,7 @@ _STEPS: Final = 1000
 _REST_STEPS: Final = 10_000
 """How far the hand goes at a tick: a few milliseconds in every fifty."""
 _BEARABLE_BYTES: Final = 64 << 20
-"""What is changed and not stored yet cannot be evicted: so much beyond a small budget refuses nobody."""
+"""What is changed and not stored yet cannot be evicted: up to this much beyond a small budget, nothing is refused."""
 
 
 class Resident(Protocol):
@@ -88,7 +88,7 @@ class Residence:
 
     @property
     def is_far_over_budget(self) -> bool:
-        """Whether no more should come until some has been given back: twice the budget, or what is always bearable."""
+        """Whether appends should wait until memory is given back: twice the budget, or what is always bearable."""
         return self.used_bytes > self.limit_bytes + max(self.limit_bytes, _BEARABLE_BYTES)
 
     @property

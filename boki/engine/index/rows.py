@@ -128,7 +128,7 @@ class Row:
         self._floor = -1
         self._removed = 0
         self._base: int | None = None
-        """What makes the length of the newest part a count of all records; None while nobody has asked for one."""
+        """What makes the length of the newest part a count of all records; None until one is asked for."""
         self._flags = 0
         shelf.rows[tag] = self
         shelf.residence.used_bytes += _ROW_BYTES

@@ -42,7 +42,7 @@ class Repeatable(Response):
 
 
 class Refusal(Response):
-    """An answer that tells an error, with the error's code for whoever counts."""
+    """An answer that tells an error, with the error's code for the metrics."""
 
     code = BokiError.code
 

@@ -1,4 +1,4 @@
-"""What a body means, on every route alike, whatever content type a tool made up for it.
+"""What a body means, on every route alike, also under a content type that a tool made up.
 
 `curl -d` calls every body a form. So a form, like no content type at all, says nothing: then JSON is JSON, and a body
 that could be meant in two ways is refused with the header that settles it.
@@ -47,7 +47,7 @@ def message_value(content_type: str, body: bytes) -> Any:
         if not is_untyped:
             raise InvalidArgument(f"the body is not what its content type says: {error}", field="body") from None
         raise InvalidArgument(
-            f"the body looks like JSON and is not ({error}): mend it, or send it as it is with the header "
+            f"the body looks like JSON and is not ({error}): fix it, or send it as it is with the header "
             "Content-Type: text/plain or application/octet-stream",
             field="body",
         ) from None

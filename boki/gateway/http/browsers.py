@@ -1,8 +1,8 @@
 """What browsers are told and asked: which pages may call this gateway, and how its answers are to be taken.
 
-Without a token the gateway trusts whoever can reach it, which on a loopback address includes every page that a browser
-of this machine shows. So pages of other origins are refused, unless they are listed (`cors.origins`), and so are names
-that only pretend to be this machine.
+Without a token the gateway trusts every client that can reach it, which on a loopback address includes every page that
+a browser of this machine shows. So pages of other origins are refused, unless they are listed (`cors.origins`), and so
+are names that only pretend to be this machine.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class FunctionLookup:
 
 
 def no_such_function(name: str, functions: Mapping[str, FunctionInfo]) -> NoSuchFunction:
-    """The error for a name that nobody registered: close names, or all if they are few."""
+    """The error for a name without a function: close names, or all if they are few."""
     close = get_close_matches(name[:128], functions, n=3)
     names = sorted(functions)
     if close:

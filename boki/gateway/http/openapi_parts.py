@@ -87,7 +87,7 @@ SCHEMAS: Final[dict[str, Json]] = {
             "count": {
                 "type": "integer",
                 "minimum": 0,
-                "description": "Holds if so many records of the tag have ever been appended; only for tags with `!`",
+                "description": "Holds if this many records of the tag have ever been appended; the tag begins with `!`",
             },
         },
         "A condition of an append, with one of last_seqnum and count; with neither, the tag has no record.",
@@ -374,7 +374,7 @@ FIXED_PATHS: Final[dict[str, Json]] = {
             _json(
                 _object(
                     {"calls": _array(_ref("Invocation"))},
-                    {"before": _SEQNUM | {"description": "Where the next page goes on; missing: this is the last"}},
+                    {"before": _SEQNUM | {"description": "Where the next page begins; missing: this is the last"}},
                 )
             ),
             tag="Invocations",

@@ -25,7 +25,7 @@ from boki.runtime.http_exchange import OUTCOME
 from boki.runtime.http_response import parts_of
 
 WINDOW_BYTES: Final = WINDOW * CHUNK_BYTES
-"""The most that one stream holds in the gateway."""
+"""Maximum that one stream holds in the gateway."""
 _REPEAT_S: Final = 1.0
 """How often an engine that sends nothing is told how far the client is: a message may be lost."""
 _WRITE_BUFFER_BYTES: Final = 32 * 1024
@@ -70,7 +70,7 @@ class Incoming:
             self.control.taken(self._count)
 
     def stop(self) -> None:
-        """Nobody takes any more."""
+        """The client has left."""
         if self.control is not None and not self._ended.done():
             self.control.stop()
 

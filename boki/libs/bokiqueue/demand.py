@@ -112,7 +112,7 @@ class Demand:
         is_tidying: bool = False,
     ) -> None:
         self.is_tidying = is_tidying
-        """Whether credit that nobody needs is withdrawn, and what was received is said to be."""
+        """Whether unneeded credit is withdrawn, and receipt of messages is reported."""
         self.is_sure = is_sure or any(line.outstanding is not None for line in lines)
         """Whether the log's time is known, or is being asked for. If not, what is due later may be due now."""
         self.shards = len(lines)
@@ -300,7 +300,7 @@ class Line:
         return granted, is_due
 
     def _share(self, count: int, bound: frozenset[int] | None, demand: Demand) -> int:
-        """How many of so many messages this shard is asked for."""
+        """This shard's share of that many messages."""
         places = sorted(bound) if bound is not None else range(demand.shards)
         return count // len(places) + (places.index(self.shard) < count % len(places))
 

@@ -16,7 +16,7 @@ class GroupStats(msgspec.Struct, frozen=True):
     """A consumer group in figures. `depth` is what it has still to do, `in_flight` what is leased of that, and
     `delayed` what is not due yet; `oldest_age_s` is that of the oldest message that it has not done, and
     `done_per_s` how many it has done lately. All by the log's time: what has expired counts as that alone.
-    `blocked`: so many are leased, delayed, parked or dead that nothing more is given out until some are done.
+    `blocked`: its limit of leased, delayed, parked and dead messages is reached, and nothing is given out.
     `unconfirmed`: popped by consumers that waited, and that have not said yet that they received them.
     """
 
@@ -78,7 +78,7 @@ def oldest_us(state: ShardState, name: str, now_us: int) -> int:
 
 
 def next_expiry_us(state: ShardState, now_us: int) -> int:
-    """When the next message expires that somebody has still to take; in the far future if none does."""
+    """When the next message expires that some group has still to take; in the far future if none does."""
     untouched = (segment.expires_us for segment in (state.backlog.segments() if state.backlog.may_expire else ()))
     asides = (
         aside.spot.expires_us

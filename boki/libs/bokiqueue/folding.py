@@ -81,7 +81,7 @@ def _pass_by(queue: Following, record: Record) -> None:
     before = state.passed_by
     if record.seqnum >= line.resume:
         state.pass_by(record.seqnum)
-        line.saved_records += 1  # so that a checkpoint lets go of it
+        line.saved_records += 1  # so that a checkpoint drops it
         line.saved_bytes += len(record.data)
     queue.passed(record)
     if state.passed_by > before and str(state.passed_by).rstrip("0") == "1":

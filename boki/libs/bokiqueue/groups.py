@@ -364,7 +364,7 @@ class Group:
         return self._has_live_head(self._waits) and self._waits[0][0] <= now_us
 
     def lose(self, one: Delivery, now_us: int, reason: str) -> None:
-        """A message that was taken for good, and that maybe nobody got, becomes a dead letter."""
+        """A popped message that may never have been received becomes a dead letter."""
         self.aside[one.spot.pos] = Aside(one.spot, DEAD, now_us, deliveries=one.deliveries, reason=reason)
         self.done_count -= 1
 

@@ -24,7 +24,7 @@ PAUSE_S: Final = 0.1
 GRACE_S: Final = 0.2
 """A consumer that has just been served has this long to ask again."""
 RECEIPT_ROUNDS: Final = 10
-"""Of a consumer that goes on waiting, what it has received is said this seldom, if nothing else is to be said."""
+"""Rounds after which the receipts of a consumer that keeps waiting are reported, if nothing else is."""
 LAST_S: Final = 1.0
 _NEVER: Final = 1 << 63
 

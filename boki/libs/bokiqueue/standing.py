@@ -126,7 +126,7 @@ class StandingTakes:
                 self._put(Standing(credit.group, taker, credit.lease_us, seqnum, credit.granted, 0, until_us))
 
     def forget_group(self, group: str) -> None:
-        """The group is no more, or begins anew."""
+        """The group was dropped, or begins again."""
         for one in list(self._groups.get(group, {}).values()):
             self.drop(one)
 
@@ -149,7 +149,7 @@ class StandingTakes:
         return min((one.ends_us for one in standing if one.unheard), default=0)
 
     def unheard_pops(self, group: str) -> int:
-        """How many messages were popped of which nobody has said yet that they were received."""
+        """Number of popped messages whose receipt is not confirmed yet."""
         return sum(len(one.unheard) for one in self._groups.get(group, {}).values() if not one.lease_us)
 
     def unheard(self, group: str, now_us: int) -> list[tuple[int, int]]:
@@ -158,7 +158,7 @@ class StandingTakes:
         return [each for one in standing if one.lease_us and one.ends_us <= now_us for each in sorted(one.unheard)]
 
     def pop_unheard(self, group: str, pos: int, token: int, now_us: int, *, is_over: bool) -> bool:
-        """Forget that nobody has heard of that lease: it is over, or its process is gone. Whether that was so."""
+        """Forget an unconfirmed lease that is over, or whose process is gone. Whether there was one."""
         one = self._holders.get((group, pos, token))
         if one is None or not (is_over or one.ends_us <= now_us):
             return False

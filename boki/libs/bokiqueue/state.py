@@ -223,7 +223,7 @@ class ShardState:
         self._forget_gone(time_us)
 
     def _group_of(self, name: str) -> Group | None:
-        """The group; the default one is made by whoever takes from it first."""
+        """The group; the default one is made by the first take from it."""
         if name == DEFAULT_GROUP and name not in self.groups:
             self.groups[name] = Group(self.backlog.first_pos)
         return self.groups.get(name)

@@ -1,7 +1,7 @@
-"""Messages that standing takes of a process were given while nobody here waited for them. Pure.
+"""Messages that standing takes of a process were given while no consumer waited for them. Pure.
 
-A consumer that has just been served asks again a moment later: then it is given these at once. What nobody wants for
-that moment goes back to the queue (see `leavings`).
+A consumer that has just been served asks again a moment later: then it is given these at once. What no consumer wants
+by then goes back to the queue (see `leavings`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Surplus:
         return bool(self._waiting)
 
     def add(self, kind: tuple[str, int], served: Iterable[Served]) -> None:
-        """Nobody waits for these now."""
+        """Keep these: no consumer waits for them now."""
         more = list(served)
         if more:
             self._waiting.setdefault(kind, deque()).extend(more)
@@ -48,12 +48,12 @@ class Surplus:
         return found
 
     def pop_group(self, group: str) -> Iterator[Served]:
-        """All that the group was given, of whatever kind."""
+        """All that the group was given, of every kind."""
         for kind in [kind for kind in self._waiting if kind[0] == group]:
             yield from self._waiting.pop(kind)
 
     def pop_old(self, *, is_all: bool = False) -> Iterator[tuple[str, Served]]:
-        """What has waited here since the last call, with its group: nobody seems to want it."""
+        """What has waited here since the last call, with its group: no consumer seems to want it."""
         for kind in list(self._waiting) if is_all else self._old & self._waiting.keys():
             for served in self._waiting.pop(kind):
                 yield kind[0], served

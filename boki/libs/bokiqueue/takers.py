@@ -76,13 +76,13 @@ class Takers:
             self._kept[taker] = count
 
     def add_popped(self, taker: bytes, popped: Popped) -> None:
-        """Its standing take was given these for good. They may be given back until its next act."""
+        """Its standing take popped these. They may be given back until its next act."""
         given = self.given.get(taker)
         if given is not None:
             self.note(taker, given, [*self.popped.get(taker, ()), popped])
 
     def lose_popped(self, taker: bytes, group: str) -> list[Delivery]:
-        """It is gone: what its standing takes were given for good, and it has never said to have received."""
+        """It is gone: what its standing takes popped and it never confirmed."""
         given, popped = self.given.get(taker), self.popped.get(taker, [])
         lost = [one for one in popped if one.is_standing and one.group == group]
         if given is not None and lost:
