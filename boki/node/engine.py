@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -118,21 +117,21 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         )
         self.parts.callback(problems.close)
         self.parts.push_async_callback(self.functions.stop, 0)
+        bundles = self._home.path / "bundles"
+        self.deployed = DeployedFunctions(
+            log, self.functions, bundles, self.config.limits, runs_at_start=runs_functions
+        )
+        self.parts.push_async_callback(self.deployed.stop)
         if self.service is not None:
             self.calls = LoggedCalls(
                 self.service,
-                partial(self.functions.call, until_gone=True),
+                self.deployed.run,
                 me=Owner(self.node, self.incarnation),
                 fence=self._fence,
                 keep_s=self.config.keep_calls_s,
                 limits=self.config.limits,
             )
             self.parts.push_async_callback(self.calls.stop, 0)
-        bundles = self._home.path / "bundles"
-        self.deployed = DeployedFunctions(
-            log, self.functions, bundles, self.config.limits, runs_at_start=runs_functions
-        )
-        self.parts.push_async_callback(self.deployed.stop)
         self.remote = EngineService(
             self.diversion,
             self.node,
@@ -178,9 +177,9 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             _log.info("%s: all slots for an index are taken: it asks engines that have one", self.node)
             self.spawn(self._await_slot())
         await asyncio.gather(self.functions.start(), self._offer_index())
-        if self.calls is not None:
-            await self.calls.start()
         await self.deployed.start()
+        if self.calls is not None:  # it takes calls over, which need the functions that are deployed
+            await self.calls.start()
         self._is_open = True
         await self.register()
 

@@ -11,14 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from boki.calls import Payload
 from boki.deploy.bundle import File, pack_files
 from boki.deploy.version_book import VersionBook
 from boki.deploy.versions import Deployed
+from boki.engine.calls.runs import is_refusal
 from boki.engine.functions.deployed import DeployedFunctions
-from boki.errors import CorruptData, InvalidArgument
+from boki.errors import CorruptData, InvalidArgument, NoSuchFunction, Unavailable
 from boki.log.limits import DEFAULT_LIMITS
 from boki.remote import ActivateBundle
-from tests.engine.call_world import FaultyPort, WatchedLog
+from tests.engine.call_world import FaultyPort, WatchedLog, a_call, failing
 from tests.engine.host import HEAD, PATIENCE_S, Gate, Host, drive
 
 SAYS = """
@@ -281,6 +283,34 @@ def test_an_engine_may_start_without_what_is_deployed(tmp_path: Path) -> None:
             await deployed.until(1)
             assert await host.result("says") == "one"
             assert deployed.tries == [2, 1]
+        finally:
+            await deployed.stop()
+            await host.stop(0)
+
+    drive(test())
+
+
+def test_a_logged_call_waits_for_the_version_that_has_its_function(tmp_path: Path) -> None:
+    """While another version is still to run, what is unknown is refused for now, so that the call runs later."""
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            await made.deploy(bundle(app=SAYS.format("one")))
+            await made.deployed.until(1)
+            assert (await made.deployed.run(a_call(1, "nobody"))) == failing(
+                NoSuchFunction("no function is registered under 'nobody'", function="nobody")
+            )
+        host = Host(None)
+        deployed = Watched(FaultyPort(made.log), host, made.folder, runs_at_start=False)
+        try:
+            await host.start()
+            await deployed.start()
+            with pytest.raises(Unavailable) as refused:
+                await deployed.run(host.call_of("says"))
+            assert is_refusal(failing(refused.value))
+            await made.book.use("1")
+            await deployed.until(1)
+            assert (await deployed.run(host.call_of("says"))).result == Payload("text", b"one")
         finally:
             await deployed.stop()
             await host.stop(0)

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from boki.calls import ModuleInfo
+from boki.calls import Call, ModuleInfo, Outcome
 from boki.deploy.bundle import File, read_bundle
 from boki.deploy.version_book import VersionBook
 from boki.deploy.versions import Deployed, Versions
 from boki.engine.functions.pools import FunctionHost
-from boki.errors import BokiError, CorruptData, InvalidArgument
+from boki.errors import BokiError, CorruptData, InvalidArgument, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.remote import ActivateBundle, BundleActivated
 from boki.runtime.port import LogPort
@@ -87,6 +87,21 @@ class DeployedFunctions:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def run(self, call: Call) -> Outcome:
+        """Run a logged call. A function that is unknown here may be one of the version that is still to run: then the
+        call is refused for now (`Unavailable`). It was accepted, so it must not fail for good.
+        """
+        if self._is_unsettled and call.function not in self._functions.functions:
+            raise Unavailable(f"{call.function!r} is not among the functions that run here, and another version is due")
+        return await self._functions.call(call, until_gone=True)
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether a version is still to run here: the active one, or one that is not chosen yet."""
+        active = self._versions.active
+        is_without = not self.number and not self._runs_at_start
+        return is_without or (active is not None and active.number != self.number)
 
     async def activate(self, asked: ActivateBundle) -> BundleActivated:
         """See whether the modules of an uploaded bundle can be loaded, and make it the version that runs.
