@@ -134,7 +134,11 @@ def test_a_call_that_finds_no_room_waits_for_it() -> None:
 
         world.bodies["busy"] = body
         calls = await world.start()
-        state = await calls.state(await calls.accept(a_call(1, "busy")), wait_s=DAY_S)
+        invocation_id = await calls.accept(a_call(1, "busy"))
+        await time_passes(1)
+        waits = await calls.state(invocation_id)
+        assert (waits.state, waits.attempts, waits.started_us) == ("accepted", 0, 0)
+        state = await calls.state(invocation_id, wait_s=DAY_S)
         assert (state.state, state.attempts, len(world.ran)) == ("done", 1, refusals + 1)
         await calls.stop()
 

@@ -140,6 +140,7 @@ def test_refusals_between_runs_are_no_attempts() -> None:
         await time_passes(12)
         waits = await calls.state(invocation_id)
         assert (waits.state, waits.attempts) == ("retrying", 1)
+        assert waits.next_us > waits.last_started_us, "it was shown as 1970"
         state = await calls.state(invocation_id, wait_s=1_000)
         assert (state.state, state.attempts, state.errors) == ("done", 3, {"ValueError": 2})
         await calls.stop()

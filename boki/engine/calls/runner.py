@@ -40,6 +40,8 @@ class _Job:
     runs: Runs
     is_begun: bool
     refusals: int = 0
+    offered_us: int = 0
+    """When it is offered again, if it was refused."""
 
 
 class Runner:
@@ -70,7 +72,8 @@ class Runner:
             return None
         if is_refusal(outcome):
             job.refusals += 1
-            return self._clock() + refused_again_us(job.refusals)
+            job.offered_us = self._clock() + refused_again_us(job.refusals)
+            return job.offered_us
         return await self._settle(job, *loaded, outcome)
 
     def cancel(self, invocation_id: str) -> None:
@@ -89,7 +92,9 @@ class Runner:
         if state.state != "running" or job is None or state.id in self._bodies or not job.refusals:
             return state
         before = job.runs.total - 1
-        return msgspec.structs.replace(state, state="retrying" if before else "accepted", attempts=before)
+        if before:
+            return msgspec.structs.replace(state, state="retrying", attempts=before, next_us=job.offered_us)
+        return msgspec.structs.replace(state, state="accepted", attempts=0, started_us=0, last_started_us=0)
 
     async def _take_up(
         self, waiting: Waiting, entry: Accepted, record_time_us: int, *, is_inherited: bool
