@@ -53,6 +53,7 @@ from boki.errors import (
     KeyReused,
     NoSuchFunction,
     NoSuchInvocation,
+    WrongType,
 )
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
@@ -135,6 +136,7 @@ async def context(
 
     `request` is its `ctx.request`, as if it had been called over HTTP.
     """
+    _check_parts(functions, log, limits, request)
     calls = _Calls(MemoryPort(log, limits=limits), functions)
     try:
         yield Context(_first_call(book, request), calls)
@@ -152,6 +154,7 @@ def blocking_context(
     request: Request | None = None,
 ) -> Iterator[BlockingContext]:
     """A context for `def` functions, to be used in the thread that entered it."""
+    _check_parts(functions, log, limits, request)
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, daemon=True, name="boki-test-log")
     thread.start()
@@ -170,6 +173,16 @@ def blocking_context(
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def _check_parts(functions: object, log: object, limits: object, request: object) -> None:
+    """`WrongType` for what no context can be made of: pytest's markers are not seen by type checkers."""
+    if not isinstance(functions, Iterable) or isinstance(functions, str):
+        raise WrongType("functions must be a list of functions: write functions=[...]", field="functions")
+    parts: list[tuple[str, object, type]] = [("log", log, MemoryLog), ("limits", limits, Limits)]
+    for name, value, kind in [*parts, ("request", request, Request)]:
+        if not isinstance(value, kind) and not (value is None and name != "limits"):
+            raise WrongType(f"{name} must be a {kind.__name__}, not {type(value).__name__}", field=name)
 
 
 def _first_call(book: str, request: Request | None) -> Call:

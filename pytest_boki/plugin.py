@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _MARKER: Final = "boki"
 _OPTIONS: Final = ("book", "functions", "log", "limits")
 _RUNNER: Final = pytest.StashKey["asyncio.Runner"]()
+_IS_PLAIN: Final = pytest.StashKey[bool]()
+"""The test is a plain `def` and takes `boki_context` itself."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +42,10 @@ def boki_context(request: pytest.FixtureRequest) -> Iterator[Context]:
 
     import boki.testing
 
+    if request.node.stash.get(_IS_PLAIN, False):  # nothing in it would be awaited, and the test would pass
+        pytest.fail(
+            "boki_context is for `async def` tests: write `async def`, or take boki_blocking_context", pytrace=False
+        )
     options = _options(request)
     with asyncio.Runner() as runner:
         request.node.stash[_RUNNER] = runner
@@ -62,8 +68,12 @@ def boki_blocking_context(request: pytest.FixtureRequest) -> Iterator[BlockingCo
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """A test whose context lives in our event loop must run there, whatever plugin runs other `async def` tests."""
-    if isinstance(item, pytest.Function) and boki_context.__name__ in item.fixturenames and _is_async(item):
+    if not isinstance(item, pytest.Function) or boki_context.__name__ not in item.fixturenames:
+        return
+    if _is_async(item):
         item.runtest = lambda: _run_in(item.stash[_RUNNER], item)  # type: ignore[method-assign]
+    elif not inspect.iscoroutinefunction(inspect.unwrap(item.obj)):
+        item.stash[_IS_PLAIN] = boki_context.__name__ in inspect.signature(item.obj).parameters
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -102,6 +102,30 @@ def test_a_marker_that_says_something_else_is_refused(pytester: pytest.Pytester)
     result.stdout.fnmatch_lines(["*@pytest.mark.boki takes book=, functions=, log=, limits= only*"])
 
 
+def test_a_plain_test_is_not_given_the_context_of_async_ones(pytester: pytest.Pytester) -> None:
+    """Nothing in it would be awaited, and it would pass. Fixtures may take it for an `async def` test."""
+    result = run(
+        pytester,
+        """
+@pytest.fixture
+def guests(boki_context):
+    return boki_context.logbook
+
+
+def test_plain(boki_context):
+    pass
+
+
+async def test_it(guests):
+    await guests.append(b"Ada")
+""",
+    )
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        ["boki_context is for `async def` tests: write `async def`, or take boki_blocking_context"]
+    )
+
+
 def test_other_plugins_keep_their_async_tests(pytester: pytest.Pytester) -> None:
     """Those that another plugin runs are left to it; those that use our context run in its event loop all the same."""
     pytester.makeconftest(

@@ -89,7 +89,7 @@ def explain(error: BokiError, words: Sequence[str] = ()) -> None:
     """Print the error for people: what happened, whether it took effect, what to do next. `words`: what was typed."""
     console = errors()
     console.print(f"[bold red]error[/]: {_escape(error.message)}", highlight=False)
-    if error.outcome == "unknown":
+    if error.outcome == "unknown" and "call" not in error.details:
         console.print(_uncertain(words))
     elif error.retryable:
         console.print("Nothing happened. The same command may work later.")

@@ -27,7 +27,9 @@ def signature_of(info: FunctionInfo) -> str:
 
 
 def command_of(info: FunctionInfo) -> str:
-    """A `boki invoke` that this function takes; empty if none can be made up from its schema."""
+    """A `boki invoke` that this function takes; empty if none can be made up from its schema, or if it streams."""
+    if info.streams:  # which may have no end, and is printed at its end
+        return ""
     words = ["boki", "invoke", info.name]
     if info.payload_encoding != "json":
         words.append("Ada")

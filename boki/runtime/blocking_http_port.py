@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
 
-from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
+from boki.errors import DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
 from boki.runtime.http_exchange import (
@@ -66,20 +66,21 @@ class BlockingHttpPort:
             raise closed()
         connection = self._take() or self._connect(request.timeout_s)
         is_reusable = False
+        headers: dict[str, str] = {}
         try:
             connection.sock.settimeout(request.timeout_s)
             connection.request(
                 request.method, self._prefix + request.target, request.body or None, self._headers | request.headers
             )
             response = connection.getresponse()
+            headers = {name.lower(): value for name, value in response.headers.items()}
             body = response.read()
             is_reusable = not response.will_close
-            headers = {name.lower(): value for name, value in response.headers.items()}
             return HttpAnswer(response.status, headers, body)
         except TimeoutError:
             raise DeadlineExceeded(late(self.url, request.timeout_s)) from None
         except (http.client.HTTPException, OSError) as error:
-            raise ConnectionLost(broken(self.url, error)) from None
+            raise broken(self.url, error, headers) from None
         finally:
             if is_reusable:
                 self._give_back(connection)

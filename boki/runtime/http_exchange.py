@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -16,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from boki.calls import OVER, CallStatus, Encoding, Payload
-from boki.errors import BokiError, ConnectionLost, ErrorBody, InvalidArgument, Unavailable
+from boki.errors import BokiError, ConnectionLost, ErrorBody, InvalidArgument, Unavailable, WrongType
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
@@ -37,6 +38,8 @@ RETRY: Final = "Boki-Retry"
 TRACEPARENT: Final = "traceparent"
 OUTCOME: Final = "Boki-Outcome"
 """`returned`: status, headers and body are a function's own; what an error looks like need be none."""
+STREAMED: Final = "streamed"
+"""The body is what a function yields; cut off, it has failed."""
 
 LOG_CONTENT_TYPE: Final = "application/vnd.boki+msgpack"
 """One log operation, or its answer."""
@@ -87,8 +90,12 @@ class HttpAnswer:
 
 def check_url(url: str) -> str:
     """The URL of a gateway without a slash at its end; `InvalidArgument` if it is none."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        is_url = parts is not None and parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65,535, a bracket that is not closed
+        parts, is_url = None, False
+    if parts is None or not is_url or parts.query or parts.fragment:
         raise InvalidArgument(
             f"the URL of a gateway looks like http://127.0.0.1:8080, not like {url!r:.80}", field="url"
         )
@@ -97,7 +104,9 @@ def check_url(url: str) -> str:
 
 def authorization(token: str) -> dict[str, str]:
     """The header that carries the token, if there is one. `InvalidArgument`, without the token, if none can."""
-    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+    if not isinstance(token, str):
+        raise WrongType(f"the token must be a str, not {type(token).__name__}", field="token")
+    if not _TOKEN.fullmatch(token):
         raise InvalidArgument(
             "the token must be printable ASCII without spaces: it is sent in a header; does it end in a line feed?",
             field="token",
@@ -291,7 +300,10 @@ def invocations_request(
     if isinstance(states, str):
         raise InvalidArgument(f"states must be a list, not one str: write states=[{states!r}]", field="states")
     fields = {"function": function, "since_us": since_us, "until_us": until_us, "before": before, "limit": limit}
-    query = urlencode([(name, value) for name, value in fields.items() if value] + [("state", one) for one in states])
+    query = urlencode(
+        [(name, value) for name, value in fields.items() if value or name == "limit"]
+        + [("state", one) for one in states]
+    )
     return HttpRequest("GET", f"/invocation?{query}", 30.0)
 
 
@@ -357,6 +369,12 @@ def _told(body: ErrorBody) -> BokiError:
 def refused(url: str, error: Exception) -> str:
     """The message when there is no connection, in the system's words: libraries have their own for the same."""
     number = getattr(error, "errno", None) or 0
+    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", error)  # aiohttp wraps them
+    if isinstance(cause, ssl.SSLError):  # whose numbers are its own
+        reason = getattr(cause, "reason", None)
+        why = getattr(cause, "verify_message", None) or reason or str(cause)
+        remedy = "write http://" if reason == "WRONG_VERSION_NUMBER" else "check its certificate"
+        return f"no TLS with {url} ({why}): {remedy}"
     why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
     return f"nothing answers at {url} ({why}): is the system running?"
 
@@ -366,9 +384,27 @@ def closed() -> Unavailable:
     return Unavailable("this client is closed: make another one", retryable=False)
 
 
-def broken(url: str, why: object) -> str:
-    """The message when the connection ends before the answer."""
-    return f"the connection to {url} broke before the answer came ({why}): it may have been carried out"
+def of_another_loop() -> Unavailable:
+    """The error when a client is used in a second event loop, as of a second `asyncio.run`."""
+    return Unavailable(
+        "this client belongs to the event loop that used it first: make one in each asyncio.run, or use BlockingClient",
+        retryable=False,
+    )
+
+
+def broken(url: str, why: object, headers: Mapping[str, str] | None = None) -> ConnectionLost:
+    """The error when the connection ends before the answer. `headers`: what has come of it, by names in lower case."""
+    if headers is None or headers.get(OUTCOME.lower()) != STREAMED:
+        return ConnectionLost(
+            f"the connection to {url} broke before the answer came ({why}): it may have been carried out"
+        )
+    call = headers.get(INVOCATION.lower(), "")[:8]
+    return ConnectionLost(
+        f"the stream of call {call} was cut off: its function raised, which the console of its system shows, or the "
+        "connection broke",
+        retryable=False,
+        call=call,
+    )
 
 
 def late(url: str, timeout_s: float) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from io import BytesIO
 from typing import Final
 
 import aiohttp
 
-from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
+from boki.errors import DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 from boki.runtime.http_exchange import (
@@ -20,6 +21,7 @@ from boki.runtime.http_exchange import (
     late,
     log_answer,
     log_request,
+    of_another_loop,
     refused,
 )
 
@@ -37,6 +39,7 @@ class HttpPort:
         self._headers = authorization(token)
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
@@ -48,6 +51,7 @@ class HttpPort:
         if self._is_closed:
             raise closed()
         timeout = aiohttp.ClientTimeout(total=request.timeout_s, connect=min(_CONNECT_TIMEOUT_S, request.timeout_s))
+        headers: dict[str, str] = {}
         try:
             async with self._open().request(
                 request.method,
@@ -57,15 +61,15 @@ class HttpPort:
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                body = await response.read()
                 headers = {name.lower(): value for name, value in response.headers.items()}
+                body = await response.read()
                 return HttpAnswer(response.status, headers, body)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unavailable(refused(self.url, error)) from None
         except TimeoutError:
             raise DeadlineExceeded(late(self.url, request.timeout_s)) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionLost(broken(self.url, error)) from None
+            raise broken(self.url, error, headers) from None
 
     async def close(self) -> None:
         """Close all connections."""
@@ -74,7 +78,11 @@ class HttpPort:
             await self._session.close()
 
     def _open(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise of_another_loop()
         if self._session is None:
+            self._loop = loop
             self._session = aiohttp.ClientSession(
                 headers=self._headers | {"User-Agent": "boki"},
                 skip_auto_headers=("Content-Type", "Accept", "Accept-Encoding"),

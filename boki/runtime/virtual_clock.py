@@ -18,6 +18,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
+from boki.log.checks import check_seconds
+
 QUIET_TURNS: Final = 50
 """So many turns of the loop without a request mean that nothing is going on: more than any chain of wake-ups takes."""
 
@@ -89,7 +91,7 @@ class Clock:
 
     async def advance(self, seconds: float) -> None:
         """Let time pass, with all that is due meanwhile, each when it is due; return when that has settled."""
-        target_us = self.now_us + round(seconds * 1e6)
+        target_us = self.now_us + round(check_seconds(seconds, "seconds", positive=False) * 1e6)
         self._is_advancing = True
         try:
             await self._settle()

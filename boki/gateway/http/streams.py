@@ -21,7 +21,7 @@ from boki.gateway.http.answers import error_body
 from boki.gateway.http.browsers import dress
 from boki.gateway.http.connections import cut_off
 from boki.log.operations import Failure
-from boki.runtime.http_exchange import OUTCOME
+from boki.runtime.http_exchange import OUTCOME, STREAMED
 from boki.runtime.http_response import parts_of
 
 WINDOW_BYTES: Final = WINDOW * CHUNK_BYTES
@@ -102,7 +102,7 @@ class StreamedAnswer:
         status, own, _ = parts_of(Payload("response", head))
         response = StreamResponse(status=status, headers=own)
         response.headers.update(self._headers)
-        response.headers[OUTCOME] = "streamed"
+        response.headers[OUTCOME] = STREAMED
         self._is_events = response.headers.get("Content-Type", "").startswith("text/event-stream")
         if self._request.transport is not None:
             self._request.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)

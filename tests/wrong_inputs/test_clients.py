@@ -1,0 +1,96 @@
+"""What a new user gets wrong with the clients, and the whole message that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from boki import BlockingClient, Client, ConnectionLost, InvalidArgument, Unavailable
+from boki.runtime.http_exchange import broken, invocations_request, refused
+from tests.gateway.fake_backend import serving
+
+URL = "http://127.0.0.1:8080"
+NO_URL = f"the URL of a gateway looks like {URL}, not like "
+ROWS: dict[str, tuple[Callable[[], Any], str]] = {
+    "no text": (lambda: BlockingClient(5), NO_URL + "5"),  # type: ignore[arg-type]
+    "no text, async": (lambda: Client(None), NO_URL + "None"),  # type: ignore[arg-type]
+    "port": (lambda: BlockingClient("http://127.0.0.1:99999"), NO_URL + "'http://127.0.0.1:99999'"),
+    "bracket": (lambda: Client("http://[::1"), NO_URL + "'http://[::1'"),
+    "token": (lambda: BlockingClient(URL, token=5), "the token must be a str, not int"),  # type: ignore[arg-type]
+    "states": (
+        lambda: BlockingClient(URL).calls(states="failed"),
+        "states must be a list, not one str: write states=['failed']",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_the_refusal_says_what_is_wrong_and_what_to_do(row: tuple[Callable[[], Any], str]) -> None:
+    """Before anything is sent, and as an error of Boki."""
+    make, message = row
+    with pytest.raises(InvalidArgument) as caught:
+        make()
+    assert caught.value.message == message
+
+
+def test_a_limit_of_none_is_sent_and_not_passed_by() -> None:
+    """The gateway refuses it; a page of 100 is not what was asked for."""
+    assert invocations_request("", (), 0, 0, 0, 0).target == "/invocation?limit=0"
+
+
+def test_a_client_is_of_one_event_loop() -> None:
+    """Its connections cannot be used in the loop of another `asyncio.run`; they end with their own."""
+
+    async def first() -> Client:
+        async with serving() as (gateway, _, _):
+            client = Client(gateway.url)
+            assert await client.invoke("text", "a")
+            await client.close()
+            client = Client(gateway.url)
+            assert await client.invoke("text", "a")
+            return client
+
+    client = asyncio.run(first())
+    with pytest.raises(Unavailable) as caught:
+        asyncio.run(client.invoke("text", "b"))
+    told = (
+        "this client belongs to the event loop that used it first: make one in each asyncio.run, or use BlockingClient"
+    )
+    assert (caught.value.message, caught.value.retryable) == (told, False)
+    asyncio.run(client.close())
+
+
+def test_a_gateway_without_tls_is_not_told_as_one_that_is_away() -> None:
+    """The numbers of TLS errors are not those of the system: 1 is no "Operation not permitted"."""
+
+    async def scenario() -> list[str]:
+        async with serving() as (gateway, _, _):
+            url = gateway.url.replace("http", "https")
+            told = []
+            async with Client(url) as client:
+                with pytest.raises(Unavailable) as caught:
+                    await client.status()
+                told.append(caught.value.message.replace(url, "URL"))
+            with pytest.raises(Unavailable) as caught:
+                await asyncio.to_thread(BlockingClient(url).status)
+            return [*told, caught.value.message.replace(url, "URL")]
+
+    assert set(asyncio.run(scenario())) == {"no TLS with URL (WRONG_VERSION_NUMBER): write http://"}
+    error = ssl.SSLCertVerificationError()
+    error.verify_message = "self-signed certificate"
+    assert refused("URL", error) == "no TLS with URL (self-signed certificate): check its certificate"
+
+
+def test_a_stream_that_is_cut_off_names_its_call() -> None:
+    """Rather than a connection that broke before the answer: its first part has come."""
+    error = broken("URL", "why", {"boki-outcome": "streamed", "boki-invocation": "0123456789abcdef"})
+    assert error.message == (
+        "the stream of call 01234567 was cut off: its function raised, which the console of its system shows, or the "
+        "connection broke"
+    )
+    assert not error.retryable
+    assert isinstance(broken("URL", "why", {}), ConnectionLost)
