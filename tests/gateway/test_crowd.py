@@ -41,6 +41,25 @@ def test_the_oldest_stranger_makes_room_once_it_had_its_time() -> None:
     assert [crowd.is_guest(n) for n in (9, 10, 11)] == [False, False, True]
 
 
+def test_a_guest_that_is_let_in_takes_the_place_of_a_stranger() -> None:
+    """Of the oldest, however young: a flood that is quicker than `STRANGER_S` kept everybody else out. Only when all
+    places are members' it stays a guest."""
+    crowd: Crowd[int] = Crowd(3)
+    assert [crowd.arrive(n, address, 0.0) for n, address in enumerate((HERE, HERE, HERE))] == [None] * 3
+    assert [crowd.is_guest(n) for n in range(3)] == [False, False, True]
+    assert crowd.know(2) is None  # a place is free, which no stranger of this address may have
+    assert not crowd.is_guest(2)
+    for n, out in ((3, 0), (4, 1)):
+        assert crowd.arrive(n, THERE, 0.0) is None
+        assert crowd.is_guest(n)
+        assert crowd.know(n) == out
+        assert not crowd.is_guest(n)
+        assert crowd.know(n) is None
+    assert crowd.arrive(5, THERE, 100.0) is None
+    assert crowd.know(5) is None
+    assert crowd.is_guest(5)
+
+
 def test_guests_make_room_for_guests() -> None:
     """The oldest of an address that has half of the places, else the oldest of all."""
     crowd: Crowd[int] = Crowd(1)
@@ -68,11 +87,18 @@ def test_no_more_are_open_than_there_are_places(events: list[tuple[int, str, int
                 open_ones.discard(out)
             open_ones.add(number)
         elif pick in open_ones:
-            if kind == 2 and not crowd.is_guest(pick):
-                crowd.know(pick)
-                known.add(pick)
+            if kind == 2:
+                out = crowd.know(pick)
+                assert out is None or out in open_ones - known - {pick}
+                if out is not None:
+                    open_ones.discard(out)
+                if crowd.is_guest(pick):
+                    assert len(known) == 8
+                else:
+                    known.add(pick)
             elif kind == 3:
                 crowd.leave(pick)
                 open_ones.discard(pick)
+                known.discard(pick)
         assert len(open_ones) <= 8 + MAX_GUESTS
         assert len([one for one in open_ones if not crowd.is_guest(one)]) <= 8

@@ -57,7 +57,15 @@ class Connections(Server):
 
     def arrive(self, connection: _Connection, transport: asyncio.Transport) -> None:
         """A new connection, perhaps in place of another one."""
-        out = self.crowd.arrive(connection, _peer(transport), self._loop.time())
+        self._put_out(self.crowd.arrive(connection, _peer(transport), self._loop.time()))
+
+    def let_in(self, connection: _Connection) -> None:
+        """The connection becomes a member, perhaps in place of a stranger. `Unavailable`: all places are members'."""
+        self._put_out(self.crowd.know(connection))
+        if connection.is_guest:
+            raise self.refuse(connection.transport)
+
+    def _put_out(self, out: _Connection | None) -> None:
         if out is not None and out.transport is not None:
             out.transport.write(_raw(refusal(self.refuse(out.transport))))
             out.transport.close()
@@ -120,7 +128,7 @@ class _Connection(RequestHandler):
 
     @property
     def is_guest(self) -> bool:
-        """Whether it is served probes alone."""
+        """Whether it has no place of its own: only probes are answered on it."""
         return self._connections.crowd.is_guest(self)
 
     def begin(self, share: Share) -> None:
@@ -131,10 +139,8 @@ class _Connection(RequestHandler):
             self._first_timer = None
 
     def let_in(self) -> None:
-        """The request at hand may have what it asks for; `Unavailable` for a guest."""
-        if self.is_guest:
-            raise self._connections.refuse(self.transport)
-        self._connections.crowd.know(self)
+        """The request at hand may have what it asks for; `Unavailable` if there is no place for its connection."""
+        self._connections.let_in(self)
 
     def _give_up(self) -> None:
         """The first request has not come in time."""

@@ -2,13 +2,15 @@
 
 A connection is a **stranger** until a request on it was let in. When the gateway is full, or one address has its share
 of strangers, the oldest stranger that had time to say something makes room, so a flood of silent connections cannot
-keep others out. A connection that finds no room becomes a **guest**: it is served probes alone, until newer guests need
-its place, so that an orchestrator does not restart a gateway for being busy. Members, which were let in once, are never
-put out.
+keep others out. A connection that finds no room becomes a **guest**, until newer guests need its place: probes are
+always answered, so that an orchestrator does not restart a gateway for being busy. A guest whose request may be let in
+takes the place of the oldest stranger, however young: it has said something, and the stranger has not. Members, which
+were let in once, are never put out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
@@ -79,12 +81,25 @@ class Crowd(Generic[Connection]):
         guests.add(one, address, now_s)
         return out
 
-    def know(self, one: Connection) -> None:
-        """A request on it was let in. Repeatable."""
+    def know(self, one: Connection) -> Connection | None:
+        """A request on it may be let in: it becomes a member, unless all places are taken by members, and it stays the
+        guest that it was. Returns the stranger that is to be closed for it. Repeatable.
+        """
         self._strangers.remove(one)
+        if not self.is_guest(one):
+            return None
+        out = None
+        if len(self._taken) >= self.max_count:
+            out = self._strangers.oldest(math.inf)
+            if out is None:
+                return None
+            self.leave(out)
+        self._guests.remove(one)
+        self._taken.add(one)
+        return out
 
     def is_guest(self, one: Connection) -> bool:
-        """Whether it is served probes alone."""
+        """Whether it has no place of its own: only probes are answered on it."""
         return one in self._guests.all
 
     def leave(self, one: Connection) -> None:
