@@ -8,10 +8,11 @@ a newer term than its own fetches the view.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
 
-from boki.log.ids import LogId, Natural, NodeId, ShardId, Term
+from boki.log.ids import MAX_SEQNUM, LogId, Natural, NodeId, ShardId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement
 from boki.log.metalog import MetalogEntry, Positions
 from boki.log.view import View
@@ -289,11 +290,12 @@ class ShardRow(msgspec.Struct, frozen=True, array_like=True):
 class FetchShards(Message, frozen=True):
     """controller -> storage. Your shards, in order of (term, log, shard), after `after`. → `ShardsFetched`
 
-    Those that are to be on this node, or still are, and in which anything was or may be ordered.
+    Those that are to be on this node, or still are, and in which anything was or may be ordered. A listing begins after
+    shard -1 of a term's first log.
     """
 
     request: Natural
-    after: tuple[Term, LogId, ShardId]
+    after: tuple[Term, LogId, Annotated[int, msgspec.Meta(ge=-1, le=MAX_SEQNUM)]]
     limit: Natural
 
 

@@ -13,8 +13,20 @@ from typing import Any
 
 from boki.effects import Answer, Core, Delete, Effect, Load, Loaded, Put, Send, Store, Trace
 from boki.log.ids import NodeId
+from boki.net.codec import Decoder, encode_message, join_pack
+from boki.net.traffic import RULES
 
 TICK_US = 50_000
+_LINK = Decoder(RULES)
+
+
+def over_a_link(message: Any) -> Any:
+    """What a link makes of a message. It fails if the link would refuse what a core has sent."""
+    if type(message) not in RULES:
+        return message  # for the coordinator, which no link leads to
+    place, frames = encode_message(message)
+    (received,) = _LINK.decode(memoryview(join_pack(b"", [place])), frames)
+    return received
 
 
 class MemoryDisk:
@@ -93,7 +105,7 @@ class World:
                 case Send(to, message):
                     self.sent.append((node, to, message))
                     if node == to or not self.loses(node, to, message):
-                        self.queue.append((node, to, message))
+                        self.queue.append((node, to, over_a_link(message)))
                 case Store():
                     self.unsynced[node].append(effect)
                     if node not in self.holds_syncs:
