@@ -131,9 +131,9 @@ def function(fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     checked against their annotations. `book` is the LogBook of calls that name none (else: one of the function's name).
     `unknown_fields` "ignore" accepts fields that the payload's dataclass or struct does not have, at any depth.
     `http`: own routes, whose path and query fill fields of the payload: `http=["GET /u/{code}"]`.
-    The other options are those of `FunctionInfo`; all `async def` functions of a module share worker processes, and all
-    `def` functions: of `max_workers` and `memory_bytes` the smallest that one of them sets holds for all. `ConfigError`
-    says what to write if the function cannot be called.
+    The other options are those of `FunctionInfo`. The `async def` functions of a module share worker processes, and so
+    do its `def` functions: the smallest `max_workers` and `memory_bytes`, and the largest `min_workers`, apply to all
+    of them. `ConfigError` says what to write if the function cannot be called.
 
     The function itself stays as it is: call it as plain Python, with a context of `boki.testing`.
     """
