@@ -17,7 +17,6 @@ import msgspec
 
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
 from boki.config import DevConfig
-from boki.config_rules import is_loopback
 from boki.engine.calls.ledger import Owner
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.engine.functions.pools import FunctionHost
@@ -237,7 +236,6 @@ def _gateway_config(config: DevConfig) -> GatewayConfig:
         token=config.token,
         insecure=config.insecure,
         cors=config.cors,
-        show_tracebacks=bool(config.token) or is_loopback(config.host),  # not to strangers
         limits=config.limits,
     )
 

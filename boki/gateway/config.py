@@ -45,8 +45,6 @@ class GatewayConfig:
     """Listen on any address without a token."""
     cors: Cors = field(default_factory=Cors)
     """Which pages of other origins may call."""
-    show_tracebacks: bool = False
-    """Whether callers are told where in the code a function raised."""
     max_connections: int = 10_000
     """At most; fewer if the process may not have so many files open (see `boki.host.process`)."""
     limits: Limits = DEFAULT_LIMITS
@@ -62,3 +60,8 @@ class GatewayConfig:
             )
         if not self.token.isascii() or any(not 32 < ord(character) < 127 for character in self.token):
             raise ConfigError("a token is printable ASCII without spaces, so that it fits in a header", field="token")
+
+    @property
+    def shows_tracebacks(self) -> bool:
+        """Whether callers are told where in the code a function raised: not if strangers can call."""
+        return bool(self.token) or is_loopback(self.host)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from boki.cluster_config import GatewayNodeConfig
-from boki.config_rules import is_loopback
 from boki.controller.zookeeper import News
 from boki.gateway.cluster import ClusterBackend
 from boki.gateway.config import GatewayConfig
@@ -54,7 +53,6 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
             token=self.config.token,
             insecure=self.config.insecure,
             cors=self.config.cors,
-            show_tracebacks=bool(self.config.token) or is_loopback(self.config.host),  # not to strangers
             limits=self.config.limits,
         )
         gateway = Gateway(self.backend, config)

@@ -162,7 +162,7 @@ class FunctionCalls:
                 if answer.response is None:
                     return self._answer(call, future.result())
                 if failure is not None:
-                    shown = failure if self._config.show_tracebacks else answers.without_traceback(failure)
+                    shown = failure if self._config.shows_tracebacks else answers.without_traceback(failure)
                     await answer.fail(shown)
                 return answer.response
             finally:
@@ -298,7 +298,7 @@ class FunctionCalls:
         result = outcome.result
         if outcome.failure is not None:
             failure = outcome.failure
-            if not self._config.show_tracebacks:
+            if not self._config.shows_tracebacks:
                 failure = answers.without_traceback(failure)
             answer = answers.refusal(failure.error())
             answer.headers.update(headers)

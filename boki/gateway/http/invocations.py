@@ -94,7 +94,7 @@ class Invocations:
 
     def _body(self, state: InvocationState) -> dict[str, Any]:
         failure = state.failure
-        if failure is not None and not self._config.show_tracebacks:
+        if failure is not None and not self._config.shows_tracebacks:
             failure = answers.without_traceback(failure)
         return answers.invocation_body(state, failure)
 
