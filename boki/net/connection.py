@@ -60,7 +60,7 @@ class Connection:
         self._monitor = monitor
         self.watched = Watched(socket, self._loop, self._ready)
 
-    def _on_event(self, event: int) -> None:
+    def _on_event(self, event: int, _value: int) -> None:
         if event in FAILURES:
             self._notices.say(logging.WARNING, f"the connection to {self._what} was refused: {FAILURES[event]}")
         if event == _OPEN:

@@ -18,6 +18,7 @@ from boki.net.admission import Admission
 from boki.net.codec import MAX_FRAMES, Decoder, Refusal, encode_refusal, split_envelope
 from boki.net.notices import LaneCounts, Notices
 from boki.net.sockets import NOBLOCK, POLLIN, Watched
+from boki.net.strangers import Strangers
 
 _TURN_BYTES: Final = 1 << 20
 _TURN_PACKS: Final = 64
@@ -38,6 +39,7 @@ class Inlet:
         *,
         has_keys: bool,
         max_pack_bytes: int,
+        strangers: Strangers,
         counts: LaneCounts,
         notices: Notices,
     ) -> None:
@@ -47,6 +49,7 @@ class Inlet:
         self._deliver = deliver
         self._has_keys = has_keys
         self._max_pack_bytes = max_pack_bytes
+        self._strangers = strangers
         self._counts = counts
         self._notices = notices
         self._told: set[tuple[bytes, str]] = set()
@@ -98,6 +101,8 @@ class Inlet:
         except Refusal as refusal:
             self._refuse(origin, str(refusal))
             return size_bytes
+        if self._strangers.descriptors:
+            self._strangers.know(origin)
         self._counts.received_count += len(messages)
         for message in messages:
             self._deliver(sender.node, message)

@@ -61,10 +61,10 @@ class Watched:
 
 
 class Monitor:
-    """Tells what happens to a socket's connections: `on_event` gets each of `events`, by ZeroMQ's number."""
+    """Tells what happens to a socket's connections: `on_event` gets each of `events`, and its value."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], loop: AbstractEventLoop, events: int, on_event: Callable[[int], None]
+        self, socket: zmq.Socket[bytes], loop: AbstractEventLoop, events: int, on_event: Callable[[int, int], None]
     ) -> None:
         self._on_event = on_event
         self._socket = socket
@@ -80,7 +80,8 @@ class Monitor:
 
     def _read(self) -> None:
         while not self._is_closed and self._watched.events & POLLIN:
-            self._on_event(int(parse_monitor_message(self._watched.socket.recv_multipart(NOBLOCK))["event"]))
+            told = parse_monitor_message(self._watched.socket.recv_multipart(NOBLOCK))
+            self._on_event(int(told["event"]), int(told["value"]))
 
     def close(self) -> None:
         """Stop watching, before the socket itself is closed."""

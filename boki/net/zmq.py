@@ -27,6 +27,7 @@ from boki.net.keys import NodeKeys
 from boki.net.notices import LaneCounts, Notices
 from boki.net.outbox import PACK_BYTES, Outbox, Parcel
 from boki.net.sockets import FAILURES, Monitor, make_dealer, make_router
+from boki.net.strangers import CHANGES, Strangers
 from boki.net.traffic import RULES, Lane
 from boki.net.zap import Doorkeeper
 
@@ -131,9 +132,9 @@ class ZmqLinks:
                 raise ConfigError(f"{self.node} cannot listen on {where} ({name}): {error}") from None
             port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             self.lanes[name] = f"{_bracketed(advertise)}:{port}"
-            self._monitors.append(
-                Monitor(socket, self._loop, _REFUSED_HERE, partial(self._on_failure, self.lanes[name]))
-            )
+            strangers = Strangers(int(port))
+            on_event = partial(self._on_event, self.lanes[name], strangers)
+            self._monitors.append(Monitor(socket, self._loop, _REFUSED_HERE | CHANGES, on_event))
             inlet = Inlet(
                 socket,
                 self._loop,
@@ -142,13 +143,21 @@ class ZmqLinks:
                 self._deliver,
                 has_keys=self._keys is not None,
                 max_pack_bytes=max_pack_bytes,
+                strangers=strangers,
                 counts=self.counts[lane],
                 notices=self._notices,
             )
             self._inlets.append(inlet)
 
-    def _on_failure(self, address: str, event: int) -> None:
-        self._notices.say(logging.WARNING, f"a connection to {address} was refused: {FAILURES[event]}")
+    def _on_event(self, address: str, strangers: Strangers, event: int, value: int) -> None:
+        if event in FAILURES:
+            self._notices.say(logging.WARNING, f"a connection to {address} was refused: {FAILURES[event]}")
+        elif strangers.note(event, value):
+            self._notices.say(
+                logging.WARNING,
+                f"{strangers.max_count} connections to {address} have brought no message, as many as there may be: the "
+                "oldest make room (let only the nodes of the cluster reach this port)",
+            )
 
     # the nodes of this process
 

@@ -54,6 +54,9 @@ def test_a_peer_that_leaves_while_this_node_stands_still_does_not_end_it() -> No
             member = msgspec.json.decode(await child.stdout.readline(), type=Member)
             engine = Node("engine-1", budgets_bytes=dict.fromkeys(Lane, 1 << 20))
             engine.links.set_peers([member])
+            engine.send("storage-1", StoreBatch(b"first"))
+            while not engine.links.counts[Lane.APPENDS].sent_count:  # noqa: ASYNC110 - until the connection is open
+                await asyncio.sleep(0)
             while not engine.links.counts[Lane.APPENDS].dropped_count:  # no place is left on the way
                 engine.send("storage-1", StoreBatch(bytes(128 << 10)))
                 await asyncio.sleep(0)
