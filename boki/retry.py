@@ -165,7 +165,7 @@ def _checked_names(field: str, names: Any) -> tuple[str, ...]:
 def _check_number(field: str, value: Any, least: float, most: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     if not is_number or not least <= value <= most:
-        raise _refused(field, f"a number from {least:g} to {most:g}", value)
+        raise _refused(field, f"a number from {least:,.10g} to {most:,.10g}", value)
 
 
 def _refused(field: str, wanted: str, value: Any) -> InvalidArgument:

@@ -115,10 +115,10 @@ def test_jitter_only_shortens_and_is_the_same_each_time(runs: int, work_id: str,
     [
         ({"attempts": 0}, "attempts of Retry must be an int from 1 to 10,000, not 0"),
         ({"attempts": True}, "attempts of Retry must be an int from 1 to 10,000, not True"),
-        ({"first_s": -1}, "first_s of Retry must be a number from 0 to 3.1536e+07, not -1"),
-        ({"max_s": float("nan")}, "max_s of Retry must be a number from 0 to 3.1536e+07, not nan"),
+        ({"first_s": -1}, "first_s of Retry must be a number from 0 to 31,536,000, not -1"),
+        ({"max_s": float("nan")}, "max_s of Retry must be a number from 0 to 31,536,000, not nan"),
         ({"first_s": 61}, "first_s of Retry must be at most max_s, which is 60, not 61"),
-        ({"factor": 0.5}, "factor of Retry must be a number from 1 to 1000, not 0.5"),
+        ({"factor": 0.5}, "factor of Retry must be a number from 1 to 1,000, not 0.5"),
         ({"jitter": 2}, "jitter of Retry must be a number from 0 to 1, not 2"),
         (
             {"errors": "ValueError"},

@@ -53,9 +53,12 @@ def _findings(data: Path | None) -> Iterator[Finding]:
         check_file(os.environ)
         address = load(Address, flags={}, environment=os.environ, allow_others=True)
         folder = data_directory(data, os.environ)
+        running_url = running_here(os.environ)
     except ConfigError as error:
-        yield Finding("boki.toml", "bad", "; ".join(error.details["problems"]), "correct it")
-        address, folder = Address(), data or DevConfig().data
+        yield Finding(
+            "boki.toml", "bad", "; ".join(error.details["problems"]), "correct it: `boki dev -h` lists the settings"
+        )
+        address, folder, running_url = Address(), data or DevConfig().data, ""
     defaults = DevConfig()
 
     def refusal() -> str:
@@ -73,7 +76,7 @@ def _findings(data: Path | None) -> Iterator[Finding]:
             reserve_bytes=defaults.disk_reserve_bytes,
             budget_bytes=defaults.index_memory_bytes + defaults.cache_bytes,
             port_refusal=refusal,
-            running_url=running_here(os.environ),
+            running_url=running_url,
         )
     )
 

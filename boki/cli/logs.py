@@ -64,7 +64,10 @@ def command(
     nodes = _chosen(directory, node)
     width = 0 if node else max(len(one.node) for one in nodes)
     screen = _Screen(as_json=as_json, width=width)
-    screen.show(last_of(nodes, lines, matches))
+    found = last_of(nodes, lines, matches)
+    screen.show(found)
+    if not found and lines:
+        errors().print("no such lines", style="dim")
     if follow:
         _follow(directory, node, nodes, screen, matches)
     elif supervisor_of(directory, os.environ) is None:

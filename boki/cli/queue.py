@@ -239,7 +239,10 @@ def peek(
     token: Token = "",
 ) -> None:
     """Print what comes next, without taking it."""
-    show(with_queue(url, token, book, name, group, lambda queue: queue.peek(count)), as_json=as_json)
+    waiting = with_queue(url, token, book, name, group, lambda queue: queue.peek(count))
+    if not waiting and not as_json:
+        errors().print(f"nothing to take in {name}", style="dim", markup=False)
+    show(waiting, as_json=as_json)
 
 
 @app.command()
@@ -312,6 +315,9 @@ def dlq(
     if as_json:
         for one in letters:
             print_shape(letter_shape(one))
+        return
+    if not letters:
+        errors().print(f"no dead letters in {name}", style="dim", markup=False)
         return
     rows = [
         (one.handle, time_cell(one.died_us), str(one.deliveries), one.reason, data_text(one.data, shown_chars()))

@@ -197,7 +197,7 @@ def _detach(config: UpConfig) -> None:
             _explain(log_file, begin_bytes, config)
         raise
     results().print(f"[bold green]Boki[/] is listening on [bold]{state.url}[/] (supervisor: process {state.pid})")
-    results().print(f"  data  {config.folder}\n  logs  {config.folder / 'logs'}", markup=False)
+    results().print(f"  data       {config.folder}\n  logs       {config.folder / 'logs'}", markup=False)
     data = "" if config.data == _DEFAULT_DATA else f" --data {config.data}"
     commands = tries(["boki status", "boki log books"], state.url, config.token)
     results().print(f"{commands}\n             boki down{data}", style="dim", markup=False)

@@ -15,8 +15,8 @@ _WORDS: Final = {
     "int_parsing": "must be a whole number, not {given!r}",
     "int_from_float": "must be a whole number, not {given!r}",
     "float_parsing": "must be a number, not {given!r}",
-    "greater_than_equal": "must be at least {ge}, not {given}",
-    "less_than_equal": "must be at most {le}, not {given}",
+    "greater_than_equal": "must be at least {ge:.15g}, not {given}",
+    "less_than_equal": "must be at most {le:.15g}, not {given}",
 }
 
 

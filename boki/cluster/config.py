@@ -81,10 +81,14 @@ class UpConfig(Config, frozen=True, kw_only=True):
         """See `Config.problems`."""
         found = []
         if self.replicas > self.storage:
-            found.append(f"replicas is {self.replicas}, but there are only {self.storage} storage nodes")
+            found.append(
+                f"replicas is {self.replicas} and storage is {self.storage}: each replica needs a storage node"
+            )
         found += quorum_problems(self.replicas, self.write_quorum, self.sequencers)
         if self.index_replicas > self.engines:
-            found.append(f"index_replicas is {self.index_replicas}, but there are only {self.engines} engines")
+            found.append(
+                f"index_replicas is {self.index_replicas} and engines is {self.engines}: each replica needs an engine"
+            )
         found += budget_problems(
             self.limits,
             keep_calls_s=self.keep_calls_s,

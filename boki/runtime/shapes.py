@@ -65,4 +65,6 @@ def _object(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: in
     more = schema.get("additionalProperties")
     if not fields and isinstance(more, Mapping):
         fields.append(f"str: {_shape(more, definitions, depth + 1)}")
+    if not fields and more is not False:
+        return "dict"
     return "{" + ", ".join(fields) + "}"

@@ -56,13 +56,22 @@ def test_programs_get_an_object_for_each_line(project: Path, monkeypatch: pytest
     ]
 
 
-def test_a_broken_boki_toml_is_one_of_the_findings(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prot = 1\n", "unknown setting prot (boki.toml); did you mean port?"),
+        ("port =\n", "boki.toml is not TOML: Invalid value (at line 1, column 7)"),
+    ],
+)
+def test_a_broken_boki_toml_is_one_of_the_findings(
+    project: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
     """Not an error that hides all the others."""
     measured(monkeypatch, GOOD)
-    (project / "boki.toml").write_text("prot = 1\n")
+    (project / "boki.toml").write_text(text)
     done = CliRunner().invoke(app, ["doctor"])
     first, *_, last = done.output.splitlines()
-    assert first == "bad   boki.toml     unknown setting prot (boki.toml); did you mean port?"
+    assert first == f"bad   boki.toml     {told}"
     assert (last, done.exit_code) == ("ok    python        3.11.7", 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from boki.calls import Call, Outcome
@@ -9,7 +10,7 @@ from tests.engine.host import drive, hosting
 
 
 def test_every_call_is_told_with_its_outcome(tmp_path: Path) -> None:
-    """Child calls before the call that made them, refusals and failures too, and nothing of what was given up."""
+    """Child calls before the call that made them, refusals and failures too, and what was given up."""
     module = """
         @function
         async def add(ctx: Context, n: int) -> int:
@@ -39,3 +40,30 @@ def test_every_call_is_told_with_its_outcome(tmp_path: Path) -> None:
         ("add", "invalid_argument"),
         ("nothing", "no_such_function"),
     ]
+
+
+def test_a_call_that_is_cancelled_is_told(tmp_path: Path) -> None:
+    """Else whoever watches sees a call begin that never ends."""
+    module = """
+        import asyncio
+
+        @function
+        async def wait(ctx: Context) -> None:
+            print("waits")
+            await asyncio.Event().wait()
+    """
+    told: list[tuple[str, str, str]] = []
+
+    def on_call(call: Call, outcome: Outcome, elapsed_us: int) -> None:
+        assert outcome.failure is not None
+        told.append((call.function, outcome.failure.code, outcome.failure.message))
+
+    async def test() -> None:
+        async with hosting(tmp_path, {"m": module}, on_call=on_call) as host:
+            call = host.begin("wait")
+            await host.until(lambda: host.texts("stdout") == ["waits"])
+            call.cancel()
+            await asyncio.wait([call])
+
+    drive(test())
+    assert told == [("wait", "call_cancelled", "nobody waits for it any more")]

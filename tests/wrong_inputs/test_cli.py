@@ -19,6 +19,7 @@ from boki.config import DevConfig
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.host.data_directory import DataDirectory
 
+KEPT = "what has ended is kept for 24 h; `boki calls list` shows all"
 PROBLEM = "error: the configuration has 1 problem:\n  - "
 
 
@@ -97,6 +98,13 @@ ROWS = {
     "B43": Row(
         ["status", "--url", "127.0.0.1:8123"],
         "error: the URL of a gateway looks like http://127.0.0.1:8080, not like '127.0.0.1:8123'",
+    ),
+    "large port": Row(
+        ["status", "--url", "http://127.0.0.1:99999"],
+        "error: the URL of a gateway looks like http://127.0.0.1:8080, not like 'http://127.0.0.1:99999'",
+    ),
+    "less than nothing": Row(
+        ["calls", "list", "--since-s", "-3"], usage("boki calls list", "--since-s must be at least 0, not -3")
     ),
     "B44": Row(
         ["status", "--url", "http://127.0.0.1:9"],
@@ -251,6 +259,16 @@ CALLS: dict[str, tuple[list[str], str, int]] = {
     "A15": (
         ["log", "trim", "flights", "end", "--yes"],
         "there is no book flights that has records: `boki log books` lists those that have",
+        1,
+    ),
+    "short id": (
+        ["calls", "show", "b22f9395"],
+        "error: no logged call has the id 'b22f9395': an id has 32 hex digits; `boki calls list` shows all",
+        1,
+    ),
+    "old id": (
+        ["calls", "result", "0" * 32],
+        f"error: no logged call has the id '{'0' * 32}': {KEPT}",
         1,
     ),
     "D trim": (

@@ -42,6 +42,7 @@ ROWS = {
         "it is with the header Content-Type: text/plain or application/octet-stream",
         headers=_FORM,
     ),
+    "path that is not UTF-8": Row("/function/%FF", b"", "the path is not UTF-8: '%FF'"),
     "B22": Row(
         "/function/greet",
         b"",

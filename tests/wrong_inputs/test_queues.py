@@ -19,6 +19,12 @@ A_YEAR = "0 to 31,536,000 seconds (a year)"
 
 LARGE = "a message may have at most 1,000,000 bytes, not {:,}: push a reference to it"
 
+
+async def _redriven(queue: Queue[Any]) -> None:
+    await queue.create()
+    await queue.redrive("0-5")
+
+
 ROWS: dict[str, tuple[Callable[[Queue[Any]], Awaitable[Any]], str]] = {
     "B31 text": (lambda queue: queue.push("x" * 2_000_000), LARGE.format(2_000_000)),
     "B31 JSON": (lambda queue: queue.push(["x" * 2_000_000]), LARGE.format(2_000_004)),
@@ -33,6 +39,10 @@ ROWS: dict[str, tuple[Callable[[Queue[Any]], Awaitable[Any]], str]] = {
         "a message must be bytes, text or what JSON can say, not float: JSON has no NaN and no infinity",
     ),
     "B35": (lambda queue: queue.stats(), "there is no queue 'jobz' in book 'test': push to it, or create it"),
+    "redrive": (
+        lambda queue: _redriven(queue),
+        "there is no dead letter 0-5 in queue 'jobz': none was changed",
+    ),
     "B37 delay": (lambda queue: queue.push("x", delay_s=1e12), f"delay_s must be {A_YEAR}, not 1,000,000,000,000"),
     "B37 age": (lambda queue: queue.push("x", ttl_s=-1), f"ttl_s must be {A_YEAR}, not -1"),
     "B37 huge": (

@@ -177,8 +177,10 @@ class Inquiries:
     async def _find(self, invocation_id: str) -> tuple[CallEntry, Record]:
         found = await self._book.find(invocation_id) if _is_id(invocation_id) else None
         if found is None:
+            kept = f"what has ended is kept for {self._keep_s / 3600:g} h"
+            why = kept if _is_id(invocation_id) else "an id has 32 hex digits"
             raise NoSuchInvocation(
-                f"no logged call has the id {invocation_id[:64]!r}; results are kept for {self._keep_s:g} s",
+                f"no logged call has the id {invocation_id[:64]!r}: {why}; `boki calls list` shows all",
                 field="id",
             )
         return found

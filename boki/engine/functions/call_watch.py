@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from boki.calls import Call, Outcome
+from boki.errors import CallCancelled
+from boki.log.operations import Failure
 
 OnCall = Callable[[Call, Outcome, int], None]
 """A call, how it ended, and how many microseconds it took, its wait for a worker included."""
+
+_GIVEN_UP: Final = Outcome(None, Failure.of(CallCancelled("nobody waits for it any more", outcome="unknown")))
 
 
 class CallWatch:
@@ -16,18 +21,28 @@ class CallWatch:
     def __init__(self, on_call: OnCall, clock: Callable[[], int]) -> None:
         self._on_call = on_call
         self._clock = clock
+        self._own: dict[int, tuple[Call, int]] = {}
+        """By ticket."""
         self._children: dict[int, dict[int, tuple[Call, int]]] = {}
         """By worker and the number of its request. What a worker has given up is never answered."""
 
-    def watched(self, call: Call, done: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
+    def watched(self, ticket: int, call: Call, done: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
         """`done`, and telling."""
-        started_us = self._clock()
+        self._own[ticket] = (call, self._clock())
 
         def ended(outcome: Outcome) -> None:
-            self._on_call(call, outcome, self._clock() - started_us)
+            self._tell(ticket, outcome)
             done(outcome)
 
         return ended
+
+    def cancelled(self, ticket: int) -> None:
+        """Its caller has cancelled it, or left."""
+        self._tell(ticket, _GIVEN_UP)
+
+    def _tell(self, ticket: int, outcome: Outcome) -> None:
+        call, started_us = self._own.pop(ticket)
+        self._on_call(call, outcome, self._clock() - started_us)
 
     def child_began(self, worker: int, request: int, call: Call) -> None:
         """A call in this worker has asked for another one, under this number."""

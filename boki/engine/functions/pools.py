@@ -235,7 +235,7 @@ class FunctionHost:
         """
         ticket = next(self._tickets)
         self.streams.open(ticket, take)
-        self._done[ticket] = self._watch_calls.watched(call, done) if self._watch_calls is not None else done
+        self._done[ticket] = self._watch_calls.watched(ticket, call, done) if self._watch_calls is not None else done
         self._perform(self._dispatch.submit(ticket, call, now_us(), until_gone=until_gone))
         return ticket
 
@@ -243,6 +243,8 @@ class FunctionHost:
         """Nobody waits for the call any more: its `done` is not called, and its function is cancelled."""
         self.streams.close(ticket)
         if self._done.pop(ticket, None) is not None:
+            if self._watch_calls is not None:
+                self._watch_calls.cancelled(ticket)
             self._perform(self._dispatch.cancel(ticket, now_us()))
 
     async def call(self, call: Call, *, until_gone: bool = False) -> Outcome:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import unquote
 
 from aiohttp.web import BaseRequest
 
 from boki.calls import RequestHead
 from boki.errors import TooLarge
 from boki.gateway.http.arguments import check_query
+from boki.gateway.http.routing import decoded
 from boki.routes import HttpRoute
 
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -43,5 +43,5 @@ def request_head(request: BaseRequest, route: HttpRoute | None = None, values: t
         headers,
         peer[0] if isinstance(peer, tuple) else "",
         "" if route is None else route.text,
-        () if route is None else tuple(zip(route.variables, map(unquote, values), strict=True)),
+        () if route is None else tuple(zip(route.variables, map(decoded, values), strict=True)),
     )

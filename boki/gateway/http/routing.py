@@ -66,7 +66,15 @@ def _match(wanted: list[str], parts: list[str]) -> list[str] | None:
     values = []
     for name, part in zip(wanted, parts, strict=True):
         if name.startswith("{"):
-            values.append(unquote(part) if "%" in part else part)
+            values.append(decoded(part) if "%" in part else part)
         elif name != part:
             return None
     return values
+
+
+def decoded(part: str) -> str:
+    """A part of a path; `InvalidArgument` if its bytes are no UTF-8, which would become other characters silently."""
+    try:
+        return unquote(part, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"the path is not UTF-8: {part[:60]!r}", field="path") from None

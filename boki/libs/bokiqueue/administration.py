@@ -390,8 +390,9 @@ class Administration(Generic[T]):
 
     def _no_dead_letters(self, handles: list[str], what_of_others: str, changed: int = 0) -> NotFound:
         named = ", ".join(handles[:10]) + (f" and {len(handles) - 10} more" if len(handles) > 10 else "")
+        of_group = f", group {self.group!r}" if self.group else ""
         return NotFound(
-            f"there is no dead letter {named} in queue {self.name!r}, group {self.group!r}: {what_of_others}",
+            f"there is no dead letter {named} in queue {self.name!r}{of_group}: {what_of_others}",
             outcome="unknown" if changed else "not_applied",
             field="handle",
         )
