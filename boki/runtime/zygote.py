@@ -18,6 +18,7 @@ import time
 import traceback
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, NoReturn
 
 import boki.blocking  # noqa: F401 - what functions import is imported here, once for all workers
@@ -41,6 +42,8 @@ from boki.runtime.tally import Tally
 from boki.runtime.worker import AsyncWorker
 
 _FDS_PER_FORK: Final = 2
+_EXITING: Final = 0x4
+"""PF_EXITING, among the flags in /proc/PID/stat."""
 _MAX_FDS: Final = 16
 _END_S: Final = 1.0
 _END_STEP_S: Final = 0.002
@@ -89,7 +92,8 @@ class Zygote:
                 case Kill(child):
                     self._reap()  # what is dead already was not killed by this
                     for pid in [pid for pid, number in self._children.items() if number == child]:
-                        self._killed.add(child)
+                        if not _is_exiting(pid):
+                            self._killed.add(child)
                         _kill(pid)
         return bool(data)
 
@@ -144,6 +148,15 @@ class Zygote:
 
     def _send(self, frame: Frame) -> None:
         self._control.sendall(encode_frame(frame))
+
+
+def _is_exiting(pid: int) -> bool:
+    """Whether it is ending already (Linux): its connection closes a moment before it can be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _EXITING)
 
 
 def _kill(pid: int) -> None:
