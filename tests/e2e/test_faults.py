@@ -7,11 +7,13 @@ fail is shown, too: its own history, falsified in one place, does not pass the c
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -52,7 +54,8 @@ class Ward:
         self.folder = folder
         self.said: list[str] = []
         shutil.copytree(patients.FUNCTIONS, folder / "functions")
-        shutil.copy(FUNCTIONS / "counted.py", folder / "functions")
+        for file in FUNCTIONS.glob("*.py"):
+            shutil.copy(file, folder / "functions")
         self.patient = Patient(folder, storage=4, tell=self.said.append, functions=folder / "functions")
         self._runner = runner
 
@@ -307,6 +310,36 @@ async def _kill_engine_at_work(ward: Ward) -> None:
     nodes = await _nodes(ward)
     (at_work,) = (node for node in ward.patient.nodes(Role.ENGINE) if nodes[node]["calls"]["running"])
     ward.patient.kill(at_work)
+
+
+def test_answers_and_streams_cross_the_gateway_and_break_with_their_engine(ward: Ward) -> None:
+    """A `Response`, a route, and a stream come as the function made them; one whose engine is killed is cut off.
+
+    The links between the nodes go through this event loop, so all reads are in threads.
+    """
+
+    def fetch(path: str) -> HTTPResponse:
+        connection = HTTPConnection(ward.patient.url.removeprefix("http://"), timeout=30)
+        connection.request("GET", path, headers={"Connection": "close"})
+        return connection.getresponse()
+
+    async def story() -> None:
+        await ward.all_at_work()
+        for _ in range(4):  # by each engine
+            answer = await asyncio.to_thread(fetch, "/echo/tea?more=1&more=2")
+            assert (answer.status, answer.headers["X-Mine"]) == (203, "tea")
+            assert json.loads(await asyncio.to_thread(answer.read)) == ["tea", "/echo/tea", ["1", "2"]]
+        ended = await asyncio.to_thread(fetch, "/lines/3")
+        assert await asyncio.to_thread(ended.read) == b"line 0\nline 1\nline 2\n"
+        endless = await asyncio.to_thread(fetch, "/lines/-1")
+        assert await asyncio.to_thread(endless.readline) == b"line 0\n"
+        for node in ward.patient.nodes(Role.ENGINE):
+            ward.patient.kill(node)
+        with pytest.raises(IncompleteRead):
+            await asyncio.to_thread(endless.read)
+        await ward.all_at_work()
+
+    ward.run(story())
 
 
 def test_an_engine_that_is_told_to_stop_fails_no_call(report: Report, ward: Ward) -> None:
