@@ -94,6 +94,17 @@ ROWS = {
 }
 
 
+def test_where_a_subscription_may_start_is_said_in_full() -> None:
+    """ "now", too."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http), http.get("/logbook/b/subscribe?start=soon") as response:
+            body = await refused(response, 400, "invalid_argument")
+            assert body["message"] == "start must be a seqnum or now, not 'soon'"
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
 def test_the_refusal_says_what_is_wrong_and_what_to_do(row: Row) -> None:
     """The whole message, with the status."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from boki import Context, Event, Response, blocking, function
-from boki.calls import CHUNK_BYTES, Consumption, Payload
+from boki.calls import CHUNK_BYTES, Consumption, FunctionInfo, Payload
+from boki.cli.signatures import command_of
 from boki.errors import BokiError, ConfigError
 from boki.runtime.function import Function
 from boki.runtime.http_response import parts_of
@@ -147,3 +149,10 @@ def test_items_become_numbered_chunks_of_bounded_size_after_a_head() -> None:
 def test_events_are_written_as_event_sources_read_them(event: Event, text: str) -> None:
     """Every line of the data is a field of its own."""
     assert event.encode().decode() == text
+
+
+def test_no_command_is_shown_for_a_function_that_streams() -> None:
+    """`boki invoke` prints a stream at its end, and it may have none."""
+    info = FunctionInfo(name="visits", module="links", is_async=True, payload_encoding="text")
+    assert command_of(info) == "boki invoke visits Ada"
+    assert command_of(msgspec.structs.replace(info, streams=True)) == ""

@@ -151,6 +151,8 @@ class Subscriptions:
 def _cursor(request: BaseRequest, book: str, caller: Caller) -> Cursor:
     values = query(request, {"tag", "start", "on_trimmed"})
     text = values.get("start", "0")
+    if text != "now" and not text.isdecimal():
+        raise InvalidArgument(f"start must be a seqnum or now, not {text[:60]!r}", field="start")
     start: int | Literal["now"] = "now" if text == "now" else whole_number(text, "start")
     last = request.headers.get("Last-Event-ID")
     if last:
