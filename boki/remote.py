@@ -107,7 +107,7 @@ class AskCall(Message, frozen=True):
 
 
 class ChangeCall(Message, frozen=True):
-    """Cancel that logged call, or run it again. Repeating it changes nothing. → `TellCall`"""
+    """Cancel that logged call, or run it again. Repeated before it ends again, it changes nothing. → `TellCall`"""
 
     request: int
     invocation: str
