@@ -48,7 +48,13 @@ async def read(socket: Any) -> list[bytes]:
 
 
 async def stuff(engine: Node) -> None:
-    """Send to a peer that does not read, until there is no place left for more."""
+    """Send to a peer that does not read, until there is no place left for more.
+
+    Not before the connection is open: what was dropped until then says nothing of what it takes.
+    """
+    engine.send(STORAGE, StoreBatch(b"first"))
+    while not engine.links.counts[Lane.APPENDS].sent_count:  # noqa: ASYNC110 - until the connection is open
+        await asyncio.sleep(0)
     while not engine.links.counts[Lane.APPENDS].dropped_count:
         engine.send(STORAGE, StoreBatch(bytes(128 * KIB)))
         await asyncio.sleep(0)
