@@ -323,7 +323,8 @@ def _converted(item: _Given, setting: Setting) -> tuple[Any, str]:
     except msgspec.ValidationError as error:
         expected = _expected(setting.type, error)
         expected = expected.removesuffix(", got str") if item.is_text else expected
-        return None, f"{item.name} = {item.value!r} ({item.origin}): {expected}"
+        advice = _unit_advice(setting.name, item.value)
+        return None, f"{item.name} = {item.value!r} ({item.origin}): {expected}{advice}"
 
 
 def flag(name: str) -> str:
@@ -457,6 +458,14 @@ def _expected(kind: Any, error: Exception) -> str:
         return f"expected {' or '.join(get_args(bare))}"
     text = str(error).replace("`", "")
     return text[:1].lower() + text[1:]
+
+
+def _unit_advice(name: str, value: Any) -> str:
+    """What to write for a number with a unit behind it, as help texts show it."""
+    if not isinstance(value, str) or not value[:1].isdigit() or value[-1:].isdigit():
+        return ""
+    unit = {"s": "seconds", "bytes": "bytes"}.get(name.rpartition("_")[2])
+    return f"; write {unit} without a unit" if unit else ""
 
 
 def refusal(problems: list[str]) -> ConfigError:

@@ -44,6 +44,14 @@ ROWS = {
     ),
     "B3 text": Row(["dev", "--port", "abc"], f"{PROBLEM}port = 'abc' (--port): expected int"),
     "B3 large": Row(["dev", "--port", "70000"], f"{PROBLEM}port = '70000' (--port): expected int <= 65535"),
+    "seconds": Row(
+        ["dev", "--drain-s", "10s"],
+        f"{PROBLEM}drain_s = '10s' (--drain-s): expected float; write seconds without a unit",
+    ),
+    "bytes": Row(
+        ["dev", "--cache-bytes", "256 MiB"],
+        f"{PROBLEM}cache_bytes = '256 MiB' (--cache-bytes): expected int; write bytes without a unit",
+    ),
     "B4": Row(
         ["dev", "--replicas", "x", "--logs", "y"],
         "error: the configuration has 2 problems:\n  - replicas = 'x' (--replicas): expected int\n"
