@@ -93,7 +93,9 @@ def check_when(when: object, limits: Limits) -> tuple[Expect, ...]:
     check_condition_count(len(when))
     for expect in when:
         if not isinstance(expect, Expect):
-            raise WrongType(f"when must hold Expect(tag, last_seqnum) only, not {expect!r:.60}", field="when")
+            raise WrongType(
+                f"when holds {expect!r:.60}, which is not an Expect: write when=Expect(tag, last_seqnum)", field="when"
+            )
         check_tag(expect.tag, limits.tag_bytes)
         if (expect.last_seqnum is None) == (expect.count is None):
             raise InvalidArgument(

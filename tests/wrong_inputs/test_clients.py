@@ -25,6 +25,10 @@ ROWS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: BlockingClient(URL).calls(states="failed"),
         "states must be a list, not one str: write states=['failed']",
     ),
+    "when": (
+        lambda: BlockingClient(URL).logbook("b").append(b"x", when=("t", 0)),  # type: ignore[arg-type]
+        "when holds 't', which is not an Expect: write when=Expect(tag, last_seqnum)",
+    ),
 }
 
 
