@@ -152,21 +152,20 @@ def test_what_a_poll_was_about_to_get_is_given_back_when_the_gateway_stops(
             await ask(http, "PUT", "/queue/b/q", json={})
             async with http.post(f"/queue/b/q/pop?count=9{lease}") as response:  # the group is there from now on
                 assert response.status == 200
-            poll = asyncio.create_task(http.post(f"/queue/b/q/pop?wait_s=20{lease}"))
-            await backend.until_waiting()
             request = backend.request
 
             async def holding_the_take(operation: Operation, positions: Positions, timeout_s: float) -> Answer:
                 if isinstance(operation, Append):
                     appended.append(operation)
-                    if len(appended) == 2:  # the first is the push
+                    if len(appended) == 1:
                         held.set()
                         await go.wait()
                 return await request(operation, positions, timeout_s)
 
             monkeypatch.setattr(backend, "request", holding_the_take)
-            await ask(http, "POST", "/queue/b/q", json="kept")
+            poll = asyncio.create_task(http.post(f"/queue/b/q/pop?wait_s=20{lease}"))
             await held.wait()
+            await ask(http, "POST", "/queue/b/q", json="kept")
             stopping = asyncio.create_task(gateway.stop(1_000))
             async with await poll as response:
                 await refused(response, 503, "unavailable")
