@@ -96,6 +96,11 @@ class UpConfig(Config, frozen=True, kw_only=True):
             append_buffer_bytes=self.append_buffer_bytes,
         )
         found += address_problems(self.host, self.token, self.insecure)
+        if self.zookeeper_access.digest and not self.zookeeper:
+            found.append(
+                "zookeeper_access.digest is for a ZooKeeper that runs already, and boki up starts one with a digest of "
+                "its own: set zookeeper, too, or leave the digest out"
+            )
         return found
 
     @property

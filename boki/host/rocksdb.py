@@ -14,6 +14,8 @@ from boki.host.synced_mark import SyncedMark
 from boki.host.write_ahead_log import last_sequence
 
 _WRITE_BUFFER_BYTES: Final = 64 << 20
+_PIN_KEY: Final = b"\xffpin"
+"""Behind every key of a node."""
 
 
 class SyncedWritesLost(Exception):
@@ -43,7 +45,11 @@ class RocksDb:
         except SyncedWritesLost:
             self._db.close()
             raise
-        self._mark.begin(_tables_alone(found))
+        if found and not self._mark.is_clean:
+            self._pin()
+            self._db.flush_wal(True)
+        self._pinned = self._db.latest_sequence_number()
+        self._mark.begin(self._pinned)
 
     def _require(self, found: int) -> None:
         """Nothing that was synced may be missing."""
@@ -79,6 +85,14 @@ class RocksDb:
                 batch.delete_range(write.start, write.stop)
         if not batch.is_empty():
             self._db.write(batch)
+
+    def _pin(self) -> None:
+        """Write something that stays, so that the tables reach as far as the number of writes says.
+
+        RocksDB leaves out of a table what has no effect any more, such as a deleted range with nothing in it. If that
+        was the last write, the database opens with a lower number the next time, although nothing was lost.
+        """
+        self.write([Put(_PIN_KEY, b"")])
 
     def sync(self) -> None:
         """Everything written before is durable when this returns. Gives up the GIL while the disk works."""
@@ -117,17 +131,10 @@ class RocksDb:
         sequence: int | None = None
         with contextlib.suppress(Exception):  # rocksdict raises plain Exception: what was synced stays in the log
             if not self._has_failed:
+                if self._db.latest_sequence_number() != self._pinned:
+                    self._pin()
                 self._db.flush()
-                sequence = _tables_alone(self._db.latest_sequence_number())
+                sequence = self._db.latest_sequence_number()
         with contextlib.suppress(Exception):  # an error of the background work, which a damaged table causes
             self._db.close()
         self._mark.close(sequence)
-
-
-def _tables_alone(sequence: int) -> int:
-    """What may be required of a database of which nothing is in a log: that it is not empty.
-
-    RocksDB writes what it recovers to tables, and leaves out what has no effect any more, such as a deleted range with
-    nothing in it. So a database that opens with that number may open with a lower one the next time, with nothing lost.
-    """
-    return min(sequence, 1)

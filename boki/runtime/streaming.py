@@ -20,6 +20,7 @@ from boki.errors import ConfigError, InvalidArgument, WrongType
 from boki.runtime.http_response import Response, encode_response
 
 _ONE_LINE: Final = re.compile(r"[^\r\n\x00]{0,200}")
+_MAX_RETRY_MS: Final = 24 * 3600 * 1000
 _ITERATORS: Final = (AsyncIterator, AsyncIterable, AsyncGenerator, Iterator, Iterable, Generator)
 
 Kind = Literal["bytes", "text", "events"]
@@ -49,6 +50,12 @@ class Event:
                 raise InvalidArgument(
                     f"an event's {name} is a line of at most 200 characters, not {value!r:.60}", field=name
                 )
+        retry_ms = self.retry_ms
+        if retry_ms is not None and (type(retry_ms) is not int or not 0 <= retry_ms <= _MAX_RETRY_MS):
+            raise InvalidArgument(
+                f"an event's retry_ms is a number of milliseconds from 0 to {_MAX_RETRY_MS:,}, not {retry_ms!r:.60}",
+                field="retry_ms",
+            )
 
     def encode(self) -> bytes:
         """The event as it is sent."""

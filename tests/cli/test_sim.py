@@ -32,7 +32,7 @@ def run(*arguments: str) -> tuple[int, str]:
         ("--seed 3 --start 10", "--seed runs one"),
         ("--seed 3 --shrink --about x", "leave out one"),
         ("--seed 3 --into there", "needs --shrink"),
-        ("--seed 3 --about (", "no regular expression"),
+        ("--seed 3 --about (", "not a regular expression"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(arguments: str, why: str) -> None:

@@ -376,7 +376,7 @@ def test_the_state_says_accepted_and_running_before_it_says_done() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("path", ["/invocation/unknown", "/invocation/" + "0" * 32, "/invocation/%00%ff"])
+@pytest.mark.parametrize("path", ["/invocation/unknown", "/invocation/" + "0" * 32, "/invocation/%00"])
 def test_unknown_invocations_are_404(path: str) -> None:
     """Whatever the id looks like."""
 

@@ -112,6 +112,10 @@ def test_items_that_a_stream_cannot_have_are_refused(items: list[Any], message: 
     [
         (lambda: Event(event="a\nb"), "an event's event is a line of at most 200 characters, not 'a\\nb'"),
         (lambda: Event(id=7), "an event's id is a line of at most 200 characters, not 7"),  # type: ignore[arg-type]
+        (
+            lambda: Event(retry_ms="1\n\ndata: x"),  # type: ignore[arg-type]
+            "an event's retry_ms is a number of milliseconds from 0 to 86,400,000, not '1\\n\\ndata: x'",
+        ),
     ],
 )
 def test_an_event_that_cannot_be_sent_is_refused(make: Callable[[], Event], message: str) -> None:
