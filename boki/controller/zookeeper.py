@@ -85,6 +85,8 @@ class ZooKeeperCoordinator:
         self._plan = ClusterPlan()
         self._is_leader = False
         self._registered: Member | None = None
+        self._entry = asyncio.Lock()
+        """Held while this node's own entry is made again, or deleted."""
         self._following: list[Refresher] = []
 
     @classmethod
@@ -317,9 +319,10 @@ class ZooKeeperCoordinator:
     async def unregister(self, node: NodeId) -> None:
         """Be seen no more, before the session ends."""
         path = f"/nodes/{node}"
-        self._registered = None
-        while (found := await self._registration(path)) is not None and found[0].owner == self._session.id:
-            await quietly(self._session.delete(path, found[0].version))
+        async with self._entry:  # an entry that is just being made again must not outlive this
+            self._registered = None
+            while (found := await self._registration(path)) is not None and found[0].owner == self._session.id:
+                await quietly(self._session.delete(path, found[0].version))
 
     async def claim_index_slot(self, node: NodeId, count: int) -> int | None:
         """One of `count` slots for engines that hold the index, for as long as the session lasts; None: all taken."""
@@ -407,7 +410,9 @@ class ZooKeeperCoordinator:
         """
         if mine is not None and mine is self._registered and found.get(mine.node, _NOBODY).member != mine:
             _log.error("the entry of %s in ZooKeeper was removed or changed: it is made again", mine.node)
-            await self.register(mine)
+            async with self._entry:
+                if mine is self._registered:
+                    await self.register(mine)
 
     def _tell_membership(self) -> None:
         members = tuple(row.member for _, row in sorted(self._registrations.items()))
