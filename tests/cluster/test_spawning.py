@@ -40,6 +40,11 @@ class Watched:
     def log(self, node: str) -> Path:
         return self.folder / f"{node}.log"
 
+    def close(self) -> None:
+        """End the zygote. A loop that closes while a signal comes has closed what the signal is to be written to."""
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        self.spawner.close()
+
 
 def title_of(pid: int) -> str:
     """What `ps` shows."""
@@ -71,7 +76,7 @@ def test_forked_roles_run_end_and_do_not_miss_their_zygote(tmp_path: Path) -> No
         assert await watched.ended() == (role, -signal.SIGKILL)
         calling.close()
         zookeeper.close()
-        watched.spawner.close()
+        watched.close()
 
     async def bounded() -> None:
         async with asyncio.timeout(60):
@@ -91,6 +96,6 @@ def test_a_zygote_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> N
         assert (node, pid) == ("a", 0)
         assert "has ended" in error
         assert "encodings" in (tmp_path / "zygote.log").read_text()
-        watched.spawner.close()
+        watched.close()
 
     asyncio.run(play())
