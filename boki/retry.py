@@ -6,11 +6,13 @@ work's own id, so that every process which looks at the same failure comes to th
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from hashlib import sha256
 from math import isfinite
 from typing import Any, Final
 
 import msgspec
+from msgspec import StructMeta
 
 from boki.errors import BokiError, CallLost, FunctionFailed, InvalidArgument, WrongType
 from boki.log.operations import Failure
@@ -24,7 +26,28 @@ MAX_NAME_CHARS: Final = 128
 ALL_ERRORS: Final = "*"
 
 
-class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _ByName(StructMeta):
+    """Refuses what is not a field of the policy, and names those that are: msgspec's own error says neither."""
+
+    def __call__(cls, *values: Any, **given: Any) -> Any:  # noqa: N805 - a metaclass
+        known = cls.__struct_fields__
+        if values:
+            raise WrongType(
+                f"{cls.__name__} takes its fields by name: write {cls.__name__}({known[0]}=3)", field=known[0]
+            )
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, n=1, cutoff=0.5)
+                guess = f"; did you mean {near[0]}?" if near else "."
+                raise InvalidArgument(
+                    f"{cls.__name__} has no field {name}{guess} Its fields: {', '.join(known)}", field=name
+                )
+        return super().__call__(**given)
+
+
+class Retry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=_ByName
+):
     """When a call that failed runs again.
 
     An error goes by several names: its `code` ("function_failed", "deadline_exceeded", "call_lost"), and the name of

@@ -41,6 +41,7 @@ def boki_context(request: pytest.FixtureRequest) -> Iterator[Context]:
     import asyncio
 
     import boki.testing
+    from boki.errors import BokiError
 
     if request.node.stash.get(_IS_PLAIN, False):  # nothing in it would be awaited, and the test would pass
         pytest.fail(
@@ -50,7 +51,10 @@ def boki_context(request: pytest.FixtureRequest) -> Iterator[Context]:
     with asyncio.Runner() as runner:
         request.node.stash[_RUNNER] = runner
         opened = boki.testing.context(**options)
-        context = runner.run(opened.__aenter__())
+        try:
+            context = runner.run(opened.__aenter__())
+        except BokiError as error:
+            pytest.fail(f"boki_context: {error.message}", pytrace=False)
         try:
             yield context
         finally:
@@ -61,9 +65,17 @@ def boki_context(request: pytest.FixtureRequest) -> Iterator[Context]:
 def boki_blocking_context(request: pytest.FixtureRequest) -> Iterator[BlockingContext]:
     """A blocking context for a plain `def` test: its LogBook is in memory, its time is virtual."""
     import boki.testing
+    from boki.errors import BokiError
 
-    with boki.testing.blocking_context(**_options(request)) as context:
+    opened = boki.testing.blocking_context(**_options(request))
+    try:
+        context = opened.__enter__()
+    except BokiError as error:
+        pytest.fail(f"boki_blocking_context: {error.message}", pytrace=False)
+    try:
         yield context
+    finally:
+        opened.__exit__(None, None, None)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -102,6 +102,28 @@ def test_a_marker_that_says_something_else_is_refused(pytester: pytest.Pytester)
     result.stdout.fnmatch_lines(["*@pytest.mark.boki takes book=, functions=, log=, limits= only*"])
 
 
+def test_a_marker_with_names_in_place_of_functions_is_refused_in_a_line(pytester: pytest.Pytester) -> None:
+    """For both fixtures, and without the frames of the plugin."""
+    result = run(
+        pytester,
+        """
+@pytest.mark.boki(functions=["remind"])
+async def test_it(boki_context):
+    pass
+
+
+@pytest.mark.boki(functions=["remind"])
+def test_blocking(boki_blocking_context):
+    pass
+""",
+    )
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(
+        ["boki_context: functions*is the name 'remind'*", "boki_blocking_context: functions*is the name 'remind'*"]
+    )
+    result.stdout.no_fnmatch_line("*plugin.py*")
+
+
 def test_a_plain_test_is_not_given_the_context_of_async_ones(pytester: pytest.Pytester) -> None:
     """Nothing in it would be awaited, and it would pass. Fixtures may take it for an `async def` test."""
     result = run(

@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import boki.testing
 from boki import (
@@ -101,13 +99,16 @@ def test_delays_grow_to_a_maximum_and_attempts_and_time_are_bounded() -> None:
     assert policy.again_us(VALUE, 1, "id", 9_000_001) is None
 
 
-@given(st.integers(1, 50), st.text(max_size=32), st.floats(0, 1))
-def test_jitter_only_shortens_and_is_the_same_each_time(runs: int, work_id: str, jitter: float) -> None:
+@pytest.mark.parametrize("jitter", [0.0, 5e-324, 1e-16, 0.1, 1 / 3, 0.5, 1 - 1e-16, 1.0])
+def test_jitter_only_shortens_and_is_the_same_each_time(jitter: float) -> None:
     """The same failure of the same work leads to the same delay, in every process."""
     policy, plain = Retry(jitter=jitter), Retry(jitter=0)
-    delay = policy.delay_us(runs, work_id, VALUE)
-    assert (1 - jitter) * plain.delay_us(runs, work_id, VALUE) - 1 <= delay <= plain.delay_us(runs, work_id, VALUE)
-    assert delay == Retry(jitter=jitter).delay_us(runs, work_id, VALUE)
+    for runs in (*range(1, 12), 50, 10_000):
+        longest = plain.delay_us(runs, "", VALUE)
+        for work_id in ("", "id", "\x00", "ä\U0001f375", *(f"{number:032x}" for number in range(20))):
+            delay = policy.delay_us(runs, work_id, VALUE)
+            assert (1 - jitter) * longest - 1 <= delay <= longest
+            assert delay == Retry(jitter=jitter).delay_us(runs, work_id, VALUE)
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,34 @@ def test_deadlines_are_kept_in_virtual_time() -> None:
             assert await ctx.invoke(waits_blocking, "t", timeout_s=5) == "nothing"
             hanging = asyncio.ensure_future(ctx.invoke(hangs, timeout_s=7))
             await ctx.clock.advance(8)
-            with pytest.raises(DeadlineExceeded, match="hangs was not done after 7 s"):
+            with pytest.raises(DeadlineExceeded, match="hangs was not done after 7 s of virtual time and was ended"):
                 await hanging
+
+    run(scenario())
+
+
+@function
+async def sleeps(ctx: boki.Context) -> str:
+    """Wait for what is not the log's time."""
+    loop = asyncio.get_running_loop()
+    waited: asyncio.Future[str] = loop.create_future()
+    loop.call_later(0.01, waited.set_result, "slept")
+    return await waited
+
+
+def test_virtual_time_that_passes_a_real_wait_is_named() -> None:
+    """A later call that sleeps is ended by a deadline that was a minute ahead: its error says why."""
+
+    async def scenario() -> None:
+        async with boki.testing.context() as ctx:
+            assert await ctx.invoke(sleeps) == "slept"
+            call = await ctx.invoke_later(sleeps)
+            with pytest.raises(DeadlineExceeded) as refused:
+                await ctx.result_of(call)
+            assert refused.value.message == (
+                "sleeps was not done after 60 s of virtual time and was ended: that time passes at once when all wait, "
+                "also for asyncio.sleep, a socket or a thread of its own"
+            )
 
     run(scenario())
 

@@ -8,8 +8,8 @@ is no timer: an append that is alone leaves at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple
 
 from boki.errors import BokiError, ConditionFailed, DeadlineExceeded
 from boki.log.chunk import Group
@@ -53,6 +53,8 @@ class AppendGatherer:
         self._full: list[_Gathering] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_flush_due = False
+        self.shared: dict[Callable[[], Any], Any] = {}
+        """What libraries share among all callers of the port: see `LogSession.shared`."""
 
     def add(self, book: str, group: Group, positions: Positions, timeout_s: float) -> asyncio.Future[Sequence[int]]:
         """The seqnums of the group's records, once they are durable; `positions` are raised to have seen them."""

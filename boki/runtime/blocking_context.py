@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from boki.log.metalog import Positions
 from boki.log.operations import BookInfo
-from boki.runtime.blocking_logbook import LogAccess, LogBook
+from boki.runtime.blocking_logbook import LogBook, LogSession
 from boki.runtime.call_state import MISSING, CallLogger, CallState
 from boki.runtime.http_request import Request
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
@@ -38,7 +38,7 @@ class Context:
     def __init__(self, state: CallState, log: BlockingLogPort, calls: BlockingCallPort) -> None:
         self._state = state
         self._calls = calls
-        self._access = LogAccess(log, state.caller)
+        self._access = LogSession(log, state.caller)
         self.logbook = self._access.logbook(state.call.book)
         self.log = state.logger()
 
@@ -51,6 +51,13 @@ class Context:
     def invocation_id(self) -> str:
         """32 hex digits; the same when a logged call is run again."""
         return self._state.call.id
+
+    @property
+    def run_number(self) -> int:
+        """Which run of a logged call this is, counted from 1, those that were cut off or suspended included; 0: the
+        call is not logged.
+        """
+        return self._state.call.run
 
     @property
     def traceparent(self) -> str:
@@ -198,3 +205,13 @@ class Context:
         """
         call = self._state.later(function, payload, delay_s, key, book, retry)
         return self._calls.invoke_later(call, delay_s, key)
+
+    def result_of(self, invocation_id: str, *, wait_s: float | None = None) -> Any:
+        """What a logged call returned, such as one of `invoke_later`, once it has ended; raises what it ended with.
+
+        It waits at most `wait_s`, and no longer than this call's deadline: then `DeadlineExceeded`. While it waits it
+        holds its place in its worker, so a function that only waits is better called when the result is there.
+        `NoSuchInvocation`
+        """
+        state = self._calls.ask_call(invocation_id, self._state.result_wait_s(wait_s), "")
+        return self._state.logged_result(state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import select
 import threading
+from collections.abc import Generator
 from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,6 +14,8 @@ from boki.errors import DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
 from boki.runtime.http_exchange import (
+    OUTCOME,
+    STREAMED,
     HttpAnswer,
     HttpRequest,
     authorization,
@@ -28,6 +31,7 @@ from boki.runtime.http_exchange import (
 _CONNECT_TIMEOUT_S: Final = 10.0
 _IDLE_S: Final = 15.0
 """An idle connection is not used after this, so that no request runs into its end."""
+_PART_BYTES: Final = 64 * 1024
 _MAX_IDLE: Final = 64
 
 
@@ -62,6 +66,11 @@ class BlockingHttpPort:
 
     def send(self, request: HttpRequest) -> HttpAnswer:
         """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""
+        first, *more = self.stream(request)
+        return HttpAnswer(first.status, first.headers, b"".join(part.body for part in more)) if more else first
+
+    def stream(self, request: HttpRequest) -> Generator[HttpAnswer, None, None]:
+        """The answer, as `send`. One that is streamed comes first without a body, then part by part as it arrives."""
         if self._is_closed:
             raise closed()
         connection = self._take() or self._connect(request.timeout_s)
@@ -74,9 +83,13 @@ class BlockingHttpPort:
             )
             response = connection.getresponse()
             headers = {name.lower(): value for name, value in response.headers.items()}
-            body = response.read()
+            if headers.get(OUTCOME.lower()) == STREAMED:
+                yield HttpAnswer(response.status, headers, b"")
+                while part := response.read1(_PART_BYTES):
+                    yield HttpAnswer(response.status, headers, part)
+            else:
+                yield HttpAnswer(response.status, headers, response.read())
             is_reusable = not response.will_close
-            return HttpAnswer(response.status, headers, body)
         except TimeoutError:
             raise DeadlineExceeded(late(self.url, request.timeout_s)) from None
         except (http.client.HTTPException, OSError) as error:

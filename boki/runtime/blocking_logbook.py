@@ -5,32 +5,63 @@ What the methods mean stands in `boki.runtime.log_calls`, once for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 from boki.log.checks import check_book
 from boki.log.chunk import Group
 from boki.log.ids import MAX_SEQNUM
+from boki.log.metalog import merge_positions
 from boki.log.operations import Answer, Appended, BookInfo, Books, Found, Get, Operation, Read, Sync
 from boki.log.record import Page, Record
 from boki.runtime import log_calls
 from boki.runtime.deadline import DEFAULT_TIMEOUT_S, Caller
-from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When
+from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When, shared
 from boki.runtime.port import BlockingLogPort
 
+T = TypeVar("T")
 
-class LogAccess:
-    """One caller's way to all LogBooks."""
 
-    __slots__ = ("caller", "port")
+class LogSession:
+    """One caller's connection to all LogBooks. Libraries have it as `logbook.session`."""
 
-    def __init__(self, port: BlockingLogPort, caller: Caller) -> None:
+    __slots__ = ("_shared", "caller", "port")
+
+    def __init__(
+        self, port: BlockingLogPort, caller: Caller, shared: dict[Callable[[], Any], Any] | None = None
+    ) -> None:
         self.port = port
         self.caller = caller
+        self._shared = {} if shared is None else shared
 
-    def logbook(self, name: str) -> LogBook:
-        """The LogBook of that name; it exists from its first append."""
+    def logbook(self, name: str, *, detached: bool = False) -> LogBook:
+        """The LogBook of that name; it exists from its first append.
+
+        `detached`: for work that outlasts the call. It has no deadline, and has seen what the caller has seen by now.
+        """
+        if detached:
+            return LogBook(name, LogSession(self.port, self.caller.detached(), self._shared))
         return LogBook(name, self)
+
+    def shared(self, make: Callable[[], T]) -> T:
+        """What `make` returned when it was first given here: libraries keep there what all calls over one connection
+        to the log share. It lives as long as the connection.
+        """
+        return shared(self._shared, make)
+
+    def saw(self, other: LogSession) -> None:
+        """From now on this caller reads what the other one has seen: for one that reads on behalf of many."""
+        merge_positions(self.caller.positions, other.caller.positions)
+
+    def likely_time_us(self) -> int:
+        """About what time the log has: by this machine's clock, while records have that of a sequencer. Nothing is
+        asked; only an append tells for certain.
+        """
+        return round(self.caller.wall_clock() * 1e6)
+
+    def check(self, data: bytes, tags: Tags = ()) -> None:
+        """Refuse, as an append would, what can never be appended: for records that are gathered and appended later."""
+        log_calls.one_record(data, tags, (), None, self.caller.limits)
 
     def ask(self, operation: Operation, wait_s: float = 0.0) -> Answer:
         """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait."""
@@ -65,7 +96,7 @@ class LogBook:
 
     __slots__ = ("_access", "name")
 
-    def __init__(self, name: str, access: LogAccess) -> None:
+    def __init__(self, name: str, access: LogSession) -> None:
         self.name = check_book(name)
         self._access = access
 
@@ -73,24 +104,9 @@ class LogBook:
         return f"<LogBook {self.name!r}>"
 
     @property
-    def origin(self) -> LogAccess:
-        """Its caller's way to the log, the same for all LogBooks of a call."""
+    def session(self) -> LogSession:
+        """The caller's connection to the log: other LogBooks, and what libraries need beside the records."""
         return self._access
-
-    def check(self, data: bytes, tags: Tags = ()) -> None:
-        """Refuse, as an append would, what can never be appended: for who gathers records and appends them later."""
-        log_calls.one_record(data, tags, (), None, self._access.caller.limits)
-
-    def likely_time_us(self) -> int:
-        """What time the log has, about: by this machine's clock, while records have that of a sequencer's. Nothing is
-        asked; only an append tells for certain.
-        """
-        return round(self._access.caller.wall_clock() * 1e6)
-
-    def detached(self) -> LogBook:
-        """The same book, as this caller sees it, without the deadline of its call: for what must outlast that."""
-        access = self._access
-        return LogBook(self.name, LogAccess(access.port, access.caller.detached()))
 
     def append(
         self, data: bytes, tags: Tags = (), *, when: When = (), key: str | None = None, timeout_s: float | None = None
@@ -154,14 +170,16 @@ class LogBook:
         stop: int | None = None,
         limit: int = DEFAULT_PAGE_RECORDS,
         wait_s: float = 0,
+        start_time_s: float = 0,
     ) -> Page:
         """Records with `start <= seqnum < stop`, `limit` of them at most; go on with `start=page.next_start`.
 
         A page may be shorter than the limit, but is never empty before the end. If there is no record, wait up to
-        `wait_s` for one. A wait ends before the call's deadline.
+        `wait_s` for one. A wait ends before the call's deadline. `start_time_s`: leave out what the log ordered before
+        that time, in seconds since the epoch.
         """
         caller = self._access.caller
-        read = log_calls.read_page(self.name, tag, start, stop, limit, caller.limits)
+        read = log_calls.read_page(self.name, tag, start, stop, limit, caller.limits, start_time_s)
         found = None
         for poll in log_calls.polls(read, wait_s, caller):
             found = self._find(poll)
@@ -221,7 +239,7 @@ class Subscription:
 
     __slots__ = ("_access", "_cursor")
 
-    def __init__(self, cursor: Cursor, access: LogAccess) -> None:
+    def __init__(self, cursor: Cursor, access: LogSession) -> None:
         self._cursor = cursor
         self._access = access
 

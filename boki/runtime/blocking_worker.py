@@ -10,13 +10,13 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from select import select
-from threading import Condition, RLock
+from threading import Condition, RLock, Timer
 from typing import Any, Final, NoReturn, TypeVar
 
-from boki.calls import WINDOW, Call, Outcome, ResultChunk
+from boki.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk
 from boki.errors import BokiError, CorruptData, DeadlineExceeded, TooLarge
 from boki.log.limits import KIB
 from boki.log.metalog import Positions, merge_positions
@@ -24,11 +24,13 @@ from boki.log.operations import Answer, Failure, Operation
 from boki.runtime.blocking_context import Context
 from boki.runtime.call_state import CallState
 from boki.runtime.console import SPEAKER, Console, Speaker
-from boki.runtime.ending import Ending, unknown
+from boki.runtime.ending import Ending, cancelled, unknown
 from boki.runtime.frames import (
     VERSION,
     Accepted,
+    AskCall,
     Broken,
+    CallTold,
     Cancel,
     ChildEnded,
     ConsoleLine,
@@ -38,6 +40,7 @@ from boki.runtime.frames import (
     InvokeLater,
     LogReply,
     LogRequest,
+    ReplyFrame,
     Said,
     Start,
     Streamed,
@@ -47,13 +50,19 @@ from boki.runtime.frames import (
     to_worker,
 )
 from boki.runtime.function import Function
-from boki.runtime.streaming import Chunks
+from boki.runtime.streaming import HEAD_AFTER_S, Chunks
+from boki.runtime.suspension import Suspend
 from boki.runtime.tally import Tally
 from boki.runtime.values import NO_PAYLOAD
 
 _READ_BYTES: Final = 256 * KIB
 
-R = TypeVar("R", LogReply, ChildEnded, Accepted)
+
+class _ReaderLeftError(Exception):
+    """The call was cancelled while its caller was to take the next item: nothing in the function went wrong."""
+
+
+R = TypeVar("R", LogReply, ChildEnded, Accepted, CallTold)
 
 
 class BlockingWorker:
@@ -72,7 +81,7 @@ class BlockingWorker:
         self._arrived = Condition()
         self._is_read = False
         self._starts: list[Start] = []
-        self._answers: dict[int, LogReply | ChildEnded | Accepted | None] = {}
+        self._answers: dict[int, ReplyFrame | None] = {}
         """What came for those who wait, by request id; None: not yet."""
         self._cancelled: int | None = None
         self._streaming: int | None = None
@@ -129,19 +138,28 @@ class BlockingWorker:
         calls = _Calls(self, start.ticket)
         try:
             result = function.run(Context(state, calls, calls), *arguments)
-            if function.info.streams:
-                return self._stream(start, result, seen)
+            if function.stream is not None:
+                return self._stream(start, Chunks(call.function, function.stream), result, seen)
             return self._ending.returned(speaker, function, result, seen)
+        except Suspend as suspend:
+            return self._ending.suspended(speaker, call, suspend, seen)
+        except _ReaderLeftError:
+            return cancelled(call.function, seen)
         except BaseException as error:  # noqa: BLE001 - whatever a function raises ends its call and nothing else
             return self._ending.raised(speaker, error, seen)
 
-    def _stream(self, start: Start, generator: Generator[Any, None, None], seen: Positions) -> Outcome:
+    def _stream(self, start: Start, chunks: Chunks, generator: Generator[Any, None, None], seen: Positions) -> Outcome:
         """Send what the function yields, no faster than its caller takes it."""
-        chunks = Chunks(start.call.function)
         with self._arrived:
             self._streaming, self._taken = start.ticket, 0
-        with closing(generator):
+
+        def begin() -> None:
+            for chunk in chunks.begin():
+                self._send(encode_frame(Streamed(start.ticket, chunk)))
+
+        with closing(generator), _later(begin, HEAD_AFTER_S if chunks.has_known_head else None) as stop:
             for item in generator:
+                stop()
                 self._pass_on(start.ticket, chunks.of(item))
         self._pass_on(start.ticket, chunks.end())
         return Outcome(NO_PAYLOAD, None, seen)
@@ -154,7 +172,7 @@ class BlockingWorker:
                     if is_readable:
                         self._read_or_wait()
                     elif self._cancelled == ticket:
-                        raise DeadlineExceeded("the call was cancelled: nobody waits for it any more")
+                        raise _ReaderLeftError
                     elif chunk.number - self._taken > WINDOW:
                         self._read_or_wait()
                     else:
@@ -239,6 +257,28 @@ class BlockingWorker:
         return answer
 
 
+@contextmanager
+def _later(work: Callable[[], None], delay_s: float | None) -> Iterator[Callable[[], None]]:
+    """Do it in a thread of its own after a delay (None: never), unless what this gives was called before, which waits
+    for it if it has begun.
+    """
+    if delay_s is None:
+        yield lambda: None
+        return
+    timer = Timer(delay_s, work)
+    timer.daemon = True
+    timer.start()
+
+    def stop() -> None:
+        timer.cancel()
+        timer.join()
+
+    try:
+        yield stop
+    finally:
+        stop()
+
+
 class _Calls:
     """The ports of one call."""
 
@@ -272,3 +312,14 @@ class _Calls:
         if accepted.failure is not None:
             raise accepted.failure.error()
         return accepted.invocation
+
+    def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        worker = self._worker
+        request_id = worker.next_id()
+        frame = encode_frame(AskCall(request_id, self._ticket, invocation_id, wait_s, change))
+        told = worker.ask(self._ticket, request_id, frame, CallTold)
+        if told.failure is not None:
+            raise told.failure.error()
+        if told.state is None:
+            raise CorruptData(f"the engine answered request {request_id} with neither a state nor an error")
+        return told.state

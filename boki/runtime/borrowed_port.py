@@ -11,7 +11,7 @@ from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
 from boki.runtime import blocking_logbook
 from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.logbook import LogAccess, LogBook
+from boki.runtime.logbook import LogBook, LogSession
 from boki.runtime.port import BlockingLogPort
 
 T = TypeVar("T")
@@ -47,13 +47,13 @@ def run(logbook: blocking_logbook.LogBook, work: Callable[[LogBook], Awaitable[T
     keeps in memory is read from the log anew next time. So do in one run what belongs together. Not for a thread in
     which an event loop runs: there use the `async` side.
     """
-    access = logbook.origin
+    access = logbook.session
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="boki")
 
     async def borrow() -> T:
         port = BorrowedPort(access.port, threads)
         return await work(
-            LogBook(logbook.name, LogAccess(port, AppendGatherer(port, access.caller.limits), access.caller))
+            LogBook(logbook.name, LogSession(port, AppendGatherer(port, access.caller.limits), access.caller))
         )
 
     try:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from boki.calls import Call, Outcome
-from boki.errors import InvalidArgument
+from boki.calls import OVER, Call, ChosenId, InvocationState, Outcome
+from boki.errors import DeadlineExceeded, InvalidArgument
 from boki.log.checks import check_book, check_key, check_seconds
 from boki.log.ids import check_name
 from boki.log.limits import DEFAULT_LIMITS, Limits
@@ -68,12 +68,18 @@ class CallState:
         key: str | None,
         book: str | None,
         retry: Retry | None = None,
+        chosen: tuple[str, ChosenId] | None = None,
     ) -> Call:
-        """A call of `function` that runs by itself: neither this call's deadline nor its depth bounds it."""
+        """A call of `function` that runs by itself: neither this call's deadline nor its depth bounds it.
+
+        `chosen`: its id, and what is done if there is a call of that id.
+        """
         check_seconds(delay_s, "delay_s", positive=False)
         if key is not None:
             check_key(key, self.caller.limits)
         call = self._call(function, payload, book, UNHURRIED_US, 0)
+        if chosen is not None:
+            call = replace(call, id=check_invocation_id(chosen[0]), chosen=chosen[1])
         return call if check_retry(retry) is None else replace(call, retry=retry)
 
     def _call(
@@ -105,6 +111,23 @@ class CallState:
             return result_of(outcome.result, f"result of {function}")
         return Function.of(function).decode_result(outcome.result)
 
+    def result_wait_s(self, wait_s: float | None) -> float:
+        """How long `result_of` waits."""
+        wished_s = UNHURRIED_US / 1e6 if wait_s is None else check_seconds(wait_s, "wait_s", positive=False)
+        return self.deadline.wait_s(wished_s)
+
+    def logged_result(self, state: InvocationState) -> Any:
+        """What a logged call returned; raises what it ended with, or `DeadlineExceeded` if it has not ended."""
+        if state.state not in OVER:
+            raise DeadlineExceeded(
+                f"call {state.id} has not ended (it is {state.state}): wait longer, or ask again",
+                outcome="not_applied",
+                invocation=state.id,
+            )
+        if state.failure is not None:
+            raise state.failure.error()
+        return None if state.result is None else result_of(state.result, f"result of {state.function}")
+
     def logger(self) -> CallLogger:
         """A logger whose records carry the function's name and the invocation id."""
         return CallLogger(self.call)
@@ -120,6 +143,17 @@ def _encoded(function: Callable[..., Any] | str, payload: Any) -> tuple[str, Any
     if known.payload_codec is not None and not known.has_default:
         raise InvalidArgument(f"{known.info.name} needs a payload: pass it after the function", field="payload")
     return known.info.name, NO_PAYLOAD
+
+
+def check_invocation_id(invocation_id: object) -> str:
+    """`invocation_id`, if it can be one: 32 hex digits."""
+    text = invocation_id if isinstance(invocation_id, str) else ""
+    if len(text) != 32 or text.strip("0123456789abcdef"):
+        raise InvalidArgument(
+            f"an invocation id has 32 hex digits, not {invocation_id!r:.60}: make one with invocation_id_of(name)",
+            field="id",
+        )
+    return text
 
 
 def new_invocation_id() -> str:

@@ -12,7 +12,7 @@ from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.call_state import MISSING, CallLogger, CallState
 from boki.runtime.http_request import Request
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
-from boki.runtime.logbook import LogAccess, LogBook
+from boki.runtime.logbook import LogBook, LogSession
 from boki.runtime.port import CallPort, LogPort
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Context:
     def __init__(self, state: CallState, log: LogPort, appends: AppendGatherer, calls: CallPort) -> None:
         self._state = state
         self._calls = calls
-        self._access = LogAccess(log, appends, state.caller)
+        self._access = LogSession(log, appends, state.caller)
         self.logbook = self._access.logbook(state.call.book)
         self.log = state.logger()
 
@@ -52,6 +52,13 @@ class Context:
     def invocation_id(self) -> str:
         """32 hex digits; the same when a logged call is run again."""
         return self._state.call.id
+
+    @property
+    def run_number(self) -> int:
+        """Which run of a logged call this is, counted from 1, those that were cut off or suspended included; 0: the
+        call is not logged.
+        """
+        return self._state.call.run
 
     @property
     def traceparent(self) -> str:
@@ -200,3 +207,13 @@ class Context:
         return await self._calls.invoke_later(
             self._state.later(function, payload, delay_s, key, book, retry), delay_s, key
         )
+
+    async def result_of(self, invocation_id: str, *, wait_s: float | None = None) -> Any:
+        """What a logged call returned, such as one of `invoke_later`, once it has ended; raises what it ended with.
+
+        It waits at most `wait_s`, and no longer than this call's deadline: then `DeadlineExceeded`. While it waits it
+        holds its place in its worker, so a function that only waits is better called when the result is there.
+        `NoSuchInvocation`
+        """
+        state = await self._calls.ask_call(invocation_id, self._state.result_wait_s(wait_s), "")
+        return self._state.logged_result(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from boki.runtime.console import Console, Speaker
 from boki.runtime.failures import failure_of, is_depth_from_below
 from boki.runtime.frames import Ended, encode_frame, max_frame_bytes
 from boki.runtime.function import Function
+from boki.runtime.suspension import Suspend, not_logged
 
 _MAX_MESSAGE_CHARS = 4096
 
@@ -32,6 +34,8 @@ class Ending:
             if len(result.data) > self._limits.request_bytes:
                 raise self._too_large(function.info.name, len(result.data))
         except BokiError as error:
+            if inspect.iscoroutine(value):
+                value.close()  # else Python warns of it, too, with a line of ours
             self._console.refused(speaker, error.message)
             return Outcome(None, Failure.of(error), positions)
         return Outcome(result, None, positions)
@@ -45,6 +49,12 @@ class Ending:
         except Exception:  # noqa: BLE001 - an exception of a user's whose text cannot be had
             failure = failure_of(speaker.function, RuntimeError(f"{type(error).__name__} without a text"))
         return Outcome(None, failure, positions)
+
+    def suspended(self, speaker: Speaker, call: Call, suspend: Suspend, positions: Positions) -> Outcome:
+        """The function raised `Suspend`: the end of a run, if the call is logged, else an error."""
+        if call.run:
+            return Outcome(None, None, positions, suspend.suspension)
+        return self.raised(speaker, not_logged(call.function), positions)
 
     def _too_large(self, function: str, size_bytes: int) -> FunctionFailed:
         return FunctionFailed(

@@ -15,12 +15,12 @@ from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from boki.calls import Call, ModuleInfo, Outcome, ResultChunk
+from boki.calls import Call, CallChange, InvocationState, ModuleInfo, Outcome, ResultChunk
 from boki.errors import CorruptData
 from boki.log.limits import KIB, MIB, Limits
 from boki.log.operations import Failure, Reply, Request
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The protocol's version, said in every hello. Both ends are one installation unless it was upgraded under a running
 engine; then the engine must be restarted."""
 
@@ -130,7 +130,19 @@ class Streamed(Frame, frozen=True, tag=10):
     chunk: ResultChunk
 
 
-FromWorker = Hello | Broken | Described | LogRequest | Invoke | InvokeLater | Ended | Said | Abandon | Streamed
+class AskCall(Frame, frozen=True, tag=11):
+    """What is known of this logged call, after waiting at most `wait_s` for its end, or after `change`? → `CallTold`"""
+
+    id: int
+    ticket: int
+    invocation: str
+    wait_s: float
+    change: CallChange = ""
+
+
+FromWorker = (
+    Hello | Broken | Described | LogRequest | Invoke | InvokeLater | Ended | Said | Abandon | Streamed | AskCall
+)
 
 
 # engine -> worker
@@ -168,6 +180,14 @@ class Accepted(Frame, frozen=True, tag=25):
     failure: Failure | None = None
 
 
+class CallTold(Frame, frozen=True, tag=27):
+    """worker's `AskCall` -> what is known of the call, or why nothing is."""
+
+    id: int
+    state: InvocationState | None
+    failure: Failure | None = None
+
+
 class Taken(Frame, frozen=True, tag=26):
     """Number of chunks of its result that the caller of the call `ticket` has taken."""
 
@@ -175,7 +195,9 @@ class Taken(Frame, frozen=True, tag=26):
     count: int
 
 
-ToWorker = Start | Cancel | LogReply | ChildEnded | Accepted | Taken
+ToWorker = Start | Cancel | LogReply | ChildEnded | Accepted | Taken | CallTold
+ReplyFrame = LogReply | ChildEnded | Accepted | CallTold
+"""What answers a request of a worker."""
 
 
 # engine -> zygote

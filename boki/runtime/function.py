@@ -1,8 +1,8 @@
 """`@function`: what may be called by name, and how its payload and result travel.
 
 The decorator checks a function where it stands and hands it back unchanged, so that a unit test calls it as plain
-Python. What it found is kept in the module's own dictionary, where `Registry.of` collects it when the module has been
-loaded: there is no list of functions outside of modules, so loading a module anew leaves nothing behind.
+Python. What it found is kept in the module's own dictionary, where `boki.runtime.registry` collects it when the module
+has been loaded: there is no list of functions outside of modules, so loading a module anew leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import inspect
 import linecache
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Final, Literal, TypeVar, get_type_hints, overload
 
-from boki.calls import MOST_WORKERS, Consumption, FunctionInfo, Payload, RequestHead
+from boki.calls import MOST_WORKERS, FunctionInfo, Payload, RequestHead
 from boki.errors import ConfigError, FunctionFailed, InvalidArgument
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name, check_not_dots
@@ -26,8 +26,9 @@ from boki.routes import parse_routes
 from boki.runtime.http_binding import Binder
 from boki.runtime.http_response import ResultCodec
 from boki.runtime.json_faults import why_not_json
-from boki.runtime.shapes import notation_of, shape_of
-from boki.runtime.streaming import check_stream, no_stream
+from boki.runtime.library_use import Use, signature_of
+from boki.runtime.shapes import shape_of
+from boki.runtime.streaming import Stream, check_stream, no_stream
 from boki.runtime.values import NOT_JSON, ValueCodec, codec_for
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,7 +47,6 @@ _BOUNDS: Final = {
     "max_workers": (1, MOST_WORKERS),
     "memory_bytes": (1 << 24, 1 << 50),
 }
-_CONSUMPTION_BOUNDS: Final = {"batch": (0, 1_000), "concurrency": (1, 1_000)}
 
 
 def _check_bounds(value: object, name: str, least: int, most: int) -> None:
@@ -66,16 +66,19 @@ class Options:
     max_workers: int | None = None
     memory_bytes: int | None = None
     unknown_fields: Literal["refuse", "ignore"] | None = None
-    """What becomes of fields that a payload's dataclass or struct does not have; None: "refuse", but of messages that
-    are consumed "ignore", because they outlive the version that has pushed them."""
-    consumes: Consumption | None = None
+    """What becomes of fields that a payload's dataclass or struct does not have; None: "refuse", unless the library
+    that calls the function says otherwise."""
+    use: Use | None = None
+    """The library whose decorator registers the function."""
     retry: Retry | None = None
     http: Sequence[str] = ()
 
     @property
     def allows_unknown_fields(self) -> bool:
         """Whether a payload may have fields that its dataclass or struct does not have."""
-        return self.unknown_fields == "ignore" or (self.unknown_fields is None and self.consumes is not None)
+        if self.unknown_fields is None:
+            return self.use is not None and self.use.ignores_unknown_fields
+        return self.unknown_fields == "ignore"
 
     def __post_init__(self) -> None:
         check_retry(self.retry)
@@ -93,10 +96,6 @@ class Options:
             value = getattr(self, name)
             if value is not None or name not in ("max_workers", "memory_bytes"):
                 _check_bounds(value, name, least, most)
-        if self.consumes is not None:
-            for name, (least, most) in _CONSUMPTION_BOUNDS.items():
-                _check_bounds(getattr(self.consumes, name), name, least, most)
-            check_seconds(self.consumes.retry_s, "retry_s", positive=False)
         if self.max_workers is not None and self.min_workers > self.max_workers:
             raise ConfigError(
                 f"min_workers {self.min_workers} must be at most max_workers {self.max_workers}", field="min_workers"
@@ -118,7 +117,7 @@ def function(
     max_workers: int | None = None,
     memory_bytes: int | None = None,
     unknown_fields: Literal["refuse", "ignore"] | None = None,
-    consumes: Consumption | None = None,
+    use: Use | None = None,
     retry: Retry | None = None,
     http: Sequence[str] = (),
 ) -> Callable[[F], F]: ...
@@ -133,7 +132,7 @@ def function(fn: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     `http`: own routes, whose path and query fill fields of the payload: `http=["GET /u/{code}"]`.
     The other options are those of `FunctionInfo`. The `async def` functions of a module share worker processes, and so
     do its `def` functions: the smallest `max_workers` and `memory_bytes`, and the largest `min_workers`, apply to all
-    of them. `ConfigError` says what to write if the function cannot be called.
+    of them. `use` is for decorators of libraries. `ConfigError` says what to write if the function cannot be called.
 
     The function itself stays as it is: call it as plain Python, with a context of `boki.testing`.
     """
@@ -149,14 +148,14 @@ _OPTIONS: Final = tuple(option.name for option in fields(Options))
 
 def _check_options(given: Mapping[str, Any]) -> None:
     """`ConfigError` for an option that does not exist, with the one that may be meant, and all that there are."""
-    is_consumer = "consumes" in given
-    own = Consumption.__struct_fields__ if is_consumer else ()
-    known = [*own, *(name for name in _OPTIONS if name not in (*own, "consumes"))]
+    use = given.get("use")
+    own = use.settings.__struct_fields__ if isinstance(use, Use) else ()
+    known = [*own, *(name for name in _OPTIONS if name not in (*own, "use"))]
     for name in given:
         if name not in _OPTIONS:
             near = get_close_matches(name, known, n=1, cutoff=0.5)
             guess = f"; did you mean {near[0]}?" if near else "."
-            decorator = "@consume" if is_consumer else "@function"
+            decorator = use.decorator if isinstance(use, Use) else "@function"
             raise ConfigError(f"{decorator} has no option {name}{guess} Its options: {', '.join(known)}", field=name)
 
 
@@ -166,12 +165,31 @@ def check_described(info: FunctionInfo) -> None:
     Options(**{name: getattr(info, name) for name in _OPTIONS if name in info.__struct_fields__})
 
 
+def register_body(fn: Callable[..., Any], body: Callable[..., Any], holder: object, **options: Any) -> None:
+    """Register a kind of function that a library brings: calls run `body(context, *payload)` in place of `fn`.
+
+    Its name, payload and result are those of `fn`, which takes no context: at most a payload. `holder` stands for it
+    wherever a function is named by object, as in `ctx.invoke_later(holder, payload)`. To be called by the library's
+    decorator, in the frame below the decorated function's.
+    """
+    _check_options(options)
+    definition = _define(fn, Options(**options), body)
+    setattr(holder, _ATTRIBUTE, definition)
+
+
 def _register(fn: F, options: Options) -> F:
-    _check_shape(fn)
+    _define(fn, options, None)
+    return fn
+
+
+def _define(fn: Any, options: Options, body: Callable[..., Any] | None) -> _Definition:
+    _check_shape(fn, has_context=body is None)
     earlier = vars(fn).get(_ATTRIBUTE)
     if isinstance(earlier, _Definition) and earlier.fn is fn:  # and not one that functools.wraps has copied
-        raise ConfigError(f"{fn.__name__} ({_place(fn)}) is decorated twice: leave one @function or @consume")
-    definition = _Definition(fn, options)
+        decorators = [use.decorator for use in (options.use, earlier.options.use) if use is not None]
+        which = " or ".join(dict.fromkeys(["@function", *decorators]))
+        raise ConfigError(f"{fn.__name__} ({_place(fn)}) is decorated twice: leave one {which}")
+    definition = _Definition(fn, options, body=body)
     if "<locals>" in fn.__qualname__:  # its annotations may name what only the enclosing function knows
         definition.names = _locals_of_decorated()
     with suppress(NameError):  # an annotation may name what comes further down; `Registry.of` tries again
@@ -181,22 +199,25 @@ def _register(fn: F, options: Options) -> F:
     if loaded is None or loaded.spec is not fn.__globals__.get("__spec__"):
         loaded = fn.__globals__[_REGISTERED] = _Loaded(fn.__globals__.get("__spec__"))
     loaded.definitions.append(definition)
-    return fn
+    return definition
 
 
 def _locals_of_decorated() -> dict[str, Any]:
-    """The local names where `@function` was written: three calls up, behind `_register` and `function`."""
+    """The local names where `@function` was written: four calls up, behind `_define`, `_register` and `function`."""
     frame = inspect.currentframe()
-    for _ in range(3):
+    for _ in range(4):
         frame = frame.f_back if frame else None
     return dict(frame.f_locals) if frame else {}
 
 
-def _check_shape(fn: Any) -> None:
+def _check_shape(fn: Any, *, has_context: bool) -> None:
     if not inspect.isfunction(fn):
         raise ConfigError(f"@function goes on a def or async def, not on {fn!r:.80}")
     where = _place(fn)
     parameters = list(inspect.signature(fn).parameters.values())
+    if not has_context:
+        _check_payload_alone(fn, where, parameters)
+        return
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if parameters and parameters[0].name in ("self", "cls"):
         raise ConfigError(
@@ -211,6 +232,15 @@ def _check_shape(fn: Any) -> None:
         )
 
 
+def _check_payload_alone(fn: Any, where: str, parameters: list[inspect.Parameter]) -> None:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if len(parameters) > 1 or any(parameter.kind not in kinds for parameter in parameters):
+        raise ConfigError(
+            f"{fn.__name__} ({where}) must take at most one payload: write {fn.__name__}(payload), and make payload a "
+            "dataclass or msgspec.Struct if it needs several values"
+        )
+
+
 @dataclass(slots=True)
 class _Definition:
     """A decorated function, and what is known of it."""
@@ -220,11 +250,13 @@ class _Definition:
     names: dict[str, Any] = field(default_factory=dict)
     """Local names that annotations may use, until they are resolved."""
     resolved: Function | None = None
+    body: Callable[..., Any] | None = None
+    """What runs in place of `fn`, which then takes no context."""
 
     def resolve(self) -> Function:
         """The function with its types. `NameError` if an annotation is not defined, `ConfigError` if it cannot be."""
         if self.resolved is None:
-            self.resolved = _resolve(self.fn, self.options, self.names)
+            self.resolved = _resolve(self.fn, self.options, self.names, self.body)
             self.names = {}
         return self.resolved
 
@@ -237,63 +269,57 @@ class _Loaded:
     definitions: list[_Definition] = field(default_factory=list)
 
 
-def _resolve(fn: Any, options: Options, names: dict[str, Any]) -> Function:
+def _resolve(fn: Any, options: Options, names: dict[str, Any], body: Callable[..., Any] | None) -> Function:
     parameters = list(inspect.signature(fn).parameters.values())
     name = options.name or check_name(fn.__name__, "function name")
     where = _place(fn)
     raw = dict(fn.__annotations__)
-    _check_context(fn, raw.pop(parameters[0].name, None), names, where)
+    if body is None:
+        _check_context(fn, raw.pop(parameters[0].name, None), names, where)
+        del parameters[0]
     holder = type("annotations", (), {"__annotations__": raw})
     hints = get_type_hints(holder, {**fn.__globals__, **names}, include_extras=True)
     payload_codec = binder = None
     routes = parse_routes(options.http)
-    if len(parameters) == 2 and routes:
-        annotation = hints.get(parameters[1].name, Any)
-        binder = Binder(parameters[1].name, annotation, routes, f"{name} ({where})")
-    if len(parameters) == 2:
+    if parameters and routes:
+        annotation = hints.get(parameters[0].name, Any)
+        binder = Binder(name, where, parameters[0].name, annotation, routes)
+    if parameters:
         what = f"payload of {name} ({where})"
         payload_codec = codec_for(
-            hints.get(parameters[1].name, Any), what, refuses_unknown=not options.allows_unknown_fields
+            hints.get(parameters[0].name, Any), what, refuses_unknown=not options.allows_unknown_fields
         )
-    if options.consumes is not None:
-        _check_consumer(f"{name} ({where})", options.consumes, payload_codec)
     result = hints.get("return", Any)
-    streams = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
-    check_stream(result, f"{name} ({where})", streams, is_consumer=options.consumes is not None)
-    result = bytes if streams else result
+    is_generator = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
+    if options.use is not None and options.use.check is not None:
+        options.use.check(signature_of(f"{name} ({where})", payload_codec, streams=is_generator))
+    stream = check_stream(result, f"{name} ({where})", is_generator)
+    result = result if stream is None else bytes
     result_codec = ResultCodec(result, f"result of {name} ({where})")
+    has_default = bool(parameters) and parameters[0].default is not inspect.Parameter.empty
     info = FunctionInfo(
         name=name,
         module=fn.__module__,
-        is_async=_is_async(fn),
+        is_async=_is_async(body or fn),
         doc=inspect.getdoc(fn) or "",
         book=options.book,
         timeout_s=options.timeout_s,
-        concurrency=options.concurrency if _is_async(fn) else 1,
+        concurrency=options.concurrency if _is_async(body or fn) else 1,
         min_workers=options.min_workers,
         max_workers=options.max_workers,
         memory_bytes=options.memory_bytes,
         payload_schema=payload_codec.schema if payload_codec else {"type": "null"},
         payload_encoding=payload_codec.encoding if payload_codec else "json",
+        needs_text=payload_codec is not None and payload_codec.encoding != "json" and not has_default,
         result_schema=result_codec.schema,
         result_encoding=result_codec.encoding,
-        consumes=options.consumes,
         retry=options.retry,
         http=tuple(route.text for route in routes),
-        streams=streams,
+        streams=is_generator,
     )
-    has_default = len(parameters) == 2 and parameters[1].default is not inspect.Parameter.empty
-    return Function(info, fn, payload_codec, result_codec, has_default, binder)
-
-
-def _check_consumer(where: str, consumes: Consumption, payload: ValueCodec | None) -> None:
-    """`ConfigError` if no message can ever fit: all would become dead letters."""
-    if payload is None:
-        raise ConfigError(f"{where} consumes a queue, and takes no message: add a parameter for it")
-    shape = notation_of(payload.schema or {})
-    is_list = payload.encoding == "json" and (shape[0] == "[" or " | " in shape or shape == "anything")
-    if consumes.batch and not is_list:
-        raise ConfigError(f"{where} consumes in batches, so it takes a list of messages: annotate it with list[...]")
+    if (use := options.use) is not None:
+        info = info.used_by(use.library, use.as_builtins())
+    return Function(info, body or fn, payload_codec, result_codec, has_default, binder, stream, fn)
 
 
 def _check_context(fn: Any, annotation: Any, names: dict[str, Any], where: str) -> None:
@@ -346,11 +372,15 @@ class Function:
     has_default: bool
     binder: Binder | None = None
     """Of a function with routes and a payload."""
+    stream: Stream | None = None
+    """Of a generator function."""
+    declared: Callable[..., Any] | None = None
+    """What is decorated, if `run` is something else that a library runs for it."""
 
     @property
     def place(self) -> str:
         """File and line, for messages."""
-        return _place(self.run)
+        return _place(self.declared or self.run)
 
     @staticmethod
     def of(fn: Callable[..., Any]) -> Function:
@@ -382,7 +412,10 @@ class Function:
             return (self.payload_codec.decode(payload, f"payload of {name}"),)
         except InvalidArgument as error:
             if not payload.data:
-                raise InvalidArgument(f"{name} needs a payload ({self.takes})", field="payload") from None
+                lacking = InvalidArgument(f"{name} needs a payload ({self.takes})", field="payload")
+                if self.binder is not None and request is not None and request.route:
+                    lacking = self.binder.missing(request) or lacking
+                raise lacking from None
             if payload.encoding == "text" and self.payload_codec.encoding == "json":
                 raise self._refused_text(payload.data, error) from None
             raise
@@ -449,43 +482,7 @@ def _resolved(definition: _Definition) -> Function:
         ) from None
 
 
-class Registry:
-    """The functions of one load of a module, by name."""
-
-    def __init__(self, functions: dict[str, Function]) -> None:
-        self.functions = functions
-
-    @staticmethod
-    def of(module: ModuleType) -> Registry:
-        """What the module registers. `ConfigError` names the place if a function cannot be called, or both places if
-        two have one name. Functions that it imported from elsewhere are registered there.
-        """
-        loaded = vars(module).get(_REGISTERED)
-        functions: dict[str, Function] = {}
-        for definition in loaded.definitions if isinstance(loaded, _Loaded) else ():
-            found = _resolved(definition)
-            other = functions.setdefault(found.info.name, found)
-            if other is not found:
-                raise ConfigError(
-                    f"two functions are named {found.info.name!r}: at {other.place} and at {found.place}; give one of "
-                    'them another with @function(name="...")'
-                )
-        _check_routes(functions.values())
-        return Registry(functions)
-
-    @property
-    def infos(self) -> tuple[FunctionInfo, ...]:
-        """What the engine and the gateway are told."""
-        return tuple(function.info for function in self.functions.values())
-
-
-def _check_routes(functions: Iterable[Function]) -> None:
-    owners: dict[Any, Function] = {}
-    for found in functions:
-        for route in parse_routes(found.info.http):
-            other = owners.setdefault(route.shape, found)
-            if other is not found:
-                raise ConfigError(
-                    f"two functions have the route {route.text!r}: {other.info.name} at {other.place} and "
-                    f"{found.info.name} at {found.place}: change one of them"
-                )
+def registered_in(module: ModuleType) -> list[Function]:
+    """What one load of the module has registered, in order; `ConfigError` names the place if it cannot be called."""
+    loaded = vars(module).get(_REGISTERED)
+    return [_resolved(definition) for definition in loaded.definitions] if isinstance(loaded, _Loaded) else []

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode, urlsplit
@@ -40,6 +40,9 @@ OUTCOME: Final = "Boki-Outcome"
 """`returned`: status, headers and body are a function's own; what an error looks like need be none."""
 STREAMED: Final = "streamed"
 """The body is what a function yields; cut off, it has failed."""
+END_OF_EVENT: Final = b"\n\n"
+ERROR_EVENT: Final = b"event: error\ndata: "
+"""How the last of streamed events begins if the call failed after its head had left; an error's body follows."""
 
 LOG_CONTENT_TYPE: Final = "application/vnd.boki+msgpack"
 """One log operation, or its answer."""
@@ -56,6 +59,7 @@ MAX_WAIT_S: Final = 60.0
 """The longest that one request may wait for something to happen. Ask again."""
 POLL_S: Final = 20.0
 """How long a client lets one request wait, so that no proxy in between minds."""
+MIN_TIMEOUT_S: Final = 0.001
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 _MARGIN_S: Final = 2.0
 """The gateway answers at the deadline; its client waits so much longer for that answer."""
@@ -114,10 +118,10 @@ def authorization(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def check_key(key: str) -> str:
-    """`key`, if it fits into a header; else `InvalidArgument`."""
+def check_key(key: str, field: str = KEY) -> str:
+    """`key`, if it fits into a header; else `InvalidArgument`. `field`: what its caller has passed it as."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise InvalidArgument(f"{KEY} must be 1 to 255 characters of printable ASCII, not {key!r:.60}", field=KEY)
+        raise InvalidArgument(f"{field} must be 1 to 255 characters of printable ASCII, not {key!r:.60}", field=field)
     return key
 
 
@@ -179,11 +183,18 @@ def call_request(
     if book is not None:
         headers[BOOK] = check_book(book)
     if key is not None:
-        headers[KEY] = check_key(key)
+        headers[KEY] = check_key(key, "key")
     if check_retry(retry) is not None:
+        if key is None and path == "/function/":
+            raise InvalidArgument("retry is for logged calls: pass a key, too, or use invoke_later", field="retry")
         headers[RETRY] = json.dumps(msgspec.to_builtins(retry))  # in ASCII, as headers are
     if timeout_s is not None:
         timeout_s = check_seconds(timeout_s, "timeout_s", positive=True)
+        if not MIN_TIMEOUT_S <= timeout_s <= MAX_TIMEOUT_S:
+            raise InvalidArgument(
+                f"timeout_s must be from {MIN_TIMEOUT_S:g} to {MAX_TIMEOUT_S:,.0f} seconds, not {timeout_s:g}",
+                field="timeout_s",
+            )
         headers[TIMEOUT] = f"{timeout_s:.6f}"
     delay = f"?delay_s={delay_s:.6f}" if check_seconds(delay_s, "delay_s", positive=False) else ""
     wait_s = min(MAX_TIMEOUT_S if timeout_s is None else timeout_s, MAX_TIMEOUT_S) + _MARGIN_S
@@ -222,7 +233,10 @@ def call_answer(answer: HttpAnswer, positions: Positions) -> Payload:
     """The call's result; raises what it ended with. `positions` are raised to what it has seen."""
     if position := answer.headers.get(POSITION.lower()):
         merge_positions(positions, parse_positions(position))
-    if answer.headers.get(OUTCOME.lower()) == "returned":
+    outcome = answer.headers.get(OUTCOME.lower())
+    if outcome == STREAMED and (error := stream_error(answer)) is not None:
+        raise error
+    if outcome == "returned" or (outcome == STREAMED and answer.status != 200):
         return received_response(answer.status, answer.headers, answer.body)
     if answer.status != 200:
         raise error_of(answer)
@@ -263,16 +277,22 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     started_us: int = 0
     last_started_us: int = 0
     next_us: int = 0
-    """When the next run is due, if `state` is "retrying"."""
+    """When the next run is due, if `state` is "retrying", or "suspended" until a time."""
     finished_us: int = 0
     errors: Mapping[str, int] = {}
     """How many runs ended with which error."""
     last_error: BokiError | None = None
     """What the last run that failed ended with."""
+    wakes: Sequence[Mapping[str, Any]] = ()
+    """The records that it waits for if `state` is "suspended": their `book`, `tag` and least `min_seqnum`."""
+    note: str = ""
+    """Why it waits, if `state` is "suspended"."""
     result: Any = None
     """What the function returned, once `state` is "done"; not in lists."""
     error: BokiError | None = None
     """What it ended with, if `state` is "failed" or "cancelled"."""
+    name: str = ""
+    """What people call it, as the id of a workflow."""
 
     @property
     def is_over(self) -> bool:
@@ -335,14 +355,34 @@ def _invocation(body: dict[str, Any], result_type: Any) -> Invocation:
 
 def error_of(answer: HttpAnswer) -> BokiError:
     """The error that an answer tells."""
-    try:
-        return _told(_error_decoder.decode(answer.body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
+    told = told_error(answer.body)
+    if told is not None:
+        return told
     what = f"status {answer.status} and {answer.body[:80]!r}, which is no answer of a Boki gateway"
     if answer.status >= 500:
         return ConnectionLost(f"{what}; is a proxy in between?")
     return BokiError(f"{what}; is the URL right?")
+
+
+def told_error(data: bytes) -> BokiError | None:
+    """The error that a body or an `error` event tells; None: it is something else, as an event of a function's own."""
+    try:
+        return _told(_error_decoder.decode(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def stream_error(answer: HttpAnswer) -> BokiError | None:
+    """What a call ended with whose events have come whole; None: it ended well."""
+    if not are_events(answer):
+        return None
+    last = answer.body.removesuffix(END_OF_EVENT).rpartition(END_OF_EVENT)[2]
+    return told_error(last.removeprefix(ERROR_EVENT)) if last.startswith(ERROR_EVENT) else None
+
+
+def are_events(answer: HttpAnswer) -> bool:
+    """Whether the body is server-sent events."""
+    return answer.headers.get("content-type", "").startswith("text/event-stream")
 
 
 def details_as_json(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 from boki.calls import ModuleInfo
 from boki.errors import ConfigError
 from boki.runtime.frames import MAX_SOURCES_BYTES, Described
-from boki.runtime.function import Registry
+from boki.runtime.registry import Registry
 
 
 class Sources:

@@ -6,11 +6,11 @@ carry values to a port and back. Wrong arguments raise here, in the line that ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from math import ceil
 from struct import unpack
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ from boki.log.operations import (
 )
 from boki.log.record import Expect, Page, Record
 from boki.runtime.deadline import Caller
+
+T = TypeVar("T")
 
 Tags = list[str] | tuple[str, ...] | AbstractSet[str]
 """Not `Iterable[str]`, which a lone string is, too."""
@@ -179,10 +181,16 @@ def read_prev(book: str, tag: str | None, max_seqnum: int, limits: Limits, *, fr
     return Read(book, _checked_tag(tag, limits), stop=stop, backward=True, fresh=fresh)
 
 
-def read_page(book: str, tag: str | None, start: int, stop: int | None, limit: int, limits: Limits) -> Read:
+def read_page(
+    book: str, tag: str | None, start: int, stop: int | None, limit: int, limits: Limits, start_time_s: float = 0
+) -> Read:
     """The operation of `read`."""
     stop = MAX_SEQNUM if stop is None else check_seqnum(stop, "stop")
-    return Read(book, _checked_tag(tag, limits), check_seqnum(start, "start"), stop, check_limit(limit, limits))
+    read = Read(book, _checked_tag(tag, limits), check_seqnum(start, "start"), stop, check_limit(limit, limits))
+    if start_time_s:
+        time_us = round(check_seconds(start_time_s, "start_time_s", positive=False) * 1e6)
+        read = msgspec.structs.replace(read, start_time_us=min(time_us, MAX_SEQNUM))
+    return read
 
 
 def _checked_tag(tag: str | None, limits: Limits) -> str | None:
@@ -222,7 +230,7 @@ def first_record(found: Found) -> Record | None:
 
 def page_of(found: Found) -> Page:
     """The answer as a page."""
-    return Page(records_of(found), found.next_start, found.first_seqnum)
+    return Page(records_of(found), found.next_start, found.first_seqnum, found.is_end)
 
 
 class Cursor:
@@ -278,6 +286,17 @@ class Cursor:
     def go_back(self, next_start: int) -> None:
         """Of the page that `take` gave, only the records below this seqnum were taken: the rest is read again."""
         self._next_start = next_start
+
+
+# What libraries keep
+
+
+def shared(kept: dict[Callable[[], Any], Any], make: Callable[[], T]) -> T:
+    """What `make` returned when it was first asked for."""
+    if make not in kept:
+        kept[make] = make()
+    found: T = kept[make]
+    return found
 
 
 # The book itself

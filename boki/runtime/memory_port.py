@@ -18,7 +18,7 @@ from boki.log.checks import check_request
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions, make_position, merge_positions
-from boki.log.operations import Answer, Found, Operation, Read
+from boki.log.operations import Answer, Append, Found, Operation, Read
 from boki.runtime.virtual_clock import Clock
 
 T = TypeVar("T")
@@ -39,6 +39,7 @@ class MemoryPort:
         self.clock = clock or Clock()
         self.limits = limits
         self._waiting: dict[asyncio.Future[Found], tuple[Read, Found]] = {}
+        self._watches: list[tuple[Read, Callable[[], None]]] = []
         self._change_count = 0
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
@@ -85,6 +86,33 @@ class MemoryPort:
             if isinstance(found, Found) and found.slabs:
                 # it was there before the record was, so no trim has taken anything away from it
                 _answer(future, msgspec.structs.replace(found, first_seqnum=nothing.first_seqnum))
+
+        for read, wake in list(self._watches):
+            if (read, wake) in self._watches and self._has(read):
+                self._watches.remove((read, wake))
+                wake()
+
+    def record(self, operation: Append) -> None:
+        """Append as the runtime does, which alone writes its books."""
+        self.log.answer(operation, self.clock.now_us)
+        self._change_count += 1
+        self._answer_waiting()
+
+    def _has(self, read: Read) -> bool:
+        found = self.log.answer(read, self.clock.now_us)
+        return isinstance(found, Found) and bool(found.slabs)
+
+    def watch(self, book: str, tag: str, min_seqnum: int, wake: Callable[[], None]) -> None:
+        """Call `wake` once, maybe before returning, when the tag has a record at or above `min_seqnum`."""
+        read = Read(book, tag, min_seqnum, limit=1)
+        if self._has(read):
+            wake()
+        else:
+            self._watches.append((read, wake))
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """End the watches of that `wake`."""
+        self._watches = [watch for watch in self._watches if watch[1] != wake]
 
     def close(self) -> None:
         """End the reads that wait, and answer no more: the test is over."""

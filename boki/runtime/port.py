@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from boki.calls import Call, Outcome
+from boki.calls import Call, CallChange, InvocationState, Outcome
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 
@@ -48,6 +48,12 @@ class CallPort(Protocol):
         the engine answers, `ConnectionLost` or `DeadlineExceeded`.
         """
 
+    async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        """What is known of a logged call, after waiting at most `wait_s` for its end, or after a change to it.
+
+        Raises the `BokiError` that the engine answers, such as `NoSuchInvocation`.
+        """
+
 
 class BlockingCallPort(Protocol):
     """The same for blocking code; several threads of one function may use it at once."""
@@ -57,3 +63,6 @@ class BlockingCallPort(Protocol):
 
     def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
         """See `CallPort.invoke_later`."""
+
+    def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        """See `CallPort.ask_call`."""

@@ -1,8 +1,11 @@
 """Results that are streamed: what a generator function yields, as the chunks that travel.
 
-A stream is bytes, text, or server-sent events (`Event`), whatever comes first; a `Response` that is yielded first says
-status, headers and content type. Chunks are small and counted, so that whoever carries them holds few bytes: a worker
-sends `WINDOW` of them ahead of what its caller has taken, and then the generator waits.
+A stream is bytes, text, or server-sent events (`Event`): what its annotation says, else whatever comes first. A
+`Response` that is yielded first says status, headers and content type. The head leaves with it, with the first item, or
+`HEAD_AFTER_S` after the generator has begun, so that a client of a stream that is silent at first is answered.
+
+Chunks are small and counted, so that whoever carries them holds few bytes: a worker sends `WINDOW` of them ahead of
+what its caller has taken, and then the generator waits.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from boki.calls import CHUNK_BYTES, ResultChunk
 from boki.errors import ConfigError, InvalidArgument, WrongType
 from boki.runtime.http_response import Response, encode_response
 
+HEAD_AFTER_S: Final = 0.25
+"""How long a stream whose head is known has until it leaves: an error until then is an ordinary answer."""
 _ONE_LINE: Final = re.compile(r"[^\r\n\x00]{0,200}")
 _MAX_RETRY_MS: Final = 24 * 3600 * 1000
 _ITERATORS: Final = (AsyncIterator, AsyncIterable, AsyncGenerator, Iterator, Iterable, Generator)
@@ -66,29 +71,59 @@ class Event:
         return ("\n".join(lines) + "\n\n").encode()
 
 
+_KINDS: Final[dict[Any, Kind]] = {bytes: "bytes", str: "text", Event: "events"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a generator function is annotated to yield."""
+
+    kind: Kind | None = None
+    """What its items are; None: the first one shows."""
+    has_response: bool = True
+    """Whether it may decide on status and headers, by yielding a `Response` first."""
+
+
 class Chunks:
     """Makes the chunks of one stream of what its function yields."""
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, stream: Stream) -> None:
         self.count = 0
         """How many there are so far."""
         self._function = function
+        self._stream = stream
         self._head: Response | None = None
-        self._kind: Kind | None = None
+        self._kind: Kind | None = stream.kind
+
+    @property
+    def has_known_head(self) -> bool:
+        """Whether the head is the same whatever comes, so that it may leave before anything does."""
+        return self._stream.kind is not None and not self._stream.has_response
+
+    def begin(self) -> list[ResultChunk]:
+        """The head, if it is known and has not left."""
+        return [self._next(b"")] if self.has_known_head and not self.count else []
 
     def of(self, item: Any) -> list[ResultChunk]:
         """The chunks of one more item. `WrongType` if it cannot be one of this stream."""
         if isinstance(item, Response):
+            if not self._stream.has_response:
+                raise WrongType(
+                    f"{self._function} yields a Response, and its annotation says that it does not: annotate it with "
+                    "AsyncIterator[... | Response] (a plain def: Iterator)",
+                    field="stream",
+                )
             if self.count or self._head is not None:
                 raise WrongType(f"{self._function} yields a Response that is not its first item", field="stream")
             self._head = item
             if item.body is None:
-                return []
+                return [self._next(b"")] if item.content_type or self._kind else []
             item = item.body
         kind, data = self._encoded(item)
         if self._kind not in (None, kind):
+            known = "and its annotation says" if self._stream.kind else "after"
             raise WrongType(
-                f"{self._function} yields {kind} after {self._kind}: the items of a stream are of one kind",
+                f"{self._function} yields {kind} {known} {self._kind}: the items of a stream are of one kind",
                 field="stream",
             )
         self._kind = kind
@@ -96,7 +131,7 @@ class Chunks:
 
     def end(self) -> list[ResultChunk]:
         """What is still to be sent when the generator has ended: a head without a body."""
-        return [] if self.count or self._head is None else [self._next(b"")]
+        return [] if self.count or (self._head is None and self._kind is None) else [self._next(b"")]
 
     def _next(self, data: bytes) -> ResultChunk:
         head = b""
@@ -134,23 +169,32 @@ def no_stream(function: str) -> InvalidArgument:
     )
 
 
-def check_stream(annotation: Any, where: str, streams: bool, *, is_consumer: bool) -> None:
-    """`ConfigError` if a generator function cannot stream, or if what is annotated as a stream is none."""
-    if streams and is_consumer:
-        raise ConfigError(f"{where} consumes a queue, so no caller takes what it yields: append records")
+def check_stream(annotation: Any, where: str, streams: bool) -> Stream | None:
+    """What a generator function streams; None: it is none. `ConfigError` if it cannot stream, or if what is annotated
+    as a stream is none.
+    """
     origin = get_origin(annotation) or annotation
     if not streams and origin in _ITERATORS:
         raise ConfigError(
             f"{where} is annotated as a stream and yields nothing: yield its parts, or annotate the result"
         )
-    if not streams or annotation is Any:
-        return
+    if not streams:
+        return None
+    if annotation is Any:
+        return Stream()
     items = get_args(annotation)[:1] or (Any,)
     if origin not in _ITERATORS or not all(_may_stream(item) for item in items):
         raise ConfigError(
             f"{where} yields its result, so it streams: annotate it with AsyncIterator (a plain def: Iterator) of "
             f"bytes, str or boki.Event, not with {annotation!r:.100}; or return the result, and append records"
         )
+    return _stream_of(items[0])
+
+
+def _stream_of(item: Any) -> Stream:
+    parts = set(get_args(item)) if get_origin(item) in (Union, UnionType) else {item}
+    kinds = {_KINDS.get(part) for part in parts - {Response}}
+    return Stream(kinds.pop() if len(kinds) == 1 else None, has_response=bool(parts & {Response, Any}))
 
 
 def _may_stream(item: Any) -> bool:

@@ -19,6 +19,8 @@ _EXAMPLES: Final = f"{_PACKAGE}examples/"
 """Functions that come with Boki are still functions."""
 _BUNDLE: Final = re.compile(r".*/bundles/[0-9a-f]{64}/")
 """Where an engine unpacks what was deployed: a name that only it knows."""
+_GENERATED: Final = ("<string>", "__init__")
+"""File and name of what `dataclasses` generates, as for `Response`: it has no line to show."""
 _STANDARD_LIBRARY: Final = f"{sysconfig.get_path('stdlib')}/"
 
 
@@ -53,7 +55,11 @@ def _without_ours(frames: traceback.StackSummary) -> list[traceback.FrameSummary
     is_ours = False
     for frame in frames:
         name = frame.filename
-        is_ours = _is_boki(name) or (is_ours and name.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in name)
+        is_ours = (
+            _is_boki(name)
+            or (name, frame.name) == _GENERATED
+            or (is_ours and name.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in name)
+        )
         if not is_ours:
             kept.append(_shown(frame))
     return kept

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from threading import RLock
 from typing import Any, Final, NoReturn, TypeVar, cast
 
-from boki.calls import WINDOW, Call, Outcome, ResultChunk
+from boki.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk
 from boki.errors import BokiError, CorruptData, TooLarge
 from boki.log.limits import KIB, MIB
 from boki.log.metalog import Positions, merge_positions
@@ -30,7 +30,9 @@ from boki.runtime.frames import (
     VERSION,
     Abandon,
     Accepted,
+    AskCall,
     Broken,
+    CallTold,
     Cancel,
     ChildEnded,
     ConsoleLine,
@@ -40,6 +42,7 @@ from boki.runtime.frames import (
     InvokeLater,
     LogReply,
     LogRequest,
+    ReplyFrame,
     Said,
     Start,
     Streamed,
@@ -49,7 +52,8 @@ from boki.runtime.frames import (
     to_worker,
 )
 from boki.runtime.function import Function
-from boki.runtime.streaming import Chunks
+from boki.runtime.streaming import HEAD_AFTER_S, Chunks
+from boki.runtime.suspension import Suspend
 from boki.runtime.tally import Tally
 from boki.runtime.values import NO_PAYLOAD
 
@@ -59,7 +63,7 @@ _SAID_CHARS: Final = 256 * KIB
 """About how much one frame of console lines holds."""
 _LINE_OVERHEAD: Final = 128
 
-R = TypeVar("R", LogReply, ChildEnded, Accepted)
+R = TypeVar("R", LogReply, ChildEnded, Accepted, CallTold)
 
 
 class Running:
@@ -98,7 +102,7 @@ class AsyncWorker(asyncio.Protocol):
         self._decoder = to_worker(limits)
         self._running: dict[int, Running] = {}
         self._started = 0
-        self._answers: dict[int, asyncio.Future[LogReply | ChildEnded | Accepted]] = {}
+        self._answers: dict[int, asyncio.Future[ReplyFrame]] = {}
         self._next_id = 0
         self._out: list[bytes] = []
         self._saying = RLock()  # a finaliser that prints may run in the thread that has it
@@ -141,7 +145,7 @@ class AsyncWorker(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         for frame in self._decoder.feed(data):
-            if isinstance(frame, LogReply | ChildEnded | Accepted):
+            if isinstance(frame, ReplyFrame):
                 future = self._answers.pop(frame.id, None)
                 if future is not None and not future.done():
                     future.set_result(frame)
@@ -239,10 +243,12 @@ class AsyncWorker(asyncio.Protocol):
         try:
             context = Context(state, self, self._appends, _Calls(self, ticket))
             result = function.run(context, *arguments)
-            if function.info.streams:
-                outcome = await self._stream(ticket, running, result, seen)
+            if function.stream is not None:
+                outcome = await self._stream(ticket, running, Chunks(call.function, function.stream), result, seen)
             else:
                 outcome = self._ending.returned(running.speaker, function, await result, seen)
+        except Suspend as suspend:
+            outcome = self._ending.suspended(running.speaker, call, suspend, seen)
         except BaseException as error:  # noqa: BLE001 - whatever a function raises ends its call and no other
             if isinstance(error, asyncio.CancelledError) and running.is_cancelled:
                 outcome = cancelled(call.function, seen)
@@ -251,15 +257,22 @@ class AsyncWorker(asyncio.Protocol):
         self._end(ticket, running, outcome)
 
     async def _stream(
-        self, ticket: int, running: Running, generator: AsyncGenerator[Any, None], seen: Positions
+        self, ticket: int, running: Running, chunks: Chunks, generator: AsyncGenerator[Any, None], seen: Positions
     ) -> Outcome:
         """Send what the function yields, no faster than its caller takes it."""
-        chunks = Chunks(running.call.function)
-        async with aclosing(generator):
-            async for item in generator:
-                await self._pass_on(ticket, running, chunks.of(item))
+        head = self._loop.call_later(HEAD_AFTER_S, self._begin_stream, ticket, chunks)
+        try:
+            async with aclosing(generator):
+                async for item in generator:
+                    await self._pass_on(ticket, running, chunks.of(item))
+        finally:
+            head.cancel()
         await self._pass_on(ticket, running, chunks.end())
         return Outcome(NO_PAYLOAD, None, seen)
+
+    def _begin_stream(self, ticket: int, chunks: Chunks) -> None:
+        for chunk in chunks.begin():
+            self._write(encode_frame(Streamed(ticket, chunk)))
 
     async def _pass_on(self, ticket: int, running: Running, chunks: list[ResultChunk]) -> None:
         for chunk in chunks:
@@ -315,7 +328,7 @@ class AsyncWorker(asyncio.Protocol):
             )
         while self._drained is not None:
             await asyncio.shield(self._drained)
-        future: asyncio.Future[LogReply | ChildEnded | Accepted] = self._loop.create_future()
+        future: asyncio.Future[ReplyFrame] = self._loop.create_future()
         self._answers[request_id] = future
         self._write(frame)
         try:
@@ -355,3 +368,14 @@ class _Calls:
         if accepted.failure is not None:
             raise accepted.failure.error()
         return accepted.invocation
+
+    async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        worker = self._worker
+        request_id = worker.next_id()
+        frame = encode_frame(AskCall(request_id, self._ticket, invocation_id, wait_s, change))
+        told = await worker.ask(request_id, frame, CallTold)
+        if told.failure is not None:
+            raise told.failure.error()
+        if told.state is None:
+            raise CorruptData(f"the engine answered request {request_id} with neither a state nor an error")
+        return told.state

@@ -18,7 +18,8 @@ from boki import Context, blocking, function
 from boki.calls import Payload
 from boki.errors import ConditionFailed, ConfigError, FunctionFailed, InvalidArgument
 from boki.runtime.failures import failure_of
-from boki.runtime.function import Function, Registry
+from boki.runtime.function import Function
+from boki.runtime.registry import Registry
 from boki.runtime.values import NO_PAYLOAD
 
 if TYPE_CHECKING:

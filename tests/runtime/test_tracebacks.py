@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import boki.testing
-from boki import Context
+from boki import Context, Response
 from boki.errors import BokiError
 from boki.runtime.failures import failure_of
 from boki.runtime.tracebacks import MAX_TEXT_CHARS, traceback_text
@@ -39,6 +39,16 @@ def test_frames_of_boki_are_left_out() -> None:
     assert 'await ctx.logbook.append("text")' in text
     assert text.splitlines()[-1].startswith("boki.errors.WrongType: data must be bytes")
     assert failure_of("f", error, with_traceback=True).details["traceback"] == text
+
+
+def test_frames_that_dataclasses_generate_are_left_out() -> None:
+    """`__init__` of `Response` has no file: it says nothing."""
+
+    async def answers(ctx: Context) -> None:
+        Response(status=99)
+
+    text = traceback_text(asyncio.run(raised_by(answers)))
+    assert frames_of(text) == ["raised_by", "answers"]
 
 
 def test_causes_contexts_and_groups_are_cleaned_too() -> None:

@@ -14,7 +14,7 @@ from boki.runtime import blocking_context, blocking_logbook, context, logbook
 TWINS = [
     (context.Context, blocking_context.Context),
     (logbook.LogBook, blocking_logbook.LogBook),
-    (logbook.LogAccess, blocking_logbook.LogAccess),
+    (logbook.LogSession, blocking_logbook.LogSession),
 ]
 
 
@@ -29,7 +29,7 @@ def test_the_methods_are_the_same(awaiting: type, plain: type) -> None:
     for name, method in public(awaiting).items():
         twin = public(plain)[name]
         assert not inspect.iscoroutinefunction(twin)
-        if name not in ("append", "ask") or awaiting is not logbook.LogAccess:
+        if name not in ("append", "ask") or awaiting is not logbook.LogSession:
             assert [repr(p) for p in inspect.signature(method).parameters.values()] == [
                 repr(p) for p in inspect.signature(twin).parameters.values()
             ], name

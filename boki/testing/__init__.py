@@ -38,23 +38,36 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from boki.calls import Call, Outcome, Payload
+from boki.calls import (
+    CALLS_BOOK,
+    Call,
+    CallChange,
+    ChosenId,
+    InvocationState,
+    Outcome,
+    Suspension,
+    ends_tag,
+)
 from boki.errors import (
+    AlreadyExists,
     BokiError,
+    CallCancelled,
     CallTooDeep,
     DeadlineExceeded,
     InvalidArgument,
     KeyReused,
     NoSuchFunction,
     NoSuchInvocation,
+    WrongState,
     WrongType,
 )
+from boki.log.chunk import Group
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.operations import Failure
@@ -66,8 +79,11 @@ from boki.runtime.call_state import UNHURRIED_US, CallState, new_invocation_id
 from boki.runtime.failures import failure_of
 from boki.runtime.function import Function
 from boki.runtime.http_request import Request
-from boki.runtime.http_response import result_of
+from boki.runtime.log_calls import append_operation
+from boki.runtime.memory_calls import LaterCall, LaterRequest
 from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
+from boki.runtime.suspension import Suspend, not_logged
+from boki.runtime.unopened import UnopenedBlockingContext, UnopenedContext
 from boki.runtime.values import NO_PAYLOAD
 from boki.runtime.virtual_clock import Clock
 
@@ -87,10 +103,6 @@ class Context(asynchronous.Context):
         self.clock = calls.port.clock
         """Virtual time: `await ctx.clock.advance(seconds)`."""
 
-    async def result_of(self, invocation_id: str) -> Any:
-        """What a call of `invoke_later` returned, once it has run; raises what it ended with."""
-        return await self._calls_made.result_of(invocation_id)
-
 
 class BlockingContext(blocking.Context):
     """A `boki.blocking.Context` for tests, with the clock and the results of later calls."""
@@ -102,10 +114,6 @@ class BlockingContext(blocking.Context):
         self._calls_made = calls
         self.clock = BlockingClock(calls.port)
         """Virtual time: `ctx.clock.advance(seconds)`."""
-
-    def result_of(self, invocation_id: str) -> Any:
-        """What a call of `invoke_later` returned, once it has run; raises what it ended with."""
-        return self._calls_made.port.bridge(self._calls_made.result_of(invocation_id))
 
 
 class BlockingClock:
@@ -123,20 +131,30 @@ class BlockingClock:
         self._port.bridge(self._port.clock.advance(seconds))
 
 
-@asynccontextmanager
-async def context(
+def context(
     book: str = "test",
     *,
     functions: Iterable[Callable[..., Any]] = (),
     log: MemoryLog | None = None,
     limits: Limits = DEFAULT_LIMITS,
     request: Request | None = None,
-) -> AsyncIterator[Context]:
+) -> UnopenedContext[Context]:
     """A context for `async def` functions, whose LogBook is `book`. `log`: what an earlier context left behind.
 
     `request` is its `ctx.request`, as if it had been called over HTTP.
     """
-    _check_parts(functions, log, limits, request)
+    return UnopenedContext(_opened(book, functions, log, limits, request), "boki.testing.context()")
+
+
+@asynccontextmanager
+async def _opened(
+    book: str,
+    functions: Iterable[Callable[..., Any]],
+    log: MemoryLog | None,
+    limits: Limits,
+    request: Request | None,
+) -> AsyncIterator[Context]:
+    functions = _checked_parts(functions, log, limits, request)
     calls = _Calls(MemoryPort(log, limits=limits), functions)
     try:
         yield Context(_first_call(book, request), calls)
@@ -144,7 +162,6 @@ async def context(
         await calls.close()
 
 
-@contextmanager
 def blocking_context(
     book: str = "test",
     *,
@@ -152,9 +169,21 @@ def blocking_context(
     log: MemoryLog | None = None,
     limits: Limits = DEFAULT_LIMITS,
     request: Request | None = None,
-) -> Iterator[BlockingContext]:
+) -> UnopenedBlockingContext[BlockingContext]:
     """A context for `def` functions, to be used in the thread that entered it."""
-    _check_parts(functions, log, limits, request)
+    opened = _blocking_opened(book, functions, log, limits, request)
+    return UnopenedBlockingContext(opened, "boki.testing.blocking_context()")
+
+
+@contextmanager
+def _blocking_opened(
+    book: str,
+    functions: Iterable[Callable[..., Any]],
+    log: MemoryLog | None,
+    limits: Limits,
+    request: Request | None,
+) -> Iterator[BlockingContext]:
+    functions = _checked_parts(functions, log, limits, request)
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, daemon=True, name="boki-test-log")
     thread.start()
@@ -175,14 +204,26 @@ def blocking_context(
         loop.close()
 
 
-def _check_parts(functions: object, log: object, limits: object, request: object) -> None:
-    """`WrongType` for what no context can be made of: pytest's markers are not seen by type checkers."""
+def _checked_parts(functions: object, log: object, limits: object, request: object) -> list[Callable[..., Any]]:
+    """The functions. `WrongType` for what no context can be made of: type checkers do not see pytest's markers."""
     if not isinstance(functions, Iterable) or isinstance(functions, str):
         raise WrongType("functions must be a list of functions: write functions=[...]", field="functions")
+    functions = list(functions)
+    for at, one in enumerate(functions):
+        if isinstance(one, (str, ModuleType)):
+            name = one if isinstance(one, str) else one.__name__
+            what = "the name" if isinstance(one, str) else "the module"
+            raise WrongType(
+                f"functions[{at}] is {what} {name!r:.80}: give the functions themselves, without quotes, as in "
+                "functions=[greet, remind]",
+                field="functions",
+            )
+        Function.of(one)  # here, before anything is started
     parts: list[tuple[str, object, type]] = [("log", log, MemoryLog), ("limits", limits, Limits)]
     for name, value, kind in [*parts, ("request", request, Request)]:
         if not isinstance(value, kind) and not (value is None and name != "limits"):
             raise WrongType(f"{name} must be a {kind.__name__}, not {type(value).__name__}", field=name)
+    return functions
 
 
 def _first_call(book: str, request: Request | None) -> Call:
@@ -215,10 +256,11 @@ class _State(CallState):
         key: str | None,
         book: str | None,
         retry: Retry | None = None,
+        chosen: tuple[str, ChosenId] | None = None,
     ) -> Call:
         if not isinstance(function, str):
             self._known.learn(function)
-        return super().later(function, payload, delay_s, key, book, retry)
+        return super().later(function, payload, delay_s, key, book, retry, chosen)
 
 
 class _Calls:
@@ -229,8 +271,8 @@ class _Calls:
         self.appends = AppendGatherer(port, port.limits)
         self._functions: dict[str, Function] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._later: dict[str, asyncio.Future[Outcome]] = {}
-        self._keys: dict[str, tuple[str, tuple[str, str, Payload, float], int]] = {}
+        self._logged: dict[str, LaterCall] = {}
+        self._keys: dict[str, tuple[str, LaterRequest, int]] = {}
         for function in functions:
             self.learn(function)
 
@@ -256,7 +298,8 @@ class _Calls:
         except asyncio.CancelledError:
             if task.cancelled():
                 error = DeadlineExceeded(
-                    f"{call.function} was not done after {call.timeout_us / 1e6:g} s and was ended"
+                    f"{call.function} was not done after {call.timeout_us / 1e6:g} s of virtual time and was ended: "
+                    "that time passes at once when all wait, also for asyncio.sleep, a socket or a thread of its own"
                 )
                 return Outcome(None, Failure.of(error))
             task.cancel()
@@ -279,38 +322,109 @@ class _Calls:
                     raise KeyReused(f"key {key!r} came with another call before", key=key)
                 return earlier[0]
             self._keys[key] = (call.id, request, clock.now_us)
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._later[call.id] = done
-        clock.call_at(clock.now_us + round(delay_s * 1e6), lambda: self._start(self._run_later(call, done)))
+        if call.chosen is not None and self._stands_for(call.id, call.chosen, request):
+            return call.id
+        logged = self._logged[call.id] = LaterCall(call, request, clock.now_us, round(delay_s * 1e6))
+        clock.call_at(logged.due_us, lambda: self._start(self._run_later(logged)) if not logged.is_over else None)
         return call.id
 
-    async def _run_later(self, call: Call, done: asyncio.Future[Outcome], runs: int = 1, due_us: int = 0) -> None:
-        """Run a later call, and again as its policy says; `due_us`: when it was first due."""
+    def _stands_for(self, invocation_id: str, chosen: ChosenId, request: LaterRequest) -> bool:
+        """Whether a call of that id stands for this start."""
+        known = self._logged.get(invocation_id)
+        if known is None or known.call.chosen is None:
+            return False
+        if known.call.chosen.start == chosen.start:
+            return True
+        policy = chosen.if_ended if known.is_over else chosen.if_running
+        if policy == "fail":
+            raise AlreadyExists(f"there is a call of id {invocation_id} ({known.status})", invocation=invocation_id)
+        if policy == "again" or (policy == "again_if_failed" and known.status != "done"):
+            return False
+        if known.request != request:
+            raise KeyReused(f"id {invocation_id} came with another call before", field="id")
+        return True
+
+    async def _run_later(self, logged: LaterCall) -> None:
+        """Run a later call, and again as its policy says, or when what it is suspended for has come."""
         clock = self.port.clock
-        due_us = due_us or clock.now_us
+        call = logged.call
         known = self._functions.get(call.function)
         policy = call.retry or (known.info.retry if known is not None else None) or LOSSES_ONLY
-        outcome = await self.invoke(call)
+        logged.begin(clock.now_us)
+        logged.task = self._start(self.invoke(msgspec.structs.replace(call, run=logged.run, attempt=logged.attempts)))
+        outcome = await logged.task
+        if logged.is_over:  # cancelled meanwhile
+            return
+        if outcome.suspended is not None:
+            logged.suspend(outcome.suspended)
+            self._arm(logged, outcome.suspended)
+            return
         failure = outcome.failure
-        again_us = policy.again_us(failure, runs, call.id, clock.now_us - due_us) if failure is not None else None
+        elapsed_us = clock.now_us - logged.round_us
+        again_us = policy.again_us(failure, logged.attempts, call.id, elapsed_us) if failure is not None else None
         if again_us is not None:
-            again = partial(self._run_later, call, done, runs + 1, due_us)
-            clock.call_at(clock.now_us + again_us, lambda: self._start(again()))
+            logged.next_us = clock.now_us + again_us
+            logged.status = "retrying"
+            clock.call_at(logged.next_us, lambda: self._start(self._run_later(logged)) if not logged.is_over else None)
             return
         if failure is not None:
             _logger.error("later call %s of %s: %s", call.id, call.function, failure.message)
-        done.set_result(outcome)
+        logged.end(outcome, clock.now_us)
+        self._report(logged)
 
-    async def result_of(self, invocation_id: str) -> Any:
-        """What a later call returned, once it has run; raises what it ended with."""
-        done = self._later.get(invocation_id)
-        if done is None:
+    def _arm(self, logged: LaterCall, suspension: Suspension) -> None:
+        """Run the call again at its time, or when a record is there."""
+        clock, port = self.port.clock, self.port
+        run = logged.run
+
+        def wake() -> None:
+            if logged.run == run and logged.status == "suspended":
+                logged.status = "accepted"
+                port.unwatch(wake)
+                logged.round_us = clock.now_us
+                self._start(self._run_later(logged))
+
+        if suspension.wake_us:
+            clock.call_at(suspension.wake_us, wake)
+        for each in suspension.wakes:
+            if logged.status == "suspended":
+                port.watch(each.book, each.tag, each.min_seqnum, wake)
+
+    def _report(self, logged: LaterCall) -> None:
+        """Record the end where a call that waits for it sees it."""
+        if logged.call.chosen is not None and logged.call.chosen.reports_to:
+            group = Group([(b"", (ends_tag(logged.call.chosen.reports_to),))])
+            self.port.record(append_operation(CALLS_BOOK, [group], self.port.limits))
+
+    async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        """See `boki.runtime.port.CallPort`."""
+        clock = self.port.clock
+        clock.note_activity()
+        await asyncio.sleep(0)
+        logged = self._logged.get(invocation_id)
+        if logged is None:
             raise NoSuchInvocation(f"no later call has the id {invocation_id!r:.80}")
-        with self.port.clock.waiting():
-            outcome = await asyncio.shield(done)
-        if outcome.failure is not None:
-            raise outcome.failure.error()
-        return None if outcome.result is None else result_of(outcome.result, "result")
+        if change == "cancel" and logged.status != "cancelled":
+            if logged.is_over:
+                raise WrongState(f"call {invocation_id} has ended ({logged.status})", state=logged.status)
+            ended = CallCancelled("the call was cancelled", outcome="unknown" if logged.run else "not_applied")
+            logged.end(Outcome(None, Failure.of(ended)), clock.now_us, "cancelled")
+            self._report(logged)
+            if logged.task is not None:
+                logged.task.cancel()
+        elif change == "retry" and logged.is_over:
+            if logged.status == "done":
+                raise WrongState(f"call {invocation_id} has ended well (done)", state=logged.status)
+            logged.accept_again(clock.now_us)
+            self._start(self._run_later(logged))
+        elif not logged.is_over and wait_s:
+            with clock.waiting():
+                timer = clock.call_at(clock.now_us + round(wait_s * 1e6), logged.changed.set)
+                while not logged.is_over and timer.callback is not None:
+                    logged.changed.clear()
+                    await logged.changed.wait()
+                timer.cancel()
+        return logged.state()
 
     async def _run(self, call: Call) -> Outcome:
         known = self._functions.get(call.function)
@@ -333,6 +447,10 @@ class _Calls:
             else:
                 context = BlockingContext(call, self)
                 result = await self.port.run_in_thread(known.run, context, *arguments)
+        except Suspend as suspend:
+            if call.run:
+                return Outcome(None, None, context.positions, suspend.suspension)
+            return Outcome(None, failure_of(known.info.name, not_logged(known.info.name)), context.positions)
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises is its outcome
             return Outcome(None, failure_of(known.info.name, error, with_traceback=True), context.positions)
         try:
@@ -367,3 +485,7 @@ class _BlockingCalls:
     def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
         """See `boki.runtime.port.BlockingCallPort`."""
         return self._calls.port.bridge(self._calls.invoke_later(call, delay_s, key))
+
+    def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        """See `boki.runtime.port.BlockingCallPort`."""
+        return self._calls.port.bridge(self._calls.ask_call(invocation_id, wait_s, change))

@@ -1,0 +1,42 @@
+"""What a library uses that brings a kind of function of its own, as BokiFlow brings workflows.
+
+An application has no use for it. It is public so that anybody's library can do what Boki's own do: register functions
+that run a body of the library's, start logged calls under ids of its own and suspend them, and write values and errors
+down as the runtime does.
+"""
+
+from __future__ import annotations
+
+from boki.calls import OVER, CallStatus, InvocationState, Payload
+from boki.log.checks import check_seconds
+from boki.log.operations import Failure
+from boki.retry import check_retry
+from boki.runtime.failures import failure_of
+from boki.runtime.function import Function, register_body
+from boki.runtime.logbook import begin_append
+from boki.runtime.suspension import BlockingCallsById, CallsById, Suspend, WakeOn, ends_of, invocation_id_of
+from boki.runtime.values import ValueCodec, codec_for, decode_any, encode_any
+
+__all__ = [
+    "OVER",
+    "BlockingCallsById",
+    "CallStatus",
+    "CallsById",
+    "Failure",
+    "Function",
+    "InvocationState",
+    "Payload",
+    "Suspend",
+    "ValueCodec",
+    "WakeOn",
+    "begin_append",
+    "check_retry",
+    "check_seconds",
+    "codec_for",
+    "decode_any",
+    "encode_any",
+    "ends_of",
+    "failure_of",
+    "invocation_id_of",
+    "register_body",
+]
