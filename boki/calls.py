@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -46,6 +46,35 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True):
     """What stands in the path for the variables of that route."""
 
 
+IfRunning = Literal["use", "fail"]
+"""What a start under a chosen id does if there is a call of that id that has not ended: stand for it, or be refused."""
+IfEnded = Literal["use", "fail", "again", "again_if_failed"]
+"""What it does if there is one that has ended: stand for it, be refused, or begin a new call under the id.
+"again_if_failed" stands for a call that has ended well."""
+
+
+class ChosenId(msgspec.Struct, frozen=True, array_like=True):
+    """How a call is accepted whose id its caller has chosen, when there is a call of that id."""
+
+    start: str
+    """Names this start: the same when it is repeated because its answer was lost. A repeated start changes nothing."""
+    if_running: IfRunning = "use"
+    if_ended: IfEnded = "use"
+    name: str = ""
+    """What people call it: the name that the id was made of."""
+    reports_to: str = ""
+    """The invocation id of a call that waits for its end: the record of the end has the tag `ends_tag` of that one."""
+
+
+CALLS_BOOK: Final = "boki:calls"
+"""The system book that logged calls are recorded in."""
+
+
+def ends_tag(invocation_id: str) -> str:
+    """The tag of the ends of those logged calls that report to this one, in `CALLS_BOOK`."""
+    return f"ends:{invocation_id}"
+
+
 class Call(msgspec.Struct, frozen=True, array_like=True):
     """One invocation of a function.
 
@@ -69,6 +98,30 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     """When a logged call runs again, from `FunctionInfo.to_be_logged`; None: `boki.retry.LOSSES_ONLY`."""
     request: RequestHead | None = None
     """Of a call that came over HTTP and is not logged."""
+    run: int = 0
+    """Which run of a logged call this is, counted from 1; 0: the call is not logged."""
+    chosen: ChosenId | None = None
+    """Of a logged call whose `id` its caller has chosen."""
+    attempt: int = 0
+    """Which run of a logged call this is since it was accepted, or last suspended, counted from 1."""
+
+
+class WakeOn(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A record that wakes a suspended call: any of this tag at or above `min_seqnum`, in this LogBook."""
+
+    book: str
+    tag: str
+    min_seqnum: int
+
+
+class Suspension(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a suspended call waits for: the time, a record, or either. See `boki.runtime.suspension.Suspend`."""
+
+    wake_us: int = 0
+    """When it runs again, by the log's time in microseconds since the epoch; 0: at no time."""
+    wakes: tuple[WakeOn, ...] = ()
+    note: str = ""
+    """Why it waits, for people who look at it."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -77,18 +130,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     result: Payload | None
     failure: Failure | None
     positions: Positions = {}
-
-
-class Consumption(msgspec.Struct, frozen=True, kw_only=True):
-    """That a function is called with the messages of a queue, as `boki.libs.bokiqueue.consume` describes it."""
-
-    queue: str
-    group: str = ""
-    batch: int = 0
-    """0: one message is the payload; else it is a list of at most so many."""
-    concurrency: int = 1
-    retry_s: float = 1.0
-    """After a failure messages come back this much later, twice as late each time."""
+    suspended: Suspension | None = None
+    """The run of a logged call has ended, and the call has not: with neither a result nor a failure."""
 
 
 CHUNK_BYTES: Final = 16 * 1024
@@ -107,6 +150,10 @@ class ResultChunk(msgspec.Struct, frozen=True, array_like=True):
 
 TakeChunk = Callable[[ResultChunk], None]
 """What is given each chunk of a stream, once and in order."""
+
+
+_CONSUMES: Final = "bokiqueue"
+"""The library whose settings `FunctionInfo.consumes` has."""
 
 
 class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,10 +178,13 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
     payload_schema: dict[str, Any] | None = None
     """JSON schema of the payload; None if it takes text or bytes."""
     payload_encoding: Encoding = "json"
+    needs_text: bool = False
+    """It takes text or bytes that have no default. A call without a payload is not told from one with an empty one, so
+    those who can tell them apart ask first."""
     result_schema: dict[str, Any] | None = None
     result_encoding: Encoding = "json"
-    consumes: Consumption | None = None
-    """The queue whose messages it is called with; in the LogBook of its calls."""
+    consumes: dict[str, Any] | None = None
+    """The settings of the library `bokiqueue`, see `settings_of`: older nodes and clients know them by this name."""
     http: tuple[str, ...] = ()
     """Its own routes, such as "GET /u/{code}", besides `/function/NAME` (`boki.routes`)."""
     streams: bool = False
@@ -142,6 +192,27 @@ class FunctionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     retry: Retry | None = None
     """When logged calls of it run again; None: only if a worker or an engine is lost."""
+    uses: dict[str, dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    """The settings of all other libraries that call it, by the library's name; unset: there are none."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The names of the libraries that call it."""
+        others = () if isinstance(self.uses, msgspec.UnsetType) else tuple(self.uses)
+        return others if self.consumes is None else (_CONSUMES, *others)
+
+    def settings_of(self, library: str) -> Mapping[str, Any] | None:
+        """What a library's decorator was told; None: the library does not call this function."""
+        if library == _CONSUMES:
+            return self.consumes
+        return None if isinstance(self.uses, msgspec.UnsetType) else self.uses.get(library)
+
+    def used_by(self, library: str, settings: Mapping[str, Any]) -> FunctionInfo:
+        """The same function, called by that library with those settings."""
+        if library == _CONSUMES:
+            return msgspec.structs.replace(self, consumes=dict(settings))
+        others = {} if isinstance(self.uses, msgspec.UnsetType) else self.uses
+        return msgspec.structs.replace(self, uses={**others, library: dict(settings)})
 
     def book_of(self, call: Call) -> str:
         """The LogBook of a call: the one it names, else the function's, else its caller's, else the function's name."""
@@ -163,7 +234,7 @@ class ModuleInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The error with file and line, if the module is broken."""
 
 
-CallStatus = Literal["accepted", "running", "retrying", "done", "failed", "cancelled"]
+CallStatus = Literal["accepted", "running", "retrying", "suspended", "done", "failed", "cancelled"]
 """Where a logged call is: see `InvocationState`."""
 
 OVER: Final[frozenset[CallStatus]] = frozenset({"done", "failed", "cancelled"})
@@ -174,7 +245,8 @@ class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a logged call. Times are the log's, in microseconds since the epoch; 0: not yet.
 
     Its `state` is "accepted" until its body is started, "running" from then on, "retrying" between a run that failed
-    and the next one; and in the end "done", "failed" (for good) or "cancelled".
+    and the next one, "suspended" between a run that ended with `Suspend` and the next one; and in the end "done",
+    "failed" (for good) or "cancelled".
     """
 
     id: str
@@ -194,12 +266,19 @@ class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
     last_started_us: int = 0
     """When its body was last started."""
     next_us: int = 0
-    """When the next run is due, if `state` is "retrying"."""
+    """When the next run is due, if `state` is "retrying", or "suspended" until a time."""
     errors: dict[str, int] = {}
     """How many runs ended with which error: the class that the function raised, else the error's code."""
     last_error: Failure | None = None
     """What the last run that failed ended with, cut to a few hundred characters."""
+    suspension: Suspension | None = None
+    """What it waits for, if `state` is "suspended"."""
+    name: str = ""
+    """What people call it, if its caller chose its id: see `ChosenId`."""
 
+
+CallChange = Literal["", "cancel", "retry"]
+"""What is done to a logged call that is asked about: nothing, or it is cancelled, or run again."""
 
 MAX_CALLS_PAGE: Final = 500
 """Maximum number of calls on one page of a list."""

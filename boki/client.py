@@ -49,7 +49,7 @@ from boki.runtime.http_exchange import (
 )
 from boki.runtime.http_port import HttpPort
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
-from boki.runtime.logbook import LogAccess, LogBook
+from boki.runtime.logbook import LogBook, LogSession
 
 if TYPE_CHECKING:
     from boki.runtime.blocking_context import Context as BlockingContext
@@ -72,7 +72,7 @@ class Client:
         """Nothing is sent before the first request. `limits` are those of the system, checked before anything is."""
         self._port = HttpPort(url, token)
         self._caller = Caller(limits=limits)
-        self._access: LogAccess | None = None
+        self._access: LogSession | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,7 +98,7 @@ class Client:
 
     def see(self, position: str) -> None:
         """From now on read nothing older than whoever has told this `position`."""
-        merge_positions(self._caller.positions, parse_positions(position))
+        merge_positions(self._caller.positions, parse_positions(position, "position"))
 
     def logbook(self, name: str) -> LogBook:
         """The LogBook of that name; it exists from its first append."""
@@ -117,6 +117,7 @@ class Client:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
     ) -> R: ...
 
     @overload
@@ -128,6 +129,7 @@ class Client:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
     ) -> R: ...
 
     @overload
@@ -139,6 +141,7 @@ class Client:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
         result_type: type[T],
     ) -> T: ...
 
@@ -151,6 +154,7 @@ class Client:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
     ) -> Any: ...
 
     async def invoke(
@@ -161,12 +165,14 @@ class Client:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
         result_type: Any = None,
     ) -> Any:
         """Call a function, by object or by name, and wait for its result.
 
         `book`: its LogBook instead of its own. `timeout_s`: at most so long (and never longer than the function's own
         limit). `key`: the same key within 24 hours gives the first result, and the function does not run again.
+        `retry`, with a `key`: when it runs again if it fails, instead of what its `@function(retry=...)` says.
         """
         positions = self._caller.positions
         asked = http_exchange.call_request(
@@ -178,6 +184,7 @@ class Client:
             key=key,
             timeout_s=timeout_s,
             result_type=result_type,
+            retry=retry,
         )
         return asked.decode(http_exchange.call_answer(await self._port.send(asked.request), positions))
 
@@ -262,9 +269,9 @@ class Client:
         """Run a deployed version again: its number, or "previous" for the one that ran before."""
         return _deployment(json_answer(await self._port.send(_use(version))))
 
-    def _log_access(self) -> LogAccess:
+    def _log_access(self) -> LogSession:
         if self._access is None:
-            self._access = LogAccess(self._port, AppendGatherer(self._port, self._caller.limits), self._caller)
+            self._access = LogSession(self._port, AppendGatherer(self._port, self._caller.limits), self._caller)
         return self._access
 
 
@@ -275,7 +282,7 @@ class BlockingClient:
         """See `Client`."""
         self._port = BlockingHttpPort(url, token)
         self._caller = Caller(limits=limits)
-        self._access = blocking_logbook.LogAccess(self._port, self._caller)
+        self._access = blocking_logbook.LogSession(self._port, self._caller)
 
     def __enter__(self) -> Self:
         return self
@@ -301,7 +308,7 @@ class BlockingClient:
 
     def see(self, position: str) -> None:
         """From now on read nothing older than whoever has told this `position`."""
-        self._port.raise_positions(self._caller.positions, parse_positions(position))
+        self._port.raise_positions(self._caller.positions, parse_positions(position, "position"))
 
     def logbook(self, name: str) -> blocking_logbook.LogBook:
         """The LogBook of that name; it exists from its first append."""
@@ -320,6 +327,7 @@ class BlockingClient:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
     ) -> R: ...
 
     @overload
@@ -331,6 +339,7 @@ class BlockingClient:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
     ) -> R: ...
 
     @overload
@@ -342,6 +351,7 @@ class BlockingClient:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
         result_type: type[T],
     ) -> T: ...
 
@@ -354,6 +364,7 @@ class BlockingClient:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
     ) -> Any: ...
 
     def invoke(
@@ -364,6 +375,7 @@ class BlockingClient:
         book: str | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
+        retry: Retry | None = None,
         result_type: Any = None,
     ) -> Any:
         """See `Client.invoke`."""
@@ -376,6 +388,7 @@ class BlockingClient:
             key=key,
             timeout_s=timeout_s,
             result_type=result_type,
+            retry=retry,
         )
         answer = self._port.send(asked.request)
         seen: Positions = {}

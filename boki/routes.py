@@ -18,19 +18,22 @@ OWN_PATHS: Final = frozenset(
     {
         "asyncFunction",
         "calls",
+        "flow",
         "function",
         "functions",
         "healthz",
         "invocation",
+        "lib",
         "logbook",
         "metrics",
         "openapi.json",
         "queue",
         "readyz",
         "status",
+        "store",
     }
 )
-"""First parts of the gateway's own paths."""
+"""First parts of the gateway's own paths; those of libraries that Boki does not bring begin with /lib/NAME/."""
 MAX_ROUTES: Final = 32
 MAX_PARTS: Final = 16
 

@@ -12,7 +12,9 @@ _TERMINATED = 128 + signal.SIGTERM
 
 
 def main() -> None:
-    """Run the command line and exit: 0 it worked, 1 it failed, 2 it was asked wrongly, 130 it was interrupted."""
+    """Run the command line and exit: 0 it worked, 1 it failed, 2 it was asked wrongly, 130 it was interrupted,
+    141 nobody reads its output any more.
+    """
     from boki.cli.app import app
 
     signal.signal(signal.SIGTERM, _terminate)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import typer
@@ -23,7 +24,6 @@ from boki.cli import (
     log,
     logs,
     new,
-    queue_leases,
     reconfigure,
     sim,
     start,
@@ -31,7 +31,8 @@ from boki.cli import (
     up,
 )
 from boki.cli.help import Commands, Group, examples
-from boki.cli.terminal import errors
+from boki.cli.libraries import commands_of, groups_besides, say_problems
+from boki.cli.terminal import errors, stop_writing
 from boki.cli.usage import PARSER_ERROR, hint_of, is_help, message_of
 from boki.errors import BokiError, InvalidArgument, Unauthorized, Unavailable
 from boki.host.lines import printable
@@ -39,19 +40,24 @@ from boki.host.lines import printable
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
-_KEYED = (("invoke",), ("log", "append"), ("queue", "push"))
-"""Commands that take a --key."""
+UNREAD = 141
+"""Nobody reads stdout any more (`boki … | head`): what a shell says of `cat` there, which SIGPIPE ends. The signal is
+not let through, because it would also end a command whose connection breaks."""
+_DEVELOP = ("new", "dev", "invoke", "calls", "status", "log")
+_OTHERS = (
+    "demo",
+    *("up", "down", "deploy", "functions", "logs", "reconfigure", "drain", "undrain", "keygen", "start"),
+    "ingest",
+    *("bench", "chaos", "sim", "doctor", "completion"),
+)
+_OWN = (*_DEVELOP, *_OTHERS)
+_GROUPS = groups_besides(_OWN)
 
 
 class _Root(Group):
     """Turns Boki's errors and the parser's into messages and exit codes, also under a test runner."""
 
-    order = (
-        *("new", "dev", "invoke", "calls", "status", "log", "queue", "demo"),
-        *("up", "down", "deploy", "functions", "logs", "reconfigure", "drain", "undrain", "keygen", "start"),
-        "ingest",
-        *("bench", "chaos", "sim", "doctor", "completion"),
-    )
+    order = (*_DEVELOP, *(group.name for group in _GROUPS), *_OTHERS)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """See `typer.core.TyperGroup`."""
@@ -59,19 +65,36 @@ class _Root(Group):
             return super().parse_args(ctx, args)
         except PARSER_ERROR as error:
             raise _refused(error) from None
+        except BrokenPipeError:
+            raise _unread() from None
 
     def invoke(self, ctx: Any) -> Any:
         """See `typer.core.TyperGroup`."""
+        say_problems(_OWN)
         words = [*ctx._protected_args, *ctx.args]  # noqa: SLF001 - what the parser has read is told nowhere else
         try:
-            return super().invoke(ctx)
+            return _written(super().invoke(ctx))
         except PARSER_ERROR as error:
             raise _refused(error) from None
         except BokiError as error:
-            explain(error, words)
+            explain(error, words, _command_of(self, words))
             raise typer.Exit(USAGE if isinstance(error, InvalidArgument) else FAILED) from None
+        except BrokenPipeError:
+            raise _unread() from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _written(result: Any) -> Any:
+    """The result of a command, once all that it has printed has left; `BrokenPipeError`"""
+    sys.stdout.flush()
+    return result
+
+
+def _unread() -> typer.Exit:
+    """End a command whose output nobody reads any more."""
+    stop_writing()
+    return typer.Exit(UNREAD)
 
 
 def _refused(error: Exception) -> Exception:
@@ -85,32 +108,51 @@ def _refused(error: Exception) -> Exception:
     return typer.Exit(USAGE)
 
 
-def explain(error: BokiError, words: Sequence[str] = ()) -> None:
-    """Print the error for people: what happened, whether it took effect, what to do next. `words`: what was typed."""
+def explain(error: BokiError, words: Sequence[str] = (), command: Any = None) -> None:
+    """Print the error for people: what happened, whether it took effect, what to do next.
+
+    `words`: what was typed. `command`: the one that it names.
+    """
     console = errors()
-    console.print(f"[bold red]error[/]: {_escape(error.message)}", highlight=False)
+    options = {option for param in getattr(command, "params", ()) for option in param.opts}
+    console.print(f"[bold red]error[/]: {_escape(_of_options(error, options))}", highlight=False)
     if error.outcome == "unknown" and "call" not in error.details:
-        console.print(_uncertain(words))
+        console.print(_uncertain(words, takes_key="--key" in options))
     elif error.retryable:
         console.print("Nothing happened. The same command may work later.")
     if isinstance(error, Unauthorized):
         console.print("Give the server's token with --token or in BOKI_TOKEN.")
     elif isinstance(error, Unavailable) and not error.details:
-        console.print(
-            "`boki status` shows what is up; `boki dev` or `boki up` starts a system on this machine.", highlight=False
-        )
+        shows = "" if words[:1] == ["status"] else "`boki status` shows what is up; "
+        console.print(f"{shows}`boki dev` or `boki up` starts a system on this machine.", highlight=False)
     if traceback := error.details.get("traceback"):
         console.print(_escape(str(traceback).rstrip()), style="dim", highlight=False)
 
 
-def _uncertain(words: Sequence[str]) -> str:
+def _uncertain(words: Sequence[str], *, takes_key: bool) -> str:
     """What to do about a request whose outcome is unknown."""
     if any(word == "--key" or word.startswith("--key=") for word in words):
         return "It may have taken effect: the same command, under the same --key, does it once."
     advice = "It may have taken effect: look before you repeat it."
-    if any(tuple(words[: len(keyed)]) == keyed for keyed in _KEYED):
+    if takes_key:
         advice += " Give it a --key next time: then it can be repeated without doing it twice."
     return advice
+
+
+def _of_options(error: BokiError, options: Collection[str]) -> str:
+    """The message, with the option that was typed in the place of the Python argument that it stands for."""
+    field = str(error.details.get("field", ""))
+    option = f"--{field.replace('_', '-')}"
+    is_named = option in options and error.message.startswith(f"{field} ")
+    return option + error.message.removeprefix(field) if is_named else error.message
+
+
+def _command_of(root: Any, words: Sequence[str]) -> Any:
+    """The command that was typed."""
+    command = root
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    return command
 
 
 def _escape(text: str) -> str:
@@ -148,7 +190,8 @@ app.command("invoke", rich_help_panel=DEVELOP)(invoke.command)
 app.add_typer(calls.app, name="calls", rich_help_panel=DEVELOP)
 app.command("status", rich_help_panel=DEVELOP)(status.command)
 app.add_typer(log.app, name="log", rich_help_panel=DEVELOP)
-app.add_typer(queue_leases.app, name="queue", rich_help_panel=DEVELOP)
+for _group in _GROUPS:
+    app.add_typer(commands_of(_group), name=_group.name, rich_help_panel=DEVELOP)
 app.command("demo", rich_help_panel=DEVELOP)(demo.command)
 app.command("up", rich_help_panel=CLUSTER)(up.command)
 app.command("down", rich_help_panel=CLUSTER)(up.down)

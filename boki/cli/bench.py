@@ -10,7 +10,7 @@ import typer
 
 from boki.cli.connection import AsJson, Token
 from boki.cli.help import examples
-from boki.cli.terminal import errors, print_json, print_table, progress
+from boki.cli.terminal import count_text, errors, print_json, print_table, progress
 from boki.config import Durability
 from boki.errors import InvalidArgument
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from boki.bench.system import Options
 
 NAMES = (
-    *("append", "read", "invoke", "cold-start", "restart", "memory", "queue", "spark"),
+    *("append", "read", "invoke", "cold-start", "restart", "memory", "queue", "flow", "store", "spark"),
     *("failover", "scaling", "repair"),
 )
 
@@ -48,6 +48,7 @@ def command(
     logs: Annotated[int, typer.Option(min=1, help="Its physical logs.")] = 1,
     durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
     scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure; else a temporary one.")] = None,
+    peers: Annotated[bool, typer.Option("--peers", help="For flow and store: other systems in turns.")] = False,
     url: Annotated[
         str, typer.Option(metavar="URL", help="Measure the system there, which serves the load functions.")
     ] = "",
@@ -75,6 +76,7 @@ def command(
         inflight=tuple(inflight or ()),
         size_bytes=size_bytes,
         record_count=records,
+        with_peers=peers,
     )
     options.check(wanted)
     if options.is_in_memory:
@@ -101,9 +103,9 @@ def _chosen(names: list[str], is_cluster: bool) -> list[str]:
 
 def _show(rows: list[Row], options: Options) -> None:
     kind = "cluster, " if options.is_cluster else ""
-    system = options.url or f"{kind}{options.replicas} replica(s), {options.durability}"
+    system = options.url or f"{kind}{count_text(options.replicas, 'replica')}, {options.durability}"
     columns = ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides~"]
-    title = f"{system}, {options.rounds} round(s) of {options.duration_s:g} s"
+    title = f"{system}, {count_text(options.rounds, 'round')} of {options.duration_s:g} s"
     print_table(columns, map(_cells, rows), title=title)
 
 

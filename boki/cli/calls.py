@@ -159,8 +159,12 @@ def _state(text: str) -> CallStatus:
 def _state_text(call: Invocation) -> str:
     if call.state == "retrying":
         return f"retrying, next run at {time_text(call.next_us)[:19]} UTC"
-    if call.state == "accepted" and call.due_us > call.accepted_us:
+    if call.state == "accepted" and call.due_us > time.time() * 1e6:
         return f"accepted, due at {time_text(call.due_us)[:19]} UTC"
+    if call.state == "suspended":
+        until = [f"until {time_text(call.next_us)[:19]} UTC"] if call.next_us else []
+        until += [f"for a record of tag {on['tag']} in book {on['book']}" for on in call.wakes]
+        return f"suspended, waits {' or '.join(until)}"
     return call.state
 
 
@@ -169,7 +173,7 @@ def _about(call: Invocation) -> str:
     error = None if call.state == "done" else call.error or call.last_error
     text = " ".join(error.message.split()) if error is not None else ""
     plan = _state_text(call).partition(", ")[2]
-    return "; ".join(filter(None, (plan, text)))
+    return "; ".join(filter(None, (call.note, plan, text)))
 
 
 def _cells(call: Invocation) -> tuple[object, ...]:
@@ -187,9 +191,12 @@ def _show(call: Invocation, *, as_json: bool) -> None:
         ("state", _state_text(call)),
         ("runs", call.attempts),
     ]
+    if call.note:
+        rows.append(("note", call.note))
     rows += [("runs ended with", f"{name}: {count:,}") for name, count in call.errors.items()]
     for name, time_us in (
         ("accepted", call.accepted_us),
+        ("due", call.due_us if call.due_us > call.accepted_us else 0),
         ("first run", call.started_us),
         ("last run", call.last_started_us),
         ("ended", call.finished_us),

@@ -33,7 +33,7 @@ def show(status: Status, supervisor: SupervisorState | None) -> None:
     print_table(columns, _storage(status), title="Storage")
     columns = ["engine", "running>", "waiting>", "index>", "record cache>", "appended>"]
     print_table(columns, _engines(status), title="Engines")
-    results().print(f"\nFunctions: {', '.join(status.get('functions', ())) or 'none'}", markup=False)
+    results().print(f"\nFunctions: {_functions_text(status)}", markup=False)
     for module in status.get("modules", ()):
         if module.get("error"):
             results().print(f"{module['module']} is broken: {module['error']}", style="red", markup=False)
@@ -42,6 +42,16 @@ def show(status: Status, supervisor: SupervisorState | None) -> None:
         results().print(text, style="yellow", markup=False)
     if not troubles:
         results().print("All is well.", style="green")
+
+
+def _functions_text(status: Status) -> str:
+    """Their names, and which engines were told to run none: an operator may have forgotten it."""
+    names = ", ".join(status.get("functions", ())) or "none"
+    held = [name for name, told in _of_role(status, "engine") if told.get("functions_held_back")]
+    if not held:
+        return names
+    ran = f"{', '.join(held)} {'run' if len(held) > 1 else 'runs'} none, by --functions-version none"
+    return f"{names}; {ran}: `boki functions use` ends that"
 
 
 def _nodes(status: Status, supervisor: SupervisorState | None) -> Iterator[tuple[object, ...]]:

@@ -15,11 +15,15 @@ import typer
 
 from boki.cli.connection import connect
 from boki.cli.help import examples, summary_of
+from boki.cli.terminal import count_text
 from boki.errors import BokiError, InvalidArgument
+from boki.faces.installed import installed
 
 ASK_S: Final = 1.0
 """A system that does not answer by then completes nothing: a person waits at the keyboard."""
 MAX_NAMES: Final = 200
+_BREAKS: Final = frozenset("=:")
+"""Where bash breaks words, and completes only what follows."""
 _BASH: Final = """\
 # bash completion for boki:  eval "$(boki completion bash)"  in ~/.bashrc
 _boki_completion() {
@@ -30,22 +34,37 @@ complete -o default -F _boki_completion boki
 """
 _ZSH: Final = """\
 #compdef boki
-# zsh completion for boki:  eval "$(boki completion zsh)"  in ~/.zshrc, below compinit
-_boki_completion() {
+# zsh completion for boki:  eval "$(boki completion zsh)"  in ~/.zshrc, or a file _boki in a folder of $fpath
+_boki() {
     local -a found
-    found=("${(@f)$(boki completion zsh -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    found=("${(@f)$(boki completion zsh -- "${(@Q)words[2,CURRENT]}" 2>/dev/null)}")
     if [[ -n "$found" ]]; then _describe boki found; else _files; fi
 }
-compdef _boki_completion boki
+if [[ $funcstack[1] == _boki ]]; then
+    _boki "$@"
+else
+    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+    compdef _boki boki
+fi
 """
 _FISH: Final = """\
 # fish completion for boki:  boki completion fish > ~/.config/fish/completions/boki.fish
-complete --command boki --arguments '(boki completion fish -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
+function __boki_completion
+    set --local found (boki completion fish -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)
+    if set --query found[1]
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
+end
+complete --command boki --no-files --arguments '(__boki_completion)'
 """
 SCRIPTS: Final[Mapping[str, str]] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 Candidate = tuple[str, str]
 """What can stand there, and what it is; the second may be empty."""
+Source = Callable[[Any, Mapping[str, str]], list[Candidate]]
+"""Asks the system at the other end of a client, for the parameters that were given."""
 
 
 @examples(
@@ -68,14 +87,34 @@ def command(
         print(SCRIPTS[shell], end="")
         return
     root = context.find_root().command
+    words, head = joined(words) if shell == "bash" else (words, "")
     for value, about in candidates(root, words):
-        print(_line(shell, value, about))
+        print(_line(shell, value.removeprefix(head), about))
 
 
 def _line(shell: str, value: str, about: str) -> str:
     if shell == "zsh":
         return value.replace(":", r"\:") + (f":{about}" if about else "")
     return f"{value}\t{about}" if shell == "fish" and about else value
+
+
+def joined(words: Sequence[str]) -> tuple[list[str], str]:
+    """The words as they were typed, where bash has broken them; and what of the last one it does not replace.
+
+    >>> joined(["log", "read", "a", ":", "b"]), joined(["dev", "--durability", "="])
+    ((['log', 'read', 'a:b'], 'a:'), (['dev', '--durability='], '--durability='))
+    """
+    found: list[str] = []
+    is_open = False
+    for word in words:
+        is_break = bool(word) and set(word) <= _BREAKS
+        if found and (is_break or is_open):
+            found[-1] += word
+        else:
+            found.append(word)
+        is_open = is_break
+    last = "" if is_open else words[-1]
+    return found, found[-1][: len(found[-1]) - len(last)]
 
 
 def candidates(root: Any, words: Sequence[str]) -> list[Candidate]:
@@ -106,8 +145,13 @@ def candidates(root: Any, words: Sequence[str]) -> list[Candidate]:
             if arguments:
                 given[arguments[min(place, len(arguments) - 1)].name] = word
             place += 1
+    name, has_value, _ = last.partition("=")
     if pending is not None:
         found = _values(path, pending, given)
+    elif has_value and name.startswith("--") and not is_plain:
+        option = next((one for one in _options(command) if name in one.opts), None)
+        values = [] if option is None else _values(path, option, given)
+        found = [(f"{name}={value}", about) for value, about in values]
     elif last.startswith("-") and not is_plain:
         found = _option_names(command, given)
     elif subcommands := getattr(command, "commands", None):
@@ -142,11 +186,20 @@ def _values(path: tuple[str, ...], param: Any, given: Mapping[str, str]) -> list
     metavar = str(param.metavar or "")
     if "|" in metavar and metavar.islower():
         return [(choice, "") for choice in metavar.split("|")]
-    source = _SOURCES.get((*path, param.name)) or _SOURCES.get((metavar or param.name,))
+    source = _SOURCES.get((*path, param.name)) or _of_library(path, metavar) or _SOURCES.get((metavar or param.name,))
     return [] if source is None else _asked(source, given)
 
 
-def _asked(source: Callable[[Any, Mapping[str, str]], list[Candidate]], given: Mapping[str, str]) -> list[Candidate]:
+def _of_library(path: tuple[str, ...], metavar: str) -> Source | None:
+    """What the library of these commands completes, if it is one's."""
+    for face in installed().faces:
+        if face.commands is not None and path[:1] == (face.commands.name,) and metavar in face.commands.completions:
+            names = face.commands.completions[metavar]
+            return lambda client, given: [(name, "") for name in names(client.url, _token(given), given)]
+    return None
+
+
+def _asked(source: Source, given: Mapping[str, str]) -> list[Candidate]:
     """What the system says, if it says so soon enough."""
     found: list[Candidate] = []
 
@@ -173,13 +226,7 @@ def _functions(client: Any, _given: Mapping[str, str]) -> list[Candidate]:
 
 
 def _books(client: Any, _given: Mapping[str, str]) -> list[Candidate]:
-    return [(book.name, f"{book.record_count:,} records") for book in client.books(limit=MAX_NAMES)]
-
-
-def _queues(client: Any, given: Mapping[str, str]) -> list[Candidate]:
-    from boki.cli.queue import names_of
-
-    return [(name, "") for name in names_of(client.url, _token(given), given.get("book", ""))]
+    return [(book.name, count_text(book.record_count, "record")) for book in client.books(limit=MAX_NAMES)]
 
 
 def _nodes(client: Any, _given: Mapping[str, str]) -> list[Candidate]:
@@ -192,10 +239,9 @@ def _benchmarks(_client: Any, _given: Mapping[str, str]) -> list[Candidate]:
     return [(name, "") for name in (*NAMES, "all")]
 
 
-_SOURCES: Final[Mapping[tuple[str, ...], Callable[[Any, Mapping[str, str]], list[Candidate]]]] = {
+_SOURCES: Final[Mapping[tuple[str, ...], Source]] = {
     ("invoke", "name"): _functions,
     ("book",): _books,
-    ("QUEUE",): _queues,
     ("drain", "node"): _nodes,
     ("undrain", "node"): _nodes,
     ("logs", "node"): _nodes,

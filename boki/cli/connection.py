@@ -23,6 +23,7 @@ from boki.errors import ConfigError
 if TYPE_CHECKING:
     from boki.client import BlockingClient, Client
     from boki.cluster.state import SupervisorState
+    from boki.runtime.blocking_http_port import BlockingHttpPort
 
 Url = Annotated[
     str,
@@ -52,6 +53,14 @@ def connect(url: str, token: str) -> BlockingClient:
 
     url, token = _meant(url, token)
     return BlockingClient(url, token=token)
+
+
+def connect_port(url: str, token: str) -> BlockingHttpPort:
+    """The same for single requests."""
+    from boki.runtime.blocking_http_port import BlockingHttpPort
+
+    url, token = _meant(url, token)
+    return BlockingHttpPort(url, token)
 
 
 def connect_async(url: str, token: str) -> Client:

@@ -15,17 +15,20 @@ from typing import Any
 from boki.calls import FunctionInfo, ModuleInfo
 from boki.cli.connection import tries
 from boki.cli.signatures import command_of
-from boki.cli.terminal import path_text, results
+from boki.cli.table import cut
+from boki.cli.terminal import Nowhere, count_text, has_colour, path_text, results
 from boki.config import DevConfig, LogFormat
 from boki.host.call_lines import CallLines
 from boki.host.clock import now_us
-from boki.host.lines import DayLine, console_lines, json_line, speaker
+from boki.host.lines import FACTS, SPEAKER, DayLine, console_lines, json_line, speaker
 from boki.runtime.frames import ConsoleLine
 
 _WHO = "boki"
 _COLOURS = ((logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"))
 _CALL_COLUMNS = 60
 """A longer example of a call would not fit a line of the start screen."""
+_ROUTES = 8
+"""More routes than this would push the rest of the start screen away."""
 _DIM = "\x1b[2m"
 
 
@@ -55,7 +58,8 @@ class Screen:
             )
             return
         console = results()
-        console.print(f"[bold green]Boki[/] is listening on [bold]{url}[/]  (API: {url}/openapi.json)")
+        console.print(f"[bold green]Boki[/] is listening on [bold]{url}[/]")
+        console.print(f"  API        {url}/openapi.json", markup=False)
         console.print(f"  data       {path_text(config.data)}", markup=False)
         console.print(f"  log        {_log_text(config)}", markup=False)
         self._modules(config, modules)
@@ -75,6 +79,8 @@ class Screen:
             else:
                 names = ", ".join(sorted(function.name for function in module.functions)) or "no functions"
                 console.print(f"             {module.module}: {names}", markup=False)
+        for line in _route_lines([function for module in modules for function in module.functions]):
+            console.print(cut(line, console.width) if console.is_terminal else line, markup=False)
 
     def show_log(self, *, quiet: bool) -> None:
         """Show what Boki itself logs, from now on; `quiet`: nothing of modules that were loaded well."""
@@ -85,12 +91,12 @@ class Screen:
         if quiet:
             logging.getLogger("boki.functions").setLevel(logging.WARNING)
 
-    def event(self, event: str, text: str, level: int = logging.INFO, **facts: Any) -> None:
-        """Something happened to the system."""
+    def event(self, event: str, text: str, level: int = logging.INFO, *, who: str = _WHO, **facts: Any) -> None:
+        """Something happened to the system, or to a call: `who` is what it is about."""
         if self._as_json:
             self._json(level, event, text, **facts)
         else:
-            self._lines(now_us(), _WHO, level, text, _colour(level) or _DIM)
+            self._lines(now_us(), who, level, text, _colour(level) or _DIM)
 
     def call_lines(self) -> CallLines:
         """What writes a line for each call and each refusal, as long as they are few."""
@@ -116,7 +122,7 @@ class Screen:
         if day := self._day.before(time_us):
             write_line(*console_lines(time_us, _WHO, logging.INFO, day))
         lines = console_lines(time_us, who, level, text)
-        if colour and sys.stdout.isatty():
+        if colour and has_colour(sys.stdout):
             lines = [f"{colour}{line}\x1b[0m" for line in lines]
         write_line(*lines)
 
@@ -136,9 +142,14 @@ def function_json(line: ConsoleLine, **facts: Any) -> str:
 
 
 def write_line(*lines: str) -> None:
-    """Write the lines to stdout at once."""
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+    """Write the lines to stdout at once; nowhere from then on if nobody reads it any more. A call whose line cannot be
+    written must be answered all the same.
+    """
+    try:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        sys.stdout = Nowhere()
 
 
 class _ScreenHandler(logging.Handler):
@@ -150,7 +161,8 @@ class _ScreenHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
-        self._screen.event("log", self.format(record), record.levelno, logger=record.name)
+        text, facts = self.format(record), {"logger": record.name, **getattr(record, FACTS, {})}
+        self._screen.event("log", text, record.levelno, who=getattr(record, SPEAKER, _WHO), **facts)
 
 
 def _commands(functions: Sequence[FunctionInfo]) -> list[str]:
@@ -160,11 +172,21 @@ def _commands(functions: Sequence[FunctionInfo]) -> list[str]:
     return [*calls[:1], "boki log books", "boki status"]
 
 
+def _route_lines(functions: Sequence[FunctionInfo]) -> list[str]:
+    """The functions' own routes, one a line."""
+    routes = sorted((route, function.name) for function in functions for route in function.http)
+    width = max((len(route) for route, _ in routes[:_ROUTES]), default=0)
+    lines = [f"             {route:<{width}}  {name}" for route, name in routes[:_ROUTES]]
+    if len(routes) > _ROUTES:
+        lines.append(f"             and {len(routes) - _ROUTES} more: boki functions lists them")
+    return [line.replace("             ", "  routes     ", 1) for line in lines[:1]] + lines[1:]
+
+
 def _log_text(config: DevConfig) -> str:
     replicas = (
         "1 replica" if config.replicas == 1 else f"{config.replicas} replicas, write quorum {config.write_quorum}"
     )
-    logs = "1 physical log" if config.logs == 1 else f"{config.logs} physical logs"
+    logs = count_text(config.logs, "physical log")
     durability = (
         "fsync before acknowledging" if config.durability == "fsync" else "MEMORY ONLY: a power cut loses appends"
     )

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from boki.demo.acts import CameBack, Compared, Ingested
 
 
-@examples("boki demo", "boki demo --cluster", "boki demo queue")
+@examples("boki demo", "boki demo --cluster", "boki demo queue", "boki demo store")
 def command(
     act: Annotated[
         str,
         typer.Argument(
-            metavar="queue", help="The word queue: show queues, where departures become alerts.", show_default=False
+            metavar="queue|store",
+            help="queue: departures become alerts. store: a bank and a small Twitter, killed in the middle.",
+            show_default=False,
         ),
     ] = "",
     seed: Annotated[int | None, typer.Option(help="Repeat the moment of the kill of an earlier run.")] = None,
@@ -48,8 +50,11 @@ def command(
     """
     from boki.demo.flights import table_path
 
-    if act not in ("", "queue"):
-        raise InvalidArgument(f"there is no demo {act!r}: write `boki demo`, or `boki demo queue`")
+    if act not in ("", "queue", "store"):
+        raise InvalidArgument(f"there is no demo {act!r}: write `boki demo`, `boki demo queue` or `boki demo store`")
+    if act == "store":
+        _show_objects(secrets.randbelow(1 << 32) if seed is None else seed, is_cluster=cluster)
+        return
     table = table_path()
     if act == "queue":
         _show_queues(table, is_cluster=cluster)
@@ -109,6 +114,39 @@ def _show_queues(table: Path, *, is_cluster: bool) -> None:
         errors().print("[bold red]The demo failed[/]: alerts and late departures differ.")
         raise typer.Exit(1)
     results().print("[bold green]One alert for each late departure.[/]")
+
+
+def _show_objects(seed: int, *, is_cluster: bool) -> None:
+    from boki.child import Child
+    from boki.demo.store_act import kill_in_the_middle
+
+    with tempfile.TemporaryDirectory(prefix="boki-demo-") as folder, progress() as bar:
+        shown = bar.add_task("starting", total=None)
+        kind = UpConfig if is_cluster else DevConfig
+        config = kind(data=Path(folder) / "data", functions=functions_folder(), port=0)
+        with Child(config) as child:
+            judged = asyncio.run(
+                kill_in_the_middle(
+                    child,
+                    Random(seed),
+                    lambda what, done, of: bar.update(shown, description=what, completed=done, total=of),
+                )
+            )
+    results().print(
+        f"[bold]Killed with SIGKILL[/] when all were accepted: {judged.done_count:,} transfers were carried out, "
+        f"{judged.refused_count:,} found too little; {judged.runs_again:,} calls ran more than once."
+    )
+    results().print(
+        f"accounts with another balance than the transfers leave: {len(judged.wrong_accounts)}; totals at "
+        f"{len(judged.totals)} moments of the past: {', '.join(map(str, sorted(set(judged.totals))))} "
+        f"(opened with {judged.expected_total:,})"
+    )
+    twice = sum(count > 1 for count in judged.posts.values())
+    results().print(f"posts in the timeline: {len(judged.posts)} of {judged.expected_posts}; twice: {twice}")
+    if not judged.matches:
+        errors().print(f"[bold red]The demo failed[/] (seed {seed}).")
+        raise typer.Exit(1)
+    results().print("[bold green]Nothing was lost, and nothing happened twice.[/]")
 
 
 def functions_folder() -> Path:

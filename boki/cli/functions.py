@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from boki.calls import FunctionInfo
 from boki.cli import deploy
 from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.help import Commands, examples
@@ -35,12 +37,13 @@ def versions(context: typer.Context, as_json: AsJson = False, url: Url = "", tok
             found = client.versions()
         except InvalidArgument:
             found = None
+        running = _running(client.status()) if found and not as_json else {}
     if as_json:
         for one in known if found is None else found:
             print_json(msgspec.to_builtins(one))
         return
     if known:
-        print_table(["function~", "module"], [(signature_of(info), info.module) for info in known])
+        show_functions(known)
     if found is None:
         if not known:
             results().print("No functions yet: write some in the functions folder.")
@@ -48,10 +51,26 @@ def versions(context: typer.Context, as_json: AsJson = False, url: Url = "", tok
     if not found:
         results().print("Nothing deployed yet; run boki deploy DIR.")
         return
-    _show_versions(found)
+    _show_versions(found, running)
 
 
-def _show_versions(found: list[VersionInfo]) -> None:
+def show_functions(known: Sequence[FunctionInfo]) -> None:
+    """A table of functions; with their own routes, if some have any."""
+    columns = ["function~", "module"]
+    rows = [[signature_of(info), info.module] for info in known]
+    if any(info.http for info in known):
+        columns.append("routes~")
+        rows = [[*row, ", ".join(info.http)] for row, info in zip(rows, known, strict=True)]
+    print_table(columns, rows)
+
+
+def _running(status: Mapping[str, Any]) -> dict[str, int]:
+    """The version that runs at each engine, as far as they answer; 0: none."""
+    nodes = status.get("nodes", {})
+    return {name: told["functions_version"] for name, told in sorted(nodes.items()) if "functions_version" in told}
+
+
+def _show_versions(found: list[VersionInfo], running: Mapping[str, int]) -> None:
     rows = [
         (
             f"{info.number}{' *' if info.is_active else ''}",
@@ -67,7 +86,23 @@ def _show_versions(found: list[VersionInfo]) -> None:
         if info.broken:
             text = f"version {info.number} was deployed with broken modules: {', '.join(info.broken)}"
             results().print(text, style="yellow", markup=False)
-    results().print("* runs now; boki functions use N goes back to version N")
+    active = next((info.number for info in found if info.is_active), 0)
+    results().print(_active_text(active, running), markup=False)
+
+
+def _active_text(active: int, running: Mapping[str, int]) -> str:
+    """What the star means: the version that is to run, which an engine may not be able or not be allowed to."""
+    if not running:
+        return "* is to run; no engine says which version it runs"
+    if all(number == active for number in running.values()):
+        return "* runs now; boki functions use N goes back to version N"
+    if not any(running.values()):
+        return (
+            "* is to run, and runs at no engine: they were started with --functions-version none, or cannot run it "
+            f"(boki logs says why). boki functions use {active} has them run it"
+        )
+    told = ", ".join(f"{name} runs {f'version {number}' if number else 'none'}" for name, number in running.items())
+    return f"* is to run, and does not run everywhere (boki logs says why): {told}"
 
 
 @app.command("use")

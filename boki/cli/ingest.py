@@ -14,7 +14,7 @@ import typer
 
 from boki.cli.connection import AsJson, Token, running_here
 from boki.cli.help import Commands, examples
-from boki.cli.terminal import errors, path_text, print_json, print_table, progress, results
+from boki.cli.terminal import count_text, errors, path_text, print_json, print_table, progress, results
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,13 +110,15 @@ class Watch:
         records, dead = (sum(getattr(book, name) for book in so_far.books.values()) for name in ("records", "dead"))
         self._count += 1
         self._records, self._dead = records - self._before[0], dead - self._before[1]
-        self._bar.update(self._task, advance=count, description=f"{self._name}: batch {number}, {count:,} records")
+        self._bar.update(
+            self._task, advance=count, description=f"{self._name}: batch {number}, {count_text(count, 'record')}"
+        )
         if self._as_json:
             print_json({"pipeline": self._name, "batch": number, "records": count, "records_in_all": records})
 
     def batches(self) -> str:
         """How many have been written."""
-        return "1 batch" if self._count == 1 else f"{self._count:,} batches"
+        return count_text(self._count, "batch", "batches")
 
     def summary(self) -> str:
         """The last line."""
@@ -124,12 +126,8 @@ class Watch:
         if not self._count:
             return f"{self._name}: nothing new ({took})"
         written = self._records - self._dead
-        letters = f" and {_counted(self._dead, 'dead letter')}" if self._dead else ""
-        return f"{self._name}: {self.batches()}, {_counted(written, 'record')}{letters} into {self._place} in {took}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+        letters = f" and {count_text(self._dead, 'dead letter')}" if self._dead else ""
+        return f"{self._name}: {self.batches()}, {count_text(written, 'record')}{letters} into {self._place} in {took}"
 
 
 @app.command()

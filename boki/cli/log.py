@@ -19,6 +19,7 @@ from boki.cli.terminal import (
     Sure,
     bytes_text,
     confirm,
+    content_of,
     data_text,
     duration_text,
     errors,
@@ -29,6 +30,7 @@ from boki.cli.terminal import (
     time_cell,
 )
 from boki.errors import InvalidArgument
+from boki.faces.installed import installed
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
 
@@ -41,8 +43,8 @@ Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
 
 PAGE_RECORDS = 1_000
-RESERVED = ("!q", "!spark:")
-"""System tags that begin so belong to Boki's own libraries, which expect no records of others under them."""
+_OF_SPARK = "!spark:"
+"""How the tags of Spark sinks begin."""
 MAX_SCREEN = 300
 """Number of characters of data that are prepared for a line of a screen."""
 MAX_NAMES = 10_000
@@ -101,9 +103,9 @@ def append(
     token: Token = "",
 ) -> None:
     """Append a record, and print its seqnum once it is durable."""
-    if reserved := [tag for tag in tags or () if tag.startswith(RESERVED)]:
-        raise InvalidArgument(f"tag {reserved[0]!r} belongs to Boki's queues or Spark sinks: choose another")
-    content = sys.stdin.buffer.read() if data == "-" else data.encode()
+    for tag in tags or ():
+        _check_tag(tag)
+    content = content_of(data, f"boki log append {book} ''", may_be_empty=lines)
     with connect(url, token) as client:
         logbook = client.logbook(book)
         if lines:
@@ -287,6 +289,15 @@ def delete(book: Book, sure: Sure = False, url: Url = "", token: Token = "") -> 
         client.logbook(book).delete()  # also without records: there may be keys and a retention
     what = f"book {book} is deleted" if has_records else f"keys and retention of {book}, if there were any, are deleted"
     errors().print(what, markup=False)
+
+
+def _check_tag(tag: str) -> None:
+    """`InvalidArgument` for a tag under which the folds of a library read: they expect no records of others there."""
+    owners = [f"library {face.library}" for face in installed().faces if face.tags and tag.startswith(face.tags)]
+    if tag.startswith(_OF_SPARK):
+        owners.append("Spark sinks")
+    if owners:
+        raise InvalidArgument(f"tag {tag!r} belongs to {owners[0]}: choose another")
 
 
 def say_if_missing(client: BlockingClient, book: str, what: str = "such records") -> None:

@@ -15,7 +15,7 @@ import typer
 
 from boki.cli.connection import AsJson, data_directory, supervisor_of
 from boki.cli.help import examples
-from boki.cli.terminal import errors, print_json
+from boki.cli.terminal import errors, has_colour, print_json
 from boki.errors import InvalidArgument, Unavailable
 from boki.host.lines import console_lines, level_name, printable, speaker
 
@@ -110,7 +110,7 @@ class _Screen:
         self._as_json = as_json
         self._width = width
         self._day = datetime.now(UTC).date()
-        self._has_colour = sys.stdout.isatty()
+        self._has_colour = has_colour(sys.stdout)
 
     def show(self, lines: Iterable[LogLine]) -> None:
         """Write the lines, and the date wherever it is another one than before (at first: than today's)."""

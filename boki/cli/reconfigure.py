@@ -12,7 +12,7 @@ import typer
 from boki.cli.connection import Token, Url, connect
 from boki.cli.coordination import Chroot, Data, ZooKeeper, change_plan, place_of, with_coordinator
 from boki.cli.help import examples
-from boki.cli.terminal import progress, results
+from boki.cli.terminal import count_text, progress, results
 from boki.cluster.health import drain_left
 from boki.errors import DeadlineExceeded, InvalidArgument
 from boki.log.ids import NodeId
@@ -97,7 +97,8 @@ async def _until_installed(coordinator: ZooKeeperCoordinator, plan: ClusterPlan,
         task = bar.add_task("waiting for a controller", total=None)
         while True:
             view = (await coordinator.views())[-1]
-            bar.update(task, description=f"term {view.term}: {view.log_count} logs, {len(view.sequencers)} sequencers")
+            sequencers = count_text(len(view.sequencers), "sequencer")
+            bar.update(task, description=f"term {view.term}: {count_text(view.log_count, 'log')}, {sequencers}")
             if is_so(view, plan):
                 return view
             if time.monotonic() > deadline:
@@ -155,9 +156,9 @@ def _wait_until_empty(node: str, timeout_s: float, url: str, token: str) -> None
                 most = max(most, left)
                 bar.update(task, completed=most - left, total=most)
             if time.monotonic() > deadline:
+                why = "no controller says how far it is" if left is None else f"{count_text(left, 'shard')} left"
                 raise DeadlineExceeded(
-                    f"{node} is not empty after {timeout_s:g} s: {left} shards still need it. The drain goes on; "
-                    "`boki status` shows how far it is",
+                    f"{node} is not empty after {timeout_s:g} s: {why}. The drain goes on; `boki status` shows it",
                     outcome="unknown",
                 )
             time.sleep(_DRAIN_POLL_S)
@@ -194,8 +195,8 @@ def _drained(plan: ClusterPlan, node: NodeId, membership: Membership) -> Cluster
     left = [name for name in storage if name != node and name not in plan.draining]
     if len(left) < plan.replicas:
         raise InvalidArgument(
-            f"without {node} only {len(left)} storage nodes would be left for {plan.replicas} replicas: start another "
-            "one first"
+            f"without {node} only {count_text(len(left), 'storage node')} would be left for "
+            f"{count_text(plan.replicas, 'replica')}: start another one first"
         )
     return msgspec.structs.replace(plan, draining=(*plan.draining, node))
 
@@ -207,5 +208,4 @@ async def members(coordinator: ZooKeeperCoordinator) -> Membership:
 
 
 def _text(plan: ClusterPlan) -> str:
-    logs = "1 log" if plan.logs == 1 else f"{plan.logs} logs"
-    return f"{logs} and {plan.sequencers} sequencer{'' if plan.sequencers == 1 else 's'}"
+    return f"{count_text(plan.logs, 'log')} and {count_text(plan.sequencers, 'sequencer')}"

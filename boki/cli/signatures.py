@@ -14,6 +14,7 @@ Schema = Mapping[str, Any]
 
 NO_PAYLOAD: Final = {"type": "null"}
 _MAX_DEPTH: Final = 6
+_RESULTS: Final[Mapping[str, str]] = {"text": "str", "bytes": "bytes", "response": "Response"}
 _SAMPLES: Final[dict[str, Any]] = {"string": "Ada", "integer": 1, "number": 1.5, "boolean": True, "null": None}
 
 
@@ -22,13 +23,14 @@ def signature_of(info: FunctionInfo) -> str:
     payload: str = "bytes" if info.payload_encoding == "bytes" else "str"
     if info.payload_encoding == "json":
         payload = "" if info.payload_schema == NO_PAYLOAD else notation_of(info.payload_schema or {})
-    result = {"text": "str", "bytes": "bytes"}.get(info.result_encoding) or notation_of(info.result_schema or {})
+    result = _RESULTS.get(info.result_encoding) or notation_of(info.result_schema or {})
+    result = "stream" if info.streams else result
     return f"{info.name}({payload}) -> {result}"
 
 
 def command_of(info: FunctionInfo) -> str:
     """A `boki invoke` that this function takes; empty if none can be made up from its schema, or if it streams."""
-    if info.streams:  # which may have no end, and is printed at its end
+    if info.streams:  # which may have no end
         return ""
     words = ["boki", "invoke", info.name]
     if info.payload_encoding != "json":

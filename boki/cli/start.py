@@ -22,11 +22,11 @@ from boki.cli.flags import command_of, parameter_name
 from boki.cli.help import Commands, examples
 from boki.cluster_config import CONFIGS, NodeConfig, load_node
 from boki.config import LogFormat, settings
-from boki.host.lines import DayLine, console_lines, json_line, speaker
+from boki.host.lines import FACTS, SPEAKER, DayLine, console_lines, json_line, speaker
 from boki.host.private_files import keep_private
 from boki.host.process import prepare_process
 from boki.log.membership import Role
-from boki.node.console import FACTS, FUNCTION_LINE, SPEAKER
+from boki.node.console import FUNCTION_LINE
 from boki.runtime.frames import ConsoleLine
 
 _HELP = {

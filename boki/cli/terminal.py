@@ -7,11 +7,13 @@ command prints one JSON object a line and nothing else on stdout.
 from __future__ import annotations
 
 import functools
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -35,6 +37,20 @@ def confirm(sure: bool, what: str, question: str) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
+def content_of(data: str, empty_command: str, *, may_be_empty: bool) -> bytes:
+    """What was typed, or with `-` what comes on stdin. `InvalidArgument` if that is nothing: a command before it in the
+    pipe has failed more often than an empty record is meant; `empty_command` is what says that.
+    """
+    if data != "-":
+        return data.encode(errors="surrogateescape")
+    if sys.stdin.isatty():
+        errors().print("reading stdin; Ctrl-D ends it", style="dim")
+    content = sys.stdin.buffer.read()
+    if not content and not may_be_empty:
+        raise InvalidArgument(f"there is nothing on stdin: if it is to be empty, write `{empty_command}`", field="data")
+    return content
+
+
 @functools.cache
 def results() -> Console:
     """The console on stdout. On a terminal, lines are wrapped between words; in a pipe they stay whole."""
@@ -50,9 +66,32 @@ def errors() -> Console:
 def _console(*, is_stderr: bool) -> Console:
     from rich.console import Console
 
-    console = Console(stderr=is_stderr, highlight=False)
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:
+            """See `Console`: an end like that of any other write, not one of rich's own."""
+            raise BrokenPipeError
+
+    console = Pipe(stderr=is_stderr, highlight=False)
     console.soft_wrap = not console.is_terminal
     return console
+
+
+def stop_writing() -> None:
+    """Nobody reads the output any more: what is still buffered must not fail when the process ends."""
+    sys.stdout = sys.stderr = Nowhere()
+
+
+class Nowhere(io.TextIOBase):
+    """Takes all that is written to it: the stdout of a server whose terminal or pipe is closed, which goes on."""
+
+    def write(self, text: str, /) -> int:
+        """See `io.TextIOBase.write`."""
+        return len(text)
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether lines that are written without a console may have colours: on a terminal, unless NO_COLOR is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def print_json(value: Any) -> None:
@@ -106,6 +145,15 @@ def bytes_text(size_bytes: float) -> str:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.1f} TiB"
+
+
+def count_text(count: int, what: str, several: str = "") -> str:
+    """A number of things; `several`: their plural, if it is not `what` with an s.
+
+    >>> count_text(1, "shard"), count_text(2_000, "shard"), count_text(0, "batch", "batches")
+    ('1 shard', '2,000 shards', '0 batches')
+    """
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
 
 
 def duration_text(seconds: float) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import collections
-import io
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from boki.cli.terminal import bytes_text, results, table_lines
+from boki.cli.terminal import Nowhere, bytes_text, results, table_lines
 from boki.cluster.core import SupervisorCore
 from boki.cluster.health import leader_of, sentences
 from boki.cluster.identity import resident_bytes
@@ -93,7 +92,7 @@ class UpScreen:
         try:
             say()
         except (OSError, ValueError, SystemExit):  # rich ends the process where a pipe is broken
-            sys.stdout = _Nowhere()
+            sys.stdout = Nowhere()
             self._live = None
 
     def _drawn(self) -> RenderableType:
@@ -115,13 +114,6 @@ class UpScreen:
         return Group(
             head, *lines, table, *said, *(Text(event, style="dim", overflow="ellipsis") for event in self._events), hint
         )
-
-
-class _Nowhere(io.TextIOBase):
-    """Takes all that is written to it."""
-
-    def write(self, text: str, /) -> int:
-        return len(text)
 
 
 _COLUMNS: Sequence[str] = ("role", "node", "state", "pid>", "restarts>", "memory>")

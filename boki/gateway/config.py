@@ -24,6 +24,8 @@ class Patience:
     body_idle_s: float = 10.0
     """Until it is given up for coming more slowly than `body_bytes_per_s`."""
     body_bytes_per_s: int = 16 * KIB
+    body_stall_s: float = 3.0
+    """The same while others want the bytes that it holds of the budget, and no burst before counts for longer."""
     reader_s: float = 30.0
     """Until a large answer, or one piece of a subscription, is taken."""
     linger_s: float = 2.0

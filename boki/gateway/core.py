@@ -13,7 +13,7 @@ an `Answer` of `tick` (overdue, or held for too long). What comes later finds it
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -145,6 +145,8 @@ class GatewayCore:
         self._calls: dict[str, _Started] = {}
         self._held: dict[str, None] = {}  # tokens, the oldest first
         self._start_count = 0
+        self.make_room: Callable[[int], None] = lambda _: None
+        """Called before bytes are refused, with how many are missing: it may end bodies that have stalled."""
 
     @property
     def call_count(self) -> int:
@@ -374,6 +376,7 @@ class GatewayCore:
     def take_answer_bytes(self, size_bytes: int) -> None:
         """The same for an answer that cannot be had again: it may use the overdraft."""
         most = self.budget.bytes_in_flight + self.budget.overdraft_bytes
+        self._want(size_bytes, most)
         if self.bytes_in_flight + size_bytes > most:
             raise Overloaded(
                 f"it was carried out, but {self.bytes_in_flight} of {most} bytes are in flight: its answer of "
@@ -387,6 +390,7 @@ class GatewayCore:
 
     def take_bytes(self, size_bytes: int) -> None:
         """Hold these bytes, or raise `Overloaded`. They are given back through `bytes_in_flight`."""
+        self._want(size_bytes, self.budget.bytes_in_flight)
         if self.bytes_in_flight + size_bytes > self.budget.bytes_in_flight:
             raise Overloaded(
                 f"{self.bytes_in_flight} of {self.budget.bytes_in_flight} bytes are in flight: "
@@ -395,6 +399,11 @@ class GatewayCore:
                 limit=self.budget.bytes_in_flight,
             )
         self.bytes_in_flight += size_bytes
+
+    def _want(self, size_bytes: int, most: int) -> None:
+        missing_bytes = self.bytes_in_flight + size_bytes - most
+        if missing_bytes > 0:
+            self.make_room(missing_bytes)
 
     def _give_up(self, token: str, failure: Failure) -> Answer:
         self.finish(token)

@@ -17,6 +17,7 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 from prometheus_client import CollectorRegistry
 
 from boki.errors import BokiError, NotFound, Unauthorized, Unavailable
+from boki.faces import Route
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore, Share, Standing
@@ -27,13 +28,13 @@ from boki.gateway.http.books import LogBooks
 from boki.gateway.http.browsers import Browsers, dress
 from boki.gateway.http.calls import FunctionCalls
 from boki.gateway.http.connections import Connections, connection_of, send
-from boki.gateway.http.consumers import Consumers
 from boki.gateway.http.deployments import DeploymentPages
 from boki.gateway.http.invocations import Invocations
+from boki.gateway.http.libraries import Libraries
+from boki.gateway.http.library_port import LibraryPort
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.metrics import GatewayMetrics
-from boki.gateway.http.queues import Queues
-from boki.gateway.http.routing import Route, Routes
+from boki.gateway.http.routing import Routes, method_of
 from boki.gateway.http.subscriptions import Subscriptions
 from boki.gateway.http.system import SystemPages
 from boki.host.clock import now_us
@@ -71,14 +72,14 @@ class Gateway:
         self._metrics = GatewayMetrics(self.core, registry)
         self._calls = FunctionCalls(backend, self.core, config, clock)
         self._door = LogDoor(backend, self.core, config)
-        self._consumers = Consumers(self._door, self._calls, backend)
+        self._libraries = Libraries(LibraryPort(self._door, self._calls, backend), registry)
         self._routes = Routes(
             [
                 *self._calls.routes(),
                 *Invocations(backend, self.core, config).routes(),
                 *LogBooks(self._door).routes(),
                 *Subscriptions(self._door).routes(),
-                *Queues(self._door).routes(),
+                *self._libraries.routes(),
                 *BinaryEndpoint(self._door).routes(),
                 *DeploymentPages(backend, self.core, config).routes(),
                 *SystemPages(backend, self.core, self._metrics, BackendMetrics(registry)).routes(),
@@ -97,12 +98,13 @@ class Gateway:
         reserved = reserved_files()
         max_count = min(self.config.max_connections, max(file_limit() - reserved, _MIN_CONNECTIONS))
         self._connections = Connections(self._handle, patience=self.config.patience, max_count=max_count)
+        self.core.make_room = self._connections.arrivals.make_room
         # What waits in the backlog is accepted in one go, before any of it can be refused.
         self._server = await loop.create_server(
             self._connections, self.config.host, self.config.port, backlog=min(1024, reserved // 2), reuse_address=True
         )
         self._calls.start()
-        self._consumers.start()
+        self._libraries.start()
 
     @property
     def port(self) -> int:
@@ -127,7 +129,7 @@ class Gateway:
     def drain(self) -> None:
         """Say that it is not ready, refuse what is new, end subscriptions and long polls; calls go on."""
         self.core.drain()
-        self._consumers.stop()
+        self._libraries.stop()
         self._door.close()
 
     async def stop(self, drain_s: float = 10.0) -> None:
@@ -140,7 +142,7 @@ class Gateway:
             return
         try:
             async with asyncio.timeout(drain_s):
-                await self._consumers.finish()
+                await self._libraries.finish()
                 while not self.core.is_idle:
                     self._answered.clear()
                     await self._answered.wait()
@@ -215,11 +217,12 @@ class Gateway:
 
     def _find(self, request: BaseRequest, path: str) -> tuple[Route, list[str]]:
         """The route of a request that is let in. Who is not does not learn which paths there are."""
+        method = method_of(request)
         try:
-            found = self._routes.find(request.method, path)
+            found = self._routes.find(method, path)
         except NotFound:
             self._authorize(request)
-            found = self._calls.route_of(request.method, path)
+            found = self._calls.route_of(method, path)
         except BokiError:
             self._authorize(request)
             raise

@@ -17,7 +17,9 @@ from boki.config import DevConfig
 pytestmark = pytest.mark.xdist_group("one running system")
 
 FUNCTIONS = '''"""Functions of a test."""
-from boki import Context, function
+from collections.abc import AsyncIterator
+
+from boki import Context, Event, function
 
 
 @function
@@ -39,6 +41,23 @@ async def reverse(ctx: Context, data: bytes) -> bytes:
 @function
 async def book_name(ctx: Context) -> str:
     return ctx.logbook.name
+
+
+@function
+async def lines(ctx: Context, first: str) -> AsyncIterator[str]:
+    yield first + "\\n"
+    record = await ctx.logbook.read_next(wait_s=50)
+    yield f"{record.data.decode()}\\n"
+    if first == "bad":
+        raise ValueError("on purpose")
+
+
+@function
+async def events(ctx: Context, count: int) -> AsyncIterator[Event]:
+    for number in range(abs(count)):
+        yield Event({"n": number}, event="error" if number == 1 else "")
+    if count < 0:
+        raise ValueError("on purpose")
 
 
 @function
@@ -100,6 +119,31 @@ def test_a_payload_may_come_from_stdin(url: str) -> None:
     assert done.stdout == b"\x01\x00\xff"
 
 
+@pytest.mark.parametrize(("first", "code"), [("good", 0), ("bad", 1)])
+def test_a_stream_is_printed_as_it_arrives(url: str, first: str, code: int) -> None:
+    """The second line waits for what happens once the first one was read; a failure after it shows at the end."""
+    book = f"lines-{first}"
+    words = ["invoke", "lines", first, "--book", book, "--url", url, "--token", "secret"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "boki", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{first}\n"
+        good(url, "log", "append", book, "second")
+        out, told = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "second\n")
+    assert ("its function raised" in told) is bool(code)
+
+
+@pytest.mark.parametrize(("count", "code"), [("3", 0), ("-3", 1)])
+def test_events_are_printed_and_the_last_one_may_be_an_error(url: str, count: str, code: int) -> None:
+    """The gateway's is the command's own error; one of the function that has the same name is only printed."""
+    done = run(url, "invoke", "events", "--", count)
+    assert done.exit_code == code
+    assert done.stdout == 'data: {"n":0}\n\nevent: error\ndata: {"n":1}\n\ndata: {"n":2}\n\n'
+    assert ("events: ValueError: on purpose" in done.stderr) is bool(code)
+
+
 def test_logged_calls_are_listed_shown_cancelled_and_run_again(url: str) -> None:
     """By the ids that they were given; the result is printed as that of a plain call."""
     done = run(url, "invoke", "greet", "Kim", "--async")
@@ -133,6 +177,16 @@ def test_a_logged_call_prints_its_id_and_a_key_runs_it_once(url: str) -> None:
     for _ in range(2):
         assert good(url, "invoke", "greet", "Eve", "--key", "k2", "--book", "keyed").strip() == "Hello Eve"
     assert len(objects(good(url, "log", "read", "keyed", "--json"))) == 1
+
+
+def test_a_logged_call_takes_a_policy_from_the_command_line(url: str) -> None:
+    """Under a key, and asynchronous: it runs as often as that says."""
+    policy = ("--retry", '{"attempts": 2, "first_s": 0}')
+    assert run(url, "invoke", "fail", "--key", "k3", *policy).exit_code == 1
+    later = good(url, "invoke", "fail", "--async", *policy).strip()
+    run(url, "calls", "result", later, "--wait-s", "20")
+    calls = objects(good(url, "calls", "list", "--function", "fail", "--json"))
+    assert [(call["state"], call["attempts"]) for call in calls] == [("failed", 2)] * 2
 
 
 def test_what_is_appended_is_read_followed_listed_and_trimmed(url: str) -> None:
@@ -241,7 +295,7 @@ def test_status_is_one_screen_or_one_object(url: str) -> None:
     """What is up, and the functions."""
     status = json.loads(good(url, "status", "--json"))
     assert status["ready"] is True
-    assert set(status["functions"]) == {"add", "book_name", "fail", "greet", "reverse"}
+    assert set(status["functions"]) == {"add", "book_name", "events", "fail", "greet", "lines", "reverse"}
     text = good(url, "status")
     for word in ("ready", "storage-1", "sequencer-1", "greet", "fsync"):
         assert word in text
@@ -272,10 +326,10 @@ def test_a_function_that_raises_shows_its_type_message_and_place(url: str) -> No
         (["log", "trim", "orders", "soon", "--yes"], 2, "seqnum"),
         (["log", "read", "orders", "--limit", "0"], 2, "--limit"),
         (["invoke", "greet", "x", "--delay-s", "1"], 2, "--async"),
-        (["invoke", "greet", "x", "--async", "--delay-s", "inf"], 2, "delay_s"),
-        (["invoke", "greet", "x", "--timeout-s", "nan"], 2, "timeout_s"),
-        (["invoke", "greet", "x", "--timeout-s", "inf"], 2, "timeout_s"),
-        (["invoke", "greet", "x", "--timeout-s", "-1"], 2, "timeout_s"),
+        (["invoke", "greet", "x", "--async", "--delay-s", "inf"], 2, "--delay-s must be finite"),
+        (["invoke", "greet", "x", "--timeout-s", "nan"], 2, "--timeout-s must be finite"),
+        (["invoke", "greet", "x", "--timeout-s", "inf"], 2, "--timeout-s must be finite"),
+        (["invoke", "greet", "x", "--timeout-s", "-1"], 2, "--timeout-s must be above 0, not -1"),
     ],
 )
 def test_mistakes_are_explained_without_a_traceback(url: str, words: list[str], code: int, hint: str) -> None:
@@ -317,14 +371,18 @@ def test_the_functions_of_boki_dev_are_listed_with_their_signatures(url: str) ->
         "function\tmodule",
         "add([int, ...]) -> {str: int}\tapp",
         "book_name() -> str\tapp",
+        "events(int) -> stream\tapp",
         "fail() -> None\tapp",
         "greet(str) -> str\tapp",
+        "lines(str) -> stream\tapp",
         "reverse(bytes) -> bytes\tapp",
     ]
     assert [one["name"] for one in objects(good(url, "functions", "--json"))] == [
         "add",
         "book_name",
+        "events",
         "fail",
         "greet",
+        "lines",
         "reverse",
     ]

@@ -1,9 +1,15 @@
 """Completion in a shell: commands, options, choices, and what a running system knows."""
 
+import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +55,9 @@ def system(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     for name in ("BOKI_URL", "BOKI_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(completion, "connect", connect)
-    monkeypatch.setattr("boki.cli.queue.names_of", lambda _url, _token, book: [f"{book}-1", f"{book}-2"])
+    monkeypatch.setattr(
+        "boki.libs.bokiqueue.face.commands.names_of", lambda _url, _token, book: [f"{book}-1", f"{book}-2"]
+    )
     return asked
 
 
@@ -74,6 +82,9 @@ def system(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         ("bench ap", ["append"]),
         ("bench append re", ["read", "restart", "repair"]),
         ("completion z", ["zsh"]),
+        ("dev --durability=m", ["--durability=memory"]),
+        ("invoke --book=g", ["--book=guests"]),
+        ("dev --nonsense=", []),
         ("nonsense ", []),
         ("invoke --nonsense g", ["greet", "gather"]),
         ("deploy src", []),
@@ -125,6 +136,25 @@ def test_each_shell_gets_lines_in_its_form(system: list[tuple[str, str]], shell:
     assert CliRunner().invoke(app, ["completion", shell, "--", "invoke", "gr"]).output == f"{line}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["dev", "--durability", "=", "m"], "memory"),
+        (["dev", "--durability", "=", ""], "fsync"),
+        (["log", "read", "shop", ":", "t"], "teas"),
+        (["log", "read", "shop", ":"], "teas"),
+        (["log", "read", "shop:t"], "shop:teas"),
+        (["log", "read", "--tag", "a", ":", "b", "shop"], "shop:teas"),
+    ],
+)
+def test_bash_breaks_words_at_colons_and_replaces_the_rest(
+    monkeypatch: pytest.MonkeyPatch, system: list[tuple[str, str]], words: list[str], line: str
+) -> None:
+    """Unless its user has told it otherwise: then the word comes whole."""
+    monkeypatch.setattr(Client, "books", lambda _self, limit: [SimpleNamespace(name="shop:teas", record_count=1)])
+    assert CliRunner().invoke(app, ["completion", "bash", "--", *words]).output.splitlines()[0] == line
+
+
 def test_an_unknown_shell_is_refused() -> None:
     """With those that there are."""
     done = CliRunner().invoke(app, ["completion", "tcsh"])
@@ -134,15 +164,55 @@ def test_an_unknown_shell_is_refused() -> None:
     )
 
 
-def test_bash_completes_with_the_script() -> None:
-    """A real bash, which calls a real boki."""
-    bash = shutil.which("bash")
-    assert bash is not None
-    script = f"""
-boki() {{ {sys.executable} -m boki "$@"; }}
-eval "$(boki completion bash)"
-COMP_WORDS=(boki queue re); COMP_CWORD=2; _boki_completion; echo "${{COMPREPLY[*]}}"
-COMP_WORDS=(boki dev --durability ''); COMP_CWORD=3; _boki_completion; echo "${{COMPREPLY[*]}}"
-"""
-    done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["redrive", "replay", "fsync", "memory"]
+TYPED = {
+    "boki que": "queue",
+    "boki queue red": "queue redrive",
+    "boki dev --durability m": "dev --durability memory",
+    "boki dev --durability=m": "dev --durability=memory",
+    "boki dev --insec": "dev --insecure",
+    "boki deploy fold": "deploy folder",
+}
+"""What is typed before the tab key, and the words of the command that runs then."""
+STARTS = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"], "fish": ["--no-config", "-i"]}
+SHELLS = [shell for shell in STARTS if shutil.which(shell)]
+"""Those that are installed here; bash always is."""
+
+
+def in_terminal(shell: str, folder: Path, lines: list[str], wanted: list[str]) -> str:
+    """What the shell writes to a terminal in which the lines are typed, until it has written all that is wanted."""
+    environment = {**os.environ, "HOME": str(folder), "PS1": "", "TERM": "dumb", "BOKI_URL": "http://127.0.0.1:9"}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execvpe(shell, [shell, *STARTS[shell]], environment)
+    written = ""
+    deadline = time.monotonic() + 60
+    try:
+        for line, said in zip(lines, wanted, strict=True):
+            os.write(terminal, line.encode())
+            while said not in written:
+                left_s = deadline - time.monotonic()
+                assert left_s > 0, written
+                if select.select([terminal], [], [], left_s)[0]:
+                    written += os.read(terminal, 65_536).decode(errors="replace")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    return written
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_completes_what_is_typed_in_a_terminal(shell: str, tmp_path: Path) -> None:
+    """A real shell with its script, and a tab key. The command that runs is the completed one."""
+    (tmp_path / "folder").mkdir()
+    boki = f"{sys.executable} -m boki"
+    script = subprocess.run([*boki.split(), "completion", shell], capture_output=True, text=True, check=True).stdout
+    if shell == "fish":
+        script += f'function boki; if [ $argv[1] = completion ]; {boki} $argv; else; echo "ran<$argv>"; end; end\n'
+    else:
+        script += f'boki() {{ if [ $1 = completion ]; then {boki} "$@"; else echo "ran<$*>"; fi; }}\n'
+    (tmp_path / "script").write_text(script)
+    setup = {"zsh": "autoload -Uz compinit; compinit -u; "}.get(shell, "")
+    lines = [f"{setup}. ./script; echo re''ady\r", *(f"{line}\t\r" for line in TYPED)]
+    in_terminal(shell, tmp_path, lines, ["ready", *(f"ran<{words}" for words in TYPED.values())])

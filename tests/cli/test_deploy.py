@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,6 +19,7 @@ from boki.deploy.versions import Deployment, VersionInfo
 from boki.errors import InvalidArgument, NotFound
 
 NEW = VersionInfo(number=2, bundle_hash="ab" * 32, deployed_us=1_700_000_000_000_000, size_bytes=2048, functions=("f",))
+NEW_AND_ACTIVE = msgspec.structs.replace(NEW, is_active=True)
 OLD = VersionInfo(
     number=1, bundle_hash="cd" * 32, deployed_us=1_600_000_000_000_000, size_bytes=9, functions=(), broken=("bad",)
 )
@@ -29,6 +31,7 @@ class Client:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.engines = {"engine-1": True, "engine-2": True}
+        self.running = {"engine-1": 2, "engine-2": 2}
         self.superseded_by = 0
         self.refusal: Exception | None = None
         self.kept = [NEW, OLD]
@@ -41,6 +44,9 @@ class Client:
 
     def functions(self) -> list[FunctionInfo]:
         return [FunctionInfo(name="f", module="app", is_async=True, payload_encoding="text", result_encoding="bytes")]
+
+    def status(self) -> dict[str, Any]:
+        return {"nodes": {name: {"functions_version": number} for name, number in self.running.items()}}
 
     def versions(self) -> list[VersionInfo]:
         return self.kept
@@ -150,3 +156,31 @@ def test_going_back_to_a_version(client: Client) -> None:
     gone = boki("functions", "use", "9")
     assert gone.exit_code == 1
     assert "there is no version 9" in gone.output
+
+
+@pytest.mark.parametrize(
+    ("running", "told"),
+    [
+        ({"engine-1": 2, "engine-2": 2}, "* runs now; boki functions use N goes back to version N"),
+        (
+            {"engine-1": 0, "engine-2": 0},
+            (
+                "* is to run, and runs at no engine: they were started with --functions-version none, or cannot run it "
+                "(boki logs says why). boki functions use 2 has them run it"
+            ),
+        ),
+        (
+            {"engine-1": 1, "engine-2": 0},
+            (
+                "* is to run, and does not run everywhere (boki logs says why): engine-1 runs version 1, engine-2 "
+                "runs none"
+            ),
+        ),
+        ({}, "* is to run; no engine says which version it runs"),
+    ],
+)
+def test_the_list_says_what_really_runs(client: Client, running: dict[str, int], told: str) -> None:
+    """Engines may run without functions, or the previous version, or not answer."""
+    client.kept = [NEW_AND_ACTIVE, OLD]
+    client.running = running
+    assert boki("functions").output.splitlines()[-1] == told

@@ -103,6 +103,17 @@ def test_the_start_is_announced_and_functions_speak_as_json(tmp_path: Path) -> N
         assert (line["text"], line["function"], len(line["invocation"])) == ("greeting Ada", "greet", 32)
 
 
+def test_a_console_that_nobody_reads_holds_up_no_call(tmp_path: Path) -> None:
+    """`boki dev | head`, or a terminal that was closed: the lines are lost, and nothing else."""
+    with Running(tmp_path, "--log-format", "json") as running:
+        url = running.event("ready")["url"]
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+        assert [post(f"{url}/function/greet", who) for who in ("Ada", "Bob")] == ["Hello Ada", "Hello Bob"]
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(30) == 0
+
+
 def test_the_start_screen_says_where_it_listens_and_what_is_broken(tmp_path: Path) -> None:
     """For people: address, data, functions, the broken module with file and line, and commands that work as printed."""
     with Running(tmp_path) as running:

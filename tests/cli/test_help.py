@@ -14,7 +14,7 @@ from boki.cli.help import Command, Group, examples_of, summary_of
 
 MAX_SUMMARY = 60
 GROUPS = {
-    "Develop": ["new", "dev", "invoke", "calls", "status", "log", "queue", "demo"],
+    "Develop": ["new", "dev", "invoke", "calls", "status", "log", "queue", "store", "flow", "demo"],
     "Cluster": ["up", "down", "deploy", "functions", "logs", "reconfigure", "drain", "undrain", "keygen", "start"],
     "Spark": ["ingest"],
     "Measure and test": ["bench", "chaos", "sim", "doctor", "completion"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from typer.testing import CliRunner
 
 from boki.cli import logs
 from boki.cli.app import app
-from boki.host.lines import console_lines, json_line
+from boki.cli.start import log_to
+from boki.config import LogFormat
+from boki.host.lines import FACTS, SPEAKER, console_lines, json_line
+from tests.node.test_console import own_logging
 
 NO_CLUSTER = (
     "error: no cluster has run on nowhere: start one with `boki up`, or name its directory with --data. "
@@ -66,6 +70,24 @@ def test_lines_are_chosen_by_level_and_function(data: Path) -> None:
     ]
     assert found[1]["module"] == "m"
     assert (found[2]["function"], found[2]["invocation"]) == ("boom", "269101f6")
+
+
+def test_the_engines_line_about_a_run_is_one_of_its_function(data: Path) -> None:
+    """Also the last one, that the call has failed for good: it is logged as the call's, in both formats."""
+    about = logging.LogRecord("boki.calls", logging.WARNING, "", 0, "attempt 2 of 2 ended with x", None, None)
+    vars(about).update({SPEAKER: "greet[77aa00bb]", FACTS: {"function": "greet", "invocation": "77aa00bbcc"}})
+    files: dict[str, LogFormat] = {"engine-1.log": "console", "engine-2.log": "json"}
+    for file, log_format in files.items():
+        stream = StringIO()
+        with own_logging():
+            log_to(stream, log_format, file.removesuffix(".log"))
+            logging.getLogger().handle(about)
+        with (data / "cluster/logs" / file).open("a") as log:
+            log.write(stream.getvalue())
+    assert printed("--function", "greet", "--level", "warning", "--data", str(data)) == [
+        "engine-1 greet[77aa00bb] WARNING attempt 2 of 2 ended with x",
+        "engine-2 greet[77aa00bb] WARNING attempt 2 of 2 ended with x",
+    ]
 
 
 def test_following_prints_what_is_written_and_nodes_that_are_new(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,9 +195,20 @@ def rows(done: Result) -> list[dict[str, Any]]:
 def test_a_queue_is_created_and_configured(url: str) -> None:
     """With all its settings printed; creating it again changes nothing and says so; what is left out stays."""
     made = boki(url, "queue", "create", "shop", "made", "--shards", "2", "--max-deliveries", "3")
-    assert made.output == "made: 2 shard(s) · 3 deliveries, then a dead letter · no maximum length · nothing retained\n"
-    again = boki(url, "queue", "create", "shop", "made", "--max-length", "5")
-    assert "queue made is there already: `boki queue configure` changes its settings" in again.output
+    assert made.output == "made: 2 shards · 3 deliveries, then a dead letter · no maximum length · nothing retained\n"
+    for words in ((), ("--max-deliveries", "3", "--shards", "2")):
+        same = boki(url, "queue", "create", "shop", "made", *words)
+        assert (same.stdout, same.stderr) == (made.stdout, "queue made is there already\n")
+    other = boki(url, "queue", "create", "shop", "made", "--max-length", "5", "--max-deliveries", "4", code=1)
+    assert (other.stdout, other.stderr) == (
+        made.stdout,
+        (
+            "queue made is there already, with --max-deliveries 3, --max-length 0: `boki queue configure shop made "
+            "--max-deliveries 4 --max-length 5` changes that\n"
+        ),
+    )
+    other = boki(url, "queue", "create", "shop", "made", "--shards", "1", code=1)
+    assert "is there already, with --shards 2: the number of shards is fixed: create another queue" in other.stderr
     changed = boki(url, "queue", "configure", "shop", "made", "--retain-s", "86400", "--json")
     assert rows(changed) == [{"queue": "made", "shards": 2, "max_deliveries": 3, "max_length": 0, "retain_s": 86400.0}]
     assert "retained for 24h" in boki(url, "queue", "configure", "shop", "made").output
@@ -205,6 +216,14 @@ def test_a_queue_is_created_and_configured(url: str) -> None:
     assert "there is no queue 'nothing' in book 'shop'" in missing.output
     other = boki(url, "queue", "create", "shop", "made", "--shards", "4", code=2)
     assert "was created with 2 shards" in other.output
+
+
+def test_a_queue_that_nothing_was_taken_from_has_no_table_of_groups(url: str) -> None:
+    """Column names without a row said nothing."""
+    boki(url, "queue", "push", "shop", "fresh", "one")
+    stats = boki(url, "queue", "stats", "shop", "fresh")
+    assert stats.stderr == "no consumer group yet: the first pop or lease makes the default one\n"
+    assert "in flight" not in stats.stdout
 
 
 def test_receipts_are_good_in_later_commands(url: str) -> None:
@@ -219,6 +238,8 @@ def test_receipts_are_good_in_later_commands(url: str) -> None:
     boki(url, "queue", "nack", "shop", "leased", "-", "--reason", "no cow", stdin=f"{milk['receipt']}\n")
     (again,) = rows(boki(url, "queue", "lease", "shop", "leased", "--json"))
     assert (again["text"], again["deliveries"]) == ("milk", 2)
+    old = boki(url, "queue", "ack", "shop", "leased", tea["receipt"], code=1)
+    assert "error: the message of queue 'leased' is not leased by this consumer any more: nothing was" in old.output
     both = boki(url, "queue", "nack", "shop", "leased", again["receipt"], tea["receipt"], "--json", code=1)
     assert [row["done"] for row in rows(both)[:2]] == [True, False]
     assert "are not leased by this consumer any more" in both.output

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from boki.calls import CallStatus, FunctionInfo, ModuleInfo
-from boki.cli import bench, calls, cluster_status, functions, ingest, log, queue, status, terminal, up_screen
+from boki.cli import bench, calls, cluster_status, functions, ingest, log, status, terminal, up_screen
 from boki.cli.app import app
 from boki.cli.console import Screen
 from boki.cli.up_screen import UpScreen
@@ -22,6 +22,7 @@ from boki.config import DevConfig
 from boki.deploy.versions import VersionInfo
 from boki.errors import FunctionFailed
 from boki.libs.bokiqueue.administration import DeadLetter, GroupStats, QueueStats
+from boki.libs.bokiqueue.face import commands as queue
 from boki.log.record import Record
 from boki.runtime.http_exchange import Invocation, Invocations
 
@@ -173,7 +174,9 @@ CALLS = [
         due_us=TIME_US,
         started_us=TIME_US,
         last_started_us=TIME_US,
-        next_us=TIME_US if state == "retrying" else 0,
+        next_us=TIME_US if state in ("retrying", "suspended") else 0,
+        wakes=[{"book": "orders", "tag": "!fi:order-17", "min_seqnum": 3}] if state == "suspended" else (),
+        note="waits for the payment provider" if state == "suspended" else "",
         errors={"PaymentProviderUnavailable": 11, "call_lost": 1},
         last_error=FunctionFailed("handle_order_of_a_customer: PaymentProviderUnavailable: " + 12 * "try it later "),
     )
@@ -196,7 +199,13 @@ class Client:
         fields = {"item": {"type": "string"}, "count": {"type": "integer", "default": 1}}
         schema = {"type": "object", "properties": fields, "required": ["item"]}
         return [
-            FunctionInfo(name=f"place-order-{at}", module="orders", is_async=True, payload_schema=schema)
+            FunctionInfo(
+                name=f"place-order-{at}",
+                module="orders",
+                is_async=True,
+                payload_schema=schema,
+                http=(f"POST /orders/{{item}}/{at}", f"PUT /orders-by-name/{{item}}/{at}")[: 2 - at],
+            )
             for at in range(3)
         ]
 
@@ -212,8 +221,8 @@ class Client:
     def calls(self, **_filter: Any) -> Invocations:
         return Invocations(calls=CALLS)
 
-    def invocation(self, _id: str, **_options: Any) -> Invocation:
-        return CALLS[0]
+    def invocation(self, invocation: str, **_options: Any) -> Invocation:
+        return next((call for call in CALLS if call.id == invocation or call.state == invocation), CALLS[0])
 
 
 @pytest.fixture(params=[80, 120])
@@ -263,8 +272,10 @@ def said(monkeypatch: pytest.MonkeyPatch) -> None:
         (["log", "read", "b"], ["8796093022208", "2026-11-22 ", "guest:Ada", "order:8125", "country:Netherlands"]),
         (["log", "tail", "b", "--no-follow"], ["8796093022208", "guest:Ada, order:8125"]),
         (["functions"], ["handle_order_5", "place-order-2({", "orders", "payments", "refunds", "2026-11-22 ", "(UTC)"]),
+        (["functions"], ["routes", "POST /orders/{item}/0", "/orders-by-name/{item}/0", "POST /orders/{item}/1"]),
         (["ingest", "status", "p.toml"], ["visits", "123,455,789"]),
-        (["calls", "list"], ["80000000000000000000000000000001", "cancelled", "retrying", "12"]),
+        (["calls", "list"], ["80000000000000000000000000000001", "cancelled", "retrying", "suspended", "12"]),
+        (["calls", "show", "suspended"], ["suspended", "order-17", "provider"]),
         (["calls", "show", "8" * 32], ["80000000000000000000000000000000", "PaymentProviderUnavailable: 11", " UTC"]),
     ],
     ids=lambda value: " ".join(value),
@@ -303,6 +314,22 @@ def test_the_status_of_a_cluster_is_unbroken(
     )
 
 
+def test_the_status_of_a_cluster_tells_which_engines_were_told_to_run_nothing(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All else may be well, and no call is answered."""
+    nodes: dict[str, Any] = {name: {"role": "engine", "functions_held_back": True} for name in ("engine-1", "engine-2")}
+    cluster_status.show({**CLUSTER, "functions": [], "nodes": nodes}, None)
+    text = "".join(capsys.readouterr())
+    is_unbroken(text, width)
+    told = "engine-1, engine-2 run none, by --functions-version none: `boki functions use` ends that"
+    assert f"Functions: none; {told}" in " ".join(text.split())
+    nodes["engine-1"]["functions_held_back"] = False
+    cluster_status.show({**CLUSTER, "functions": ["greet"], "nodes": nodes}, None)
+    text = " ".join("".join(capsys.readouterr()).split())
+    assert "Functions: greet; engine-2 runs none, by --functions-version none: " in text
+
+
 def test_the_status_of_a_single_process_is_unbroken(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Facts, logs, nodes, functions."""
     status.show(DEV)
@@ -336,7 +363,12 @@ def test_the_start_screen_of_boki_dev_is_unbroken(
     """Where it listens, on which data, its functions, what is broken, what to try."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "functions").mkdir()
-    many = [FunctionInfo(name=f"handle_order_number_{at}", module="orders", is_async=True) for at in range(12)]
+    many = [
+        FunctionInfo(
+            name=f"handle_order_number_{at}", module="orders", is_async=True, http=(f"GET /orders-of-{at:02}/{{item}}",)
+        )
+        for at in range(12)
+    ]
     modules = [
         ModuleInfo(module="orders", path="orders.py", functions=tuple(many)),
         ModuleInfo(module="broken", path="broken.py", error="functions/broken.py:3: SyntaxError: expected ':'"),
@@ -344,7 +376,13 @@ def test_the_start_screen_of_boki_dev_is_unbroken(
     Screen("console").started("http://127.0.0.1:8080", DevConfig(), modules)
     text = capsys.readouterr().out
     is_unbroken(text, width)
+    assert (
+        "  API        http://127.0.0.1:8080/openapi.json" in text.splitlines()
+    )  # a line of its own, at 80 columns, too
     words_are_whole(text, "handle_order_number_11", "http://127.0.0.1:8080/openapi.json")
+    assert "  routes     GET /orders-of-00/{item}  handle_order_number_0" in text.splitlines()
+    assert "             GET /orders-of-07/{item}  handle_order_number_7" in text.splitlines()
+    assert "             and 4 more: boki functions lists them" in text.splitlines()
 
 
 def test_the_table_of_boki_bench_is_unbroken(width: int, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,16 @@
 
 import io
 import json
+import logging
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
 from boki.cli import terminal
 from boki.cli.app import explain
+from boki.cli.console import Screen
 from boki.cli.log import record_json
 from boki.cli.table import head_and_lines
 from boki.cli.terminal import data_text, print_json
@@ -96,3 +100,41 @@ def test_what_a_function_raised_cannot_move_the_cursor(capsys: pytest.CaptureFix
         "first",
         "\\x1b]0;title\\x07 [red]",
     ]
+
+
+class Terminal(io.StringIO):
+    """A stream that is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_lines_of_functions_have_colours_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], coloured: bool
+) -> None:
+    """Those of `boki dev` and `boki logs` are written without a console, and obey NO_COLOR as it does."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out = Terminal()
+    monkeypatch.setattr("sys.stdout", out)
+    Screen("console").event("failed", "no", logging.ERROR)
+    assert ("\x1b[31m" in out.getvalue()) is coloured
+    assert not terminal.has_colour(io.StringIO())
+
+
+@pytest.mark.parametrize("words", [["-h"], ["bench", "-h"], ["doctor"]], ids=" ".join)
+def test_output_that_nobody_reads_ends_a_command_as_it_ends_cat(words: list[str]) -> None:
+    """`boki … | head`: by the convention of SIGPIPE, without a word, and not as a command that has failed."""
+    command = [sys.executable, "-m", "boki", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (141, b"")

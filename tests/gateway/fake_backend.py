@@ -16,6 +16,7 @@ import aiohttp
 from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
 from boki.engine.calls.ledger import Owner
 from boki.engine.calls.logged_calls import LoggedCalls
+from boki.engine.calls.sleepers import Finish
 from boki.errors import BokiError, InvalidArgument
 from boki.gateway.backend import EngineWatcher, StreamControl
 from boki.gateway.config import GatewayConfig, Patience
@@ -172,6 +173,12 @@ class _LedgerPort:
             if answer.slabs:
                 return answer
             await changed.wait()
+
+    def watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
+        """Nothing here is suspended for a record."""
+
+    def unwatch(self, book: str, tag: str, finish: Finish) -> None:
+        """See `watch`."""
 
 
 BROKEN = ModuleInfo(module="broken", path="broken.py", error="broken.py:3: SyntaxError: invalid syntax")

@@ -9,8 +9,8 @@ import pytest
 
 from boki.calls import FunctionInfo
 from boki.gateway.http.bodies import describes_record, message_value
-from boki.gateway.http.places import item_of, payload_of, single_payload
 from boki.libs.bokiqueue import Message
+from boki.libs.bokiqueue.face.places import item_of, payload_of, single_payload
 from tests.gateway.fake_backend import run, serving
 
 _FORM = "application/x-www-form-urlencoded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -152,6 +153,14 @@ def test_credentials_are_for_listed_origins_alone(cors: Cors, allowed: str, cred
             assert response.headers.get("Access-Control-Allow-Credentials") == credentials
 
     run(scenario())
+
+
+@pytest.mark.parametrize("origins", ['["https://a.b", "https://c.d"]', '"https://a.b, https://c.d"'])
+def test_a_file_may_list_origins_as_an_array(tmp_path: Path, origins: str) -> None:
+    """As people write several values in TOML; or as a text with commas, like the flag."""
+    file = tmp_path / "boki.toml"
+    file.write_text(f"[cors]\norigins = {origins}\n")
+    assert load(DevConfig, flags={}, environment={}, file=file).cors.listed == ["https://a.b", "https://c.d"]
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
-from boki.calls import Call, Consumption, FunctionInfo, Outcome, Payload
+from boki.calls import Call, FunctionInfo, Outcome, Payload
 from boki.errors import CallLost, FunctionFailed
-from boki.gateway.http import consumers, places
-from boki.gateway.http.suspects import MAX_EXCUSES
 from boki.gateway.server import Gateway
 from boki.libs.bokiqueue import Message, Queue
+from boki.libs.bokiqueue.consuming import Consumption
+from boki.libs.bokiqueue.face import consumers, places
+from boki.libs.bokiqueue.face.suspects import MAX_EXCUSES
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Operation
 from tests.gateway import fake_backend
@@ -38,7 +41,8 @@ async def consuming(
 
 
 def info_of(name: str, consumes: Consumption) -> FunctionInfo:
-    return FunctionInfo(name=name, module="m", is_async=True, book="b", consumes=consumes)
+    info = FunctionInfo(name=name, module="m", is_async=True, book="b")
+    return info.used_by("bokiqueue", msgspec.to_builtins(consumes))
 
 
 @asynccontextmanager
@@ -90,7 +94,9 @@ def test_an_error_of_any_kind_does_not_end_a_place(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_message_that_fails_takes_no_others_of_its_batch_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a batch that failed are given singly from then on, so the good ones are done; bytes alone are buried."""
+    """Those of a batch that failed are given singly from then on, so the good ones are done; bytes alone are buried.
+    The metric counts each way of ending.
+    """
     payloads: list[bytes] = []
 
     def outcome(call: Call) -> Outcome:
@@ -119,6 +125,13 @@ def test_a_message_that_fails_takes_no_others_of_its_batch_along(monkeypatch: py
             async with http.get("/queue/b/q") as response:
                 (group,) = (await response.json())["groups"]
             assert (group["dead"], group["done"]) == (2, 6)
+            async with http.get("/metrics") as response:
+                counted = re.findall(
+                    r'^boki_queue_messages_total\{function="take",outcome="(\w+)"\} ([0-9.]+)$',
+                    await response.text(),
+                    re.MULTILINE,
+                )
+            assert sorted(counted) == [("acked", "6.0"), ("dead", "2.0"), ("failed", "7.0")]
 
     run(scenario())
     assert payloads[0] == b'["bad",0,1,2,3,4]'
@@ -382,3 +395,19 @@ def test_messages_that_were_lost_together_are_called_one_at_a_time(monkeypatch: 
             assert (group["done"], group["dead"], group["depth"]) == (3, 1, 0)
 
     run(scenario())
+
+
+def test_settings_that_cannot_be_read_stop_no_other_consumer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are said once, with the function; the others are called."""
+
+    async def scenario() -> None:
+        async with consuming(monkeypatch) as (backend, http):
+            backend.functions["bad"] = FunctionInfo(name="bad", module="m", is_async=True, consumes={"queue": 7})
+            await enough_turns()
+            await push(backend, http, "one")
+
+    run(scenario())
+    told = "settings of a consumer that cannot be read: Expected `str`, got `int` - at `$.queue`"
+    assert caplog.messages.count(f"bad is not called with messages: {told}; deploy it again") == 1

@@ -103,3 +103,22 @@ def test_the_refusal_says_which_functions_there_are(name: str, functions: list[s
 async def waiting(core: GatewayCore) -> None:
     """Return once a request waits in the gateway."""
     await turns_until(lambda: core.poll_count > 0)
+
+
+def test_a_path_that_is_nobodys_names_the_modules_that_cannot_be_loaded() -> None:
+    """It may be the route of one of their functions, as `boki invoke` says of a name."""
+
+    async def scenario() -> None:
+        async with serving() as (_, backend, http):
+            async with http.get("/shops/a") as response:
+                body = await refused(response, 404, "not_found")
+            assert body["message"] == (
+                "there is nothing at /shops/a; /openapi.json lists all paths\n"
+                "module broken is broken: broken.py:3: SyntaxError: invalid syntax"
+            )
+            backend.modules = backend.modules[:1]
+            async with http.get("/shops/a") as response:
+                body = await refused(response, 404, "not_found")
+            assert body["message"] == "there is nothing at /shops/a; /openapi.json lists all paths"
+
+    run(scenario())

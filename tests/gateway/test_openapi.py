@@ -16,7 +16,7 @@ from boki.calls import FunctionInfo
 from boki.gateway.http.openapi import document
 from tests.gateway.fake_backend import FUNCTIONS, run, serving
 
-METHODS = {"get", "put", "post", "delete"}
+METHODS = {"get", "put", "post", "delete", "patch"}
 
 
 @dataclass

@@ -16,6 +16,7 @@ from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http.metrics import BUCKETS_S, MAX_SERIES, OTHER, GatewayMetrics
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving, turns_until
+from tests.gateway.strangers import Raw
 
 PROTECTED = ["/status", "/metrics", "/openapi.json", "/functions", "/logbook", "/invocation/x", "/nowhere"]
 
@@ -140,6 +141,58 @@ def test_status_tells_modules_functions_and_what_is_in_flight() -> None:
                 "broken.py:3: SyntaxError: invalid syntax",
             ]
             assert status["gateway"]["engines"] == {"engine-1": 0}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/healthz", "/readyz", "/functions", "/openapi.json", "/logbook", "/logbook/b/read", "/logbook/b/records/1"],
+)
+def test_head_is_answered_as_get_is_without_a_body(path: str) -> None:
+    """`curl -I`: the same status and headers, errors included, and the connection goes on."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, _backend, http):
+            async with http.get(path) as got:
+                await got.read()
+            changing = {"Date", "Boki-Position"}
+            raw = await Raw.open(gateway.port)
+            for _ in range(2):
+                await raw.send(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                async with asyncio.timeout(20):
+                    head = (await raw.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                assert head[0].split()[1] == str(got.status)
+                headers = dict(line.split(": ", 1) for line in head[1:] if line)
+                assert {name: value for name, value in headers.items() if name not in changing} == {
+                    name: value for name, value in got.headers.items() if name not in changing
+                }
+            await raw.close()
+
+    run(scenario())
+
+
+def test_what_takes_no_get_takes_no_head() -> None:
+    """The methods that a path takes are told, HEAD among them where there is a GET."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            async with http.head("/function/echo") as response:
+                assert (response.status, response.headers["Allow"]) == (405, "POST")
+            async with http.delete("/status") as response:
+                assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
+
+    run(scenario())
+
+
+def test_a_subscription_has_a_head() -> None:
+    """Which ends, though the subscription would not."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, _backend, http), http.head("/logbook/b/subscribe") as response:
+            assert (response.status, response.content_type) == (200, "text/event-stream")
+            assert await response.read() == b""
+            assert gateway.core.stream_count == 0
 
     run(scenario())
 

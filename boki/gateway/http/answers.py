@@ -84,11 +84,14 @@ def invocation_body(state: InvocationState, failure: Failure | None) -> dict[str
         "state": state.state,
         "attempts": state.attempts,
     }
-    for name in ("accepted_us", "due_us", "started_us", "last_started_us", "next_us", "finished_us", "errors"):
+    for name in ("name", "accepted_us", "due_us", "started_us", "last_started_us", "next_us", "finished_us", "errors"):
         if told := getattr(state, name):
             body[name] = told
     if state.last_error is not None:
         body["last_error"] = error_body(state.last_error.error())
+    if state.suspension is not None:
+        body["wakes"] = [{"book": on.book, "tag": on.tag, "min_seqnum": on.min_seqnum} for on in state.suspension.wakes]
+        body["note"] = state.suspension.note
     if state.result is not None:
         body |= _result(state.result)
     if failure is not None:

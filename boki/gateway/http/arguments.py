@@ -21,7 +21,7 @@ from boki.errors import InvalidArgument
 from boki.log.ids import MAX_LOG, MAX_SEQNUM
 from boki.log.metalog import Positions, parse_positions
 from boki.runtime import http_exchange
-from boki.runtime.http_exchange import KEY, MAX_TIMEOUT_S, POSITION, TIMEOUT, TRACEPARENT
+from boki.runtime.http_exchange import KEY, MAX_TIMEOUT_S, MIN_TIMEOUT_S, POSITION, TIMEOUT, TRACEPARENT
 from boki.runtime.json_faults import why_not_json
 
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -48,8 +48,8 @@ def timeout_us(headers: CIMultiDictProxy[str]) -> int | None:
     if text is None:
         return None
     value = seconds(text, TIMEOUT, MAX_TIMEOUT_S)
-    if value < 0.001:
-        raise InvalidArgument(f"{TIMEOUT} must be at least 0.001 s, not {text[:60]!r}", field=TIMEOUT)
+    if value < MIN_TIMEOUT_S:
+        raise InvalidArgument(f"{TIMEOUT} must be at least {MIN_TIMEOUT_S:g} s, not {text[:60]!r}", field=TIMEOUT)
     return int(value * 1e6)
 
 
@@ -84,7 +84,7 @@ def trace_for(headers: CIMultiDictProxy[str], invocation_id: str) -> str:
 
 
 def query(request: BaseRequest, allowed: Collection[str], repeated: str = "") -> Mapping[str, str]:
-    """The query parameters. Each may stand there once, but for `repeated`, whose values `query_list` gives."""
+    """The query parameters. Each may be given once, but for `repeated`, whose values `query_list` gives."""
     check_query(request)
     values = request.query
     for name in set(values):
@@ -94,7 +94,7 @@ def query(request: BaseRequest, allowed: Collection[str], repeated: str = "") ->
                 field=name[:60],
             )
         if name != repeated and len(values.getall(name)) > 1:
-            raise InvalidArgument(f"query parameter {name} may stand there once", field=name)
+            raise InvalidArgument(f"query parameter {name!r} may be given only once", field=name)
     return values
 
 
@@ -105,7 +105,10 @@ def check_query(request: BaseRequest) -> None:
         try:
             unquote_to_bytes(raw).decode()
         except UnicodeDecodeError:
-            raise InvalidArgument(f"the query is not UTF-8: {raw[:60]!r}", field="query") from None
+            raise InvalidArgument(
+                f"the query is not UTF-8: {raw[:60]!r}; percent-encode the bytes of its UTF-8, as %C3%A9 for é",
+                field="query",
+            ) from None
 
 
 def query_list(request: BaseRequest, name: str) -> list[str]:
@@ -142,16 +145,28 @@ def whole_number(text: str, field: str, most: int = MAX_SEQNUM) -> int:
 
 def json_body(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     """The body as a checked value; `InvalidArgument` names the field that is wrong."""
+    return _json("body", "the body", data, decoder)
+
+
+def json_header(name: str, text: str, decoder: msgspec.json.Decoder[Body], example: str) -> Body:
+    """A header as a checked value; `InvalidArgument` names the header, and the field that is wrong."""
+    return _json(
+        name, f"{name} must be a JSON object such as {example}: it", text.encode(errors="surrogateescape"), decoder
+    )
+
+
+def _json(root: str, shown: str, data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$")
-        field = place.rstrip("`").lstrip(".") or "body"
-        raise InvalidArgument(_told(text, field, decoder.type), field=field) from None
+        field = place.rstrip("`").lstrip(".")
+        what = " of ".join(filter(None, (field, root))) if root != "body" else field or root
+        raise InvalidArgument(_told(text, field, what, decoder.type), field=field or root) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"the body is not JSON: {why_not_json(data) or error}", field="body") from None
+        raise InvalidArgument(f"{shown} is not JSON: {why_not_json(data) or error}", field=root) from None
     except RecursionError:
-        raise InvalidArgument("the body is nested too deeply", field="body") from None
+        raise InvalidArgument(f"{shown} is nested too deeply", field=root) from None
 
 
 _UNKNOWN_FIELD: Final = "Object contains unknown field "
@@ -159,8 +174,8 @@ _INVALID_CHOICE: Final = "Invalid enum value "
 _INDEX: Final = re.compile(r"\[[^\]]*\]")
 
 
-def _told(text: str, field: str, kind: Any) -> str:
-    """What is wrong with a field of a body of that type, with what may stand there instead."""
+def _told(text: str, field: str, what: str, kind: Any) -> str:
+    """What is wrong with a field (`what` in words) of a value of that type, and what may stand there instead."""
     found = _type_at(kind, field)
     text = text.replace("`", "")
     if text.startswith(_UNKNOWN_FIELD) and _is_struct(found):
@@ -168,16 +183,16 @@ def _told(text: str, field: str, kind: Any) -> str:
         allowed = sorted(found.__struct_encode_fields__)
         near = get_close_matches(name, allowed, n=1)
         guess = f"; did you mean {near[0]}?" if near else "."
-        return f"{field}: there is no field {name[:60]!r}{guess} Allowed: {', '.join(allowed)}"
+        return f"{what}: there is no field {name[:60]!r}{guess} Allowed: {', '.join(allowed)}"
     if text.startswith(_INVALID_CHOICE) and get_origin(found) is Literal:
         *others, last = get_args(found)
-        return f"{field} must be {', '.join(others)} or {last}, not {text.removeprefix(_INVALID_CHOICE)[:60]}"
-    return f"{field}: {text[:1].lower()}{text[1:]}"
+        return f"{what} must be {', '.join(others)} or {last}, not {text.removeprefix(_INVALID_CHOICE)[:60]}"
+    return f"{what}: {text[:1].lower()}{text[1:]}"
 
 
 def _type_at(kind: Any, field: str) -> Any:
     """The type that a body of that type has at a field such as `records[0].tags`; None if that cannot be told."""
-    for part in _INDEX.sub("", field).split(".") if field != "body" else ():
+    for part in _INDEX.sub("", field).split(".") if field else ():
         fields = {one.encode_name: one.type for one in msgspec.structs.fields(kind)} if _is_struct(kind) else {}
         kind = fields.get(part)
         kind = next((inner for inner in (kind, *get_args(kind)) if _is_struct(inner)), kind)

@@ -14,10 +14,10 @@ import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki.errors import BokiError, CorruptData, InvalidArgument, VersionTooNew
+from boki.faces import Route
 from boki.gateway.http.answers import Repeatable
 from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.log_access import LogDoor
-from boki.gateway.http.routing import Route
 from boki.log.checks import check_append, check_operation
 from boki.log.chunk import Chunk
 from boki.log.limits import KIB, Limits

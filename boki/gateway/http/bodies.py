@@ -21,7 +21,8 @@ _any_json: Final = msgspec.json.Decoder()
 def payload_encoding(content_type: str, wanted: Encoding) -> Encoding:
     """How the body is to be read for a function that takes `wanted`: an explicit content type decides.
 
-    Others are mostly what a tool made up (curl's form for `-d`), and say nothing.
+    Others are mostly what a tool made up (curl's form for `-d`), and say nothing; but a form of several parts is
+    `InvalidArgument`, unless the function takes bytes.
 
     >>> payload_encoding("application/x-www-form-urlencoded", "json")
     'json'
@@ -29,6 +30,12 @@ def payload_encoding(content_type: str, wanted: Encoding) -> Encoding:
     'json'
     """
     kind = _kind(content_type)
+    if kind == "multipart/form-data" and wanted != "bytes":
+        takes = "JSON" if wanted == "json" else wanted
+        raise InvalidArgument(
+            f"the function takes {takes}, not a form of several parts (curl -F): send the {takes} itself (curl -d)",
+            field="Content-Type",
+        )
     return "json" if _is_json(kind) else ENCODINGS.get(kind, wanted)
 
 

@@ -9,12 +9,12 @@ import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki.errors import InvalidArgument, KeyReused
+from boki.faces import Route
 from boki.gateway.http import answers, arguments, records
 from boki.gateway.http.arguments import json_body, query, query_flag, query_int, query_list, query_seconds, whole_number
 from boki.gateway.http.bodies import describes_record
 from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.log_access import LogDoor
-from boki.gateway.http.routing import Route
 from boki.log.checks import check_book, check_writable
 from boki.log.chunk import Group
 from boki.log.ids import MAX_SEQNUM, check_name
@@ -23,7 +23,7 @@ from boki.log.record import Record
 from boki.runtime import log_calls
 from boki.runtime.http_exchange import KEY, MAX_WAIT_S
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, NewRecord
-from boki.runtime.logbook import LogAccess
+from boki.runtime.logbook import LogSession
 
 
 class LogBooks:
@@ -97,7 +97,7 @@ class LogBooks:
             seqnums = await self._append(access, book, group)
         return self._answer(access, {"seqnums": [str(seqnum) for seqnum in seqnums]})
 
-    async def _append(self, access: LogAccess, book: str, group: Group) -> Sequence[int]:
+    async def _append(self, access: LogSession, book: str, group: Group) -> Sequence[int]:
         if group.key is None:
             return await access.append(book, group, None)
         # Alone, because only then its own verdict can be seen: whether the key had been used.
@@ -113,7 +113,7 @@ class LogBooks:
             )
         return seqnums
 
-    async def _is_repetition(self, access: LogAccess, book: str, group: Group, rejected: Rejected) -> bool:
+    async def _is_repetition(self, access: LogSession, book: str, group: Group, rejected: Rejected) -> bool:
         """Whether the key's first use appended the same. Records trimmed since then can no longer be compared."""
         wanted = [(bytes(data), tuple(tags)) for data, tags in group.records]
         if len(rejected.seqnums) != len(wanted):
@@ -238,11 +238,11 @@ class LogBooks:
         query(request, ())
         return await read_body(request, _SMALL_BODY_BYTES, self._door.config.patience)
 
-    def _record_answer(self, access: LogAccess, record: Record | None) -> Response:
+    def _record_answer(self, access: LogSession, record: Record | None) -> Response:
         body = None if record is None else records.record_body(record)
         return self._answer(access, {"record": body})
 
-    def _answer(self, access: LogAccess, body: object) -> Response:
+    def _answer(self, access: LogSession, body: object) -> Response:
         return answers.json_answer(body, access.caller.positions)
 
 

@@ -19,6 +19,7 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 from boki.calls import Call, FunctionInfo, Outcome, Payload, RequestHead
 from boki.effects import Answer
 from boki.errors import BokiError, InvalidArgument, Unavailable
+from boki.faces import Route
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
@@ -28,7 +29,7 @@ from boki.gateway.http.connections import read_body, while_connected
 from boki.gateway.http.function_lookup import FunctionLookup
 from boki.gateway.http.invocations import asked_retry
 from boki.gateway.http.request_heads import request_head
-from boki.gateway.http.routing import Route, not_there
+from boki.gateway.http.routing import is_head, method_of, not_there
 from boki.gateway.http.streams import WINDOW_BYTES, Incoming, StreamedAnswer
 from boki.log.checks import check_book
 from boki.log.metalog import format_positions
@@ -80,12 +81,13 @@ class FunctionCalls:
             return Route(method, found.route.text, handler, is_call=True), [found.function.name]
         if not found and not self._backend.knows_functions:
             return Route(method, "none", self._route_later), [path]
-        raise not_there(method, path, found)
+        broken = [module for module in self._backend.modules if module.error]
+        raise not_there(method, path, found, broken)
 
     async def _route_later(self, request: BaseRequest, path: str) -> StreamResponse:
         """Once the functions are known: a gateway that has just started has yet to be told of their routes."""
         await self._lookup.wait_for_route(request, path)
-        route, values = self.route_of(request.method, path)
+        route, values = self.route_of(method_of(request), path)
         return await route.handler(request, *values)
 
     def give_up(self, lost: Iterable[Answer]) -> None:
@@ -157,7 +159,9 @@ class FunctionCalls:
                     self._dispatch(call)
                 with while_connected(request):
                     while (chunk := await incoming.next()) is not None:
-                        await answer.write(chunk)
+                        response = await answer.write(chunk)
+                        if is_head(request):
+                            return response
                 failure = future.result().failure
                 if answer.response is None:
                     return self._answer(call, future.result())

@@ -14,14 +14,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, cast
 
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web import BaseRequest, RequestHandler, Response, Server, StreamResponse
 
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, TooLarge, Unavailable
+from boki.gateway.arrivals import Arrivals
 from boki.gateway.config import Patience
 from boki.gateway.core import Share
 from boki.gateway.http.answers import refusal
 from boki.gateway.http.browsers import EVERY_ANSWER, dress
 from boki.gateway.http.crowd import Crowd
+from boki.gateway.http.routing import is_head
 from boki.host.line_budget import LineBudget
 from boki.log.limits import KIB
 
@@ -31,6 +34,7 @@ _SMALL_ANSWER_BYTES: Final = 16 * KIB
 """An answer up to this is written in one go, and not counted: a connection holds at most one that is not taken."""
 _PIECE_BYTES: Final = 64 * KIB
 _SHOWN_PATH_CHARS: Final = 200
+_LONG_LINE: Final = "its URL, or one of its headers, has more than 8,190 bytes: send what is long in the body"
 _REQUEST: Final = "a request body may have at most {limit:,} bytes: send several requests"
 
 
@@ -41,6 +45,7 @@ class Connections(Server):
         super().__init__(handler)
         self.patience = patience
         self.crowd: Crowd[_Connection] = Crowd(max_count)
+        self.arrivals = Arrivals(patience.body_stall_s, patience.body_bytes_per_s, self._loop.time)
         self._refusals = LineBudget(1, partial(_log.warning, "%d more connections were refused in the last second"))
         self._departures = LineBudget(1, partial(_log.info, "%d more clients left before their request was answered"))
 
@@ -127,6 +132,11 @@ class _Connection(RequestHandler):
         super().connection_made(transport)
 
     @property
+    def arrivals(self) -> Arrivals:
+        """The bodies that are coming, of all connections."""
+        return self._connections.arrivals
+
+    @property
     def is_guest(self) -> bool:
         """Whether it has no place of its own: only probes are answered on it."""
         return self._connections.crowd.is_guest(self)
@@ -173,7 +183,8 @@ class _Connection(RequestHandler):
             response = refusal(BokiError("the gateway failed to answer; its log says why", outcome="unknown"))
         else:
             _log.debug("a request was refused by the HTTP parser: %s", message)
-            response = refusal(InvalidArgument(f"not a valid HTTP request: {message}"[:300], field="request"))
+            why = _LONG_LINE if isinstance(exc, LineTooLong) else message
+            response = refusal(InvalidArgument(f"not a valid HTTP request: {why}"[:300], field="request"))
             response.set_status(status)
         response.force_close()
         dress(request, response)
@@ -183,7 +194,8 @@ class _Connection(RequestHandler):
 async def read_body(request: BaseRequest, limit: int, patience: Patience, what: str = _REQUEST) -> bytes:
     """The whole body, held in the request's share of the budget as it arrives.
 
-    `TooLarge` before a byte of it is read if it says so itself; `DeadlineExceeded` if it does not arrive in time.
+    `TooLarge` before a byte of it is read if it says so itself; `DeadlineExceeded` if it does not arrive in time, or
+    has stalled while others need its room.
     """
     _check_head(request, limit, what)
     content = request.content
@@ -202,20 +214,31 @@ async def read_body(request: BaseRequest, limit: int, patience: Patience, what: 
     now = asyncio.get_running_loop().time
     last = now() + patience.body_s
     slow = now() + patience.body_idle_s
+    arrivals = connection_of(request).arrivals
+    timeout = asyncio.timeout_at(min(last, slow))
+    arrival = arrivals.begin(share, lambda: None if timeout.expired() else timeout.reschedule(now()))
     try:
-        async with asyncio.timeout_at(min(last, slow)) as timeout:
-            while chunk := await content.readany():
+        async with timeout:
+            while (chunk := await content.readany()) and not arrivals.has_ended(arrival):
                 if len(parts) + len(chunk) > limit:
                     raise _too_large(limit, what)
-                share.take(len(chunk))
+                arrivals.note(arrival, len(chunk))
+                share.take(len(chunk))  # which may end bodies, this one too
+                if arrivals.has_ended(arrival):
+                    break
                 parts += chunk
                 timeout.reschedule(min(last, slow + len(parts) / patience.body_bytes_per_s))
+            if arrivals.has_ended(arrival):
+                raise TimeoutError
     except TimeoutError:
         waited_s = round(now() - last + patience.body_s, 1)
+        why = "while others needed its room " if arrivals.has_ended(arrival) else ""
         raise DeadlineExceeded(
-            f"the body did not arrive within {waited_s:g} s ({len(parts):,} bytes of it did): nothing was done",
+            f"the body did not arrive within {waited_s:g} s {why}({len(parts):,} bytes of it did): nothing was done",
             outcome="not_applied",
         ) from None
+    finally:
+        arrivals.finish(arrival)
     return bytes(parts)
 
 
@@ -263,7 +286,7 @@ async def send(request: BaseRequest, response: Response, patience: Patience, *, 
     Small ones are left to aiohttp. `Overloaded`: no room (see `Share.exchange`).
     """
     body = response.body
-    if not isinstance(body, bytes) or len(body) <= _SMALL_ANSWER_BYTES or response.prepared:
+    if not isinstance(body, bytes) or len(body) <= _SMALL_ANSWER_BYTES or response.prepared or is_head(request):
         return response
     share_of(request).exchange(len(body), is_repeatable=is_repeatable)
     if request.transport is not None:

@@ -6,13 +6,13 @@ from aiohttp.web import BaseRequest, Response
 
 from boki.deploy.bundle import MAX_BUNDLE_BYTES
 from boki.errors import InvalidArgument
+from boki.faces import Route
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers
 from boki.gateway.http.arguments import query, query_flag
 from boki.gateway.http.connections import read_body
-from boki.gateway.http.routing import Route
 from boki.runtime.http_exchange import BUNDLE_CONTENT_TYPE
 
 

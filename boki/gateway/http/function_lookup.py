@@ -19,6 +19,7 @@ from boki.errors import NoSuchFunction, Unavailable
 from boki.gateway.backend import Backend
 from boki.gateway.core import RETRY_AFTER_S, GatewayCore
 from boki.gateway.http.connections import while_connected
+from boki.gateway.http.routing import method_of
 from boki.routes import Found, RouteTable
 
 _LISTED: Final = 8
@@ -66,7 +67,7 @@ class FunctionLookup:
     async def wait_for_route(self, request: BaseRequest, path: str) -> None:
         """Return once a function has the path of the request, or all functions are known; `Unavailable` as above."""
         with self._core.admitted(waits=True), while_connected(request):
-            await self._until(lambda: bool(self.by_route(request.method, path)), f"at {path[:100]}")
+            await self._until(lambda: bool(self.by_route(method_of(request), path)), f"at {path[:100]}")
 
     async def _until(self, is_found: Callable[[], bool], what: str) -> None:
         """Wait until that is so, or all functions are known."""

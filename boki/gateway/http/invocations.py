@@ -9,12 +9,12 @@ from aiohttp.web import BaseRequest, Response
 
 from boki.calls import MAX_CALLS_PAGE, CallFilter, CallStatus, InvocationState
 from boki.errors import InvalidArgument
+from boki.faces import Route
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.connections import while_connected
-from boki.gateway.http.routing import Route
 from boki.log.ids import MAX_SEQNUM, check_name
 from boki.retry import Retry
 from boki.runtime.http_exchange import INVOCATION, MAX_WAIT_S, RETRY
@@ -110,12 +110,7 @@ def asked_retry(request: BaseRequest, *, is_logged: bool) -> Retry | None:
         )
     if len(text) > _MAX_RETRY_CHARS:
         raise InvalidArgument(f"{RETRY} may have {_MAX_RETRY_CHARS:,} characters, not {len(text):,}", field=RETRY)
-    try:
-        return _retry_decoder.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidArgument(
-            f'{RETRY} must be a JSON object such as {{"attempts": 3, "first_s": 1}}: {error}', field=RETRY
-        ) from None
+    return arguments.json_header(RETRY, text, _retry_decoder, '{"attempts": 3, "first_s": 1}')
 
 
 def _state(text: str) -> CallStatus:

@@ -18,7 +18,7 @@ from boki.log.operations import Answer, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import DEFAULT_TIMEOUT_S, Caller, Deadline
 from boki.runtime.http_exchange import POSITION
-from boki.runtime.logbook import LogAccess
+from boki.runtime.logbook import LogSession
 
 
 class LogDoor:
@@ -73,13 +73,13 @@ class LogDoor:
         finally:
             self._polls.discard(poll)
 
-    def access(self, request: BaseRequest, wait_s: float = 0.0) -> LogAccess:
+    def access(self, request: BaseRequest, wait_s: float = 0.0) -> LogSession:
         """The log for one request: what its caller has seen, and the deadline that it has."""
-        return LogAccess(self, self.appends, self._caller(request, wait_s))
+        return LogSession(self, self.appends, self._caller(request, wait_s))
 
-    def lasting_access(self, request: BaseRequest, wait_s: float = 0.0) -> LogAccess:
+    def lasting_access(self, request: BaseRequest, wait_s: float = 0.0) -> LogSession:
         """The same for who must finish what it has begun while the gateway drains, and waits in `polling`."""
-        return LogAccess(self._backend, self.appends, self._caller(request, wait_s))
+        return LogSession(self._backend, self.appends, self._caller(request, wait_s))
 
     def _caller(self, request: BaseRequest, wait_s: float) -> Caller:
         asked_us = arguments.timeout_us(request.headers)

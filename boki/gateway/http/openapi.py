@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from boki.calls import Encoding, FunctionInfo
+from boki.faces.installed import all_faces
 from boki.gateway.http.openapi_parts import (
     ACCEPTED,
     CALL_HEADERS,
@@ -18,7 +19,6 @@ from boki.gateway.http.openapi_parts import (
     SECURITY_SCHEMES,
     errors,
 )
-from boki.gateway.http.openapi_queues import QUEUE_PATHS
 from boki.routes import HttpRoute, parse_routes
 from boki.runtime.http_response import CONTENT_TYPES
 
@@ -41,9 +41,13 @@ def document(functions: Mapping[str, FunctionInfo]) -> dict[str, Any]:
             "summary": "Serverless functions over a replicated, totally ordered shared log",
         },
         "security": [{}, {"token": []}],
-        "paths": paths | FIXED_PATHS | QUEUE_PATHS,
+        "paths": paths | FIXED_PATHS | _paths_of_libraries(),
         "components": {"schemas": schemas, "securitySchemes": SECURITY_SCHEMES},
     }
+
+
+def _paths_of_libraries() -> dict[str, Any]:
+    return {path: item for face in all_faces() if face.openapi is not None for path, item in face.openapi().items()}
 
 
 def _call(info: FunctionInfo, schemas: dict[str, Any]) -> dict[str, Any]:

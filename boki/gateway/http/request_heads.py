@@ -43,5 +43,10 @@ def request_head(request: BaseRequest, route: HttpRoute | None = None, values: t
         headers,
         peer[0] if isinstance(peer, tuple) else "",
         "" if route is None else route.text,
-        () if route is None else tuple(zip(route.variables, map(decoded, values), strict=True)),
+        () if route is None else _path_values(route, values),
     )
+
+
+def _path_values(route: HttpRoute, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    pairs = zip(route.variables, values, strict=True)
+    return tuple((name, decoded(value, f"path parameter {name} of {route.text}")) for name, value in pairs)

@@ -2,16 +2,19 @@
 
 What is taken from the engine is counted only when it is written, so that a client that reads slowly makes the function
 wait; one that does not read at all for `Patience.reader_s`, or leaves, has it cancelled. A failure in the middle shows
-as an `error` event, or, in other streams, as a chunked body that is never ended.
+as an `error` event, or, in other streams, as a chunked body that is never ended (a reset, under HTTP/1.0).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from socket import SO_LINGER, SOL_SOCKET
+from struct import pack
 from typing import Final
 
 import msgspec
+from aiohttp import HttpVersion11
 from aiohttp.web import BaseRequest, StreamResponse
 
 from boki.calls import CHUNK_BYTES, WINDOW, Outcome, Payload, ResultChunk
@@ -20,14 +23,17 @@ from boki.gateway.config import Patience
 from boki.gateway.http.answers import error_body
 from boki.gateway.http.browsers import dress
 from boki.gateway.http.connections import cut_off
+from boki.gateway.http.routing import is_head
 from boki.log.operations import Failure
-from boki.runtime.http_exchange import OUTCOME, STREAMED
+from boki.runtime.http_exchange import END_OF_EVENT, ERROR_EVENT, OUTCOME, STREAMED
 from boki.runtime.http_response import parts_of
 
 WINDOW_BYTES: Final = WINDOW * CHUNK_BYTES
 """Maximum that one stream holds in the gateway."""
 _REPEAT_S: Final = 1.0
 """How often an engine that sends nothing is told how far the client is: a message may be lost."""
+_RESET: Final = pack("ii", 1, 0)
+"""Of `SO_LINGER`: closing the socket resets the connection."""
 _WRITE_BUFFER_BYTES: Final = 32 * 1024
 
 
@@ -86,14 +92,17 @@ class StreamedAnswer:
         self._patience = patience
         self._is_events = False
 
-    async def write(self, chunk: ResultChunk) -> None:
-        """Send one more chunk. `ConnectionError` if the client has left, or does not read."""
+    async def write(self, chunk: ResultChunk) -> StreamResponse:
+        """Send one more chunk, the first one behind the head. `ConnectionError` if the client has left, or does not
+        read.
+        """
         try:
             async with asyncio.timeout(self._patience.reader_s):
                 if self.response is None:
                     self.response = await self._begin(chunk.head)
-                if chunk.data:
+                if chunk.data and not is_head(self._request):
                     await self.response.write(chunk.data)
+                return self.response
         except TimeoutError:
             cut_off(self._request)
             raise ConnectionResetError("the client of a stream does not read") from None
@@ -115,6 +124,8 @@ class StreamedAnswer:
         assert self.response is not None, "else the failure is the answer"
         if self._is_events:
             told = msgspec.json.encode(error_body(failure.error()), enc_hook=str)
-            await self.write(ResultChunk(0, b"event: error\ndata: " + told + b"\n\n"))
-        elif self._request.transport is not None:
-            self._request.transport.close()  # what was written goes out, and the end of the body does not
+            await self.write(ResultChunk(0, ERROR_EVENT + told + END_OF_EVENT))
+        elif (transport := self._request.transport) is not None:
+            if self._request.version < HttpVersion11:  # whose body ends with its connection: only a reset is no end
+                transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
+            transport.close()  # what was written goes out, and the end of the body does not

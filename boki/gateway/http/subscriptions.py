@@ -22,20 +22,21 @@ import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
 
 from boki.errors import BokiError, InvalidArgument, Trimmed
+from boki.faces import Route
 from boki.gateway.http import answers
 from boki.gateway.http.arguments import query, whole_number
 from boki.gateway.http.browsers import dress
 from boki.gateway.http.connections import cut_off, while_connected
 from boki.gateway.http.log_access import LogDoor
 from boki.gateway.http.records import record_body
-from boki.gateway.http.routing import Route
+from boki.gateway.http.routing import is_head
 from boki.log.checks import check_book
 from boki.log.limits import KIB
 from boki.log.operations import Found, Read
 from boki.log.record import Record
 from boki.runtime.deadline import Caller
 from boki.runtime.log_calls import Cursor
-from boki.runtime.logbook import LogAccess
+from boki.runtime.logbook import LogSession
 
 PAGE_BYTES: Final = 256 * KIB
 """A page of events ends before the record that would cross this; a lone record may have more."""
@@ -68,7 +69,7 @@ class Subscriptions:
 
     async def subscribe(self, request: BaseRequest, book: str) -> StreamResponse:
         """Records from `start` on, and those to come, until the reader leaves."""
-        access = LogAccess(self._door, self._door.appends, self._caller(request))
+        access = LogSession(self._door, self._door.appends, self._caller(request))
         cursor = _cursor(request, check_book(book), access.caller)
         self._door.core.begin_stream()
         try:
@@ -80,6 +81,8 @@ class Subscriptions:
                 request.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
             dress(request, response)
             await response.prepare(request)
+            if is_head(request):
+                return response
             await self._send(request, response, b": boki\n\n")
             try:
                 await self._follow(request, response, access, cursor)
@@ -97,7 +100,7 @@ class Subscriptions:
             self._door.positions(request), limits=self._door.config.limits, longest_poll_s=patience.heartbeat_s
         )
 
-    async def _follow(self, request: BaseRequest, response: StreamResponse, access: LogAccess, cursor: Cursor) -> None:
+    async def _follow(self, request: BaseRequest, response: StreamResponse, access: LogSession, cursor: Cursor) -> None:
         size = _PageSize()
         async with self._beginning:  # without a wait, which would keep others from beginning
             first = await self._read(request, access, cursor, size, can_wait=False)
@@ -113,13 +116,13 @@ class Subscriptions:
         finally:
             core.release_for_stream(len(events))
 
-    async def _ask(self, access: LogAccess, read: Read) -> Found:
+    async def _ask(self, access: LogSession, read: Read) -> Found:
         found = await access.ask(read, read.wait_us / 1e6)
         assert isinstance(found, Found)
         return found
 
     async def _read(
-        self, request: BaseRequest, access: LogAccess, cursor: Cursor, size: _PageSize, *, can_wait: bool = True
+        self, request: BaseRequest, access: LogSession, cursor: Cursor, size: _PageSize, *, can_wait: bool = True
     ) -> bytes:
         """The next page as events. Nothing else of it is alive when this returns."""
         read = cursor.read()

@@ -8,13 +8,13 @@ from aiohttp.web import BaseRequest, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from boki.errors import Unavailable
+from boki.faces import Route
 from boki.gateway.backend import Backend
 from boki.gateway.core import GatewayCore
 from boki.gateway.http import answers
 from boki.gateway.http.backend_metrics import BackendMetrics
 from boki.gateway.http.metrics import GatewayMetrics
 from boki.gateway.http.openapi import document
-from boki.gateway.http.routing import Route
 
 
 class SystemPages:

@@ -1,0 +1,213 @@
+"""`boki flow` and `/flow` against a running system: workflows, their states, and what is said to them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from boki.child import Child
+from boki.cli.app import app
+from boki.config import DevConfig
+
+pytestmark = pytest.mark.xdist_group("one running system for workflows")
+
+WORKFLOWS = '''
+"""Workflows of a travel agency."""
+
+import asyncio
+
+from boki import Context, Retry, function
+from boki.libs.bokiflow import flow, step, workflow
+
+
+class CardDeclined(Exception):
+    """The bank has refused."""
+
+
+@step
+async def book_hotel(city: str) -> str:
+    return f"a room in {city}"
+
+
+@step(retry=Retry(attempts=2, first_s=0.01))
+async def charge(card: str) -> str:
+    if card == "stolen":
+        raise CardDeclined("the bank has refused the card")
+    return "paid"
+
+
+@workflow(book="trips")
+async def travel(city: str) -> str:
+    seats: list[str] = []
+
+    async def reserve(seat: str) -> str:
+        if seat in seats:
+            raise ValueError(f"seat {seat} is taken")
+        seats.append(seat)
+        return f"{seat} is yours"
+
+    flow.on_update("seat", reserve)
+    room = await book_hotel(city)
+    approved = await flow.receive("approve")
+    if not approved:
+        await charge("stolen")
+    return f"{room}, {await flow.promise('flight')}"
+
+
+@workflow(book="trips")
+async def wait_a_year() -> None:
+    await book_hotel("Paris")
+    await flow.sleep(365 * 24 * 3600)
+
+
+@function
+async def hello(ctx: Context, who: str) -> str:
+    return f"hello {who}"
+'''
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("workflows")
+    (folder / "functions").mkdir()
+    (folder / "functions/trips.py").write_text(WORKFLOWS)
+    with Child(DevConfig(data=folder / "data", functions=folder / "functions", port=0, reload=False)).start() as child:
+        yield child.url
+
+
+def boki(url: str, *words: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(app, ["flow", *words, "--url", url])
+    assert done.exit_code == code, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return done
+
+
+def state_of(url: str, name: str, flow_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(boki(url, "show", name, flow_id, "--json").stdout)["workflow"]
+    return found
+
+
+def until(url: str, name: str, flow_id: str, state: str) -> dict[str, Any]:
+    """Ask until the workflow is in that state."""
+    end = time.monotonic() + 20
+    while (found := state_of(url, name, flow_id))["state"] != state:
+        assert time.monotonic() < end, found
+    return found
+
+
+def test_a_workflow_from_its_start_to_its_result(url: str) -> None:
+    """Started, given a signal, an update and a promise, shown as a timeline and followed."""
+    assert boki(url, "start", "travel", "Oslo", "--id", "t-1").stdout == "t-1\n"
+    assert boki(url, "update", "travel", "t-1", "seat", "12A").stdout == '"12A is yours"\n'
+    refused = boki(url, "update", "travel", "t-1", "seat", "12A", code=1)
+    assert "seat 12A is taken" in refused.stderr
+    assert "not ended" in boki(url, "result", "travel", "t-1", code=1).stderr
+    boki(url, "signal", "travel", "t-1", "approve", "true")
+    boki(url, "resolve", "travel", "t-1", "flight", "SK 4167")
+    assert boki(url, "result", "travel", "t-1", "--wait-s", "20").stdout == "a room in Oslo, SK 4167\n"
+    lines = boki(url, "show", "travel", "t-1").stdout.splitlines()
+    assert lines[0] == "workflow  travel t-1"
+    assert lines[1] == "state     done"
+    drawn = [line for line in lines if "━" in line or "◆" in line]
+    assert [line[:20].strip() for line in drawn[:2]] == ["0  book_hotel", "update seat"]
+    assert max(len(line) for line in drawn) <= 80
+    followed = boki(url, "tail", "travel", "t-1", "--json").stdout.splitlines()
+    names = [json.loads(line)["name"] for line in followed]
+    assert names.index("book_hotel") < names.index("signal approve") < names.index("promise flight")
+
+
+def test_what_has_failed_is_shown_with_its_attempts(url: str) -> None:
+    """The error stands below its step, and the exit code of `result` is 1."""
+    boki(url, "signal", "travel", "t-2", "approve", "false")  # before the start
+    boki(url, "start", "travel", "Rome", "--id", "t-2")
+    failed = boki(url, "result", "travel", "t-2", "--wait-s", "20", code=1)
+    assert "the bank has refused the card" in failed.stderr
+    shown = boki(url, "show", "travel", "t-2").stdout
+    line = next(line for line in shown.splitlines() if "charge" in line and "✗" in line)
+    assert line.rstrip().endswith("2")
+    listed = boki(url, "list", "--workflow", "travel", "--state", "failed", "--json").stdout
+    assert [json.loads(one)["id"] for one in listed.splitlines()] == ["t-2"]
+
+
+def test_lists(url: str) -> None:
+    """By state, by the beginning of the id and by time; a function that is no workflow is not in it."""
+    for number in (1, 2):
+        boki(url, "start", "wait_a_year", "--id", f"year-{number}")
+        assert until(url, "wait_a_year", f"year-{number}", "suspended")["next_us"] > time.time() * 1e6 + 3e13
+    CliRunner().invoke(app, ["invoke", "hello", "Ada", "--key", "k", "--url", url])
+    found = boki(url, "list", "--id", "year-").stdout.splitlines()
+    assert [line.split("\t")[:3] for line in found[1:]] == [
+        ["year-2", "wait_a_year", "suspended"],
+        ["year-1", "wait_a_year", "suspended"],
+    ]
+    assert len(boki(url, "list", "--state", "suspended", "-n", "1", "--json").stdout.splitlines()) == 1
+    everything = boki(url, "list", "--json").stdout.splitlines()
+    assert {json.loads(line)["workflow"] for line in everything} <= {"travel", "wait_a_year"}
+    assert boki(url, "list", "--until-s", "3600").stdout == ""
+
+
+def test_pausing_cancelling_and_killing(url: str) -> None:
+    """Each is seen in the state; what has ended refuses them."""
+    for flow_id, end in (("p-1", "cancel"), ("p-2", "kill")):
+        boki(url, "start", "wait_a_year", "--id", flow_id)
+        boki(url, "pause", "wait_a_year", flow_id, "--reason", "the airline is down")
+        assert "the airline is down" in until(url, "wait_a_year", flow_id, "paused")["note"]
+        paused, asleep = (boki(url, "list", "--id", flow_id, "--state", state) for state in ("paused", "suspended"))
+        assert (flow_id in paused.stdout, flow_id in asleep.stdout) == (True, False)
+        boki(url, "resume", "wait_a_year", flow_id)
+        until(url, "wait_a_year", flow_id, "suspended")
+        boki(url, end, "wait_a_year", flow_id)
+        until(url, "wait_a_year", flow_id, "failed" if end == "cancel" else "cancelled")
+        assert "has ended" in boki(url, "pause", "wait_a_year", flow_id, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("start", "travle", "Oslo"), 1, "did you mean travel?"),
+        (("start", "hello", "Ada"), 2, "hello is a function and no workflow"),
+        (("show", "travel", "never"), 1, "no travel was started under the id 'never'"),
+        (("cancel", "travel", "never"), 1, "no travel was started under the id 'never'"),
+        (("list", "--state", "asleep"), 2, "state must be one of accepted"),
+        (("start", "travel", "Oslo", "--if-ended", "maybe"), 2, "--if-ended must be one of use"),
+    ],
+)
+def test_refusals(url: str, words: tuple[str, ...], code: int, said: str) -> None:
+    """Each says what is wrong, and what there is instead."""
+    assert said in " ".join(boki(url, *words, code=code).stderr.split())
+
+
+def test_an_id_with_other_arguments_is_refused(url: str) -> None:
+    """The id is the key of the start: the same arguments give the same workflow."""
+    boki(url, "start", "travel", "Lima", "--id", "same")
+    assert boki(url, "start", "travel", "Lima", "--id", "same").stdout == "same\n"
+    assert "was used for another request" in boki(url, "start", "travel", "Quito", "--id", "same", code=1).stderr
+    assert (
+        "has not ended" in boki(url, "start", "travel", "Lima", "--id", "same", "--if-running", "fail", code=1).stderr
+    )
+
+
+def test_new_code_is_checked_against_recorded_workflows(url: str, tmp_path: Path) -> None:
+    """The same code does the same; code that begins otherwise is named, and no step of it is run."""
+    boki(url, "start", "wait_a_year", "--id", "recorded")
+    until(url, "wait_a_year", "recorded", "suspended")
+    (tmp_path / "history").mkdir()
+    (tmp_path / "history/year.json").write_text(boki(url, "record", "wait_a_year", "recorded").stdout)
+    for module, source, code, said in (
+        ("trips_as_they_were", WORKFLOWS, 0, "1 workflow replayed, 0 would be paused"),
+        ("trips_changed", WORKFLOWS.replace('book_hotel("Paris")', 'book_hotel("Rome")'), 1, "book_hotel#0"),
+        ("trips_gone", "", 1, "there is no workflow wait_a_year any more"),
+    ):
+        functions = tmp_path / module
+        functions.mkdir()
+        (functions / f"{module}.py").write_text(source)
+        words = ["flow", "check", "--history", str(tmp_path / "history"), "--functions", str(functions)]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == code, done.output
+        assert said in " ".join(done.output.split())

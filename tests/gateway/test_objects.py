@@ -1,0 +1,200 @@
+"""Objects over HTTP: every route, over the log in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+from tests.gateway.fake_backend import refused, run, serving
+
+
+async def ask(http: aiohttp.ClientSession, method: str, path: str, **arguments: Any) -> Any:
+    """The JSON answer of a request that succeeds."""
+    async with http.request(method, f"/store/b{path}", **arguments) as response:
+        body = await response.json()
+        assert response.status == 200, body
+        return body
+
+
+async def refusal(
+    http: aiohttp.ClientSession, method: str, path: str, status: int, code: str, **arguments: Any
+) -> None:
+    """The request is refused so."""
+    async with http.request(method, f"/store/b{path}", **arguments) as response:
+        await refused(response, status, code)
+
+
+def test_objects_are_put_read_patched_and_deleted() -> None:
+    """Whole, and by paths."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            await refusal(http, "GET", "/x", 404, "no_such_object")
+            await ask(http, "PUT", "/x", json={"a": {"n": 1}})
+            await ask(http, "PUT", "/x?path=a.m", json=[1])
+            assert await ask(http, "GET", "/x") == {"a": {"n": 1, "m": [1]}}
+            assert await ask(http, "GET", "/x?path=a.m.0") == 1
+            await refusal(http, "GET", "/x?path=a.z", 404, "no_such_object")
+            await refusal(http, "GET", "/x?path=a.n.z", 409, "wrong_shape")
+            await ask(http, "PATCH", "/x", json={"a": {"n": None}, "b": "x"})
+            assert await ask(http, "GET", "/x") == {"a": {"m": [1]}, "b": "x"}
+            await ask(http, "DELETE", "/x?path=a")
+            assert await ask(http, "GET", "/x") == {"b": "x"}
+            await ask(http, "DELETE", "/x")
+            await refusal(http, "GET", "/x", 404, "no_such_object")
+            await refusal(http, "DELETE", "/x", 404, "no_such_object")
+
+    run(scenario())
+
+
+def test_json_patch() -> None:
+    """All of it or nothing; what is none says so."""
+
+    async def scenario() -> None:
+        headers = {"Content-Type": "application/json-patch+json"}
+        async with serving() as (_, _backend, http):
+            await ask(http, "PUT", "/x", json={"a": [1, 2], "b": {"c": 3}})
+            patch = [
+                {"op": "test", "path": "/b/c", "value": 3},
+                {"op": "move", "from": "/b/c", "path": "/a/-"},
+                {"op": "remove", "path": "/a/0"},
+            ]
+            await ask(http, "PATCH", "/x", data=json.dumps(patch), headers=headers)
+            assert await ask(http, "GET", "/x") == {"a": [2, 3], "b": {}}
+            for wrong, status, code in (
+                ([{"op": "add", "path": "/new", "value": 1}, *patch], 409, "wrong_shape"),
+                ([{"op": "remove", "path": "/nowhere"}], 409, "wrong_shape"),
+                ([{"op": "dance", "path": "/a"}], 400, "invalid_argument"),
+                ([5], 400, "invalid_argument"),
+                ({"op": "add"}, 400, "invalid_argument"),
+            ):
+                await refusal(http, "PATCH", "/x", status, code, data=json.dumps(wrong), headers=headers)
+            assert await ask(http, "GET", "/x") == {"a": [2, 3], "b": {}}
+
+    run(scenario())
+
+
+def test_etags() -> None:
+    """A change names the version that it is for; a stale one changes nothing."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            first = await ask(http, "PUT", "/x", json=1, headers={"If-None-Match": "*"})
+            await refusal(http, "PUT", "/x", 409, "wrong_state", json=2, headers={"If-None-Match": "*"})
+            async with http.get("/store/b/x") as response:
+                assert response.headers["ETag"] == f'"{first["version"]}"'
+            tag = {"If-Match": f'"{first["version"]}"'}
+            second = await ask(http, "PUT", "/x", json=2, headers=tag)
+            await refusal(http, "PUT", "/x", 409, "wrong_state", json=3, headers=tag)
+            await refusal(http, "PATCH", "/x", 409, "wrong_state", json=3, headers=tag)
+            await refusal(http, "DELETE", "/x", 409, "wrong_state", headers=tag)
+            await ask(http, "DELETE", "/x", headers={"If-Match": second["version"]})
+            await refusal(http, "PUT", "/x", 409, "wrong_state", json=3, headers={"If-Match": "*"})
+            for wrong in ({"If-Match": "soon"}, {"If-None-Match": '"1"'}, {"If-Match": "*", "If-None-Match": "*"}):
+                await refusal(http, "PUT", "/x", 400, "invalid_argument", json=3, headers=wrong)
+            winners = await asyncio.gather(
+                *(http.put("/store/b/y", json=n, headers={"If-None-Match": "*"}) for n in range(5))
+            )
+            assert sorted(answer.status for answer in winners) == [200, 409, 409, 409, 409]
+
+    run(scenario())
+
+
+def test_updates_and_keys() -> None:
+    """By name, with what they return; a key makes them safe to repeat."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            key = {"Idempotency-Key": "k1"}
+            one = {"update": "increment", "path": "n", "by": 2}
+            for _ in range(2):
+                assert await ask(http, "POST", "/x", json=one, headers=key) == {"result": 2}
+            await refusal(http, "POST", "/x", 409, "key_reused", json=one | {"by": 3}, headers=key)
+            for change, result in (
+                ({"update": "append", "path": "l", "values": [1, 2, 3], "limit": 2}, 2),
+                ({"update": "insert", "path": "l.0", "value": "x"}, 3),
+                ({"update": "pop", "path": "l", "index": 0}, "x"),
+                ({"update": "merge", "value": {"m": 1}}, None),
+                ({"update": "set", "path": ["a.b"], "value": 1}, None),
+                ({"update": "delete", "path": "n"}, True),
+            ):
+                assert await ask(http, "POST", "/x", json=change) == {"result": result}
+            assert await ask(http, "GET", "/x") == {"l": [2, 3], "m": 1, "a.b": 1}
+            again = {"Idempotency-Key": "k2"}
+            versions = [await ask(http, "PUT", "/y", json=5, headers=again) for _ in range(2)]
+            assert versions[0] == versions[1]
+            await refusal(http, "PUT", "/y", 409, "key_reused", json=6, headers=again)
+            await refusal(http, "POST", "/x", 400, "invalid_argument", json={"update": "dance"})
+
+    run(scenario())
+
+
+def test_transactions() -> None:
+    """Reads, tests and updates of several objects, all or none."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            await ask(http, "PUT", "/a", json={"n": 10})
+            move = {
+                "reads": [{"object": "a", "path": "n"}, {"object": "b"}],
+                "tests": [{"object": "a", "path": "n", "value": 10}, {"object": "b", "value": None}],
+                "updates": [
+                    {"object": "a", "update": "increment", "path": "n", "by": -3},
+                    {"object": "b", "update": "increment", "path": "n", "by": 3},
+                ],
+            }
+            for _ in range(2):
+                done = await ask(http, "POST", "/transactions", json=move, headers={"Idempotency-Key": "m"})
+                assert (done["reads"], done["results"]) == ([10, None], [7, 3])
+            await refusal(http, "POST", "/transactions", 409, "wrong_state", json=move)
+            assert await ask(http, "GET", "/b") == {"n": 3}
+            too_many = {"reads": [{"object": "a"}] * 1001}
+            await refusal(http, "POST", "/transactions", 413, "too_large", json=too_many)
+
+    run(scenario())
+
+
+def test_the_past_forks_and_maps() -> None:
+    """As of a seqnum or a time, version by version, a copy of the book, and items of a map."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            first = (await ask(http, "PUT", "/x", json=1))["version"]
+            await ask(http, "PUT", "/x", json=2)
+            assert await ask(http, "GET", f"/x?at={first}") == 1
+            versions = (await ask(http, "GET", "/x/history"))["versions"]
+            assert [version["value"] for version in versions] == [1, 2]
+            assert versions[0]["seqnum"] == first
+            assert await ask(http, "GET", f"/x?time_s={versions[1]['time_s']}") == 2
+            later = (await ask(http, "GET", f"/x/history?start={int(first) + 1}&limit=5"))["versions"]
+            assert [version["value"] for version in later] == [2]
+            assert await ask(http, "POST", "/forks", json={"name": "copy", "at": first}) == {"book": "copy"}
+            async with http.get("/store/copy/x") as response:
+                assert await response.json() == 1
+            await refusal(http, "POST", "/forks", 400, "invalid_argument", json={"name": "b"})
+            await refusal(http, "GET", "/x/items", 404, "no_such_object")
+
+    run(scenario())
+
+
+def test_a_watch_is_a_stream_of_events() -> None:
+    """The version that is there, and each that comes."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            await ask(http, "PUT", "/x", json=1)
+            async with http.get("/store/b/x/watch") as response:
+                assert response.headers["Content-Type"] == "text/event-stream"
+                values = []
+                async for line in response.content:
+                    if line.startswith(b"data: "):
+                        values.append(json.loads(line[6:])["value"])
+                        if len(values) == 3:
+                            break
+                        await ask(http, "PUT", "/x", json=len(values) + 1)
+                assert values == [1, 2, 3]
+
+    run(scenario())
