@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from boki.libs.bokiqueue.administration import DeadLetter, GroupStats, QueueStats, queue_names
-from boki.libs.bokiqueue.consuming import consume
-from boki.libs.bokiqueue.messages import Message
-from boki.libs.bokiqueue.outbox import Outbox
-from boki.libs.bokiqueue.queue import Queue
-from boki.libs.bokiqueue.refusals import LeaseLost, NoSuchGroup, NoSuchQueue, QueueFull
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from boki.libs.bokiqueue.administration import QueueStats, queue_names
+    from boki.libs.bokiqueue.consuming import consume
+    from boki.libs.bokiqueue.figures import GroupStats
+    from boki.libs.bokiqueue.messages import DeadLetter, Message
+    from boki.libs.bokiqueue.queue import Queue
+    from boki.libs.bokiqueue.refusals import LeaseLost, NoSuchGroup, NoSuchQueue, QueueFull
+    from boki.libs.bokiqueue.settling import Outbox
 
 __all__ = [
     "DeadLetter",
@@ -23,3 +28,20 @@ __all__ = [
     "consume",
     "queue_names",
 ]
+
+_MODULES: Final = {
+    **dict.fromkeys(("DeadLetter", "Message"), "messages"),
+    **dict.fromkeys(("QueueStats", "queue_names"), "administration"),
+    **dict.fromkeys(("LeaseLost", "NoSuchGroup", "NoSuchQueue", "QueueFull"), "refusals"),
+    "consume": "consuming",
+    "GroupStats": "figures",
+    "Outbox": "settling",
+    "Queue": "queue",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is asked for: the CLI imports `face` whenever it starts, and nothing else of the queue."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
-from boki.libs.bokiqueue.records import Push
+from boki.libs.bokiqueue.records import MAX_BATCH, Key, Later, Number, Push, Size, Time
 
 RATE_US: Final = 10_000_000
+
+_Index = Annotated[int, Meta(ge=0, lt=MAX_BATCH)]
 
 
 class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message: its position, the record and place in it where it was pushed, and where it stands now if not there."""
 
-    pos: int
-    seqnum: int
-    index: int
-    time_us: int
-    expires_us: int = 0
-    key: str = ""
-    carried_to: int = 0
-    carried_index: int = 0
-    size_bytes: int = 0
+    pos: Number
+    seqnum: Number
+    index: _Index
+    time_us: Time
+    expires_us: Later = 0
+    key: Key = ""
+    carried_to: Number = 0
+    carried_index: _Index = 0
+    size_bytes: Size = 0
     """No body of its push has more."""
 
     @property
@@ -52,10 +55,11 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     @staticmethod
     def of(seqnum: int, first: int, time_us: int, push: Push) -> Segment:
         """That of a push at this time, with positions from `first` on."""
+        bodies = push.bodies
         due_us = time_us + push.delay_us if push.delay_us else 0
         expires_us = time_us + push.ttl_us if push.ttl_us else 0
-        size_bytes = max(map(len, push.bodies), default=0)
-        return Segment(seqnum, first, len(push.bodies), time_us, due_us, expires_us, push.keys, size_bytes)
+        size_bytes = len(bodies[0]) if len(bodies) == 1 else max(map(len, bodies), default=0)
+        return Segment(seqnum, first, len(bodies), time_us, due_us, expires_us, push.keys, size_bytes)
 
     def has_expired(self, now_us: int) -> bool:
         """Whether no take gives any of it any more, of what was not taken before."""
@@ -137,12 +141,12 @@ class Backlog:
 class Rate(msgspec.Struct, array_like=True):
     """How many a second: counted in windows of ten seconds of the log's time."""
 
-    window: int = 0
-    count: int = 0
-    previous: int = 0
+    window: Number = 0
+    count: Number = 0
+    previous: Number = 0
 
     def add(self, count: int, now_us: int) -> None:
-        """So many more."""
+        """Count these."""
         window = now_us // RATE_US
         if window != self.window:
             self.previous = self.count if window == self.window + 1 else 0
@@ -151,10 +155,8 @@ class Rate(msgspec.Struct, array_like=True):
 
     def per_s(self, now_us: int) -> float:
         """About how many a second."""
-        window = now_us // RATE_US
-        if window > self.window + 1:
-            return 0.0
-        if window == self.window + 1:
-            return self.count * 1e6 / RATE_US
-        share = now_us % RATE_US / RATE_US
-        return (self.previous * (1 - share) + self.count) * 1e6 / RATE_US
+        passed = now_us // RATE_US - self.window
+        count = self.count if passed <= 0 else 0
+        previous = self.previous if passed <= 0 else self.count if passed == 1 else 0
+        share = 1 - now_us % RATE_US / RATE_US if passed <= 0 else 1
+        return (previous * share + count) * 1e6 / RATE_US

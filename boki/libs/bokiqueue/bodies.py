@@ -19,9 +19,9 @@ from typing import Final
 from boki import CorruptData, LogBook, NotFound, Trimmed
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.groups import BACK, PARKED, WAITING, Delivery
-from boki.libs.bokiqueue.records import LOST, Carry, Push
-from boki.libs.bokiqueue.state import Given, ShardState
-from boki.libs.bokiqueue.validity import sound
+from boki.libs.bokiqueue.records import LOST, Carry, Push, sound
+from boki.libs.bokiqueue.sessions import Given
+from boki.libs.bokiqueue.state import ShardState
 
 BODY_BUDGET_BYTES: Final = 64 * 1024 * 1024
 READ_TOGETHER: Final = 16

@@ -16,15 +16,70 @@ raised. So it is called at least once for each: what must happen once it appends
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from boki import ConfigError, Consumption, function
+import msgspec
+
+from boki import ConfigError, function
+from boki.faces import Signature, Use
 from boki.libs.bokiqueue.refusals import check_count, check_group, check_queue, check_span
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+LIBRARY: Final = "bokiqueue"
+"""The name under which a function's settings for this library are kept."""
+MAX_COUNT: Final = 1_000
+"""Maximum `batch`, and maximum `concurrency`."""
 _OF_THE_QUEUE: Final = ("shards", "max_deliveries", "max_length", "retain_s")
+
+
+class Consumption(msgspec.Struct, frozen=True, kw_only=True):
+    """That a function is called with the messages of a queue, as `consume` was told."""
+
+    queue: str
+    group: str = ""
+    batch: int = 0
+    """0: one message is the payload; else it is a list of this many messages at most."""
+    concurrency: int = 1
+    retry_s: float = 1.0
+    """After a failure messages come back this much later, twice as late each time."""
+
+
+def consumption_of(settings: Mapping[str, Any]) -> Consumption:
+    """The settings that `FunctionInfo` carries. `ConfigError` or `InvalidArgument` if no `consume` can have made them.
+
+    Fields that a later version has added are passed over.
+    """
+    try:
+        found = msgspec.convert(settings, Consumption)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings of a consumer that cannot be read: {error}", field="consumes") from None
+    _checked(found)
+    return found
+
+
+def _checked(found: Consumption) -> Consumption:
+    check_queue(found.queue)
+    check_group(found.group)
+    check_count(found.batch, "batch", MAX_COUNT, least=0)
+    check_count(found.concurrency, "concurrency", MAX_COUNT)
+    check_span(found.retry_s, "retry_s")
+    return found
+
+
+def _check_signature(signature: Signature, batch: int) -> None:
+    """`ConfigError` if no message can ever fit: all would become dead letters."""
+    if not signature.takes_payload:
+        raise ConfigError(f"{signature.where} consumes a queue, and takes no message: add a parameter for it")
+    shape = signature.payload
+    is_list = signature.payload_encoding == "json" and (shape[0] == "[" or " | " in shape or shape == "anything")
+    if batch and not is_list:
+        raise ConfigError(
+            f"{signature.where} consumes in batches, so it takes a list of messages: annotate it with list[...]"
+        )
+    if signature.streams:
+        raise ConfigError(f"{signature.where} consumes a queue, so no caller takes what it yields: append records")
 
 
 def consume(
@@ -53,11 +108,12 @@ def consume(
                 f"{'Queue.create' if name == 'shards' else 'Queue.configure'}({name}=...)",
                 field=name,
             )
-    consumes = Consumption(
-        queue=check_queue(queue),
-        group=check_group(group),
-        batch=check_count(batch, "batch", 1_000, least=0),
-        concurrency=check_count(concurrency, "concurrency", 1_000),
-        retry_s=check_span(retry_s, "retry_s") / 1e6,
+    settings = _checked(Consumption(queue=queue, group=group, batch=batch, concurrency=concurrency, retry_s=retry_s))
+    use = Use(
+        library=LIBRARY,
+        decorator="@consume",
+        settings=settings,
+        check=lambda signature: _check_signature(signature, batch),
+        ignores_unknown_fields=True,
     )
-    return function(book=book, consumes=consumes, **options)
+    return function(book=book, use=use, **options)

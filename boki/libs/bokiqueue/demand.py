@@ -1,90 +1,70 @@
-"""What the consumers of one process want of one shard, and which act asks for it next. Pure.
+"""What the consumers of one process want of a queue, and which act asks a shard for it next. Pure.
 
-There is one act on its way at a time: what comes meanwhile gathers for the next one, so the busier the consumers are
-the more of them share a record. An act whose outcome is unknown stays outstanding and is appended again under the same
-number: the fold counts it once.
+There is one act of a shard on its way at a time: what comes meanwhile gathers for the next one, so the busier the
+consumers are the more of them share a record. An act whose outcome is unknown stays outstanding and is appended again
+under the same number: the fold counts it once.
+
+Callers that wait are asked for together, by **credit** (see `sessions`), which is spread over all shards. If they are
+fewer than shards, this process stands in as many shards as it has callers, those where the fewest other processes do,
+and takes from the others by an act as soon as it reads of a message there that was given to none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
+from zlib import crc32
 
 from boki import BokiError
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.records import GIVE_BACK, Act, Credit, Grant, Settle, Take
 from boki.libs.bokiqueue.refusals import no_such_group
-from boki.libs.bokiqueue.snapshots import Given
-from boki.libs.bokiqueue.standing import SESSION_US
+from boki.libs.bokiqueue.sessions import SESSION_US, Given
 from boki.libs.bokiqueue.state import ShardState
+from boki.libs.fold.clock import LogClock, Moment
+from boki.libs.fold.follower import Waiter
 
 MAX_FENCES: Final = 500
 MAX_SETTLED: Final = 5_000
-"""Messages that one act settles at most, about."""
+"""Maximum number of messages that one act settles, about."""
 MAX_TAKES: Final = 500
-"""Takes of their own in one act: of those who name an op."""
+"""Maximum number of takes of their own in one act: of callers that name an op."""
+REFUSED_S: Final = 0.1
+"""After an act was refused the next one of its shard waits this long."""
+EARLY_US: Final = 1_000
+"""The log's time may lag behind our guess by this much: who asks early gets nothing, and would ask again at once."""
 _PROBES: Final = 3
 _SOME_DAY_US: Final = 1 << 63
 
-
-class Waiter:
-    """Somebody who waits for the fold, for `patience_s` from `since` on (None: until it is done).
-
-    `wake` is set by whoever sleeps on it.
-    """
-
-    __slots__ = ("error", "is_done", "patience_s", "result", "since", "wake")
-
-    def __init__(self, patience_s: float | None = None, since: tuple[float, float] = (0.0, 0.0)) -> None:
-        self.patience_s = patience_s
-        self.since = since
-        self.is_done = False
-        self.result: Any = None
-        self.error: BokiError | None = None
-        self.wake: Callable[[], None] | None = None
-
-    def finish(self, result: Any, error: BokiError | None = None) -> None:
-        """It has what it waits for."""
-        if not self.is_done:
-            self.is_done, self.result, self.error = True, result, error
-            if self.wake is not None:
-                self.wake()
+Kind = tuple[str, int]
+"""Wants of one kind, of a group and a length of the lease, are asked for together."""
 
 
 class Want(Waiter):
-    """A pop or a lease. `patience_s` None: it takes what is there and does not wait."""
+    """A pop or a lease. `wait_s` None: it takes what is there and does not wait."""
 
-    __slots__ = ("asked", "count", "group", "lease_us", "lines", "op", "probes")
+    __slots__ = ("asked", "count", "group", "lease_us", "op", "probes", "shard", "wait_s")
 
     def __init__(
-        self, group: str, count: int, lease_us: int, op: str, patience_s: float | None, since: tuple[float, float]
+        self, group: str, count: int, lease_us: int, op: str, wait_s: float | None, since: Moment, shard: int | None
     ) -> None:
-        super().__init__(patience_s, since)
+        super().__init__(None, since)  # the queue decides when it has waited long enough
         self.group = group
         self.count = count
         self.lease_us = lease_us
         self.op = op
+        self.wait_s = wait_s
+        self.shard = shard
+        """The shard that it is served from; None: any."""
         self.asked = False
         """Whether an outstanding act asks for it under its own op."""
         self.probes: dict[int, int] = {}
         """How often each shard was asked on its behalf alone."""
-        self.lines: frozenset[int] | None = None
-        """The shards that it may be served from; None: all."""
 
     @property
-    def kind(self) -> tuple[str, int]:
-        """Wants of one kind are asked for together."""
+    def kind(self) -> Kind:
+        """See `Kind`."""
         return self.group, self.lease_us
-
-
-class Arrival(Waiter):
-    """Until the fold has come to this record, or past it."""
-
-    __slots__ = ("seqnum",)
-
-    def __init__(self, seqnum: int, patience_s: float | None = None, since: tuple[float, float] = (0.0, 0.0)) -> None:
-        super().__init__(patience_s, since)
-        self.seqnum = seqnum
 
 
 class Settlement(Waiter):
@@ -98,62 +78,69 @@ class Settlement(Waiter):
 
 
 class Demand:
-    """What all wants of a process come to, for one round of acts: who waits is counted together, by kind."""
+    """What all wants of a process come to, for one round of acts. `ahead`: the number of messages to ask for beyond
+    those that callers wait for; None: no take may stand.
+    """
 
-    __slots__ = ("bound", "is_sure", "is_tidying", "missing", "probed", "shards", "spare", "special", "waiting")
+    __slots__ = ("is_sure", "is_tidying", "missing", "probed", "spare", "special", "standing")
 
     def __init__(
         self,
-        wants: Iterable[Waiter],
+        wants: Iterable[Want],
         lines: Sequence[Line],
+        clock: LogClock,
         *,
-        is_sure: bool = True,
-        may_stand: bool = False,
+        ahead: Callable[[Kind, int], int] | None = None,
         is_tidying: bool = False,
     ) -> None:
         self.is_tidying = is_tidying
         """Whether unneeded credit is withdrawn, and receipt of messages is reported."""
-        self.is_sure = is_sure or any(line.outstanding is not None for line in lines)
+        self.is_sure = clock.is_sure or any(line.outstanding is not None for line in lines)
         """Whether the log's time is known, or is being asked for. If not, what is due later may be due now."""
-        self.shards = len(lines)
-        self.missing: dict[tuple[str, int], int] = {}
+        self.missing: dict[Kind, int] = {}
         """How many messages are wanted that no act asks for yet."""
         self.special: list[Want] = []
         """Those that name an op, or that do not wait."""
-        self.probed: set[tuple[str, int]] = set()
-        waiting: dict[tuple[str, int], int] = {}
-        self.bound: dict[tuple[str, int], frozenset[int]] = {}
-        """The shards that are asked for those who wait; of kinds that are not here, all."""
+        self.probed: set[Kind] = set()
+        self.standing: dict[Kind, dict[int, int]] = {}
+        """By shard, the number of messages that standing takes ask for, of kinds for which callers wait."""
+        may_stand = ahead is not None and all(line.may_stand for line in lines)
+        waiting: dict[Kind, int] = {}
         for want in wants:
-            if isinstance(want, Want) and not want.is_done:
-                if want.op or want.patience_s is None:
-                    self.special.append(want)
-                if not want.op:
-                    kind = want.group, want.lease_us
-                    if want.lines is not None:
-                        self.bound[kind] = want.lines
-                    self.missing[kind] = self.missing.get(kind, 0) + want.count
-                    if may_stand and want.patience_s is not None:
-                        waiting[kind] = waiting.get(kind, 0) + want.count
-        self.waiting: dict[tuple[str, int], int] = {}
-        """How many messages those want who wait, of kinds for which each shard that they use can be given credit."""
+            if want.is_done:
+                continue
+            if want.op or want.wait_s is None:
+                self.special.append(want)
+            if want.op:
+                continue
+            kind = want.kind
+            if may_stand and want.wait_s is not None:
+                waiting[kind] = waiting.get(kind, 0) + want.count
+            else:
+                self.missing[kind] = self.missing.get(kind, 0) + want.count
         for kind, count in waiting.items():
-            if count >= len(self.bound.get(kind, lines)):
-                self.waiting[kind] = count
-                self.missing[kind] -= count
+            shards = _shards_to_stand_in(kind, count, lines)
+            total = count + (ahead(kind, count) if ahead is not None else 0)
+            self.standing[kind] = {
+                shard: total // len(shards) + (turn < total % len(shards)) for turn, shard in enumerate(shards)
+            }
+            if len(shards) < len(lines):
+                self.missing[kind] = self.missing.get(kind, 0) + count
         self.spare = max(self.missing.values(), default=0) // len(lines) or 1
         """How many each shard is asked for beyond what is known to be there: pushes come until the act is ordered."""
         for line in lines:
-            if line.outstanding is not None:
-                for take in line.outstanding.act.takes:
-                    kind = take.group, take.lease_us
-                    if not take.op and kind in self.missing:
-                        self.missing[kind] -= take.count
+            for take in line.outstanding.act.takes if line.outstanding is not None else ():
+                kind = take.group, take.lease_us
+                if not take.op and kind in self.missing:
+                    self.missing[kind] -= take.count
 
-    @property
-    def is_anything(self) -> bool:
-        """Whether some shard may have to be asked."""
-        return bool(self.missing or self.special or self.waiting or self.is_tidying)
+
+def _shards_to_stand_in(kind: Kind, count: int, lines: Sequence[Line]) -> list[int]:
+    """All, or as many as messages are wanted: where the fewest others stand, and then where this process does."""
+    if count >= len(lines):
+        return [line.shard for line in lines]
+    ranked = sorted(lines, key=lambda line: (line.others_standing(kind[0]), not line.stands(kind), line.turn))
+    return sorted(line.shard for line in ranked[:count])
 
 
 class Outstanding:
@@ -165,13 +152,18 @@ class Outstanding:
         self.act = act
         self.settlements = settlements
         self.wants = wants
-        """For each take, the want whose op it carries; None: it is for whoever comes first."""
+        """For each take, the want whose op it carries; None: it is for any caller of its kind."""
         self.is_under_way = False
         self.is_uncertain = False
-        """An append of it may have been carried out, though nobody was told."""
+        """An append of it may have been carried out, though its answer was lost."""
         self.tries = 0
-        self.asked: tuple[float, float] | None = None
-        """When it was first appended, by the clock of those who wait."""
+        self.asked: Moment | None = None
+        """When it was first appended."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether it comes to anything that a caller must be told."""
+        return bool(self.act.takes or self.act.settles)
 
 
 class Line:
@@ -182,11 +174,13 @@ class Line:
         self.state = ShardState(shard)
         self.resume = 0
         """The fold began with this record."""
+        self.turn = crc32(taker + bytes((shard,)))
+        """Where this process stands first, if all shards are alike: each process in another order."""
         self.settlements: list[Settlement] = []
         self.refused: list[Settlement] = []
         """What is to be given back, and could not be just now."""
-        self.held: dict[int, int] = {}
-        """By token: how many of the messages that it took nobody has received yet. They may be given back."""
+        self.held: dict[int, set[tuple[str, int]]] = {}
+        """By token, group and position of popped messages that no caller has received yet. They may be given back."""
         self.committing: set[tuple[str, int, int]] = set()
         """Leases (group, position, token) whose effects are on their way: one block at a time commits for each."""
         self.commits = 0
@@ -196,10 +190,8 @@ class Line:
         """Records of the stream since the last checkpoint, and their bytes."""
         self.saved_bytes = 0
         self.is_saving = False
-        self.handed_token = 0
-        """The last record by which a standing take of this process was given messages."""
-        self.receipted = 1
-        """Pops by records below this are said to have been received, by the last act."""
+        self.refused_at: Moment | None = None
+        """When an act of this shard was refused last."""
         self._taker = taker
         self._number = 0
         self._last_token = 0
@@ -209,34 +201,41 @@ class Line:
         self.state, self.resume = state, resume
         self.saved_records = self.saved_bytes = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an act is on its way, or something is to be said."""
+        return self.outstanding is not None or bool(self.settlements)
+
+    def is_pausing(self, clock: LogClock) -> bool:
+        """Whether an act of this shard was refused a moment ago: the log is busy, or gone."""
+        return self.refused_at is not None and clock.since(self.refused_at) < REFUSED_S
+
     # Composing
 
-    def compose(self, demand: Demand, now_us: int) -> Outstanding | None:
+    def compose(self, demand: Demand, now_us: int) -> None:
         """The next act, if anything is to be asked for; `demand` becomes less by what it asks for."""
-        if self.outstanding is not None:
-            return None
         settlements = self._due_settlements() if self.settlements else []
-        takes, owners = self._takes(demand, now_us)
+        takes, owners = self._takes(demand, now_us) if demand.missing or demand.special else ([], [])
         granted, is_due = self._credits(demand, now_us)
         is_owed = demand.is_tidying and self.owes_receipt
         if not settlements and not takes and not granted and not is_due and not is_owed:
-            return None
-        groups = dict.fromkeys([*(take.group for take in takes), *(name for name, _ in demand.waiting)])
+            return
+        groups = dict.fromkeys([*(take.group for take in takes), *(name for name, _ in demand.standing)])
         fences = [
             (name, pos, token)
             for name in groups
             if (group := self.state.groups.get(name)) is not None
-            for pos, token in (*group.overdue(now_us, MAX_FENCES), *self.state.standing.unheard(name, now_us))
+            for pos, token in (
+                *group.overdue(now_us, MAX_FENCES),
+                *self.state.standing.unheard(name, now_us, MAX_FENCES),
+            )
         ][:MAX_FENCES]
         self._number += 1
         settles = [one.settle for one in settlements]
-        kept_from = min(self.held, default=self.state.at + 1)
-        parts = (self.shard, self._taker, self._number, takes, settles, fences, kept_from)
+        parts = (self.shard, self._taker, self._number, takes, settles, fences, self._kept_from)
         act = Grant(*parts, granted) if granted else Act(*parts)
-        self.receipted = kept_from
         self.outstanding = Outstanding(act, settlements, owners)
         demand.is_sure = True  # its record will say
-        return self.outstanding
 
     def _due_settlements(self) -> list[Settlement]:
         count = size = 0
@@ -254,10 +253,9 @@ class Line:
         for want in demand.special:
             if len(takes) == MAX_TAKES:
                 break
-            if want.lines is not None and self.shard not in want.lines:
+            if want.shard not in (None, self.shard):
                 continue
-            is_probing = self.may_probe(want)
-            if not is_probing and not (want.op and self._has(want.group, now_us)):
+            if not self.may_probe(want) and not (want.op and self._has(want.group, now_us)):
                 continue
             if want.op and want.asked:
                 continue
@@ -269,11 +267,11 @@ class Line:
             else:
                 demand.probed.add(want.kind)
         for kind, count in demand.missing.items():
-            bound = demand.bound.get(kind)
-            if bound is not None and self.shard not in bound and kind not in demand.probed:
+            is_probed = kind in demand.probed
+            if self.shard in demand.standing.get(kind, ()) and not is_probed:
                 continue
-            if count > 0 and (kind in demand.probed or self._has(kind[0], now_us if demand.is_sure else _SOME_DAY_US)):
-                asked = count if kind in demand.probed else min(count, self.state.ready_count(kind[0]) + demand.spare)
+            if count > 0 and (is_probed or self._has(kind[0], now_us if demand.is_sure else _SOME_DAY_US)):
+                asked = count if is_probed else min(count, self.state.ready_count(kind[0]) + demand.spare)
                 demand.missing[kind] = count - asked
                 takes.append(Take(kind[0], asked, kind[1]))
                 owners.append(None)
@@ -281,46 +279,71 @@ class Line:
         return takes, owners
 
     def _credits(self, demand: Demand, now_us: int) -> tuple[list[Credit], bool]:
-        """Credit for those who wait, if there is too little; and whether the fold must be told what time it is, because
-        something is due that they may be given.
+        """Credit for callers that wait, if there is too little; and whether the fold must be told what time it is,
+        because something is due that they may be given.
         """
         granted: list[Credit] = []
         is_due = False
-        for kind, count in demand.waiting.items():
-            bound = demand.bound.get(kind)
-            if bound is None or self.shard in bound:
-                target = self._share(count, bound, demand)
+        for kind, shards in demand.standing.items():
+            if target := shards.get(self.shard):
                 granted += self._credit(kind, target, now_us, is_tidying=demand.is_tidying)
                 is_due |= 0 < self.next_due_us(kind[0]) <= (now_us if demand.is_sure else _SOME_DAY_US)
-        if demand.is_tidying:
-            for one in self.state.standing.of(self._taker):
-                kind = one.group, one.lease_us
-                if one.available and (kind not in demand.waiting):
-                    granted += self._credit(kind, 0, now_us, is_tidying=True)
+        for one in self.state.standing.of(self._taker) if demand.is_tidying else ():
+            kind = one.group, one.lease_us
+            if one.available and self.shard not in demand.standing.get(kind, ()):
+                granted += self._credit(kind, 0, now_us, is_tidying=True)
         return granted, is_due
 
-    def _share(self, count: int, bound: frozenset[int] | None, demand: Demand) -> int:
-        """This shard's share of that many messages."""
-        places = sorted(bound) if bound is not None else range(demand.shards)
-        return count // len(places) + (places.index(self.shard) < count % len(places))
-
-    def _credit(self, kind: tuple[str, int], target: int, now_us: int, *, is_tidying: bool) -> list[Credit]:
+    def _credit(self, kind: Kind, target: int, now_us: int, *, is_tidying: bool) -> list[Credit]:
         """What makes the credit so much, if that is worth a record: it is half used up, or about to end."""
         one = self.state.standing.find(kind[0], self._taker, kind[1])
         if one is None:
             return [Credit(*kind, target)] if target else []
         is_too_much = is_tidying and one.available > target
-        is_old = target > 0 and one.until_us - now_us < SESSION_US // 2
+        # It is renewed in time; also if others take this process to be gone, because its acts were too slow or refused.
+        is_old = target > 0 and (one.until_us - now_us < SESSION_US // 2 or one.ends_us <= now_us)
         if one.available > target // 2 and not is_too_much and not is_old:
             return []
         return [Credit(*kind, one.used + target, one.since)]
 
     @property
+    def may_stand(self) -> bool:
+        """Whether this process can be given credit here."""
+        return self.state.standing.has_room_for(self._taker)
+
+    def stands(self, kind: Kind) -> bool:
+        """Whether this process has credit here."""
+        one = self.state.standing.find(kind[0], self._taker, kind[1])
+        return one is not None and one.available > 0
+
+    def others_standing(self, group: str) -> int:
+        """Number of takes of other processes that stand here."""
+        return self.state.standing.count(group) - sum(one.group == group for one in self.state.standing.of(self._taker))
+
+    @property
+    def _kept_from(self) -> int:
+        """What this process was given by records before this one it has received, or never will."""
+        return min(self.held, default=self.state.at + 1)
+
+    @property
     def owes_receipt(self) -> bool:
         """Whether messages of standing takes were received here, and the log does not say so yet."""
-        return self.handed_token >= self.receipted and self.handed_token not in self.held
+        standing = self.state.standing.of(self._taker)
+        if not any(one.unheard for one in standing):
+            return False
+        known = self._kept_from
+        return any(token < known for one in standing for _, token in one.unheard)
 
-    def has_excess(self, kinds: Iterable[tuple[str, int]]) -> bool:
+    def wakes_us(self, kinds: Collection[Kind]) -> int:
+        """When credit of these kinds is to be renewed; 0: there is none."""
+        due_us = 0
+        for one in self.state.standing.of(self._taker):
+            if (one.group, one.lease_us) in kinds:
+                own_us = min(one.until_us - SESSION_US // 2, one.ends_us)
+                due_us = min(due_us or own_us, own_us)
+        return due_us
+
+    def has_excess(self, kinds: Collection[Kind]) -> bool:
         """Whether there is credit of other kinds than these."""
         return any(
             one.available and (one.group, one.lease_us) not in kinds for one in self.state.standing.of(self._taker)
@@ -342,9 +365,9 @@ class Line:
 
     def may_probe(self, want: Want) -> bool:
         """Whether one that does not wait should ask here: only the log knows what time it is."""
-        if want.patience_s is not None and not (want.op and not want.probes):
+        if want.wait_s is not None and not (want.op and not want.probes):
             return False
-        if want.lines is not None and self.shard not in want.lines:
+        if want.shard not in (None, self.shard):
             return False
         probes = want.probes.get(self.shard, 0)
         if want.op and not probes:
@@ -366,8 +389,8 @@ class Line:
         for one, verdicts in zip(outstanding.settlements, given.settles, strict=True):
             one.finish(verdicts)
             if one.settle.verb == GIVE_BACK:
-                for _, token in one.settle.messages:
-                    self._let_go(token, 1)
+                for pos, token in one.settle.messages:
+                    self._let_go(one.settle.group, pos, token)
         served = []
         for index, deliveries in enumerate(given.takes):
             want = outstanding.wants[index]
@@ -379,33 +402,30 @@ class Line:
                     want.finish(None, error)
             else:
                 if not outstanding.act.takes[index].op:
-                    self._hold(deliveries)
+                    self.hear(outstanding.act.takes[index].group, deliveries)
                 served.append((outstanding, index, deliveries))
         return served
 
     # What is taken, and not received yet
 
-    def hear(self, deliveries: list[Delivery], *, is_popped: bool) -> None:
-        """A standing take of this process was given these."""
-        self.handed_token = deliveries[0].token
-        if is_popped:
-            self._hold(deliveries)
+    def hear(self, group: str, deliveries: list[Delivery]) -> None:
+        """This process was given these: pops may be given back until a caller has received them."""
+        for one in deliveries:
+            if not one.until_us:
+                self._last_token = one.token
+                self.held.setdefault(one.token, set()).add((group, one.spot.pos))
 
-    def _hold(self, deliveries: list[Delivery]) -> None:
-        if deliveries:
-            token = self._last_token = deliveries[0].token
-            self.held[token] = self.held.get(token, 0) + len(deliveries)
+    def received(self, group: str, delivery: Delivery) -> None:
+        """A caller has it."""
+        if not delivery.until_us:
+            self._let_go(group, delivery.spot.pos, delivery.token)
 
-    def _let_go(self, token: int, count: int) -> None:
-        left = self.held.get(token, 0) - count
-        if left > 0:
-            self.held[token] = left
-        else:
-            self.held.pop(token, None)
-
-    def received(self, delivery: Delivery) -> None:
-        """Somebody has it."""
-        self._let_go(delivery.token, 1)
+    def _let_go(self, group: str, pos: int, token: int) -> None:
+        held = self.held.get(token)
+        if held is not None:
+            held.discard((group, pos))
+            if not held:
+                del self.held[token]
 
     @property
     def is_giving_back(self) -> bool:
@@ -415,9 +435,10 @@ class Line:
 
     def give_back_unknown(self) -> None:
         """Pops of acts that nobody waits for any more: that they were carried out is only known now."""
+        known = self._last_token  # one record may have given messages of several groups
         for popped in self.state.takers.popped.get(self._taker, []):
-            if popped.token > self._last_token:
-                self._hold(popped.deliveries)
+            if popped.token > known:
+                self.hear(popped.group, popped.deliveries)
                 self.release(popped.group, popped.deliveries)
 
     def give_back_again(self) -> None:

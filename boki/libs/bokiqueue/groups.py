@@ -1,4 +1,4 @@
-"""One consumer group of one shard: who has which message, and which comes next. Pure, and a part of the fold.
+"""One consumer group of one shard: where each message is, and which comes next. Pure, and a part of the fold.
 
 Messages have **positions**: 0, 1, 2, … in the order of their pushes. What a group has not touched yet is everything
 from its `cursor` on, and costs it nothing. A message that the cursor has passed and that is not done is **aside**:
@@ -11,19 +11,20 @@ PARKED     another message of its group key comes first
 DEAD       a dead letter, with the reason; it stays until it is redriven or purged
 =========  ====================================================================================
 
-Time is the time of records. A lease ends only by a record: an ack, a nack, or a **fence** at or after `due_us`. So
-whoever appends under the condition that there was no fence since (see `boki.libs.bokiqueue.outbox`) holds the lease.
+Time is the time of records. A lease ends only by a record: an ack, a nack, or a **fence** at or after `due_us`. So a
+commit under the condition that there was no fence since holds the lease.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
-from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment
-from boki.libs.bokiqueue.backlog import Spot as Spot
+from boki.libs.bokiqueue.backlog import Backlog, Rate, Segment, Spot
+from boki.libs.bokiqueue.records import Number
 
 LEASED: Final = 0
 WAITING: Final = 1
@@ -36,14 +37,16 @@ TAKE_BYTES: Final = 16 * 1024 * 1024
 MAX_ASIDE: Final = 100_000
 """Messages of one group and shard that may be aside. At the limit the cursor stands still until some are done."""
 
+_Reason = Annotated[str, Meta(max_length=8_000)]
+
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message that was taken. `token`: the lease's name; `until_us`: when it runs out, 0 if it was taken for good."""
 
     spot: Spot
-    token: int
-    deliveries: int
-    until_us: int
+    token: Number
+    deliveries: Number
+    until_us: Number
 
     def moved(self, places: dict[int, tuple[int, int]]) -> Delivery:
         """The delivery, whose body may have been carried: `places` says where to, by position."""
@@ -55,11 +58,11 @@ class Aside(msgspec.Struct, array_like=True, gc=False):
     """A message that the cursor has passed and that is not done."""
 
     spot: Spot
-    status: int
-    due_us: int = 0
-    token: int = 0
-    deliveries: int = 0
-    reason: str = ""
+    status: Annotated[int, Meta(ge=0, le=4)]
+    due_us: Number = 0
+    token: Number = 0
+    deliveries: Number = 0
+    reason: _Reason = ""
 
     @property
     def pushed_until_us(self) -> int:

@@ -1,7 +1,8 @@
-"""Messages as users see them, and how values become bodies and values again."""
+"""Messages and dead letters as users see them, and how values become bodies and values again."""
 
 from __future__ import annotations
 
+import base64
 import math
 from typing import Any, Final, Generic, TypeVar
 
@@ -9,13 +10,10 @@ import msgspec
 
 from boki import InvalidArgument, WrongType
 from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.records import BYTES, JSON, TEXT, Settings
 from boki.libs.bokiqueue.refusals import check_size
 
 T = TypeVar("T")
-
-BYTES: Final = 0
-TEXT: Final = 1
-JSON: Final = 2
 
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -126,6 +124,22 @@ class Message(Generic[T]):
         return value
 
 
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that failed too often, or that a consumer gave up. `id` is the message's, `handle` names it here.
+
+    Of one whose body cannot be read any more `data` is empty.
+    """
+
+    handle: str
+    id: str
+    reason: str
+    deliveries: int
+    pushed_us: int
+    died_us: int
+    form: int
+    data: bytes
+
+
 def decode_body(form: int, data: bytes, kind: Any) -> Any:
     """The value of a body."""
     try:
@@ -147,3 +161,63 @@ def parse_receipt(receipt: object) -> tuple[int, int, int]:
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in parts):
         raise InvalidArgument(f"a receipt has the form 0-17-8796093022208, not {receipt!r:.60}", field="receipt")
     return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+# As JSON objects: the same over HTTP and on the command line
+
+
+def message_shape(message: Message[Any]) -> dict[str, Any]:
+    """A message; without a receipt if it was popped or only looked at."""
+    return {
+        "id": message.id,
+        "receipt": message.receipt if message.until else "",
+        "deliveries": message.deliveries,
+        "time_us": message.time,
+        "until_us": message.until,
+        "group_key": message.group_key,
+        **_body(message.form, message.data),
+    }
+
+
+def settings_shape(settings: Settings) -> dict[str, Any]:
+    """The settings of a queue."""
+    return {
+        "shards": settings.shards,
+        "max_deliveries": settings.max_deliveries,
+        "max_length": settings.max_length,
+        "retain_s": settings.retain_us / 1e6,
+    }
+
+
+def letter_shape(letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter."""
+    return {
+        "handle": letter.handle,
+        "id": letter.id,
+        "reason": letter.reason,
+        "deliveries": letter.deliveries,
+        "pushed_us": letter.pushed_us,
+        "died_us": letter.died_us,
+        **_body(letter.form, letter.data),
+    }
+
+
+def _body(form: int, data: bytes) -> dict[str, Any]:
+    """What was pushed: as text or JSON if it was pushed so and is that, else as base64."""
+    try:
+        if form == JSON:
+            msgspec.json.decode(data)
+            return {"json": msgspec.Raw(data)}
+        if form == TEXT:
+            return {"text": data.decode()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # a stranger's, since the library pushes what it can read: it must not spoil the whole answer
+    return {"base64": base64.b64encode(data).decode()}
+
+
+def parse_handle(handle: object) -> tuple[int, int]:
+    """The shard and the position that a dead letter's handle names."""
+    parts = handle.split("-") if isinstance(handle, str) else []
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+        raise InvalidArgument(f"a dead letter's handle has the form 0-17, not {handle!r:.60}", field="handle")
+    return int(parts[0]), int(parts[1])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
@@ -26,37 +26,47 @@ from boki import (
     CorruptData,
     Expect,
     InvalidArgument,
+    LogBook,
     NewRecord,
-    Record,
     TooLarge,
     WrongType,
 )
-from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.administration import Administration
+from boki.libs.bokiqueue import administration, records
+from boki.libs.bokiqueue.acts import Following
+from boki.libs.bokiqueue.administration import QueueStats
 from boki.libs.bokiqueue.demand import Line, Want
-from boki.libs.bokiqueue.following import Following
+from boki.libs.bokiqueue.followed import following
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.keyed import append_once, group_of, told_apart
-from boki.libs.bokiqueue.lists import fitting, listed
-from boki.libs.bokiqueue.messages import BYTES, Message, encode_body, parse_receipt
-from boki.libs.bokiqueue.outbox import Outbox
-from boki.libs.bokiqueue.records import ACK, BURY, EXTEND, NACK, RELEASE, Done, OpenGroup, Push, Settings
+from boki.libs.bokiqueue.messages import DeadLetter, Message, parse_receipt
+from boki.libs.bokiqueue.pushing import append_pushes, listed, placed, room, told_apart
+from boki.libs.bokiqueue.records import (
+    ACK,
+    BURY,
+    BYTES,
+    EXTEND,
+    NACK,
+    PURGE,
+    REDRIVE,
+    RELEASE,
+    OpenGroup,
+    Settings,
+)
 from boki.libs.bokiqueue.refusals import (
     LeaseLost,
     Reshaped,
     check_count,
+    check_group,
     check_key,
-    check_life,
+    check_queue,
+    check_reason,
     check_span,
+    leases_lost,
     no_such_group,
-    no_such_queue,
     too_large_a_push,
-    uncertain,
 )
-from boki.libs.bokiqueue.room import room
-from boki.libs.bokiqueue.settling import leases_lost, settle_all
+from boki.libs.bokiqueue.settings import KnownSettings, settings_of
+from boki.libs.bokiqueue.settling import Outbox, commit, settle_all
 from boki.libs.bokiqueue.state import DEFAULT_GROUP
-from boki.libs.bokiqueue.validity import belongs, sound
 
 T = TypeVar("T")
 
@@ -65,8 +75,73 @@ _log = logging.getLogger("boki.queue")
 _TRIES: Final = 20
 
 
-class Queue(Administration[T], Generic[T]):
+class Queue(Generic[T]):
     """A queue of the LogBook's book. `group`: on whose behalf it takes; `type`: what JSON bodies are decoded as."""
+
+    def __init__(self, logbook: LogBook, name: str, *, group: str = "", type: type[T] | None = None) -> None:  # noqa: A002
+        """Nothing is read or written yet."""
+        self.logbook = logbook
+        self.name = check_queue(name)
+        self.group = check_group(group)
+        self.kind = type
+        self._known = KnownSettings(logbook, self.name)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r} of {self.logbook.name!r}>"
+
+    # Settings
+
+    async def create(
+        self, *, shards: int = 1, max_deliveries: int = 10, max_length: int = 0, retain_s: float = 0
+    ) -> Settings:
+        """Have a queue of that name, with these settings if there was none; the settings that it has.
+
+        `shards`: how many parts it has, each in order, for ever. `max_deliveries`: a message that was leased so often
+        without an ack becomes a dead letter (0: never). `max_length`: pushes wait, or are refused, while so many
+        messages are to be taken (0: no bound; what processes push at the same moment may go a little beyond it).
+        `retain_s`: how long messages that all groups have done can still be replayed.
+        """
+        return await self._known.create(settings_of(shards, max_deliveries, max_length, retain_s))
+
+    async def configure(
+        self, *, max_deliveries: int | None = None, max_length: int | None = None, retain_s: float | None = None
+    ) -> Settings:
+        """Change what is given; see `create`. Processes that only push notice it within a second.
+
+        If nothing is changed nothing is appended.
+        """
+        return await self._known.change(max_deliveries, max_length, retain_s)
+
+    async def read_settings(self, *, fresh: bool = False) -> Settings | None:
+        """The queue's settings; None if there is no such queue. They may be a second old, unless they are `fresh`."""
+        return await self._known.read(fresh=fresh)
+
+    def stands(self) -> Expect:
+        """The condition that the queue is there, as this handle knows it: its book may have been deleted meanwhile."""
+        return self._known.stands()
+
+    async def check_stands(self, shards: int) -> None:
+        """`NoSuchQueue` if it is gone, or another one by now; else `stands` is a condition that holds."""
+        await self._known.check_stands(shards)
+
+    @property
+    def shards(self) -> int:
+        """How many parts it has. The queue must have been opened."""
+        return self._known.known().shards
+
+    @property
+    def max_deliveries(self) -> int:
+        """What decides now about dead letters, as far as this process has read. The queue must have been opened."""
+        return self._shared(self._known.known()).lines[0].state.settings.max_deliveries
+
+    async def opened(self) -> Following:
+        """The queue in this process. `NoSuchQueue`"""
+        return self._shared(await self._known.opened())
+
+    def _shared(self, settings: Settings) -> Following:
+        shared = following(self.logbook, self.name, settings.shards)
+        shared.may_stand = self._known.version >= records.VERSION
+        return shared
 
     # Pushing
 
@@ -109,21 +184,25 @@ class Queue(Administration[T], Generic[T]):
         """
         bodies = listed(bodies)
         own_key = None if key is None else check_key(key, "key")
-        patience_s = check_span(wait_s, "wait_s") / 1e6
+        patience_s = check_span(wait_s, "wait_s") / 1e6 if wait_s else 0.0
         for tries in range(_TRIES):
-            settings = await self._settings_to_push(fresh=tries > 0)
-            shard = None if own_key is None else crc32(own_key.encode()) % settings.shards
-            new = self._pushes(settings, bodies, delay_s, ttl_s, group_keys, shard)
+            settings = await self._known.read(fresh=tries > 0) or await self.create()
+            shard = 0
+            if settings.shards > 1:
+                by_key = None if own_key is None else crc32(own_key.encode()) % settings.shards
+                shard = self._shared(settings).next_shard() if by_key is None else by_key
+            new = placed(settings.shards, shard, bodies, delay_s, ttl_s, group_keys)
             new = new if own_key is None else told_apart(new)
             try:
-                async with self._room(settings, len(bodies), patience_s):
-                    if own_key is None:
-                        seqnums = await self._append_pushes(settings, new)
-                    else:
-                        seqnums = await append_once(self, settings, new, own_key)
+                shared = self._shared(settings)
+                is_bounded = settings.max_length > 0
+                async with (
+                    room(self.logbook, shared, settings, len(bodies), patience_s) if is_bounded else nullcontext()
+                ):
+                    seqnums = await append_pushes(self.logbook, self.name, settings, new, self.stands(), own_key)
                 break
             except ConditionFailed:
-                continue  # its settings were changed, or it was deleted and is no more
+                continue  # its settings were changed, or it was deleted and is gone
             except TooLarge as error:
                 raise too_large_a_push(error) from None
         else:
@@ -136,58 +215,14 @@ class Queue(Administration[T], Generic[T]):
                 ids[place] = f"{seqnum}-{index}"
         return ids
 
-    def _room(self, settings: Settings, count: int, patience_s: float) -> AbstractAsyncContextManager[None]:
-        if not settings.max_length:
-            return nullcontext()
-        return room(self.logbook, self._shared(settings), settings, count, patience_s)
-
     def push_records(
         self, bodies: Sequence[Any], *, delay_s: float = 0, ttl_s: float = 0, group_key: str = ""
     ) -> list[NewRecord]:
-        """The records of a push, for whoever appends them together with others. The queue must have been opened."""
+        """The records of a push, for a caller that appends them with others. The queue must have been opened."""
         shards = self.shards
-        keys = [group_key] * len(bodies) if group_key else []
-        new = self._pushes(Settings(shards), bodies, delay_s, ttl_s, keys, None)
+        shard = self._shared(self._known.known()).next_shard() if shards > 1 else 0
+        new = placed(shards, shard, bodies, delay_s, ttl_s, [group_key] * len(bodies) if group_key else [])
         return [NewRecord(records.encode(push), records.record_tags(self.name, push.shard, shards)) for push, _ in new]
-
-    def _pushes(
-        self,
-        settings: Settings,
-        bodies: Sequence[Any],
-        delay_s: float,
-        ttl_s: float,
-        group_keys: Sequence[str],
-        shard: int | None,
-    ) -> list[tuple[Push, list[int]]]:
-        """Records that hold the bodies, and which body stands where in them."""
-        delay_us, ttl_us = check_life(delay_s, ttl_s)
-        if group_keys:
-            if not isinstance(group_keys, (list, tuple)) or len(group_keys) != len(bodies):
-                raise InvalidArgument("group_keys must be a list of one key for each message", field="group_keys")
-            for group_key in group_keys:
-                if group_key != "":
-                    check_key(group_key, "group_key")
-        if shard is None:
-            shard = self._shared(settings).next_shard() if settings.shards > 1 else 0
-        by_shard: dict[int, list[int]] = {}
-        for place in range(len(bodies)):
-            own = crc32(group_keys[place].encode()) % settings.shards if group_keys and group_keys[place] else shard
-            by_shard.setdefault(own, []).append(place)
-        encoded = [encode_body(body) for body in bodies]
-        found = []
-        for own, places in by_shard.items():
-            for some in fitting(places, encoded):
-                forms = records.joined([encoded[place][0] for place in some])
-                keys = [group_keys[place] for place in some] if group_keys else []
-                push = Push(own, forms, [encoded[place][1] for place in some], delay_us, ttl_us, keys)
-                found.append((push, some))
-        return found
-
-    async def _append_pushes(self, settings: Settings, new: list[tuple[Push, list[int]]]) -> Sequence[int]:
-        group = group_of(self.name, settings, new)
-        if len(group) == 1:
-            return [await self.logbook.append(*group[0], when=self.stands())]
-        return await self.logbook.append_many(group, when=self.stands())
 
     # Taking
 
@@ -221,35 +256,34 @@ class Queue(Administration[T], Generic[T]):
         return await self._take(check_count(count, "count"), lease_us, wait_s, op)
 
     async def _take(self, count: int, lease_us: int, wait_s: float, op: str | None) -> list[Message[T]]:
-        patience_s = check_span(wait_s, "wait_s") / 1e6
+        patience_s = check_span(wait_s, "wait_s") / 1e6 if wait_s else 0.0
         op = "" if op is None else check_key(op, "op")
         begun_s = asyncio.get_running_loop().time()
         while True:
             left_s = max(0.0, begun_s + patience_s - asyncio.get_running_loop().time()) if patience_s else 0.0
             try:
-                return await self._take_from(await self._open(), count, lease_us, left_s, op)
+                return await self._take_from(await self._known.opened(), count, lease_us, left_s, op)
             except Reshaped:
-                await self.read_settings(fresh=True)
+                await self._known.read(fresh=True)
 
     async def _take_from(
         self, settings: Settings, count: int, lease_us: int, patience_s: float, op: str
     ) -> list[Message[T]]:
         if patience_s:
-            settings = await self._modernised(settings)
+            settings = await self._known.modernise(settings)
         shared = self._shared(settings)
         if not patience_s:
             await self.logbook.sync()
             await shared.catch_up(self.logbook)
-        elif not shared.is_loaded:
+        elif not shared.follower.is_loaded:
             await shared.catch_up(self.logbook)
         if not self._is_entered(shared):
             await self._enter_group(shared)
+        shard = crc32(op.encode()) % settings.shards if op and settings.shards > 1 else None
         left_s = patience_s
         begun = shared.clock.here()
         while True:
-            want = Want(self.group, count, lease_us, op, left_s or None, shared.clock.here())
-            if op and settings.shards > 1:
-                want.lines = frozenset([crc32(op.encode()) % settings.shards])
+            want = Want(self.group, count, lease_us, op, left_s or None, shared.clock.here(), shard)
             found = await self._receive(shared, want)
             if found or not want.result:
                 return found
@@ -263,7 +297,7 @@ class Queue(Administration[T], Generic[T]):
         become dead letters; of a pop they are told of, and the others are given back, or to whoever named the op.
         """
         try:
-            served: list[tuple[Line, Delivery]] = await shared.wait(self.logbook, want)
+            served = await shared.receive(self.logbook, want)
             bodies = await shared.bodies.fetch(self.logbook, [delivery for _, delivery in served])
             both = list(zip(served, bodies, strict=True))
             found = [self._message(*one, *body) for one, body in both if isinstance(body, tuple)]
@@ -282,7 +316,7 @@ class Queue(Administration[T], Generic[T]):
         if not want.op:
             for line, delivery in served:
                 if (line, delivery) not in kept:
-                    line.received(delivery)
+                    line.received(self.group, delivery)
             if kept:
                 shared.give_back(self.logbook, self.group, kept)
         if is_refused:
@@ -303,13 +337,13 @@ class Queue(Administration[T], Generic[T]):
         """
         async with shared.entering:
             if self._is_entered(shared):
-                return  # somebody else of this process had the same to do
+                return  # another call of this process had the same to do
             await shared.catch_up(self.logbook)
             if self._is_entered(shared):
                 return
             if self.group != DEFAULT_GROUP:
                 raise no_such_group(self.name, self.group)
-            await self._append_to_all(shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
+            await administration.append_to_all(self, shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
 
     def _is_entered(self, shared: Following) -> bool:
         return all(self.group in line.state.groups for line in shared.lines)
@@ -324,11 +358,11 @@ class Queue(Administration[T], Generic[T]):
 
     async def nack(self, *messages: Message[Any] | str, delay_s: float = 0, reason: str = "") -> None:
         """The messages failed: they come back after `delay_s`, or become dead letters if that was too often."""
-        await self._settle(NACK, messages, check_span(delay_s, "delay_s"), _reason(reason))
+        await self._settle(NACK, messages, check_span(delay_s, "delay_s"), check_reason(reason))
 
     async def bury(self, *messages: Message[Any] | str, reason: str) -> None:
         """The messages become dead letters at once."""
-        await self._settle(BURY, messages, 0, _reason(reason))
+        await self._settle(BURY, messages, 0, check_reason(reason))
 
     async def extend(self, *messages: Message[Any] | str, lease_s: float = 30) -> None:
         """The leases run out `lease_s` from now."""
@@ -341,11 +375,10 @@ class Queue(Administration[T], Generic[T]):
     async def _settle(
         self, verb: int, messages: Sequence[Message[Any] | str], span_us: int = 0, reason: str = ""
     ) -> None:
-        settings = await self._open()
-        shared = self._shared(settings)
+        shared = await self.opened()
         handles = [self._handle(message) for message in messages]
         for message, (shard, _, _) in zip(messages, handles, strict=True):
-            if shard >= settings.shards:
+            if shard >= shared.shards:
                 raise InvalidArgument(f"receipt {message!r:.60} is not of queue {self.name!r}", field="receipt")
         lost = await settle_all(shared, self.logbook, self.group, verb, handles, span_us, reason)
         for message in messages:
@@ -376,8 +409,6 @@ class Queue(Administration[T], Generic[T]):
             )
         return message.shard, message.delivery.spot.pos, message.delivery.token
 
-    # Effects
-
     @asynccontextmanager
     async def process(self, message: Message[Any], *, retry_s: float = 0) -> AsyncIterator[Outbox]:
         """Ack the message at the end of the block, together with what the block puts into the outbox; see `outbox`.
@@ -387,13 +418,13 @@ class Queue(Administration[T], Generic[T]):
         """
         if not isinstance(message, Message):  # not with a receipt either: it does not say what was settled before
             raise WrongType(f"give the Message that was leased, not {type(message).__name__}", field="message")
-        shard, pos, token = self._handle(message)
+        self._handle(message)
         retry_us = check_span(retry_s, "retry_s")
-        await self._open()
+        shared = await self.opened()
         out = Outbox(self.logbook)
         try:
             yield out
-            await self._commit(message, shard, pos, token, out)
+            await commit(self, shared, message, out)
         except BaseException as error:
             may_have_happened = isinstance(error, BokiError) and error.outcome == "unknown"
             if not message.is_settled and not may_have_happened and not isinstance(error, LeaseLost):
@@ -401,92 +432,52 @@ class Queue(Administration[T], Generic[T]):
                     await self.nack(message, delay_s=retry_us / 1e6, reason=f"{type(error).__name__}: {error}"[:500])
             raise
 
-    async def _commit(self, message: Message[Any], shard: int, pos: int, token: int, out: Outbox) -> None:
-        settings = await self._open()
-        shared = self._shared(settings)
-        line = shared.lines[shard]
-        lease = (self.group, pos, token)
-        if lease in line.committing:
-            raise self._lost(message)
-        line.committing.add(lease)
-        try:
-            await self._commit_alone(message, shared, line, lease, out)
-        finally:
-            line.committing.discard(lease)
+    # Groups and looking
 
-    def _lost(self, message: Message[Any]) -> LeaseLost:
-        return LeaseLost(
-            f"message {message.id} of queue {self.name!r} is not leased by this consumer any more: nothing was done",
-            queue=self.name,
-        )
-
-    async def _commit_alone(
-        self, message: Message[Any], shared: Following, line: Line, lease: tuple[str, int, int], out: Outbox
+    async def create_group(
+        self, name: str, *, start: int | str = "earliest", start_time_s: float | None = None
     ) -> None:
-        shard, (_, pos, token) = line.shard, lease
-        tags = records.record_tags(self.name, shard, shared.shards)
-        line.commits += 1
-        by = shared.taker + line.commits.to_bytes(4, "little")
-        done = NewRecord(records.encode(Done(shard, self.group, [(pos, token)], by)), tags)
-        key = f"!qd:{self.name}:{self.group}:{shard}:{pos}:{token}"
-        stranger = 0
-        for _ in range(_TRIES):
-            await shared.catch_up(self.logbook)
-            group = line.state.groups.get(self.group)
-            aside = group.leased(pos, token) if group is not None else None
-            if message.is_settled or aside is None or aside.due_us <= shared.clock.now_us():
-                raise self._lost(message)
-            fence = Expect(records.fence_tag(self.name, shard), max(line.state.last_fence, stranger))
-            when = [fence, *dict.fromkeys([self.stands(), *out.standing()]), *out.conditions]
-            try:
-                seqnums = await self.logbook.append_many([done, *out.records], when=when, key=key)
-            except ConditionFailed as error:
-                if error.tag == self.stands().tag:
-                    await self.check_stands(shared.shards)
-                if error.tag in out.targets:
-                    target, shards = out.targets[error.tag]
-                    await target.check_stands(shards)
-                if error.tag == self.stands().tag or error.tag in out.targets:
-                    continue
-                if error.tag != fence.tag:
-                    raise
-                # A lease was taken away, maybe another one: look again. Or it is no fence, but a stranger's record.
-                tail = await self.logbook.check_tail(fence.tag)
-                stranger = tail.seqnum if tail is not None and not self._is_fence(tail, shared.shards) else 0
-                continue
-            if await self._whose(seqnums[0]) != by:
-                raise self._lost(message)  # another block has committed under this lease, and so under this key
-            message.is_settled = True
-            return
-        raise BokiError("leases of this shard run out too quickly to commit: nothing was done", retryable=True)
+        """Have a group that is given every message from `start` on: a seqnum, "earliest" or "now".
 
-    def _is_fence(self, record: Record, shards: int) -> bool:
-        """Whether the fold comes to that record of a fence tag, and takes it for a fence."""
-        kind = sound(record)
-        return kind is not None and records.ends_leases(kind) and belongs(kind, record.tags, self.name, shards)
+        `start_time_s`: from that time on instead, in seconds since the epoch. What was pushed before is given to it if
+        it is still kept: because another group has not done it, or by `retain_s`. Nothing happens if there is such a
+        group.
+        """
+        await administration.create_group(self, name, start, start_time_s)
 
-    async def _whose(self, seqnum: int) -> bytes:
-        """The block whose effects were appended there."""
-        try:
-            done = sound(await self.logbook.get(seqnum))
-        except BokiError as error:
-            raise uncertain(error) from error
-        return done.by if isinstance(done, Done) else b""
+    async def replay(self, *, start: int | str = "earliest", start_time_s: float | None = None) -> None:
+        """Let this handle's group begin again, from any point that is kept; what it has leased is forgotten.
 
-    # Opening
+        All of it at once, in the order of the log, whichever processes consume meanwhile. `NoSuchGroup`
+        """
+        await administration.replay(self, start, start_time_s)
 
-    async def _open(self) -> Settings:
-        settings = await self.read_settings()
-        if settings is None:
-            raise no_such_queue(self.name, self.logbook.name)
-        return settings
+    async def drop_group(self, name: str) -> None:
+        """Have no such group: nothing is kept for it any more. `NoSuchGroup`"""
+        await administration.drop_group(self, name)
 
-    async def _settings_to_push(self, *, fresh: bool) -> Settings:
-        settings = await self.read_settings(fresh=fresh)
-        return settings if settings is not None else await self.create()
+    async def stats(self) -> QueueStats:
+        """The queue in figures."""
+        return await administration.stats(self)
 
+    async def peek(self, count: int = 10) -> list[Message[T]]:
+        """The messages that the group would be given now, without taking them; of large ones fewer, of 16 MiB in all.
 
-def _reason(reason: object) -> str:
-    if not isinstance(reason, str):
-        raise WrongType(f"reason must be a str, not {type(reason).__name__}", field="reason")
-    return reason[:500].encode(errors="backslashreplace").decode()  # an error's text may hold what is no character
+        Not those that are delayed, or that stand behind a message of their key.
+        """
+        return await administration.peek(self, count)
+
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Dead letters of the group, the oldest message first; of large ones fewer, of 16 MiB in all."""
+        return await administration.dead_letters(self, limit)
+
+    async def redrive(self, *handles: str) -> int:
+        """Let dead letters be taken again, as if they had never been: those named, or all; how many there were.
+
+        `NotFound` if one that is named is none: then nothing is changed.
+        """
+        return await administration.change_dead(self, REDRIVE, handles)
+
+    async def purge(self, *handles: str) -> int:
+        """Drop dead letters for good: those named, or all; how many there were. `NotFound` as for `redrive`."""
+        return await administration.change_dead(self, PURGE, handles)

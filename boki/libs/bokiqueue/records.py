@@ -1,21 +1,25 @@
-"""What a queue writes into its LogBook: the records, their tags, and how both are spelled.
+"""What a queue writes into its LogBook: the records, their tags, and which of them count.
 
-A record is one byte of version and a MessagePack array whose first item says which kind it is. Messages stand in it as
-they are; a record of `push_many` holds many. Anyone who may append to the book may append under these tags, so each
-record is checked before it counts (see `validity`); what fails is passed by, by every fold alike.
+A record is one byte of version and a MessagePack array (`boki.libs.fold.codec`). Messages stand in it as they are; a
+record of `push_many` holds many. Anyone who may append to a book may append under a queue's tags, so a record is
+hostile until it has passed: it decodes, every number, list and text is within what this library itself writes, and it
+stands under exactly the tags that its kind needs. What fails is **passed by**: it changes nothing but a counter
+(`QueueStats.passed_by`), and every fold passes it by alike, because nothing is looked at here but the record itself and
+the shape of the queue. A well-formed record that lies is believed: the right to append to a book is the right to
+administer its queues. The limits are part of the format: they may be wider than those of the API, and never narrower.
 
 The format of a queue is that of its newest settings record. If that is later than this code knows, the queue is refused
-by name (`VersionTooNew`); in a queue of this format, records that say they have a later one are strangers'. So a later
-format begins with a settings record in that format, and adding a field to any record below needs a later format: a fold
-that did not know the field would decide otherwise than the others.
+by name (`VersionTooNew`); in a queue of this format, records of a later one are strangers'. So a later format begins
+with a settings record in that format, and adding a field to any record below needs a later format: a fold that did not
+know the field would decide otherwise than the others.
 
 Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 
 ==============  ======================================================================================
 `!q:q:3`        the **stream** of shard 3: every record that its fold reads
-`!q:q`          the **feed**: the streams of all shards, for who follows several (absent if there is one shard)
+`!q:q`          the **feed**: the streams of all shards, for a process that follows several (absent of one shard)
 `!qc:q:3`       checkpoints of shard 3
-`!qf:q:3`       fences of shard 3: records that take leases away, be it that they have run out or were given up
+`!qf:q:3`       fences of shard 3: records that take leases away, because they have run out or were given up
 `!qs:q`         the queue's settings; the last record counts
 `!queues`       settings of all queues of the book, for lists, with `!queues:q` to name them
 ==============  ======================================================================================
@@ -24,24 +28,19 @@ Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
-from boki import CorruptData, VersionTooNew
-
-VERSION: Final = 2
-"""The newest version of records. `Setup` has it, so that what cannot read the others refuses the queue by name."""
-_OLDEST: Final = 1
-"""The version of records that have not changed since."""
+from boki import Record, VersionTooNew
+from boki.libs.fold.codec import RecordCodec
 
 QUEUES_TAG: Final = "!queues"
 NOW: Final = (1 << 63) - 1
-"""As the start of a group: after all that is there."""
-
-MAX_KEY_BYTES: Final = 255
-"""Of an idempotency key of the log."""
+"""As the start of a group: after everything that is there."""
 
 ACK: Final = 0
 NACK: Final = 1
@@ -51,79 +50,116 @@ BURY: Final = 4
 REDRIVE: Final = 5
 PURGE: Final = 6
 GIVE_BACK: Final = 7
-"""Nobody has received them: pops of this very taker, and leases, can be taken again as if they had not been."""
+"""No caller has received them: pops of this very process, and leases, can be taken again as if they had not been."""
 
+BYTES: Final = 0
+TEXT: Final = 1
+JSON: Final = 2
 LOST: Final = 255
-"""The form of a body that could not be read any more when it was carried."""
+"""Forms of bodies: how they were made from values. The last one: it could not be read any more when it was carried."""
+
+# Limits of the format
+
+MAX_KEY_BYTES: Final = 255
+"""Of an idempotency key of the log."""
+MAX_MESSAGE_BYTES: Final = 1_000_000
+"""A body; a record holds a little more than that."""
+MAX_BATCH: Final = 10_000
+MAX_SHARDS: Final = 256
+MAX_NUMBER: Final = (1 << 63) - 1
+"""Maximum of seqnums, tokens, positions and counts."""
+MAX_SPAN_US: Final = 366 * 24 * 3_600 * 1_000_000
+"""Maximum delay, age, lease and retention: a leap year, as it was once allowed."""
+MAX_ENTRIES: Final = 10_000
+"""Maximum number of takes, of settles, of credits and of fences in one act."""
+MAX_SETTLED_AT_ONCE: Final = 20_000
+"""Maximum number of messages that one act settles."""
+
+Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+Time = Annotated[int, Meta(ge=0, le=10**17)]
+Later = Annotated[int, Meta(ge=0, le=10**17 + MAX_SPAN_US)]
+Span = Annotated[int, Meta(ge=0, le=MAX_SPAN_US)]
+Size = Annotated[int, Meta(ge=0, le=MAX_MESSAGE_BYTES)]
+Shard = Annotated[int, Meta(ge=0, lt=MAX_SHARDS)]
+GroupName = Annotated[str, Meta(pattern=r"\A([A-Za-z0-9._-]{1,100})?\Z")]
+Key = Annotated[str, Meta(max_length=100, pattern=r"\A[^\x00-\x1f\x7f\ud800-\udfff]*\Z")]
+Taker = Annotated[bytes, Meta(max_length=64)]
+"""Names a process that takes."""
+Reason = Annotated[str, Meta(max_length=4_000)]
+"""500 characters are 3,000 when each of them is escaped, and a few words come before them."""
+Body = Annotated[bytes, Meta(max_length=MAX_MESSAGE_BYTES)]
+Bodies = Annotated[list[Body], Meta(min_length=1, max_length=MAX_BATCH)]
+Handle = tuple[Number, Number]
+"""Position and token."""
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What holds for a queue. All times by the log's clock."""
 
-    shards: int = 1
-    max_deliveries: int = 10
-    """A message that was leased so often without an ack becomes a dead letter; 0: never."""
-    max_length: int = 0
-    """Pushes wait, or are refused, while the queue has so many messages to be taken; 0: no bound."""
-    retain_us: int = 0
-    """So long messages stay readable for new groups after every group has passed them."""
+    shards: Annotated[int, Meta(ge=1, le=MAX_SHARDS)] = 1
+    max_deliveries: Annotated[int, Meta(ge=0, le=1_000)] = 10
+    """A message that was leased this often without an ack becomes a dead letter; 0: never."""
+    max_length: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    """Pushes wait, or are refused, while the queue has this many messages to be taken; 0: no bound."""
+    retain_us: Span = 0
+    """How long messages stay readable for new groups after every group has passed them."""
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
-    """Messages, in order. `forms` has one byte for all of them or one for each: how bodies were made from values."""
+    """Messages, in order. `forms` has one byte for all of them or one for each."""
 
-    shard: int
+    shard: Shard
     forms: bytes
-    bodies: list[bytes]
-    delay_us: int = 0
-    ttl_us: int = 0
-    keys: list[str] = []
+    bodies: Bodies
+    delay_us: Span = 0
+    ttl_us: Span = 0
+    keys: list[Key] = []
     """Group keys, one for each message, "" for none; or empty."""
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Give the group's next `count` messages: for good if `lease_us` is 0. `op` names the request (see `state`)."""
 
-    group: str
-    count: int
-    lease_us: int = 0
-    op: str = ""
+    group: GroupName
+    count: Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+    lease_us: Span = 0
+    op: Key = ""
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A standing take: give the group's next messages as they come, `granted` of them in all (see `standing`).
+    """A standing take: give the group's next messages as they come, `granted` of them in all (see `sessions`).
 
     `since`: the act that began it, 0: this one. What has ended since does not begin again by a late act.
     """
 
-    group: str
-    lease_us: int
-    granted: int
-    since: int = 0
+    group: GroupName
+    lease_us: Span
+    granted: Number
+    since: Number = 0
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What has become of messages: (position, token) each. `span_us`: a nack's delay, or the length of a lease."""
+    """What has become of messages. `span_us`: a nack's delay, or the length of a lease."""
 
-    group: str
-    verb: int
-    messages: list[tuple[int, int]]
-    span_us: int = 0
-    reason: str = ""
+    group: GroupName
+    verb: Annotated[int, Meta(ge=ACK, le=GIVE_BACK)]
+    messages: list[Handle]
+    span_us: Span = 0
+    reason: Reason = ""
 
 
 class Act(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
     """What the consumers of one process want at once. (`taker`, `number`) is counted once, however often it stands."""
 
-    shard: int
-    taker: bytes
-    number: int
-    takes: list[Take] = []
-    settles: list[Settle] = []
-    fences: list[tuple[str, int, int]] = []
+    shard: Shard
+    taker: Taker
+    number: Number
+    takes: Annotated[list[Take], Meta(max_length=MAX_ENTRIES)] = []
+    settles: Annotated[list[Settle], Meta(max_length=MAX_ENTRIES)] = []
+    fences: Annotated[list[tuple[GroupName, Number, Number]], Meta(max_length=MAX_ENTRIES)] = []
     """(group, position, token) of leases that are taken away if they have run out by the time of this record."""
-    kept_from: int = 0
-    """Pops of this taker by records from here on may still be given back; 0: what it was given has been received."""
+    kept_from: Number = 0
+    """Pops of this process by records from here on may still be given back; 0: what it was given has been received."""
 
     @property
     def granted(self) -> Sequence[Credit]:
@@ -133,14 +169,14 @@ class Act(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     @property
     def kinds(self) -> set[tuple[str, int]]:
         """Of what it asks for: the group, and the length of the lease."""
-        takes = {(take.group, take.lease_us) for take in self.takes}
-        return takes | {(credit.group, credit.lease_us) for credit in self.granted}
+        takes = {(one.group, one.lease_us) for one in self.takes}
+        return takes | {(one.group, one.lease_us) for one in self.granted}
 
 
 class Grant(Act, frozen=True, array_like=True, tag=11, forbid_unknown_fields=True):
     """An act that grants credit besides."""
 
-    credits: list[Credit] = []
+    credits: Annotated[list[Credit], Meta(max_length=MAX_ENTRIES)] = []
 
     @property
     def granted(self) -> Sequence[Credit]:
@@ -151,17 +187,17 @@ class Grant(Act, frozen=True, array_like=True, tag=11, forbid_unknown_fields=Tru
 class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
     """Acks that were appended together with effects, under the condition that no fence came first."""
 
-    shard: int
-    group: str
-    messages: list[tuple[int, int]]
-    by: bytes = b""
+    shard: Shard
+    group: GroupName
+    messages: Annotated[list[Handle], Meta(max_length=MAX_ENTRIES)]
+    by: Taker = b""
     """Names the block whose effects these are: of several for one lease each looks whether it is this one."""
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
     """The queue's settings from here on. `is_first`: it begins here; what was before was deleted, with its book."""
 
-    shard: int
+    shard: Shard
     settings: Settings
     is_first: bool = False
 
@@ -169,97 +205,119 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class OpenGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
     """A consumer group that begins with the first kept message that is not before either start.
 
-    If there is such a group nothing happens, unless it is to begin anew: then what it has leased is forgotten.
+    If there is such a group nothing happens, unless it is to begin again: then what it has leased is forgotten.
     """
 
-    shard: int
-    group: str
-    start_seqnum: int = 0
-    start_time_us: int = 0
+    shard: Shard
+    group: GroupName
+    start_seqnum: Number = 0
+    start_time_us: Time = 0
     is_anew: bool = False
 
 
 class DropGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
-    """The group is no more, and nothing is kept for it."""
+    """The group is gone, and nothing is kept for it."""
 
-    shard: int
-    group: str
+    shard: Shard
+    group: GroupName
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
     """The checkpoint in the records of the checkpoint tag from `first` on covers the stream up to `covers`."""
 
-    shard: int
-    covers: int
-    first: int
-    floor: int
+    shard: Shard
+    covers: Number
+    first: Number
+    floor: Number
     """Nothing below this is needed by that state."""
-    grown_bytes: int = 0
-    """About so much of the stream came since the checkpoint before."""
+    grown_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    """About how much of the stream came since the checkpoint before."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
-    """A piece of a checkpoint; it stands under the checkpoint tag alone."""
+    """A part of a checkpoint; it stands under the checkpoint tag alone."""
 
-    shard: int
+    shard: Shard
     data: bytes
 
 
 class Carry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
-    """Messages that linger, appended anew so that what lies between can be trimmed. They keep their positions."""
+    """Messages that linger, appended again so that what lies between can be trimmed. They keep their positions."""
 
-    shard: int
-    positions: list[int]
+    shard: Shard
+    positions: list[Number]
     forms: bytes
-    bodies: list[bytes]
+    bodies: Bodies
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
-    """A process consumes for a group, for so long; 0: it has left. Shards are dealt out to those who are there."""
+    """A process consumes for a group, for this long; 0: it has left. Shards are dealt out to those that are there."""
 
-    shard: int
-    group: str
-    taker: bytes
-    span_us: int
+    shard: Shard
+    group: GroupName
+    taker: Annotated[bytes, Meta(min_length=1, max_length=64)]
+    span_us: Span
 
 
 Kind = Push | Act | Grant | Done | Setup | OpenGroup | DropGroup | Saved | Part | Carry | Join
 
-_DECODER: Final[msgspec.msgpack.Decoder[Kind]] = msgspec.msgpack.Decoder(Kind)
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_PREFIXES: Final = (bytes([_OLDEST]), bytes([VERSION]))
-_LAST_VERSION: Final = 31
-_ARRAYS: Final = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
-"""How an array begins in MessagePack. No text has one of these bytes behind a control character."""
+CODEC: Final[RecordCodec[Kind]] = RecordCodec("a queue", 2, Kind, since={Setup: 2, Grant: 2})
+"""Settings have the newest version, so that a Boki that cannot read the other records refuses the queue by name."""
+VERSION: Final = CODEC.version
+encode: Final = CODEC.encode
+decode: Final = CODEC.decode
+is_newer: Final = CODEC.is_newer
 
 
-def encode(record: Kind) -> bytes:
-    """The record as the data of a log record."""
-    return _PREFIXES[isinstance(record, Setup | Grant)] + _ENCODER.encode(record)
+# What counts
 
 
-def is_own(data: bytes) -> bool:
-    """Whether the queue library wrote this, of whatever version."""
-    return len(data) > 1 and 0 < data[0] <= _LAST_VERSION and data[1] in _ARRAYS
-
-
-def is_newer(data: bytes) -> bool:
-    """Whether it says that a later version of the queue library wrote it."""
-    return is_own(data) and data[0] > VERSION
-
-
-def decode(data: bytes) -> Kind:
-    """The record; `VersionTooNew`, or `CorruptData` if it is none."""
-    if is_newer(data):
-        raise VersionTooNew(
-            f"a queue record has format {data[0]}, and this Boki reads formats up to {VERSION}: update it"
-        )
-    if data[:1] not in _PREFIXES:
-        raise CorruptData("a record under a queue's tag is not a queue record: only the queue library writes there")
+def sound(record: Record) -> Kind | None:
+    """The record, if it is a valid one of this format; None if it is to be passed by."""
     try:
-        return _DECODER.decode(memoryview(data)[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptData(f"a queue record cannot be read: {error}") from None
+        kind = CODEC.own(record.data)
+    except VersionTooNew:
+        return None
+    return None if kind is None or fault(kind, record.seqnum) else kind
+
+
+def fault(kind: Kind, seqnum: int) -> str:
+    """What is wrong with a decoded record at that place in the log, beyond its single fields; "" if nothing is."""
+    match kind:
+        case Push():
+            count = len(kind.bodies)
+            if len(kind.forms) not in (1, count) or max(kind.forms) > JSON:
+                return "forms"
+            return "keys" if kind.keys and len(kind.keys) != count else ""
+        case Act():
+            is_fine = not kind.settles or sum(len(one.messages) for one in kind.settles) <= MAX_SETTLED_AT_ONCE
+            return "" if is_fine else "settles"
+        case Carry():
+            count = len(kind.bodies)
+            if len(kind.positions) != count or len(set(kind.positions)) != count:
+                return "positions"
+            is_fine = len(kind.forms) in (1, count) and all(form <= JSON or form == LOST for form in kind.forms)
+            return "" if is_fine else "forms"
+        case Setup():
+            return "shard" if kind.shard >= kind.settings.shards else ""
+        case Saved():
+            is_past = kind.first < seqnum and kind.covers < seqnum
+            return "" if is_past and kind.floor <= kind.covers + 1 else "covers"
+        case _:
+            return ""
+
+
+def belongs(kind: Kind, tags: Sequence[str], queue: str, shards: int) -> bool:
+    """Whether a record of the stream stands under all the tags where other readers look for its kind."""
+    if kind.shard >= shards or isinstance(kind, Part):
+        return False
+    if not all(tag in tags for tag in record_tags(queue, kind.shard, shards)):
+        return False
+    if isinstance(kind, Push):
+        return True
+    if isinstance(kind, Saved):
+        return checkpoint_tag(queue, kind.shard) in tags
+    return not ends_leases(kind) or fence_tag(queue, kind.shard) in tags
 
 
 def ends_leases(record: Kind) -> bool:
@@ -269,9 +327,17 @@ def ends_leases(record: Kind) -> bool:
     return isinstance(record, DropGroup) or (isinstance(record, OpenGroup) and record.is_anew)
 
 
+# Forms and tags
+
+
 def form_of(forms: bytes, index: int) -> int:
     """The form of the message at `index` of a record."""
     return forms[0] if len(forms) == 1 else forms[index]
+
+
+def joined(forms: Sequence[int]) -> bytes:
+    """Forms as a record keeps them: one byte if all are the same."""
+    return bytes(forms[:1]) if len(set(forms)) == 1 else bytes(forms)
 
 
 def stream_tag(queue: str, shard: int) -> str:
@@ -284,10 +350,16 @@ def feed_tag(queue: str) -> str:
     return f"!q:{queue}"
 
 
+@lru_cache(4096)
 def record_tags(queue: str, shard: int, shards: int) -> tuple[str, ...]:
     """The tags of a stream's record."""
-    stream = f"!q:{queue}:{shard}"
-    return (stream,) if shards == 1 else (stream, f"!q:{queue}")
+    return (stream_tag(queue, shard),) if shards == 1 else (stream_tag(queue, shard), feed_tag(queue))
+
+
+def tags_of(record: Kind, queue: str, shards: int) -> tuple[str, ...]:
+    """All tags of a stream's record, that of fences included."""
+    tags = record_tags(queue, record.shard, shards)
+    return (*tags, fence_tag(queue, record.shard)) if ends_leases(record) else tags
 
 
 def checkpoint_tag(queue: str, shard: int) -> str:
@@ -311,6 +383,9 @@ def push_key(queue: str, key: str) -> str:
     return named if len(named.encode()) <= MAX_KEY_BYTES else f"!qh:{queue}:{sha256(key.encode()).hexdigest()}"
 
 
-def joined(forms: Sequence[int]) -> bytes:
-    """Forms as a record keeps them: one byte if all are the same."""
-    return bytes(forms[:1]) if len(set(forms)) == 1 else bytes(forms)
+def settings_checked(record: Record) -> Setup | None:
+    """The settings in a record of the settings' tag; None if it holds none, `VersionTooNew` if this code is too old."""
+    if is_newer(record.data):
+        decode(record.data)  # refuses the queue by name
+    kind = sound(record)
+    return kind if isinstance(kind, Setup) else None

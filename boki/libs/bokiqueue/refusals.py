@@ -11,23 +11,20 @@ BokiError
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from boki import BokiError, InvalidArgument, NotFound, Overloaded, TooLarge, WrongType
+from boki.libs.bokiqueue.records import MAX_BATCH, MAX_MESSAGE_BYTES
+from boki.libs.fold import arguments
+from boki.libs.fold.arguments import check_key, check_name, check_span, shown
 
-MAX_DELAY_S: Final = 365 * 24 * 3_600.0
+MAX_DELAY_S: Final = arguments.MAX_SECONDS
 """A message may be delayed by a year, and live or be leased for as long. So may a logged call."""
-MAX_MESSAGE_BYTES: Final = 1_000_000
-"""A body; a record holds a little more than that."""
-MAX_BATCH: Final = 10_000
-MAX_KEY_CHARS: Final = 100
-MAX_SHARDS: Final = 256
-NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-UNFIT: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters, and what is no character at all: UTF-8 cannot say it."""
+MAX_KEY_CHARS: Final = arguments.MAX_KEY_CHARS
+_NAMED: Final = 10
+
+__all__ = ["check_key", "check_span", "shown"]
 
 
 class NoSuchQueue(NotFound):
@@ -78,7 +75,7 @@ def no_such_group(name: str, group: str) -> NoSuchGroup:
     option = f" --group {group}" if group else ""
     return NoSuchGroup(
         f"queue {name!r} has no group {group!r}: create it with create_group, in a shell with "
-        f"`boki queue replay{option}`, or over HTTP with POST to its /groups",
+        f"`boki queue replay BOOK {name}{option}`, or over HTTP with POST to its /groups",
         queue=name,
         group=group,
     )
@@ -94,63 +91,28 @@ def too_large_a_push(error: TooLarge) -> TooLarge:
     )
 
 
-def uncertain(error: BokiError) -> BokiError:
-    """The error, for somebody whose request may have been carried out all the same."""
-    return BokiError.from_body(msgspec.structs.replace(error.body(), outcome="unknown"))
+def leases_lost(queue: str, receipts: list[str], count: int) -> LeaseLost:
+    """The error of a caller that wanted to settle so many, and these were not leased."""
+    named = ", ".join(receipts[:_NAMED]) + (f" and {len(receipts) - _NAMED:,} more" if len(receipts) > _NAMED else "")
+    some, them, theirs = f"{len(receipts):,} of {count:,} messages of queue {queue!r} are", "them", "Their receipts"
+    if count == 1:
+        some, them, theirs = f"the message of queue {queue!r} is", "it", "Its receipt"
+    return LeaseLost(
+        f"{some} not leased by this consumer any more: nothing was changed for {them}, and others are given {them}, or "
+        f"have settled {them}. {theirs}: {named}",
+        queue=queue,
+        receipts=receipts,
+    )
 
 
 def check_queue(name: object) -> str:
     """`name`, if it may name a queue."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidArgument(
-            f"a queue's name must be 1 to 100 characters of A-Z a-z 0-9 . _ -, not {name!r:.60}", field="queue"
-        )
-    if name in {".", ".."}:
-        raise InvalidArgument(
-            f"a queue's name must not be {name!r}, which URLs cannot hold: choose another name", field="queue"
-        )
-    return name
+    return check_name(name, "queue")
 
 
 def check_group(name: object) -> str:
     """`name`, if it may name a consumer group; "" is the default group."""
-    if name == "" and isinstance(name, str):
-        return name
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidArgument(
-            f"a group's name must be 1 to 100 characters of A-Z a-z 0-9 . _ -, not {name!r:.60}", field="group"
-        )
-    return name
-
-
-def check_key(key: object, field: str) -> str:
-    """`key`, if it may be a group key, an op or a de-duplication key."""
-    if not isinstance(key, str):
-        raise WrongType(f"{field} must be a str, not {type(key).__name__}: write {field}=str(...)", field=field)
-    if not 0 < len(key) <= MAX_KEY_CHARS or UNFIT.search(key):
-        raise InvalidArgument(
-            f"{field} must be 1 to {MAX_KEY_CHARS} characters, no control characters, and be text: {key!r:.60}",
-            field=field,
-        )
-    return key
-
-
-def shown(number: object) -> str:
-    """A number for a message: one of thousands of digits is not spelled."""
-    if isinstance(number, int):
-        return f"{number:,}" if abs(number) < 1 << 64 else "a number that is far too large"
-    return f"{number:,.15g}" if isinstance(number, float) else str(number)
-
-
-def check_span(value: object, field: str, *, least_s: float = 0.0) -> int:
-    """A span of time in microseconds, from seconds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise WrongType(f"{field} must be a number of seconds, not {type(value).__name__}", field=field)
-    if not least_s <= value <= MAX_DELAY_S:
-        raise InvalidArgument(
-            f"{field} must be {least_s:g} to {MAX_DELAY_S:,.0f} seconds (a year), not {shown(value)}", field=field
-        )
-    return round(value * 1e6)
+    return "" if name == "" and isinstance(name, str) else check_name(name, "group")
 
 
 def check_life(delay_s: object, ttl_s: object) -> tuple[int, int]:
@@ -167,19 +129,27 @@ def check_life(delay_s: object, ttl_s: object) -> tuple[int, int]:
 
 def check_count(value: object, field: str, most: int = MAX_BATCH, *, least: int = 1) -> int:
     """A whole number."""
-    if type(value) is not int:
-        raise WrongType(f"{field} must be an int, not {type(value).__name__}", field=field)
-    if not least <= value <= most:
-        raise InvalidArgument(f"{field} must be {least:,} to {most:,}, not {shown(value)}", field=field)
-    return value
+    return arguments.check_count(value, field, most, least=least)
+
+
+def check_reason(reason: object) -> str:
+    """Why a message failed, cut to 500 characters. What is no character is spelled: an error's text may hold it."""
+    if not isinstance(reason, str):
+        raise WrongType(f"reason must be a str, not {type(reason).__name__}", field="reason")
+    return reason[:500].encode(errors="backslashreplace").decode()
+
+
+def check_group_keys(keys: Sequence[str], count: int) -> Sequence[str]:
+    """Group keys, "" for none: one for each message, or none at all."""
+    if keys:
+        if not isinstance(keys, (list, tuple)) or len(keys) != count:
+            raise InvalidArgument("group_keys must be a list of one key for each message", field="group_keys")
+        for key in keys:
+            if key != "":
+                check_key(key, "group_key")
+    return keys
 
 
 def check_size(data: bytes) -> bytes:
     """A body, if a record holds it."""
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise TooLarge(
-            f"a message may have at most {MAX_MESSAGE_BYTES:,} bytes, not {len(data):,}: push a reference to it",
-            field="body",
-            limit=MAX_MESSAGE_BYTES,
-        )
-    return data
+    return arguments.check_size(data, "body", MAX_MESSAGE_BYTES, "a message", "push a reference to it")

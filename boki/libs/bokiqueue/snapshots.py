@@ -1,85 +1,78 @@
-"""What a shard's fold remembers of its takers, and the whole of it as a checkpoint keeps it: data alone."""
+"""The state of a shard as a checkpoint keeps it: data alone."""
 
 from __future__ import annotations
 
 import msgspec
 
 from boki.libs.bokiqueue.backlog import Rate
-from boki.libs.bokiqueue.groups import Aside, Delivery
-from boki.libs.bokiqueue.records import Settings
-from boki.libs.bokiqueue.standing import Standing
-
-
-class Given(msgspec.Struct, frozen=True, array_like=True):
-    """What came of an act: for each take its messages (None: there is no such group), for each settled message whether
-    it was in the state that the verb asks for, and so has changed.
-    """
-
-    number: int
-    time_us: int
-    takes: list[list[Delivery] | None]
-    settles: list[list[bool]]
-
-    @property
-    def is_forgotten(self) -> bool:
-        """Only its number is known: every act takes or settles something."""
-        return not self.takes and not self.settles
-
-
-class Popped(msgspec.Struct, frozen=True, array_like=True):
-    """What a taker took for good and may give back, as long as it does not say that somebody has received it."""
-
-    group: str
-    token: int
-    deliveries: list[Delivery]
-    is_standing: bool = False
-    """Whether it was given to a standing take, and not to an act."""
+from boki.libs.bokiqueue.groups import LEASED, Aside, Delivery
+from boki.libs.bokiqueue.records import GroupName, Later, Number, Settings, Taker, Time
+from boki.libs.bokiqueue.sessions import Given, Popped, Standing
 
 
 class OpDone(msgspec.Struct, frozen=True, array_like=True):
     """What a take with an op was given."""
 
-    time_us: int
+    time_us: Time
     deliveries: list[Delivery]
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """A group as a checkpoint keeps it."""
 
-    cursor: int
+    cursor: Number
     aside: list[Aside]
     is_dry: bool
-    done_count: int
-    expired_count: int
+    done_count: Number
+    expired_count: Number
     rate: Rate
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A process that consumes for a group, until then."""
+    """A process that consumed for a group, until then: of a Boki that dealt shards to processes."""
 
     group: str
     taker: bytes
-    until_us: int
+    until_us: Later
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The state after the record `at`. `resume`: where the untouched pushes begin."""
 
-    at: int
-    time_us: int
-    resume: int
-    resume_pos: int
-    floor: int
+    at: Number
+    time_us: Time
+    resume: Number
+    resume_pos: Number
+    floor: Number
     settings: Settings
-    groups: dict[str, GroupSnapshot]
-    takers: dict[bytes, Given]
-    popped: dict[bytes, list[Popped]]
+    groups: dict[GroupName, GroupSnapshot]
+    takers: dict[Taker, Given]
+    popped: dict[Taker, list[Popped]]
     ops: dict[str, OpDone]
-    marks: list[tuple[int, int, int]]
-    last_fence: int
+    marks: list[tuple[Number, Number, Number]]
+    last_fence: Number
     push_rate: Rate
     members: list[Member]
-    opened_at: int = 0
-    passed_by: int = 0
+    opened_at: Number = 0
+    passed_by: Number = 0
     standing: list[Standing] = []
     """Of each group in the order of turns."""
+
+
+def sound_snapshot(data: bytes, covers: int) -> Snapshot | None:
+    """The state in a checkpoint that covers so much, if it is a valid one; None if it is to be passed by."""
+    try:
+        snapshot = msgspec.msgpack.decode(data, type=Snapshot)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    is_sound = (
+        snapshot.at == covers
+        and snapshot.resume <= snapshot.at + 1
+        and all(snapshot.resume_pos <= group.cursor for group in snapshot.groups.values())
+        and all(
+            aside.spot.pos < group.cursor and (aside.deliveries > 0 or aside.status != LEASED)
+            for group in snapshot.groups.values()
+            for aside in group.aside
+        )
+    )
+    return snapshot if is_sound else None

@@ -4,11 +4,11 @@ Every process that follows the stream comes to the same state, because nothing e
 their times. A take is a request: the fold gives it what comes next at its place in the order, so takes of any number of
 processes never contend for anything, and no condition is needed.
 
-**Standing takes** are asked for in advance, and given what comes by the record with which it comes (`standing`).
+**Standing takes** are asked for in advance, and given what comes by the record with which it comes (`sessions`).
 
 **Once.** A process numbers its acts, and the fold counts each (taker, number) once: an append whose outcome is unknown
 is simply made again. What the last act of a taker was given is remembered until its next act, and what it has taken for
-good and nobody has received yet for as long as it says so: that can be given back. `takers` has the bounds. A take
+good and nobody has received yet for as long as it says so: that can be given back. `sessions` has the bounds. A take
 with an `op` of its own is remembered for `OP_US`, if there are not too many later ones: whoever repeats it, also from
 another process, is given the same messages, and they are not trimmed until then; of a lease, those still leased under
 it, and if there are none it is a new one.
@@ -44,6 +44,7 @@ from boki.libs.bokiqueue.records import (
     Join,
     Kind,
     OpenGroup,
+    Part,
     Push,
     Saved,
     Settings,
@@ -52,10 +53,8 @@ from boki.libs.bokiqueue.records import (
     Take,
     ends_leases,
 )
-from boki.libs.bokiqueue.snapshots import Given as Given
-from boki.libs.bokiqueue.snapshots import GroupSnapshot, Member, OpDone, Popped, Snapshot
-from boki.libs.bokiqueue.standing import Handed, StandingTakes
-from boki.libs.bokiqueue.takers import Takers
+from boki.libs.bokiqueue.sessions import Given, Handed, Popped, StandingTakes, Takers
+from boki.libs.bokiqueue.snapshots import GroupSnapshot, OpDone, Snapshot
 
 OP_US: Final = 3_600 * 1_000_000
 """So long a take with an op of its own can be repeated."""
@@ -66,8 +65,6 @@ MAX_OP_MESSAGES: Final = 100_000
 MAX_MARKS: Final = 1_000
 """Points in the retained past that are told apart."""
 MAX_GROUPS: Final = 1_000
-MAX_MEMBERS: Final = 1_000
-"""Processes that are dealt shards; others take from all of them."""
 DEFAULT_GROUP: Final = ""
 _GONE: Final = "popped by a consumer that is gone, and that has not said whether it has received it"
 
@@ -100,9 +97,8 @@ class ShardState:
         self.opened_at = 0
         """The last record that made a group: no checkpoint of the state before it moves the floor any more."""
         self.push_rate = Rate()
-        self.members: dict[tuple[str, bytes], Member] = {}
         self.passed_by = 0
-        """Records that were passed by (see `validity`). Of a queue with several shards, shard 0 counts for all."""
+        """Records that were passed by (see `records`). Of a queue with several shards, shard 0 counts for all."""
 
     # The fold
 
@@ -178,8 +174,8 @@ class ShardState:
                 self._saved(seqnum, time_us, record)
             case Carry():
                 self._carry(seqnum, record)
-            case Join():
-                self._join(record)
+            case Join() | Part():
+                pass  # of a Boki that dealt shards to processes by what they said
         return None
 
     def _pass_expired(self) -> None:
@@ -209,7 +205,7 @@ class ShardState:
             if deliveries and not take.lease_us and not take.op
         ]
         given = Given(act.number, time_us, takes, settles)
-        self.takers.note(act.taker, given, popped)
+        self.takers.acted(act.taker, given, popped)
         self._forget_passed()
         self._forget_old(time_us)
         return given
@@ -347,12 +343,6 @@ class ShardState:
         if len(self.marks) > MAX_MARKS:
             del self.marks[1::2]
 
-    def _join(self, join: Join) -> None:
-        self.members = {key: member for key, member in self.members.items() if member.until_us > self.time_us}
-        self.members.pop((join.group, join.taker), None)
-        if join.span_us > 0 and len(self.members) < MAX_MEMBERS:
-            self.members[join.group, join.taker] = Member(join.group, join.taker, self.time_us + join.span_us)
-
     def _forget_passed(self) -> None:
         if self.groups:
             self.backlog.drop_below(min(group.cursor for group in self.groups.values()))
@@ -440,13 +430,13 @@ class ShardState:
             self.floor,
             self.settings,
             groups,
-            self.takers.given,
+            self.takers.last,
             self.takers.popped,
             self.ops,
             self.marks,
             self.last_fence,
             self.push_rate,
-            list(self.members.values()),
+            [],
             self.opened_at,
             self.passed_by,
             list(self.standing),
@@ -469,7 +459,6 @@ class ShardState:
         state.last_fence, state.push_rate = snapshot.last_fence, snapshot.push_rate
         state.opened_at, state.passed_by = snapshot.opened_at, snapshot.passed_by
         state.standing = StandingTakes(snapshot.standing)
-        state.members = {(member.group, member.taker): member for member in snapshot.members}
         return state
 
     # Looking

@@ -1,39 +1,50 @@
-"""Keeping a queue small: checkpoints, trims, and carrying what lingers. Done beside the work by those who consume, and
-by those who push what expires.
+"""Keeping a queue small: checkpoints, trims, and carrying what lingers; and what is read besides what comes.
 
-A checkpoint is due after so many records of a shard, and written by the process whose act was the last of them. Two
-that do it at once do no harm: both append under a condition on the checkpoint's tag, and one gives up.
+Upkeep is done beside the work by processes that consume, and by those that push what expires. A checkpoint is due after
+so many records of a shard, and written by the process whose act was the last of them. Two that do it at once do no
+harm: of two writers one gives up (`boki.libs.fold.checkpoints`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
-from boki import BokiError, ConditionFailed, Expect, LogBook, Trimmed
+from boki import BokiError, LogBook, Record
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.checkpoints import last_saved
+from boki.libs.bokiqueue.backlog import Segment, Spot
+from boki.libs.bokiqueue.bodies import Bodies
 from boki.libs.bokiqueue.demand import Line
-from boki.libs.bokiqueue.groups import Delivery, Spot
-from boki.libs.bokiqueue.records import LOST, Act, Carry, Part, Push, Saved
-from boki.libs.bokiqueue.refusals import MAX_MESSAGE_BYTES
-
-if TYPE_CHECKING:
-    from boki.libs.bokiqueue.following import Following
+from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.records import (
+    LOST,
+    MAX_MESSAGE_BYTES,
+    Act,
+    Carry,
+    Push,
+    Saved,
+    belongs,
+    sound,
+)
+from boki.libs.bokiqueue.snapshots import sound_snapshot
+from boki.libs.bokiqueue.state import ShardState
+from boki.libs.fold.checkpoints import PART_BYTES, Checkpoints, End, Part
+from boki.libs.fold.registry import Tasks
+from boki.libs.fold.steps import run
 
 SAVE_RECORDS: Final = 2_000
 SAVE_BYTES: Final = 8 * 1024 * 1024
 """A checkpoint is due after so much of a stream."""
 FEED_BYTES: Final = 4 * SAVE_BYTES
-PART_BYTES: Final = 500_000
 CARRY_WORTH: Final = 4
 """Messages that linger are carried when what could be trimmed then has so many times their bytes."""
 CARRY_COUNT: Final = 1_000
 CARRY_BYTES: Final = 4_000_000
 """So many messages, of records with about so many bytes, are read and carried at once."""
+_PAGE_RECORDS: Final = 1_000
 _SPOT_BYTES: Final = 100
 """A carried message has about so many bytes beside its body."""
 
@@ -43,13 +54,56 @@ _NOBODY: Final = b""
 _log = logging.getLogger("boki.queue")
 
 
+class _Form:
+    """How a queue writes its checkpoints. See `boki.libs.fold.checkpoints.Format`."""
+
+    def __init__(self, shard: int, grown_bytes: int = 0) -> None:
+        self._shard = shard
+        self._grown_bytes = grown_bytes
+
+    def part(self, data: bytes) -> bytes:
+        return records.encode(records.Part(self._shard, data))
+
+    def end(self, end: End) -> bytes:
+        return records.encode(Saved(self._shard, end.covers, end.first, end.floor, self._grown_bytes))
+
+    def read(self, record: Record) -> Part | End | None:
+        match sound(record):
+            case Saved() as saved if saved.shard == self._shard:
+                return End(saved.covers, saved.first, saved.floor)
+            case records.Part() as part:
+                return Part(part.data)
+            case _:
+                return None
+
+
+def _restored(shard: int) -> Callable[[bytes, End], tuple[ShardState, int] | None]:
+    def decode(data: bytes, end: End) -> tuple[ShardState, int] | None:
+        snapshot = sound_snapshot(data, end.covers)
+        return None if snapshot is None else (ShardState.restored(shard, snapshot), snapshot.resume)
+
+    return decode
+
+
 class Upkeep:
     """The upkeep of one queue by one process. `save_records`: after so many of a shard a checkpoint is due."""
 
-    def __init__(self, queue: Following, save_records: int | None = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        lines: Sequence[Line],
+        bodies: Bodies,
+        tasks: Tasks,
+        catch_up: Callable[[LogBook], Awaitable[None]],
+        save_records: int | None = None,
+    ) -> None:
         self._queue = queue
+        self._lines = lines
+        self._bodies = bodies
+        self._tasks = tasks
+        self._catch_up = catch_up
         self._save_records = save_records
-        self._mine: dict[int, Saved] = {}
+        self._mine: dict[int, End] = {}
         """By shard, the last checkpoint of this process, if the fold has not come to it."""
         self._feed_bytes = 0
         """How much of the feed came, as far as this process has seen to it."""
@@ -59,30 +113,33 @@ class Upkeep:
         self._pushed_records = self._pushed_bytes = 0
         """What was pushed by this process, of messages that expire, since it looked after them."""
 
+    def _tags(self, shard: int) -> tuple[str, ...]:
+        return records.record_tags(self._queue, shard, len(self._lines))
+
+    def _most(self) -> int:
+        return self._save_records or SAVE_RECORDS
+
     def consider(self, logbook: LogBook, line: Line) -> None:
         """Write a checkpoint if it is due."""
-        if self._queue.is_over:
-            return
-        save_records = self._save_records or SAVE_RECORDS
-        if not line.is_saving and (line.saved_records >= save_records or line.saved_bytes >= SAVE_BYTES):
+        if not line.is_saving and (line.saved_records >= self._most() or line.saved_bytes >= SAVE_BYTES):
             line.is_saving = True
-            self._queue.spawn(self.save(logbook, line))
+            self._tasks.spawn(self.save(_detached(logbook), line))
 
     def pushed(self, logbook: LogBook, pushes: Iterable[Push]) -> None:
-        """This process has pushed messages that expire. If nobody consumes then nobody else lets go of them."""
+        """This process has pushed messages that expire. If no process consumes then no other lets go of them."""
         for push in pushes:
             self._pushed_records += 1
             self._pushed_bytes += sum(map(len, push.bodies))
-        if self._pushed_records >= (self._save_records or SAVE_RECORDS) or self._pushed_bytes >= SAVE_BYTES:
+        if self._pushed_records >= self._most() or self._pushed_bytes >= SAVE_BYTES:
             self._pushed_records = self._pushed_bytes = 0
-            self._queue.spawn(self._look(logbook))
+            self._tasks.spawn(self._look(_detached(logbook)))
 
     async def _look(self, logbook: LogBook) -> None:
         """Follow the queue to its end: a push in it that lets go of others makes a checkpoint, if one is due."""
         try:
-            await self._queue.catch_up(logbook)
+            await self._catch_up(logbook)
         except BokiError as error:
-            _log.warning("queue %s could not be looked after: %s", self._queue.queue, error)
+            _log.warning("queue %s could not be looked after: %s", self._queue, error)
 
     async def save(self, logbook: LogBook, line: Line, fed_bytes: int = 0) -> None:
         """Append a checkpoint of the shard as it is now. The trim follows when the fold has come to it.
@@ -92,73 +149,61 @@ class Upkeep:
         state = line.state
         floor = state.needed_floor(state.time_us)
         data = msgspec.msgpack.encode(state.snapshot())  # now: the state goes on at the next await
-        covers, grown_bytes = state.at, line.saved_bytes
-        tag = records.checkpoint_tag(self._queue.queue, line.shard)
-        tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
+        covers, checkpoints = state.at, _checkpoints(self._queue, line.shard, line.saved_bytes)
         try:
             if self._is_worth_carrying(line, floor, fed_bytes):
                 await self._carry(logbook, line)
-            tail = await logbook.check_tail(tag)
-            newest = await last_saved(logbook, tag)
-            if newest is not None and newest[0].seqnum > covers:
-                return  # what it has let go of this one may need
-            last = 0 if tail is None else tail.seqnum
-            first = 0
-            for start in range(0, len(data), PART_BYTES):
-                part = records.encode(Part(line.shard, data[start : start + PART_BYTES]))
-                last = await logbook.append(part, [tag], when=Expect(tag, last))
-                first = first or last
-            saved = self._mine[line.shard] = Saved(line.shard, covers, first, floor, grown_bytes)
-            await logbook.append(records.encode(saved), (*tags, tag), when=Expect(tag, last))
-        except (ConditionFailed, Trimmed):
-            pass  # another process was quicker
+            end = await run(checkpoints.save(data, covers, floor, self._tags(line.shard)), logbook)
+            if end is not None:
+                self._mine[line.shard] = end
+                if line.state.marks and line.state.marks[-1][1] > end.first:  # the fold was quicker
+                    self._trim_soon(logbook, line, end)
         except BokiError as error:
-            _log.warning("a checkpoint of queue %s could not be written: %s", self._queue.queue, error)
+            _log.warning("a checkpoint of queue %s could not be written: %s", self._queue, error)
         finally:
             line.is_saving = False
 
     def saved(self, logbook: LogBook, line: Line, saved: Saved) -> None:
         """The fold has come to a checkpoint: trim, if it is one of ours."""
         line.saved_records = line.saved_bytes = 0
-        if self._mine.get(line.shard) == saved:
-            del self._mine[line.shard]
-            self._queue.spawn(self._trim(logbook, line, saved))
+        end = self._mine.get(line.shard)
+        if end == End(saved.covers, saved.first, saved.floor):
+            self._trim_soon(logbook, line, end)
 
-    async def _trim(self, logbook: LogBook, line: Line, saved: Saved) -> None:
-        queue = self._queue.queue
+    def _trim_soon(self, logbook: LogBook, line: Line, end: End) -> None:
+        if self._mine.pop(line.shard, None) is not None:
+            self._tasks.spawn(self._trim(_detached(logbook), line, end))
+
+    async def _trim(self, logbook: LogBook, line: Line, end: End) -> None:
         try:
-            floor = min(line.state.floor, saved.floor)  # whoever begins from this checkpoint needs what lies above
-            await logbook.trim(floor, tag=records.stream_tag(queue, line.shard))
-            await logbook.trim(saved.first, tag=records.checkpoint_tag(queue, line.shard))
+            await run(_checkpoints(self._queue, line.shard).trim(end, line.state.floor), logbook)
             if line.state.last_fence:  # the last one stays: an empty tag would say that there never was one
-                await logbook.trim(line.state.last_fence, tag=records.fence_tag(queue, line.shard))
-            if self._queue.shards > 1:
+                await logbook.trim(line.state.last_fence, tag=records.fence_tag(self._queue, line.shard))
+            if len(self._lines) > 1:
                 await self._trim_feed(logbook, line)
         except BokiError as error:
-            _log.warning("queue %s could not be trimmed, and will be after the next checkpoint: %s", queue, error)
+            _log.warning("queue %s could not be trimmed, and will be after its next checkpoint: %s", self._queue, error)
 
     async def _trim_feed(self, logbook: LogBook, line: Line) -> None:
         """The feed can go below what every shard has done without; shards that lie still are brought up first."""
         self._feed_bytes += SAVE_BYTES
-        lines = [other for other in self._queue.lines if other.state.at]
+        lines = [other for other in self._lines if other.state.at]
         if self._feed_bytes - self._brought_up_at > FEED_BYTES:
             self._brought_up_at = self._feed_bytes
             for other in lines:
                 if other.state.floor < line.state.floor and not other.is_saving:
                     other.is_saving = True
                     await self._bring_up(logbook, other)
-        await logbook.trim(min(other.state.floor for other in lines), tag=records.feed_tag(self._queue.queue))
+        await logbook.trim(min(other.state.floor for other in lines), tag=records.feed_tag(self._queue))
 
     async def _bring_up(self, logbook: LogBook, line: Line) -> None:
-        """Nobody acts in that shard: what is too old to be remembered goes by an act that wants nothing."""
+        """No process acts in that shard: what is too old to be remembered goes by an act that wants nothing."""
         state = line.state
         if state.ops or next(state.takers.deliveries(), None) is not None:
-            tick = Act(line.shard, _NOBODY, state.at)
             try:
-                tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
-                await logbook.append(records.encode(tick), tags)
+                await logbook.append(records.encode(Act(line.shard, _NOBODY, state.at)), self._tags(line.shard))
             except BokiError as error:
-                _log.warning("shard %d of queue %s could not be brought up: %s", line.shard, self._queue.queue, error)
+                _log.warning("shard %d of queue %s could not be brought up: %s", line.shard, self._queue, error)
         await self.save(logbook, line, self._feed_bytes - self._carried_at.get(line.shard, 0))
 
     # Messages that linger
@@ -176,24 +221,36 @@ class Upkeep:
         return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * sum(_bytes_by_record(spots).values()))
 
     async def _carry(self, logbook: LogBook, line: Line) -> None:
-        """Append messages anew that stand before the last checkpoint."""
+        """Append messages again that stand before the last checkpoint."""
         self._carried_at[line.shard] = self._feed_bytes
-        tags = records.record_tags(self._queue.queue, line.shard, self._queue.shards)
         for some in _batches(_old_spots(line)):
-            bodies = await self._queue.bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
+            bodies = await self._bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
             found = [body if isinstance(body, tuple) else (LOST, b"") for body in bodies]
             for carry in _carries(line.shard, some, found):
-                await logbook.append(records.encode(carry), tags)
+                await logbook.append(records.encode(carry), self._tags(line.shard))
+
+
+def _checkpoints(queue: str, shard: int, grown_bytes: int = 0) -> Checkpoints[tuple[ShardState, int]]:
+    stream, tag = records.stream_tag(queue, shard), records.checkpoint_tag(queue, shard)
+    return Checkpoints(stream, tag, _restored(shard), _Form(shard, grown_bytes))
+
+
+async def newest_state(logbook: LogBook, queue: str, shard: int) -> tuple[ShardState, int]:
+    """The state of the newest checkpoint, an empty one if there is none, and where to read on."""
+    loaded = await run(_checkpoints(queue, shard).newest(), logbook)
+    return (ShardState(shard), 0) if loaded is None else loaded.state
+
+
+def _detached(logbook: LogBook) -> LogBook:
+    return logbook.session.logbook(logbook.name, detached=True)
 
 
 def _old_spots(line: Line) -> list[Spot]:
     """What lingers before the last checkpoint, as it stands in the log."""
     newest = line.state.marks[-1][1]
-    return sorted((spot for spot in line.state.lingering().values() if spot.place[0] < newest), key=_place)
-
-
-def _place(spot: Spot) -> tuple[int, int]:
-    return spot.place
+    return sorted(
+        (spot for spot in line.state.lingering().values() if spot.place[0] < newest), key=lambda spot: spot.place
+    )
 
 
 def _bytes_by_record(spots: Iterable[Spot]) -> dict[int, int]:
@@ -238,3 +295,29 @@ def _carries(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> I
 def _carry_of(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> Carry:
     forms = records.joined([form for form, _ in found])
     return Carry(shard, [spot.pos for spot in spots], forms, [body for _, body in found])
+
+
+# What is read besides what comes
+
+
+async def history(
+    logbook: LogBook, queue: str, shard: int, shards: int, start: int, stop: int
+) -> tuple[list[Segment], int]:
+    """The pushes in a part of the stream that was passed before, and from where on it is still there (0: all of it).
+
+    Without their bodies: all that is retained may be many times what a process has room for.
+    """
+    tag = records.stream_tag(queue, shard)
+    segments: list[Segment] = []
+    kept_from = 0
+    while start < stop:
+        page = await logbook.read(tag, start=start, stop=stop, limit=_PAGE_RECORDS)
+        kept_from = max(kept_from, page.first_seqnum)
+        for record in page.records:
+            kind = sound(record)
+            if isinstance(kind, Push) and kind.shard == shard and belongs(kind, record.tags, queue, shards):
+                segments.append(Segment.of(record.seqnum, 0, record.time, kind))
+        if not page.records:
+            break
+        start = page.next_start
+    return segments, kept_from

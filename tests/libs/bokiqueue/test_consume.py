@@ -102,8 +102,9 @@ def test_what_a_function_consumes_is_told_and_checked() -> None:
         """Ships."""
 
     info = Function.of(ship).info
-    assert info.consumes is not None
-    assert (info.consumes.queue, info.consumes.batch, info.timeout_s, info.book) == ("orders", 5, 7, "shop")
+    settings = info.settings_of("bokiqueue")
+    assert settings is not None
+    assert (settings["queue"], settings["batch"], info.timeout_s, info.book) == ("orders", 5, 7, "shop")
     for wrong in ({"batch": -1}, {"concurrency": 0}, {"group": "a b"}, {"retry_s": -1}):
         with pytest.raises(ValueError, match="must be"):
             consume("orders", **wrong)  # type: ignore[arg-type]

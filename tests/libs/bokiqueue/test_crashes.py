@@ -20,7 +20,7 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Answer, Append, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.logbook import LogAccess
+from boki.runtime.logbook import LogSession
 from boki.runtime.memory_port import ENDLESS_S, MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 
@@ -34,7 +34,7 @@ class Process:
         self.is_answered = is_answered
         self.appends = AppendGatherer(self)
         caller = Caller(deadline=Deadline(clock=port.clock.time), longest_poll_s=ENDLESS_S, wall_clock=port.clock.time)
-        self.access = LogAccess(self, self.appends, caller)
+        self.access = LogSession(self, self.appends, caller)
 
     def logbook(self) -> LogBook:
         return self.access.logbook("test")

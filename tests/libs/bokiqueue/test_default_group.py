@@ -6,8 +6,8 @@ import asyncio
 from zlib import crc32
 
 from boki.libs.bokiqueue import Queue
+from boki.libs.bokiqueue.followed import queues_of
 from boki.libs.bokiqueue.records import OpenGroup, decode
-from boki.libs.bokiqueue.ways import way_of
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain
@@ -83,7 +83,7 @@ async def test_the_default_group_is_made_once() -> None:
     page = await queues[0].logbook.read("!q:q:0", start=0 if before is None else before.seqnum + 1)
     assert len(page.records) == 1
     for queue in queues:
-        followed = way_of(queue.logbook.origin).find("test", "q", 0.0)
+        followed = queues_of(queue.logbook).find("test", "q", 0.0)
         assert followed is not None
         await queue.stats()
         assert followed.lines[0].state.groups[""].cursor == 3

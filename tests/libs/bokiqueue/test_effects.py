@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import boki.testing
-from boki import ConditionFailed, Expect, InvalidArgument, TooLarge
+from boki import ConditionFailed, Expect, InvalidArgument, NewRecord, TooLarge
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
 from boki.log.operations import Answer, Append, Operation
 from boki.runtime.memory_port import MemoryPort
@@ -163,9 +164,35 @@ async def test_a_commit_that_is_refused_is_a_nack() -> None:
         assert message is not None
         with pytest.raises(ConditionFailed):
             async with queue.process(message) as out:
-                out.conditions.append(Expect("mine", 17))
+                out.add((), [Expect("mine", 17)])
         (letter,) = await queue.dead_letters()
         assert "ConditionFailed" in letter.reason
+
+
+@asynchronous
+async def test_another_library_commits_with_the_ack_and_is_told_where_its_records_stand() -> None:
+    """Under its own conditions; if they fail, nothing of the block happens, and nobody is told."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[int] = Queue(ctx.logbook, "q")
+        await queue.push_many([1, 2])
+        told: list[list[int]] = []
+
+        def on_commit(seqnums: Sequence[int]) -> None:
+            told.append(list(seqnums))
+
+        message = await queue.lease(60)
+        assert message is not None
+        async with queue.process(message) as out:
+            out.append(b"an application's")
+            out.add([NewRecord(b"a", ["mine"]), NewRecord(b"b", ["mine"])], [Expect("mine", 0)], on_commit=on_commit)
+        stood = [record.seqnum for record in (await ctx.logbook.read("mine")).records]
+        assert told == [stood]
+        again = await queue.lease(60)
+        assert again is not None
+        with pytest.raises(ConditionFailed):
+            async with queue.process(again) as out:
+                out.add([NewRecord(b"c", ["mine"])], [Expect("mine", 0)], on_commit=on_commit)
+        assert told == [stood]
 
 
 @asynchronous

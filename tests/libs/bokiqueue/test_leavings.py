@@ -10,14 +10,15 @@ import pytest
 import boki.testing
 from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
 from boki.libs.bokiqueue import LeaseLost, Queue, bodies, demand
-from boki.libs.bokiqueue.records import Act, Push, decode
+from boki.libs.bokiqueue.records import Act, OpenGroup, Push, decode
 from boki.log.operations import Append, Get
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.logbook import LogAccess
+from boki.runtime.logbook import LogSession
 from boki.runtime.memory_port import ENDLESS_S, MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain
 from tests.libs.bokiqueue.test_shards import turns
+from tests.libs.bokiqueue.test_standing import Takers
 
 
 class Hurt(Process):
@@ -116,7 +117,8 @@ async def test_what_could_not_be_given_back_is_given_back_later() -> None:
     await asyncio.gather(popping, return_exceptions=True)
     process.gate.set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("boki.libs.bokiqueue.leavings.PAUSE_S", 0.0)
+        patch.setattr("boki.libs.bokiqueue.cleanup.PAUSE_S", 0.0)
+        patch.setattr("boki.libs.bokiqueue.demand.REFUSED_S", 0.0)
         await turns(60)
     assert process.count == 3
     assert await drain(queue) == [1, 2, 3]
@@ -143,7 +145,7 @@ async def test_ten_thousand_messages_are_given_back() -> None:
 def logbook(process: Process, left_s: float) -> LogBook:
     clock = process.port.clock.time
     caller = Caller(deadline=Deadline.after(left_s, clock), longest_poll_s=ENDLESS_S)
-    return LogAccess(process, process.appends, caller).logbook("test")
+    return LogSession(process, process.appends, caller).logbook("test")
 
 
 @asynchronous
@@ -302,3 +304,16 @@ async def test_a_consumer_that_comes_again_is_given_what_came_meanwhile_at_once(
     assert [type(decode(record.data)) for record in more] == [Push], "and nothing else"
     for task in waiting:
         task.cancel()
+
+
+def test_what_one_record_gave_to_two_groups_is_given_back_to_both() -> None:
+    """A process that begins again from a checkpoint has heard of neither. The simulator found it by seed 11."""
+    stream = Takers()
+    stream.append(OpenGroup(0, "copy"))
+    for group in ("", "copy"):
+        stream.grant(b"taker", granted=1, group=group)
+    stream.push()
+    line = demand.Line(0, b"taker")
+    line.begin(stream.state, 0)
+    line.give_back_unknown()
+    assert sorted(one.settle.group for one in line.settlements) == ["", "copy"]

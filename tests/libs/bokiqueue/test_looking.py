@@ -50,7 +50,7 @@ async def test_a_group_that_is_not_there_has_nothing_to_show_or_to_drop() -> Non
         await Queue(ctx.logbook, "q").peek()  # the default group is made by its first take
         queue: Queue[Any] = Queue(ctx.logbook, "q", group="wrong")
         for refused in (queue.peek(), queue.dead_letters(), queue.redrive(), queue.purge(), queue.ack("0-0-1")):
-            with pytest.raises(NoSuchGroup, match=r"'wrong'.*`boki queue replay --group wrong`"):
+            with pytest.raises(NoSuchGroup, match=r"'wrong'.*`boki queue replay BOOK q --group wrong`"):
                 await refused
 
 

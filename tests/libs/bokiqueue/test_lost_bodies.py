@@ -9,7 +9,7 @@ import pytest
 
 from boki import CorruptData
 from boki.libs.bokiqueue import Queue, upkeep
-from boki.libs.bokiqueue.ways import way_of
+from boki.libs.bokiqueue.followed import Queues
 from boki.log.operations import Answer, Get, Operation
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
@@ -30,7 +30,7 @@ class Rotten(Process):
 async def with_rot(rotten: set[int], count: int = 20) -> tuple[Rotten, Queue[Any], list[str]]:
     """A queue of numbers, some of which cannot be read; their ids."""
     process = Rotten(MemoryPort())
-    way_of(process.appends).bodies.budget_bytes = 0
+    process.access.shared(Queues).bodies.budget_bytes = 0
     queue: Queue[Any] = Queue(process.logbook(), "q")
     ids = [await queue.push(number) for number in range(count)]
     process.rotten = frozenset(int(ids[number].split("-")[0]) for number in rotten)
@@ -98,7 +98,7 @@ async def test_a_lost_body_does_not_keep_checkpoints_and_trims_from_being_made(m
         for _ in range(20):
             await queue.push("x" * 100)
             assert await queue.pop() is not None
-        await way_of(process.appends).come_to_rest(5)
+        await process.access.shared(Queues).come_to_rest(5)
         await process.port.clock.advance(20 * 60)
     assert len((await queue.logbook.read("!q:q:0", limit=10_000)).records) < 300
     process.rotten = frozenset()

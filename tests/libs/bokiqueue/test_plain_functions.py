@@ -73,7 +73,7 @@ class OnePort:
 def test_errors_and_what_was_seen_come_through() -> None:
     """The error of the log is raised as it is, and the caller's positions are raised."""
     caller = Caller()
-    logbook = blocking_logbook.LogAccess(OnePort(), caller).logbook("b")
+    logbook = blocking_logbook.LogSession(OnePort(), caller).logbook("b")
     blocking.run(logbook, lambda one: one.sync())
     assert caller.positions == {0: 7}
     with pytest.raises(Unavailable, match="no log here"):

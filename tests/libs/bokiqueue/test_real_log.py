@@ -8,14 +8,14 @@ from typing import Any
 from boki.libs.bokiqueue import Queue
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogAccess, LogBook
+from boki.runtime.logbook import LogBook, LogSession
 from boki.runtime.port import LogPort
 from tests.contract.live import local_log
 
 
 def logbook(port: LogPort) -> LogBook:
     """As a process of its own has it: it shares nothing with others."""
-    return LogAccess(port, AppendGatherer(port), Caller()).logbook("b")
+    return LogSession(port, AppendGatherer(port), Caller()).logbook("b")
 
 
 def test_every_acknowledged_push_is_taken_once_and_acked_once() -> None:

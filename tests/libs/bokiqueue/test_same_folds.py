@@ -12,10 +12,10 @@ import pytest
 
 from boki import LogBook, Record
 from boki.libs.bokiqueue import Queue, upkeep
-from boki.libs.bokiqueue.checkpoints import history, newest_state
+from boki.libs.bokiqueue.followed import queues_of
 from boki.libs.bokiqueue.records import OpenGroup, Part, Saved, checkpoint_tag, encode
 from boki.libs.bokiqueue.snapshots import Snapshot
-from boki.libs.bokiqueue.ways import way_of
+from boki.libs.bokiqueue.upkeep import history, newest_state
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
@@ -25,13 +25,13 @@ from tests.libs.bokiqueue.test_state import SECOND, Stream
 async def come_to_rest(*queues: Queue[int]) -> None:
     """Checkpoints are written, and trims are done."""
     for queue in queues:
-        await way_of(queue.logbook.origin).come_to_rest(20)
+        await queues_of(queue.logbook).come_to_rest(20)
 
 
 async def folds(queue: Queue[int]) -> list[Snapshot]:
     """What this process sees of each shard, having looked at all that there is."""
     await queue.stats()
-    followed = way_of(queue.logbook.origin).find("test", "q", 0.0)
+    followed = queues_of(queue.logbook).find("test", "q", 0.0)
     assert followed is not None
     return [line.state.snapshot() for line in followed.lines]
 
@@ -84,6 +84,9 @@ async def test_processes_that_look_now_and_then_see_what_new_ones_see() -> None:
                     busy = random.choice(queues)
                 await step(random, port, busy, 10 * number)
             queues.append(Queue(Process(port).logbook(), "q"))
+            for queue in queues:  # a process that comes to the end may have a checkpoint to write
+                await folds(queue)
+                await come_to_rest(*queues)
             seen = [await folds(queue) for queue in queues]
         assert all(one == seen[0] for one in seen), f"seed {seed}"
 
@@ -145,7 +148,7 @@ async def test_a_checkpoint_does_not_take_the_place_of_one_that_knows_more(monke
     await quick.stats()
     lines = []
     for queue in (slow, quick):
-        followed = way_of(queue.logbook.origin).find("test", "q", 0.0)
+        followed = queues_of(queue.logbook).find("test", "q", 0.0)
         assert followed is not None
         lines.append((followed.upkeep, followed.lines[0]))
     await quick.push(20)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import pytest
 
+from boki.libs.bokiqueue import sessions
 from boki.libs.bokiqueue.groups import BACK, DEAD, LEASED
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Credit, Grant, Settle
-from boki.libs.bokiqueue.standing import SESSION_US, SILENT_LEASE_US, SILENT_POP_US
+from boki.libs.bokiqueue.sessions import SESSION_US, SILENT_LEASE_US, SILENT_POP_US, Standing, StandingTakes
 from tests.libs.bokiqueue.test_state import SECOND, Stream
 
 LEASE_US = 60 * SECOND
@@ -262,3 +267,44 @@ def test_fences_of_strangers_cost_no_more_than_they_are() -> None:
     before = Counted.count
     stream.act(b"another", fences=[("", 5, token) for token in range(1_000)])
     assert Counted.count - before < 2_000
+
+
+def credit_that_adds_up() -> Any:
+    """Credit that comes again is granted again."""
+    heard = StandingTakes.heard
+
+    def adding(self: StandingTakes, taker: bytes, kept_from: int, granted: Any, *rest: int) -> None:
+        known = {(one.group, one.lease_us): one.granted for one in self.of(taker)}
+        more = [
+            msgspec.structs.replace(one, granted=one.granted + known.get((one.group, one.lease_us), 0))
+            for one in granted
+        ]
+        heard(self, taker, kept_from, more, *rest)
+
+    return patch.object(StandingTakes, "heard", adding)
+
+
+def sessions_that_do_not_end() -> Any:
+    """A session that is gone is given messages like any other."""
+    return patch.object(Standing, "ends_us", property(lambda self: 1 << 62))
+
+
+def silence_that_does_not_count() -> Any:
+    """What a session popped and never confirmed stays with it."""
+    return patch.object(sessions, "SILENT_POP_US", 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (credit_that_adds_up, test_credit_is_a_running_total),
+        (sessions_that_do_not_end, test_a_pop_that_was_received_is_done),
+        (sessions_that_do_not_end, test_a_lease_that_nobody_heard_of_goes_back_when_its_process_is_gone),
+        (silence_that_does_not_count, test_a_pop_that_nobody_received_is_a_dead_letter_when_its_process_is_gone),
+    ],
+)
+def test_a_safeguard_that_is_off_is_noticed(broken: Callable[[], Any], check: Callable[[], None]) -> None:
+    """Credit counted twice, a delivery to a session that is gone, and one that was never received."""
+    check()
+    with broken(), pytest.raises(AssertionError):
+        check()

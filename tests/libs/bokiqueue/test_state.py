@@ -38,11 +38,11 @@ from boki.libs.bokiqueue.records import (
     Take,
     decode,
     encode,
+    fault,
+    sound,
 )
-from boki.libs.bokiqueue.snapshots import Given, Snapshot
-from boki.libs.bokiqueue.state import OP_US, ShardState
-from boki.libs.bokiqueue.takers import TAKER_US
-from boki.libs.bokiqueue.validity import fault, sound
+from boki.libs.bokiqueue.sessions import TAKER_US, Given
+from boki.libs.bokiqueue.state import OP_US, ShardState, Snapshot
 from tests.libs.bokiqueue.naive import NaiveShard
 
 SECOND = 1_000_000
@@ -214,7 +214,7 @@ def test_what_a_taker_was_given_is_kept_until_it_acts_again() -> None:
     stream.take()
     stream.now_us += TAKER_US + SECOND
     stream.act(b"other")
-    assert b"me" not in stream.state.takers.given
+    assert b"me" not in stream.state.takers.last
     assert stream.state.needed_floor(stream.now_us) > second
 
 
@@ -412,7 +412,7 @@ def test_what_lies_aside_is_bounded() -> None:
 
 def test_records_of_strangers_and_of_later_versions_are_refused_by_name() -> None:
     """Neither is taken for something else."""
-    with pytest.raises(VersionTooNew, match="format 3"):
+    with pytest.raises(VersionTooNew, match="version 3"):
         decode(b"\x03" + encode(Setup(0, Settings()))[1:])
     for data in (b"", b"\x00", b"\x01\x93junk", b"\x01" + msgspec.msgpack.encode([99, 0])):
         with pytest.raises(CorruptData):

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from boki import BokiError
-from boki.libs.bokiqueue import Queue, takers
+from boki.libs.bokiqueue import Queue, sessions
 from boki.libs.bokiqueue.demand import Outstanding, Settlement
-from boki.libs.bokiqueue.following import following
+from boki.libs.bokiqueue.followed import following
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Act, Settle, Take
-from boki.libs.bokiqueue.snapshots import Given
+from boki.libs.bokiqueue.sessions import Given
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -22,7 +22,7 @@ from tests.libs.bokiqueue.test_state import SECOND, Stream
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few acts reach them."""
     for name, bound in {"MAX_TAKERS": 20, "MAX_TAKEN": 60, "MAX_LONG_TAKEN": 24}.items():
-        monkeypatch.setattr(takers, name, bound)
+        monkeypatch.setattr(sessions, name, bound)
 
 
 def remembered(stream: Stream) -> int:
@@ -45,7 +45,7 @@ def test_processes_that_take_once_and_end_leave_little_behind() -> None:
         stream = Stream(reload_every=7)
         taken_by_many(stream, 100, pause_s)
         assert remembered(stream) == bound
-        given = stream.state.takers.given
+        given = stream.state.takers.last
         assert len(given) <= 20
         assert [int(taker) for taker, one in given.items() if not one.is_forgotten] == list(range(oldest, 100))
 
@@ -54,7 +54,7 @@ def test_what_is_forgotten_is_not_counted_twice_and_not_given_back() -> None:
     """A repetition of the act changes nothing, and its messages stay taken."""
     stream = Stream(reload_every=1)
     taken_by_many(stream, 15, pause_s=61)
-    assert stream.state.takers.given[b"3"].is_forgotten
+    assert stream.state.takers.last[b"3"].is_forgotten
     stream.push(1)
     assert stream.append(Act(0, b"3", 1, takes=[Take("", 2)])) is None
     token = next(seqnum for seqnum, _, record in stream.records if isinstance(record, Act) and record.taker == b"3")
@@ -72,7 +72,7 @@ def test_the_last_act_is_remembered_however_much_it_was_given() -> None:
     stream.number = 0
     stream.act(b"last", takes=[Take("", 500)])
     assert remembered(stream) == 1_000
-    assert not stream.state.takers.given[b"last"].is_forgotten
+    assert not stream.state.takers.last[b"last"].is_forgotten
 
 
 def test_the_bounds_are_reached_in_all_folds_at_the_same_records() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from boki.libs.bokiqueue import Queue, figures, room
-from boki.libs.bokiqueue.clock import PROMPT_S, SURE_S, LogClock
-from boki.libs.bokiqueue.standing import SESSION_US
+from boki.libs.bokiqueue import Queue, figures, pushing
+from boki.libs.bokiqueue.sessions import SESSION_US
 from boki.libs.bokiqueue.state import ShardState
+from boki.libs.fold.clock import PROMPT_S, SURE_S, LogClock
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -191,7 +191,7 @@ async def test_all_who_wait_for_room_look_at_the_messages_once(monkeypatch: pyte
         looks += now_us > 0
         return length(state, now_us)
 
-    monkeypatch.setattr(room, "length", counted)
+    monkeypatch.setattr(pushing, "length", counted)
     pushes = [asyncio.create_task(queue.push(number, wait_s=60)) for number in range(20)]
     await port.clock.advance(4)
     assert looks == 1

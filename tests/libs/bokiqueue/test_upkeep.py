@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from boki import CorruptData, Trimmed, Unavailable
-from boki.libs.bokiqueue import Queue, checkpoints, records, upkeep
-from boki.libs.bokiqueue.groups import Spot
-from boki.libs.bokiqueue.ways import way_of
+from boki.libs.bokiqueue import Queue, records, upkeep
+from boki.libs.bokiqueue.backlog import Spot
+from boki.libs.bokiqueue.followed import queues_of
+from boki.libs.fold import checkpoints
+from boki.libs.fold.retrying import Backoff
 from boki.log.operations import Answer, Operation, Read
 from boki.runtime.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
@@ -81,7 +83,7 @@ async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatc
     without one, what it covers is gone and not taken for never having been.
     """
     monkeypatch.setattr(upkeep, "SAVE_RECORDS", 5)
-    monkeypatch.setattr(checkpoints, "PAUSE_S", 0.0)
+    monkeypatch.setattr(checkpoints, "RACING", Backoff(first_s=0.0, tries=20))
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
     for number in range(10):
@@ -100,7 +102,7 @@ async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatc
     before = await queue.stats()
     assert await Queue[int](Process(port).logbook(), "q").stats() == before
     await queue.logbook.trim(tail.next_seqnum, tag="!qc:q:0")
-    with pytest.raises(CorruptData, match="the checkpoint of queue 'q'"):
+    with pytest.raises(CorruptData, match="the checkpoint under tag"):
         await Queue[int](Process(port).logbook(), "q").stats()
 
 
@@ -110,7 +112,7 @@ async def test_a_process_that_ends_first_comes_to_rest(monkeypatch: pytest.Monke
     monkeypatch.setattr(upkeep, "SAVE_RECORDS", 5)
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
-    way = way_of(queue.logbook.origin)
+    way = queues_of(queue.logbook)
     for number in range(3):
         await queue.push(number)
         await queue.pop()
@@ -119,7 +121,7 @@ async def test_a_process_that_ends_first_comes_to_rest(monkeypatch: pytest.Monke
     followed = way.find("test", "q", 0.0)
     assert followed is not None
     never = asyncio.get_running_loop().create_future()
-    followed.spawn(asyncio.wait_for(never, None))
+    followed.tasks.spawn(asyncio.wait_for(never, None))
     await way.come_to_rest(0)
     assert never.cancelled()
     assert not followed.is_busy
@@ -147,7 +149,7 @@ async def test_a_shard_that_lies_still_does_not_keep_the_feed(monkeypatch: pytes
         await queue.push(bytes(50), group_key=keys[0])
         assert await queue.pop() is not None
         if number % 10 == 0:
-            await way_of(queue.logbook.origin).come_to_rest(20)
+            await queues_of(queue.logbook).come_to_rest(20)
             await port.clock.advance(600)
     feed = await queue.logbook.read("!q:q", limit=10_000)
     assert len(feed.records) < 320
@@ -184,7 +186,7 @@ async def test_what_lingers_is_carried_at_a_cost_in_proportion(monkeypatch: pyte
         await queue.push(bytes(4_000))
         assert await queue.pop() is not None
         if number % 20 == 0:
-            await way_of(queue.logbook.origin).come_to_rest(20)
+            await queues_of(queue.logbook).come_to_rest(20)
             await port.clock.advance(20 * 60)
         if number == 300:
             assert not carried
@@ -219,7 +221,7 @@ async def test_messages_that_expire_take_no_space_though_nobody_takes_any(
     for number in range(160):
         await queue.push(number, ttl_s=60)
         await port.clock.advance(10)
-        await way_of(queue.logbook.origin).come_to_rest(20)
+        await queues_of(queue.logbook).come_to_rest(20)
     tag = "!q:q" if shards > 1 else "!q:q:0"
     assert len((await queue.logbook.read(tag, limit=10_000)).records) < 100
     late: Queue[int] = Queue(Process(port).logbook(), "q")

@@ -1,16 +1,26 @@
-"""Messages that standing takes of a process were given while no consumer waited for them. Pure.
+"""What a process has ahead of its callers: messages that none waits for just now, and how many more to ask for. Pure.
 
 A consumer that has just been served asks again a moment later: then it is given these at once. What no consumer wants
-by then goes back to the queue (see `leavings`).
+by then goes back to the queue (see `cleanup`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from boki.libs.bokiqueue.demand import Line, Want
 from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.fold.clock import LogClock, Moment
+
+PACE_S: Final = 0.1
+"""How long is counted to know a rate."""
+LEAST_RATE: Final = 100.0
+"""Messages a second that callers must take for any to be asked for ahead."""
+MOST_AHEAD: Final = 7
+"""For each caller that waits, the maximum number of messages asked for ahead."""
 
 Served = tuple[Line, Delivery]
 
@@ -34,9 +44,9 @@ class Surplus:
 
     def take(self, want: Want) -> list[Served]:
         """What the want can be given, as many as it asks for. Leases that have ended are not among them."""
-        waiting = self._waiting.get(want.kind)
+        waiting = None if want.op else self._waiting.get(want.kind)
         found: list[Served] = []
-        while waiting and len(found) < want.count and not want.op:
+        while waiting and len(found) < want.count:
             line, delivery = waiting.popleft()
             group = line.state.groups.get(want.group)
             if not delivery.until_us or (group is not None and group.leased(delivery.spot.pos, delivery.token)):
@@ -58,3 +68,34 @@ class Surplus:
             for served in self._waiting.pop(kind):
                 yield kind[0], served
         self._old = set(self._waiting)
+
+
+class Pace:
+    """How quickly callers take messages, and how long an act takes: what they take meanwhile is asked for ahead.
+
+    While an act is on its way callers can take only what was asked for before. Nothing is asked for ahead of callers
+    that take few: messages would lie here while these callers are busy, or be given to a program that has ended.
+    """
+
+    def __init__(self, clock: LogClock) -> None:
+        self._clock = clock
+        self._taken: dict[tuple[str, int], tuple[Moment, int, float]] = {}
+        """By kind: when the present window began, the number of messages taken in it, and the rate in the last one."""
+        self.act_s = 0.0
+        """How long the last act took."""
+
+    def took(self, kind: tuple[str, int], count: int) -> None:
+        """Callers were given that many messages."""
+        since, before, rate = self._taken.get(kind, (self._clock.here(), 0, 0.0))
+        window_s = self._clock.since(since)
+        if window_s >= PACE_S:
+            rate = before / window_s if window_s < 2 * PACE_S else 0.0
+            since, before = self._clock.here(), 0
+        self._taken[kind] = since, before + count, rate
+
+    def ahead(self, kind: tuple[str, int], waiting: int) -> int:
+        """The number of messages to ask for beyond those that callers wait for."""
+        since, _, rate = self._taken.get(kind, ((0.0, 0.0), 0, 0.0))
+        if rate < LEAST_RATE or self._clock.since(since) > 2 * PACE_S:
+            return 0
+        return min(math.ceil(2 * rate * self.act_s), MOST_AHEAD * waiting)

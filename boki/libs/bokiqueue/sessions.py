@@ -1,0 +1,427 @@
+"""What a shard's fold remembers of the processes that take from it. Pure.
+
+**Acts.** A process numbers its acts, and each number counts once. What its last act came to is remembered, because a
+process that begins again from a checkpoint may not have heard of it; and so is what it has taken for good, for as long
+as it says that a caller may not have received it: that can be given back. There are bounds to all of it, oldest acts
+first:
+
+* of `MAX_TAKERS` processes, for `TAKER_US` after the last act of each, it is known how far it has counted;
+* of `MAX_TAKEN` messages, and of `MAX_LONG_TAKEN` if the act is longer ago than any append takes, it is known to whom
+  they were given, and what was answered to settles. Beyond that a process is remembered by its number alone: it is
+  not told what its act came to, and can give nothing back.
+
+**Standing takes.** A process whose consumers wait grants **credit** with one of its acts: "give me up to n messages of
+this group". The fold keeps it, and from then on a push is its own delivery: when the fold applies the push it names the
+consumer, so a message costs one append, and an idle consumer none. AMQP and JetStream's pull consumers know the same as
+credit. Credit is a running total (`granted`), of which the fold counts what it has given (`used`). So an act that is
+repeated grants nothing twice, and messages that were on their way while an act was composed are not granted again.
+
+**Sessions that are gone.** Credit ends `SESSION_US` after the last act of its process, which renews it while its
+consumers wait. A process that was given something says so with its next act, be it an ack. If it does not, it is
+taken to be gone and is given nothing more: after `SILENT_LEASE_US` what it was leased and has not confirmed can be
+fenced, and goes to others as if it had not been given; after `SILENT_POP_US` what it was popped becomes a dead letter
+that says so. That must not be given twice, and must not be lost without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from boki.libs.bokiqueue.backlog import Backlog
+from boki.libs.bokiqueue.groups import Delivery, Group
+from boki.libs.bokiqueue.records import Credit, GroupName, Handle, Later, Number, Span, Taker, Time
+from boki.libs.fold.commands import Sessions
+
+TAKER_US: Final = 15 * 60 * 1_000_000
+"""A process that has not acted for this long is forgotten, with what its last act was given."""
+MAX_TAKERS: Final = 10_000
+MAX_TAKEN: Final = 100_000
+MAX_LONG_TAKEN: Final = 10_000
+LONG_US: Final = 60 * 1_000_000
+"""Longer than an append may take."""
+MAX_POPPED: Final = 100_000
+"""Messages that one process may still give back; the oldest go first."""
+SESSION_US: Final = 10 * 60 * 1_000_000
+"""Credit ends this long after the last act. A consumer that still waits then has renewed it."""
+SILENT_LEASE_US: Final = 5 * 1_000_000
+SILENT_POP_US: Final = 30 * 1_000_000
+"""A process that was given messages acts within this time."""
+MAX_CREDIT: Final = 10_000
+"""Messages that one process may have asked one shard for in advance, of one group and kind."""
+MAX_STANDING: Final = 10_000
+"""Standing takes of a shard. Beyond that processes take by acts alone."""
+
+
+_Key = tuple[Any, int]
+"""A process or a group, and the length of the lease."""
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True):
+    """What came of an act: for each take its messages (None: there is no such group), for each settled message whether
+    it was in the state that the verb asks for, and so has changed.
+    """
+
+    number: Number
+    time_us: Time
+    takes: list[list[Delivery] | None]
+    settles: list[list[bool]]
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Only its number is known: every act takes or settles something."""
+        return not self.takes and not self.settles
+
+
+class Popped(msgspec.Struct, frozen=True, array_like=True):
+    """What a process took for good and may give back, as long as it does not say that a caller has received it."""
+
+    group: str
+    token: int
+    deliveries: list[Delivery]
+    is_standing: bool = False
+    """Whether it was given to a standing take, and not to an act."""
+
+
+class Takers(Sessions[Given]):
+    """The processes that took from one shard lately, and what their last acts came to."""
+
+    def __init__(self, given: dict[bytes, Given], popped: dict[bytes, list[Popped]]) -> None:
+        super().__init__(given, keep_us=TAKER_US, most=MAX_TAKERS)
+        self.popped = popped
+        self._kept: dict[bytes, int] = {}
+        """For how many messages each of them stands in `last` and here, in that order; those with none are not here."""
+        self._kept_count = 0
+        self._count_anew()
+
+    def note(self, session: bytes, answer: Given) -> None:
+        """See `Sessions`. What may be given back stays."""
+        self.acted(session, answer, self.popped.get(session))
+
+    def unreceived(self, taker: bytes, kept_from: int) -> list[Popped]:
+        """What it has popped by records from there on. The list is another one each time."""
+        return [one for one in self.popped.get(taker, ()) if one.token >= kept_from]
+
+    def acted(self, taker: bytes, given: Given, popped: list[Popped] | None) -> None:
+        """It has acted, and these pops may be given back."""
+        super().note(taker, given)
+        if popped:
+            self.popped[taker] = popped
+        else:
+            self.popped.pop(taker, None)
+        count = sum([len(some) for some in given.takes if some]) + sum(map(len, given.settles))
+        for one in popped or ():
+            count += len(one.deliveries)
+        self._kept_count += count - self._kept.pop(taker, 0)
+        if count:
+            self._kept[taker] = count
+
+    def add_popped(self, taker: bytes, popped: Popped) -> None:
+        """Its standing take popped these. They may be given back until its next act."""
+        given = self.last.get(taker)
+        if given is None:
+            return
+        super().note(taker, given)
+        some = self.popped.setdefault(taker, [])
+        some.append(popped)
+        count = self._kept.pop(taker, 0) + len(popped.deliveries)
+        self._kept_count += len(popped.deliveries)
+        while count > MAX_POPPED and len(some) > 1:
+            lost = len(some.pop(0).deliveries)
+            count -= lost
+            self._kept_count -= lost
+        self._kept[taker] = count
+
+    def lose_popped(self, taker: bytes, group: str) -> list[Delivery]:
+        """It is gone: what its standing takes popped and it never confirmed."""
+        given, popped = self.last.get(taker), self.popped.get(taker, [])
+        lost = [one for one in popped if one.is_standing and one.group == group]
+        if given is not None and lost:
+            self.acted(taker, given, [one for one in popped if one not in lost])
+        return [delivery for one in lost for delivery in one.deliveries]
+
+    def forget_group(self, group: str) -> None:
+        """It begins anew or is no more: what was taken from it is nothing to it now."""
+        for taker, popped in list(self.popped.items()):
+            self.popped[taker] = [one for one in popped if one.group != group]
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        for taker, given in list(self.last.items()):
+            self.note(taker, given)
+
+    def forget_old(self, time_us: int) -> list[bytes]:
+        """Forget what was too long ago, or is too much, but not the last act. Which processes are forgotten."""
+        forgotten = super().forget_old(time_us)
+        for taker in forgotten:
+            self.popped.pop(taker, None)
+            self._kept_count -= self._kept.pop(taker, 0)
+        while self._kept_count > MAX_LONG_TAKEN and len(self._kept) > 1:
+            taker = next(iter(self._kept))
+            given = self.last[taker]
+            if given.time_us > time_us - LONG_US and self._kept_count <= MAX_TAKEN:
+                break
+            self._kept_count -= self._kept.pop(taker)
+            self.popped.pop(taker, None)
+            self.last[taker] = Given(given.number, given.time_us, [], [])
+        return forgotten
+
+    def deliveries(self) -> Iterator[Delivery]:
+        """All messages that are remembered: their bodies may still be asked for."""
+        for given in self.last.values():
+            for some in given.takes:
+                yield from some or ()
+        for popped in self.popped.values():
+            for one in popped:
+                yield from one.deliveries
+
+
+class Standing(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The credit of one process.
+
+    `since`: the act that began it. `silent_us`: when it was first given something that it has not acted upon, 0: there
+    is nothing. `unheard`: (position, token) of these messages.
+    """
+
+    group: GroupName
+    taker: Taker
+    lease_us: Span
+    since: Number
+    granted: Number
+    used: Number
+    until_us: Later
+    silent_us: Time = 0
+    unheard: set[Handle] = set()
+
+    @property
+    def available(self) -> int:
+        """How many messages it may still be given."""
+        return min(self.granted - self.used, MAX_CREDIT)
+
+    @property
+    def ends_us(self) -> int:
+        """When its process is taken to be gone, if it does not act."""
+        silent_until_us = self.silent_us + (SILENT_LEASE_US if self.lease_us else SILENT_POP_US)
+        return min(self.until_us, silent_until_us) if self.silent_us else self.until_us
+
+
+class Handed(NamedTuple):
+    """Messages that a standing take was given."""
+
+    taker: bytes
+    group: str
+    lease_us: int
+    deliveries: list[Delivery]
+
+
+class StandingTakes:
+    """The standing takes of one shard, by group, in the order in which they get their turns.
+
+    Three indexes keep each look at them short. Log time never goes back, so the order of the last acts is the order in
+    which credit ends, and the order in which takes became silent is the order in which their processes count as gone.
+    """
+
+    def __init__(self, standing: Iterable[Standing] = ()) -> None:
+        self._groups: dict[str, dict[_Key, Standing]] = {}
+        self._takers: dict[bytes, dict[_Key, Standing]] = {}
+        self._acted: dict[bytes, int] = {}
+        """When the credit of each process ends, in the order of their last acts; without those found to be over."""
+        self._silent: dict[tuple[str, bool], dict[_Key, Standing]] = {}
+        """By group, and whether they lease: takes that were given something not acted upon, in the order of times."""
+        self._gone: dict[str, dict[_Key, Standing]] = {}
+        """Takes that have ended and whose leases were not fenced yet."""
+        self._holders: dict[tuple[str, int, int], Standing] = {}
+        """By group, position and token: who has not acted upon what it was given. A fence names thousands at once."""
+        self._count = 0
+        restored = list(standing)
+        for one in restored:
+            self._put(one)
+        for one in sorted(restored, key=lambda one: one.until_us):
+            self._acted[one.taker] = one.until_us
+        for one in sorted(restored, key=lambda one: one.silent_us):
+            self._list_silent(one)
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def __iter__(self) -> Iterator[Standing]:
+        for standing in self._groups.values():
+            yield from standing.values()
+
+    def _put(self, one: Standing) -> None:
+        self._groups.setdefault(one.group, {})[one.taker, one.lease_us] = one
+        self._takers.setdefault(one.taker, {})[one.group, one.lease_us] = one
+        self._count += 1
+        self._holders.update(((one.group, *each), one) for each in one.unheard)
+
+    def _list_silent(self, one: Standing) -> None:
+        """Put it last in the order of silence, if it is silent."""
+        key = one.taker, one.lease_us
+        silent = self._silent.setdefault((one.group, one.lease_us > 0), {})
+        silent.pop(key, None)
+        if one.silent_us:
+            silent[key] = one
+        elif not silent:
+            del self._silent[one.group, one.lease_us > 0]
+
+    def _forget(self, one: Standing, handles: Iterable[tuple[int, int]]) -> None:
+        """These are unheard of no longer."""
+        for each in handles:
+            one.unheard.discard(each)
+            self._holders.pop((one.group, *each), None)
+
+    def find(self, group: str, taker: bytes, lease_us: int) -> Standing | None:
+        """The credit of that process, if it has any."""
+        standing = self._groups.get(group)
+        return None if standing is None else standing.get((taker, lease_us))
+
+    def of(self, taker: bytes) -> list[Standing]:
+        """The credit of that process, of all groups."""
+        return list(self._takers.get(taker, {}).values())
+
+    def count(self, group: str) -> int:
+        """Number of takes that stand for the group."""
+        return len(self._groups.get(group, ()))
+
+    def has_room_for(self, taker: bytes) -> bool:
+        """Whether that process can be given credit; else it takes by acts alone."""
+        return self._count < MAX_STANDING or taker in self._takers
+
+    def heard(self, taker: bytes, kept_from: int, granted: Iterable[Credit], seqnum: int, now_us: int) -> None:
+        """That process has acted, and grants this. It knows what it was given by records before `kept_from`."""
+        until_us = now_us + SESSION_US
+        for one in self.of(taker):
+            self._forget(one, [(pos, token) for pos, token in one.unheard if token < kept_from])
+            one.until_us, one.silent_us = until_us, now_us if one.unheard else 0
+            self._list_silent(one)
+            _remove(self._gone, one.group, (taker, one.lease_us))
+        for credit in granted:
+            known = self.find(credit.group, taker, credit.lease_us)
+            if known is not None and credit.since in (0, known.since):
+                known.granted = credit.granted if credit.since else known.used + credit.granted
+            elif known is None and not credit.since and self._count < MAX_STANDING:
+                self._put(Standing(credit.group, taker, credit.lease_us, seqnum, credit.granted, 0, until_us))
+        if taker in self._takers:
+            self._acted.pop(taker, None)
+            self._acted[taker] = until_us
+
+    def forget_group(self, group: str) -> None:
+        """The group was dropped, or begins again."""
+        for one in list(self._groups.get(group, {}).values()):
+            self.drop(one)
+
+    def drop(self, one: Standing) -> None:
+        """Its process is gone."""
+        key = one.taker, one.lease_us
+        _remove(self._groups, one.group, key)
+        _remove(self._takers, one.taker, (one.group, one.lease_us))
+        _remove(self._silent, (one.group, one.lease_us > 0), key)
+        _remove(self._gone, one.group, key)
+        if one.taker not in self._takers:
+            self._acted.pop(one.taker, None)
+        self._count -= 1
+        self._forget(one, list(one.unheard))
+
+    def ended(self, now_us: int) -> list[Standing]:
+        """Those whose processes are taken to be gone, and of which nothing is left but what is popped."""
+        over: list[Standing] = []
+        while self._acted and (first := next(iter(self._acted.items())))[1] <= now_us:
+            del self._acted[first[0]]
+            over += self.of(first[0])
+        for (group, is_lease), silent in list(self._silent.items()):
+            while silent and (one := next(iter(silent.values()))).ends_us <= now_us:
+                _remove(self._silent, (group, is_lease), (one.taker, one.lease_us))
+                over.append(one)
+        for one in over:
+            if one.lease_us and one.unheard:
+                _remove(self._silent, (one.group, True), (one.taker, one.lease_us))
+                self._gone.setdefault(one.group, {})[one.taker, one.lease_us] = one
+        return list({id(one): one for one in over if not (one.lease_us and one.unheard)}.values())
+
+    def next_end_us(self, group: str) -> int:
+        """When the next process may be gone that has not acted upon what it was given; 0: there is none."""
+        some = [self._gone.get(group, {}), *(self._silent.get((group, is_lease), {}) for is_lease in (False, True))]
+        first = (next((one for one in standing.values() if one.unheard), None) for standing in some)
+        return min((one.ends_us for one in first if one is not None), default=0)
+
+    def unheard_pops(self, group: str) -> int:
+        """Number of popped messages whose receipt is not confirmed yet."""
+        return sum(len(one.unheard) for one in self._groups.get(group, {}).values() if not one.lease_us)
+
+    def unheard(self, group: str, now_us: int, limit: int = 1 << 62) -> list[tuple[int, int]]:
+        """(position, token) of leases that processes were given which are taken to be gone."""
+        found: list[tuple[int, int]] = []
+        for standing in (self._gone.get(group, {}), self._silent.get((group, True), {})):
+            for one in standing.values():
+                if len(found) >= limit or one.ends_us > now_us:
+                    break
+                found += sorted(one.unheard)
+        return found[:limit]
+
+    def pop_unheard(self, group: str, pos: int, token: int, now_us: int, *, is_over: bool) -> bool:
+        """Forget an unconfirmed lease that is over, or whose process is gone. Whether there was one."""
+        one = self._holders.get((group, pos, token))
+        if one is None or not (is_over or one.ends_us <= now_us):
+            return False
+        self._forget(one, [(pos, token)])
+        if one.lease_us and not one.unheard and one.ends_us <= now_us:
+            self.drop(one)  # what it still waits for it must ask for again
+        return True
+
+    def hand_out(self, groups: Mapping[str, Group], backlog: Backlog, token: int, now_us: int) -> list[Handed]:
+        """Give what can be taken now to those who have asked for it, in turns."""
+        handed: list[Handed] = []
+        for name, standing in self._groups.items():
+            group = groups.get(name)
+            if group is not None and group.may_give(backlog, now_us):
+                self._hand_out(group, standing, backlog, token, now_us, handed)
+        return handed
+
+    def _hand_out(
+        self,
+        group: Group,
+        standing: dict[_Key, Standing],
+        backlog: Backlog,
+        token: int,
+        now_us: int,
+        handed: list[Handed],
+    ) -> None:
+        def may_take(one: Standing) -> bool:
+            return one.granted > one.used and one.ends_us > now_us
+
+        untouched = backlog.next_pos - group.cursor
+        left = sum(map(may_take, standing.values())) if untouched > 1 else 1  # of one message there is nothing to share
+        is_anything = True
+        while is_anything:
+            is_anything, turns = False, list(standing.values())
+            for one in turns:
+                if not may_take(one):
+                    continue
+                share = -(-(backlog.next_pos - group.cursor) // max(left, 1))
+                left -= 1
+                deliveries = group.take(backlog, now_us, min(one.available, max(share, 1)), one.lease_us, token)
+                if deliveries:
+                    is_anything = True
+                    one.used += len(deliveries)
+                    if not one.silent_us:
+                        one.silent_us = now_us
+                        self._list_silent(one)
+                    handles = [(delivery.spot.pos, token) for delivery in deliveries]
+                    one.unheard.update(handles)
+                    self._holders.update(((one.group, *each), one) for each in handles)
+                    standing[one.taker, one.lease_us] = standing.pop((one.taker, one.lease_us))  # the last in turn
+                    handed.append(Handed(one.taker, one.group, one.lease_us, deliveries))
+                if group.is_dry or not deliveries:
+                    return
+            left = sum(map(may_take, turns))
+
+
+def _remove(index: dict[Any, dict[_Key, Standing]], name: object, key: _Key) -> None:
+    """Take an entry out of an index, and the index's part if that was the last one."""
+    part = index.get(name)
+    if part is not None:
+        part.pop(key, None)
+        if not part:
+            del index[name]
