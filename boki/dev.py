@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
+from boki.calls import Call, CallChange, FunctionInfo, InvocationState, ModuleInfo, Outcome, TakeChunk
 from boki.config import DevConfig
 from boki.engine.calls.ledger import Owner
 from boki.engine.calls.logged_calls import LoggedCalls
@@ -60,6 +60,7 @@ class Dev:
             limits=config.limits,
             submit=self.service.submit,
             later=self._later,
+            ask=self._ask,
             console=console,
             reload=config.reload,
             on_call=calls.ended if calls else None,
@@ -119,7 +120,11 @@ class Dev:
                 for module in self.functions.modules
             ],
             "pools": [msgspec.to_builtins(pool) for pool in self.functions.stats()],
-            "calls": {"waiting": self.calls.waiting_count, "running": self.calls.running_count},
+            "calls": {
+                "waiting": self.calls.waiting_count,
+                "running": self.calls.running_count,
+                "suspended": self.calls.suspended_count,
+            },
             "log": self.log.status(),
         }
 
@@ -158,6 +163,9 @@ class Dev:
         if self.functions.functions[call.function].streams:
             raise no_stream(call.function)
         return await self.calls.accept(call, key=key, delay_s=delay_s)
+
+    async def _ask(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        return await self.calls.asked(invocation_id, wait_s, change)
 
 
 class _Started(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -22,22 +22,21 @@ from boki.deploy.versions import (
     Versions,
 )
 from boki.errors import BokiError, ConditionFailed, CorruptData, Trimmed
+from boki.libs.fold.follower import Follower, FromTheBeginning
+from boki.libs.fold.retrying import Backoff, until_answered, until_decided
 from boki.log.limits import DEFAULT_LIMITS, KIB, Limits
 from boki.log.metalog import Positions
-from boki.log.operations import TrimBook
 from boki.log.record import Expect
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.logbook import LogAccess
+from boki.runtime.logbook import LogSession
 from boki.runtime.port import LogPort
 
 _PIECE_BYTES: Final = 256 * KIB
 _PAGE_PIECES: Final = 4
 _ENVELOPE_BYTES: Final = 64
-_TRIES: Final = 20
-_BACKOFF_S: Final = 0.1
-
-T = TypeVar("T")
+_WHAT: Final = f"a request to book {BOOK}"
+BACKOFF: Final = Backoff(first_s=0.1, longest_s=0.5, jitter=0.0, tries=20)
 
 
 class VersionBook:
@@ -47,8 +46,10 @@ class VersionBook:
         deadline = Deadline(clock=lambda: asyncio.get_running_loop().time())
         caller = Caller(positions or {}, deadline, limits, is_runtime=True)
         self._limits = limits
-        self._access = LogAccess(port, AppendGatherer(port, limits), caller)
+        self._access = LogSession(port, AppendGatherer(port, limits), caller)
         self._book = self._access.logbook(BOOK)
+        self._versions = FromTheBeginning(Versions, lambda record: CODEC.decode(record.data))
+        self._follower = Follower(self._versions, VERSIONS_TAG)
 
     @property
     def positions(self) -> Positions:
@@ -56,20 +57,13 @@ class VersionBook:
         return self._access.caller.positions
 
     async def versions(self) -> Versions:
-        """The versions that are kept, as of now."""
-        return await _repeatedly(self._versions)
+        """The versions that are kept, as of now. Later calls change them."""
+        await until_answered(self._catch_up, _WHAT, BACKOFF)
+        return self._versions.fold
 
-    async def _versions(self) -> Versions:
+    async def _catch_up(self) -> None:
         await self._book.sync()
-        versions = Versions()
-        start = 0
-        while True:
-            page = await self._book.read(VERSIONS_TAG, start=start)
-            if not page.records:
-                return versions
-            for record in page.records:
-                versions.fold(CODEC.decode(record.data), record.seqnum, record.time)
-            start = page.next_start
+        await self._follower.catch_up(self._book)
 
     async def upload(self, bundle: bytes) -> Deployed:
         """Put the bundle into the log, not to run yet: a version that still lacks its number and what is in it."""
@@ -79,13 +73,14 @@ class VersionBook:
         for at in range(0, len(bundle), size):
             # The key makes a repetition harmless, so that a lost answer or a lost engine costs no more than time.
             data = CODEC.encode(Piece(bundle[at : at + size]))
-            seqnum = await _repeatedly(partial(self._book.append, data, [upload], key=f"{upload}/{at}"))
+            append = partial(self._book.append, data, [upload], key=f"{upload}/{at}")
+            seqnum = await until_answered(append, _WHAT, BACKOFF)
             first_seqnum = first_seqnum or seqnum
         return Deployed(0, bundle_hash(bundle), len(bundle), upload, first_seqnum)
 
     async def fetch(self, version: Deployed) -> bytes:
         """The bundle of a version. `CorruptData` if the pieces do not make its hash, `Trimmed` if they are gone."""
-        return await _repeatedly(partial(self._fetch, version))
+        return await until_answered(partial(self._fetch, version), _WHAT, BACKOFF)
 
     async def _fetch(self, version: Deployed) -> bytes:
         pieces: list[bytes] = []
@@ -110,69 +105,35 @@ class VersionBook:
 
     async def activate(self, uploaded: Deployed) -> Deployed:
         """Give what was uploaded the next number, and let it run: every engine does so from then on."""
-        return await _repeatedly(partial(self._activate, uploaded))
-
-    async def _activate(self, uploaded: Deployed) -> Deployed:
         while True:
             versions = await self.versions()
             done = next((version for version in versions.kept if version.upload == uploaded.upload), None)
             if done is not None:
-                await self._trim(versions)
+                with suppress(BokiError):  # the next deployment trims as well
+                    await self._book.trim(versions.trim_floor)
                 return done
             await self._decide(msgspec.structs.replace(uploaded, number=versions.next_number), versions)
 
     async def use(self, wanted: str) -> int:
         """Go back to a version, "previous" or a number; its number. `NotFound` or `InvalidArgument`"""
-        return await _repeatedly(partial(self._use, (await self.versions()).find(wanted).number))
-
-    async def _use(self, number: int) -> int:
-        has_decided = False  # also for what is active: an engine that started without it runs it from here on
-        while True:
-            versions = await self.versions()
-            if has_decided and versions.active is not None and versions.active.number == number:
-                return number
+        versions = await self.versions()
+        number = versions.find(wanted).number
+        while True:  # also for what is active: an engine that started without it runs it from here on
             await self._decide(Used(versions.find(str(number)).number), versions)
-            has_decided = True
+            versions = await self.versions()
+            if versions.active is not None and versions.active.number == number:
+                return number
 
     async def _decide(self, entry: Deployed | Used, versions: Versions) -> None:
-        """Append the entry, unless somebody has decided something else meanwhile. Whoever calls this looks again."""
+        """Append the entry, unless another was appended meanwhile: whoever calls this looks which it was."""
         when = Expect(VERSIONS_TAG, versions.last_seqnum)
-        try:
-            await self._book.append(CODEC.encode(entry), [VERSIONS_TAG], when=when)
-        except ConditionFailed:
-            return
-        except BokiError as error:
-            if error.outcome != "unknown":
-                raise
-            await asyncio.sleep(_BACKOFF_S)
-
-    async def _trim(self, versions: Versions) -> None:
-        with suppress(BokiError):  # the next deployment trims as well
-            await self._access.ask(TrimBook(BOOK, versions.trim_floor))
+        append = partial(self._book.append, CODEC.encode(entry), [VERSIONS_TAG], when=when)
+        with suppress(ConditionFailed):
+            await until_decided(append, _WHAT, BACKOFF)
 
     async def follow(self, on_change: Callable[[Versions], None]) -> None:
         """For ever: tell what is deployed now, and whenever that changes."""
-        versions = Versions()
-        while True:
-            try:
-                start = versions.last_seqnum + 1 if versions.last_seqnum else 0
-                async for page in self._book.subscribe(VERSIONS_TAG, start=start, on_trimmed="skip").batches():
-                    for record in page.records:
-                        versions.fold(CODEC.decode(record.data), record.seqnum, record.time)
-                    on_change(versions)
-            except BokiError as error:
-                if not error.retryable:
-                    raise
-                await asyncio.sleep(_BACKOFF_S)
-
-
-async def _repeatedly(work: Callable[[], Awaitable[T]]) -> T:
-    """Do what does no harm when it is repeated, until it succeeds or is refused for good."""
-    for _ in range(_TRIES):
-        try:
-            return await work()
-        except BokiError as error:
-            if not error.retryable:
-                raise
-        await asyncio.sleep(_BACKOFF_S)
-    return await work()
+        self._versions.on_page = on_change
+        if self._versions.fold.last_seqnum:
+            on_change(self._versions.fold)
+        await self._follower.follow(self._book, BACKOFF)

@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 
 from boki.errors import InvalidArgument, NotFound
-from boki.log.entries import EntryCodec
+from boki.libs.fold.codec import RecordCodec
+from boki.libs.fold.fold import Fold
 
 VERSION: Final = 1
 BOOK: Final = "boki:functions"
@@ -51,7 +52,7 @@ class Used(msgspec.Struct, frozen=True, array_like=True, tag="used"):
 
 Entry = Piece | Deployed | Used
 
-CODEC: Final[EntryCodec[Entry]] = EntryCodec(BOOK, VERSION, Entry)
+CODEC: Final[RecordCodec[Entry]] = RecordCodec(f"book {BOOK}", VERSION, Entry)
 
 
 class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +80,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """The version that runs instead, because it was deployed or chosen meanwhile; 0: none."""
 
 
-class Versions:
+class Versions(Fold[Entry]):
     """The versions that are kept, by folding the records of `VERSIONS_TAG` in order."""
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class Versions:
         """What ran before it, if that was another version."""
         self._deployed: dict[int, tuple[Deployed, int]] = {}
 
-    def fold(self, entry: Entry, seqnum: int, time_us: int) -> None:
+    def apply(self, seqnum: int, time_us: int, entry: Entry) -> None:
         """Take in the next record; one that was folded before changes nothing."""
         if seqnum <= self.last_seqnum:
             return

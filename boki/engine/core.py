@@ -40,6 +40,7 @@ from boki.engine.stamps import Stamps
 from boki.engine.strays import Strays
 from boki.engine.tails import Tails
 from boki.engine.waiter import Waiter
+from boki.engine.watches import Watches
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.follower import COORDINATOR, MetalogFollower
 from boki.log.ids import LogId, NodeId, Term, make_shard, shard_incarnation
@@ -128,6 +129,7 @@ class EngineCore:
             self.stamps.tail_of,
             first_number=self._numbers,
         )
+        self.watches = Watches(self.index)
         self.tails = Tails(self._numbers)
         self.strays = Strays(config.pushed_bytes)
         self.gathering = Gathering(self.appends, self.strays, self.replicas, self.cache)
@@ -204,6 +206,12 @@ class EngineCore:
                 [Answer(waiter, Unavailable("this engine cannot fence that one", retry_after_s=0.2))]
             )
         return self.stamps.stamp(self.requests.fence(incarnation, waiter, deadline_us, self._newest_view))
+
+    def watch(self, book: str, tag: str, min_seqnum: int, token: Any) -> Iterable[Effect]:
+        """Wait for a record of the tag at or above `min_seqnum`, for as long as it takes. `Answer(token,
+        Answered(Done))` follows, unless `watches.remove` comes first or this engine ends.
+        """
+        return self.stamps.stamp(self.watches.add(book, tag, min_seqnum, token))
 
     def close(self) -> None:
         """Take no more appends; `Answer(CLOSED)` follows when all that were taken are ordered and the shards closed."""
@@ -355,6 +363,8 @@ class EngineCore:
             self.follower.advance(log)
             has_applied = True
             books |= applied.books
+            if applied.watched:
+                effects += self.watches.on_applied(applied.watched)
             if pieces:
                 self.gathering.applied(self.follower.term, log, pieces, batches)
                 for piece in pieces:
@@ -448,6 +458,7 @@ class EngineCore:
             "batches": self.appends.batch_count,
             "unordered_bytes": self.appends.pending_bytes,
             "waiting_reads": self.reads.pending_count,
+            "watched_rows": self.watches.count,
             "index_bytes": self.index.memory_bytes_used,
             "cache_bytes": self.cache.used_bytes,
             "cache_hits": self.cache.hits,

@@ -68,6 +68,14 @@ class LogService:
                 return answer
         return await self._port.request(operation, positions, timeout_s)
 
+    def watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
+        """See `EnginePort.watch`."""
+        self._port.watch(book, tag, min_seqnum, finish)
+
+    def unwatch(self, book: str, tag: str, finish: Finish) -> None:
+        """See `EnginePort.unwatch`."""
+        self._port.unwatch(book, tag, finish)
+
     async def _answer(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
         seen = dict(positions)
         try:

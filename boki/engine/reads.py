@@ -200,8 +200,12 @@ class Reads:
             return []
         next_start = operation.start
         if not operation.backward:
-            next_start = max(operation.start, min(operation.stop, self._tail_of(operation.book)))
+            next_start = max(operation.start, self._looked_until(operation))
         return [self._finish(read, Found((), next_start, self._first_seqnum(read), is_end=True))]
+
+    def _looked_until(self, operation: Read) -> int:
+        """A forward read that has come to the end of its range has seen all that stands below this."""
+        return min(operation.stop, self._tail_of(operation.book))
 
     def _first_seqnum(self, read: PendingRead) -> int:
         """Below this, trims have taken records that the read has not seen; no more than its start if they have not."""
@@ -239,6 +243,8 @@ class Reads:
             return []
         is_end = is_rest and covered == len(seqnums)
         next_start = seqnums[0] if backward else seqnums[covered - 1] + 1
+        if is_end and isinstance(operation, Read) and not backward:
+            next_start = max(next_start, self._looked_until(operation))
         return [self._finish(read, Found(tuple(slabs), next_start, self._first_seqnum(read), is_end))]
 
     def _finish(self, read: PendingRead, value: Found | Books | Done | BokiError) -> Effect:

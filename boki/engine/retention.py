@@ -17,12 +17,14 @@ import msgspec
 from boki.engine.index.index import Index
 from boki.errors import BokiError
 from boki.host.clock import now_us
+from boki.libs.fold.fold import Fold
+from boki.libs.fold.follower import Follower, FromTheBeginning
 from boki.log.ids import SYSTEM_BOOK_PREFIX
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import BookInfo, Books, ListBooks, SetRetention, TrimBook
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogAccess
+from boki.runtime.logbook import LogSession
 from boki.runtime.port import LogPort
 
 BOOK = "boki:retention"
@@ -42,6 +44,19 @@ class Rule(msgspec.Struct, frozen=True):
         return self.age_s is None and self.size_bytes is None
 
 
+class Rules(Fold[Rule]):
+    """The rule of each book, by folding the records of the system book in order: the last one counts."""
+
+    def __init__(self) -> None:
+        self.by_book: dict[str, Rule] = {}
+
+    def apply(self, seqnum: int, time_us: int, rule: Rule) -> None:  # noqa: ARG002 - when it was set does not matter
+        """Take in the next rule."""
+        self.by_book.pop(rule.book, None)
+        if not rule.is_empty:
+            self.by_book[rule.book] = rule
+
+
 class Retention:
     """The rules, and the task that applies them every `interval_s`. `index` is the engine's own.
 
@@ -53,9 +68,9 @@ class Retention:
         self._index = index
         self._interval_s = interval_s
         self._caller = Caller(is_runtime=True)
-        self._book = LogAccess(port, AppendGatherer(port), self._caller).logbook(BOOK)
-        self._rules: dict[str, Rule] = {}
-        self._next_start = 0
+        self._book = LogSession(port, AppendGatherer(port), self._caller).logbook(BOOK)
+        self._source = FromTheBeginning(Rules, lambda record: msgspec.json.decode(record.data, type=Rule))
+        self._follower = Follower(self._source, None)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -88,8 +103,7 @@ class Retention:
 
     async def forget(self, book: str) -> None:
         """The book was deleted: one of the same name begins without a rule."""
-        await self._fold()
-        if book in self._rules:
+        if book in await self._fold():
             await self.set(SetRetention(book))
 
     def describe(self, books: Books) -> Books:
@@ -97,22 +111,14 @@ class Retention:
         return Books(tuple(self._described(info) for info in books.books))
 
     def _described(self, info: BookInfo) -> BookInfo:
-        rule = self._rules.get(info.name)
+        rule = self._source.fold.by_book.get(info.name)
         if rule is None:
             return info
         return msgspec.structs.replace(info, retention_age_s=rule.age_s, retention_size_bytes=rule.size_bytes)
 
-    async def _fold(self) -> None:
-        while True:
-            page = await self._book.read(start=self._next_start)
-            for record in page.records:
-                rule = msgspec.json.decode(record.data, type=Rule)
-                self._rules.pop(rule.book, None)
-                if not rule.is_empty:
-                    self._rules[rule.book] = rule
-            if not page.records:
-                return
-            self._next_start = page.next_start
+    async def _fold(self) -> dict[str, Rule]:
+        await self._follower.catch_up(self._book)
+        return self._source.fold.by_book
 
     async def _apply_for_ever(self) -> None:
         while True:
@@ -126,8 +132,7 @@ class Retention:
 
     async def apply(self) -> None:
         """Trim every book with a rule down to it, once."""
-        await self._fold()
-        for rule in list(self._rules.values()):
+        for rule in list((await self._fold()).values()):
             older_than_us = None if rule.age_s is None else now_us() - int(rule.age_s * 1_000_000)
             index = self._index
             floor = index.retention_floor(rule.book, older_than_us=older_than_us, keep_bytes=rule.size_bytes)

@@ -57,6 +57,19 @@ class EnginePort:
             timeout_s,
         )
 
+    def watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
+        """Call `finish` once, maybe before returning, when the tag has a record at or above `min_seqnum`.
+
+        Only where the index is. It lasts until then, until `unwatch`, or until this engine ends; many cost little.
+        """
+        if self._host is not None and not self._host.stopped and isinstance(self._core, EngineCore):
+            self._host.perform(self._core.watch(book, tag, min_seqnum, finish))
+
+    def unwatch(self, book: str, tag: str, finish: Finish) -> None:
+        """End the watch of that `finish`, if there still is one."""
+        if isinstance(self._core, EngineCore):
+            self._core.watches.remove(book, tag, finish)
+
     async def fence(self, incarnation: int, timeout_s: float) -> None:
         """See to it that this incarnation of an engine appends nothing more; then all that it had is applied here."""
         await self._wait(lambda finish: self._fence(incarnation, int(timeout_s * 1_000_000), finish), {}, timeout_s)

@@ -183,7 +183,7 @@ def check_seconds(value: object, field: str, *, positive: bool) -> float:
     if not isfinite(value):
         raise InvalidArgument(f"{field} must be finite, not {value}", field=field)
     if value < 0 or (positive and value == 0):
-        raise InvalidArgument(f"{field} must be {'above' if positive else 'at least'} 0, not {value}", field=field)
+        raise InvalidArgument(f"{field} must be {'above' if positive else 'at least'} 0, not {value:.15g}", field=field)
     return float(value)
 
 

@@ -100,7 +100,9 @@ def check_tag(tag: object, max_bytes: int) -> str:
     if not isinstance(tag, str):
         raise InvalidArgument(f"a tag must be a str, not {type(tag).__name__}: {_shorten(tag)}", field="tags")
     if not tag:
-        raise InvalidArgument("a tag must not be empty; None means the whole book", field="tags")
+        raise InvalidArgument(
+            "a tag must not be empty: leave it out (a read without one is of the whole book)", field="tags"
+        )
     if len(tag) > max_bytes or (not tag.isascii() and len(tag.encode("utf-8", "surrogatepass")) > max_bytes):
         raise TooLarge(
             f"a tag may have at most {max_bytes} bytes of UTF-8: {_shorten(tag)}", field="tags", limit=max_bytes

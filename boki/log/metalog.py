@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from boki.errors import CorruptData, InvalidArgument, VersionTooNew
+from boki.errors import CorruptData, InvalidArgument, VersionTooNew, WrongType
 from boki.log.ids import MAX_LOG, MAX_TERM, LogId, Natural, NodeId, ShardId, Term
 
 VERSION: Final = 2
@@ -141,18 +141,22 @@ def format_positions(positions: Positions) -> str:
     return ",".join(f"{log}:{'.'.join(map(str, split_position(p)))}" for log, p in sorted(positions.items()))
 
 
-def parse_positions(text: str) -> Positions:
-    """The positions behind `format_positions`' text; `InvalidArgument` if it is not such a text."""
+def parse_positions(text: str, field: str = "Boki-Position") -> Positions:
+    """The positions behind `format_positions`' text; `InvalidArgument` if it is not such a text. `field`: what its
+    caller has passed it as.
+    """
     positions: Positions = {}
+    if not isinstance(text, str):
+        raise WrongType(f"{field} must be a str, not {type(text).__name__}", field=field)
     if len(text) > 10_000:
-        raise InvalidArgument("a Boki-Position has at most 10,000 characters", field="Boki-Position")
+        raise InvalidArgument(f"{field} has at most 10,000 characters, not {len(text):,}", field=field)
     for part in text.split(",") if text else ():
         match = _PLACE.fullmatch(part)
         log, term, index = map(int, match.groups()) if match else (MAX_LOG + 1, 0, 0)
         if log > MAX_LOG or term > MAX_TERM or index >> _INDEX_BITS or log in positions:
             raise InvalidArgument(
-                f"Boki-Position must look like 0:2.7,1:1.3 (log:term.entries), each log once, not {text[:60]!r}",
-                field="Boki-Position",
+                f"{field} must look like 0:2.7,1:1.3 (log:term.entries), each log once, not {text[:60]!r}",
+                field=field,
             )
         positions[log] = make_position(term, index)
     return positions

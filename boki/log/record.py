@@ -39,11 +39,14 @@ class Page(msgspec.Struct, frozen=True):
     """Some records in order, and where the next page starts. Never empty before the end.
 
     `first_seqnum`: trims have taken away what lay below it (0: nothing), so a reader that stood below it has missed it.
+    `is_end`: there was nothing more in the range, so this reader has now seen all of it that stands below `next_start`,
+    which lies at the end of the log as the reader knows it, and never between two records of one append.
     """
 
     records: list[Record]
     next_start: int
     first_seqnum: int = 0
+    is_end: bool = False
 
 
 class Expect(msgspec.Struct, frozen=True, array_like=True):

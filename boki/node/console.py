@@ -7,15 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from boki.host.call_lines import CallLines
-from boki.host.lines import speaker
+from boki.host.lines import FACTS, SPEAKER, speaker
 from boki.runtime.frames import ConsoleLine
 
 FUNCTION_LINE: Final = "boki_line"
 """Attribute of a record: the `ConsoleLine` that it stands for."""
-SPEAKER: Final = "boki_speaker"
-"""Attribute of a record: who says it, if it is not the node."""
-FACTS: Final = "boki_facts"
-"""Attribute of a record: fields for programs."""
 _MAX_CALL_LINES: Final = 1
 """A second: what callers do wrong must not push everything else out of a log of bounded size."""
 
@@ -31,7 +27,7 @@ def log_function_line(line: ConsoleLine) -> None:
 
 
 def problem_lines(node: str) -> CallLines:
-    """What logs calls that did not go well: timeouts, refusals, results that cannot be written, lost workers."""
+    """What logs calls that did not go well: timeouts, refusals, lost workers."""
     return CallLines(_log_call, who=node, max_lines=_MAX_CALL_LINES, only_problems=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from boki.calls import Call
+from boki.calls import Call, CallChange, InvocationState
 from boki.cluster_config import EngineNodeConfig
 from boki.controller.zookeeper import News
 from boki.effects import Core
@@ -34,7 +34,7 @@ from boki.messages import InstallMembership
 from boki.node.console import log_function_line, problem_lines
 from boki.node.life import Ending, NodeLife
 from boki.node.remote_ledger import RemoteLedger
-from boki.remote import FOR_ENGINE_SHELL, CallAccepted
+from boki.remote import FOR_ENGINE_SHELL, CallAccepted, TellCall
 from boki.runtime.streaming import no_stream
 
 _log = logging.getLogger("boki.node")
@@ -47,7 +47,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     """An engine. What is made from `core` on is there once the index is, which `serve` waits for."""
 
     role = Role.ENGINE
-    DIVERTED: ClassVar[tuple[type, ...]] = (*FOR_ENGINE_SHELL, CallAccepted)
+    DIVERTED: ClassVar[tuple[type, ...]] = (*FOR_ENGINE_SHELL, CallAccepted, TellCall)
     service: LogService | None = None
     """Of an engine with the index."""
     calls: LoggedCalls | None = None
@@ -110,6 +110,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             limits=self.config.limits,
             submit=log.submit,
             later=self._later,
+            ask=self._ask,
             console=log_function_line,
             reload=False,
             on_call=problems.ended,
@@ -151,7 +152,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
 
     def divert(self, sender: NodeId, message: Any) -> None:
         """See `NodeLife`."""
-        if isinstance(message, CallAccepted):
+        if isinstance(message, CallAccepted | TellCall):
             self.remote_ledger.deliver(sender, message)
         elif self.remote is not None:
             self.remote.deliver(sender, message)
@@ -242,6 +243,9 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         ledger = self.calls or self.remote_ledger
         return await ledger.accept(call, key=key, delay_s=delay_s)
 
+    async def _ask(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        return await (self.calls or self.remote_ledger).asked(invocation_id, wait_s, change)
+
     async def drain(self) -> None:
         """Calls that run may end, new ones go elsewhere; then the shards are closed and the index is saved, so that
         nobody waits for this engine's records and its next start is quick.
@@ -288,9 +292,11 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             "engine": self.core.status(),
             "functions": sorted(self.functions.functions),
             "functions_version": self.deployed.number,
+            "functions_held_back": self.deployed.is_held_back,
             "pools": [msgspec.to_builtins(pool) for pool in self.functions.stats()],
             "calls": {
                 "waiting": calls.waiting_count if calls is not None else 0,
                 "running": calls.running_count if calls is not None else 0,
+                "suspended": calls.suspended_count if calls is not None else 0,
             },
         }

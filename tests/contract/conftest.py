@@ -64,7 +64,7 @@ def memory_blocking() -> Iterator[Run]:
     async def run_scenario(name: str) -> None:
         port = MemoryPort()
         caller = Caller(deadline=Deadline(clock=port.clock.time), longest_poll_s=ENDLESS_S)
-        access = blocking_logbook.LogAccess(BlockingMemoryPort(port), caller)
+        access = blocking_logbook.LogSession(BlockingMemoryPort(port), caller)
         logs = AwaitableLogs(BlockingLogs(access, book_for(name)), port.run_in_thread)
         logs.clock = port.clock
         await (SCENARIOS | TIMED)[name](logs)
@@ -136,7 +136,7 @@ def cluster_in_worker(function: str, *flags: str) -> Iterator[Run]:
 class BlockingLogs:
     """LogBooks by name over one access, as a blocking context has them."""
 
-    def __init__(self, access: blocking_logbook.LogAccess, book: str) -> None:
+    def __init__(self, access: blocking_logbook.LogSession, book: str) -> None:
         self.logbook = access.logbook(book)
         self.logbook_named = access.logbook
         self.books = access.books

@@ -22,7 +22,7 @@ from boki.engine.log_service import LogService
 from boki.local_log import LocalLog
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogAccess, LogBook
+from boki.runtime.logbook import LogBook, LogSession
 from boki.runtime.port import LogPort
 from tests.contract.awaitable import AwaitableLogs
 
@@ -53,7 +53,7 @@ class EngineLogs:
     """What a scenario is given, straight over an engine's port."""
 
     def __init__(self, service: LogPort, book: str) -> None:
-        self._access = LogAccess(service, AppendGatherer(service), Caller())
+        self._access = LogSession(service, AppendGatherer(service), Caller())
         self.logbook = self._access.logbook(book)
         self.books = self._access.books
 

@@ -231,13 +231,13 @@ def test_whoever_starts_late_comes_to_the_same_versions(numbers: list[int], trim
         if number and whole.kept:
             entry = Used(whole.kept[number % len(whole.kept)].number)
         entries.append((seqnum, entry))
-        whole.fold(entry, seqnum, seqnum)
+        whole.apply(seqnum, seqnum, entry)
     floor = min(whole.trim_floor, trimmed)
     late = Versions()
     for seqnum, entry in entries:
         if seqnum >= floor:
-            late.fold(entry, seqnum, seqnum)
-            late.fold(entry, seqnum, seqnum)
+            late.apply(seqnum, seqnum, entry)
+            late.apply(seqnum, seqnum, entry)
     assert late.kept == whole.kept
     assert late.active == whole.active
     assert late.next_number == whole.next_number

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from boki.calls import Call, Outcome, Payload
 from boki.engine.calls.ledger import BOOK, CODEC, Entry, Finished, Owner
 from boki.engine.calls.logged_calls import LoggedCalls
+from boki.engine.calls.sleepers import Finish
 from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
@@ -93,6 +94,7 @@ class FaultyPort:
         self.log = log
         self.faults = faults or {}
         self.operations: list[Operation] = []
+        self.watches: dict[tuple[str, str, Finish], asyncio.Task[None]] = {}
         self.is_halted = False
         self.halted = asyncio.Event()
 
@@ -133,6 +135,26 @@ class FaultyPort:
                 answer = found
         return answer
 
+    def watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
+        """See `boki.engine.calls.sleepers.WatchingPort`."""
+        task = asyncio.get_running_loop().create_task(self._watch(book, tag, min_seqnum, finish))
+        self.watches[book, tag, finish] = task
+
+    async def _watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
+        while True:
+            changed = self.log.changed
+            found = self.log.answer(Read(book, tag, min_seqnum, limit=1), now_us())
+            if isinstance(found, Found) and found.slabs and not self.is_halted:
+                finish(found, {})
+                return
+            await changed.wait()
+
+    def unwatch(self, book: str, tag: str, finish: Finish) -> None:
+        """See `boki.engine.calls.sleepers.WatchingPort`."""
+        task = self.watches.pop((book, tag, finish), None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
     def _halt(self) -> None:
         self.is_halted = True
         self.halted.set()
@@ -151,6 +173,7 @@ class CallWorld:
         self.bodies: dict[str, Body] = {}
         self.port = FaultyPort(self.log)
         self.incarnation = 0
+        self.clock = now_us  # the engine's, which need not be the log's
         self.calls: LoggedCalls
 
     async def start(self, faults: dict[int, Fault] | None = None, **options: Any) -> LoggedCalls:
@@ -158,7 +181,7 @@ class CallWorld:
         self.port = FaultyPort(self.log, faults)
         self.incarnation += 1
         me = Owner("engine-1", self.incarnation)
-        self.calls = LoggedCalls(self.port, self._run, me=me, clock=now_us, limits=self.limits, **options)
+        self.calls = LoggedCalls(self.port, self._run, me=me, clock=self.clock, limits=self.limits, **options)
         await self.calls.start()
         return self.calls
 

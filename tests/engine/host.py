@@ -16,12 +16,12 @@ from typing import Any, Self
 import msgspec
 import uvloop
 
-from boki.calls import Call, Outcome, Payload
+from boki.calls import Call, CallChange, InvocationState, Outcome, Payload
 from boki.engine.functions.modules import Modules
 from boki.engine.functions.orders import Budget, DispatchEffect
 from boki.engine.functions.pools import ConsoleLine, FunctionHost
 from boki.engine.functions.worker_link import Finish, WorkerLink
-from boki.errors import InvalidArgument
+from boki.errors import InvalidArgument, NoSuchInvocation
 from boki.log.chunk import Group, encode_chunk
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions
@@ -58,6 +58,8 @@ class Host(FunctionHost):
     def __init__(self, folder: Path | None, **options: Any) -> None:
         self.operations: list[Operation] = []
         self.later_calls: list[tuple[Call, float, str | None]] = []
+        self.asked_calls: list[tuple[str, float, CallChange]] = []
+        self.known_calls: dict[str, InvocationState] = {}
         self.lines: list[ConsoleLine] = []
         self.effects: list[DispatchEffect] = []
         self.ended: list[WorkerLink] = []
@@ -66,7 +68,9 @@ class Host(FunctionHost):
         self._checks: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._ids = count(1)
         options = {"limits": DEFAULT_LIMITS, "reload": False, **options}
-        super().__init__(folder, submit=self._answer, later=self._log_call, console=self._hear, **options)
+        super().__init__(
+            folder, submit=self._answer, later=self._log_call, ask=self._tell_call, console=self._hear, **options
+        )
 
     def _answer(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
         self.operations.append(operation)
@@ -85,6 +89,12 @@ class Host(FunctionHost):
             raise InvalidArgument("that key is bad", field="key")
         self.later_calls.append((call, delay_s, key))
         return call.id
+
+    async def _tell_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        self.asked_calls.append((invocation_id, wait_s, change))
+        if invocation_id not in self.known_calls:
+            raise NoSuchInvocation(f"no logged call has the id {invocation_id}")
+        return self.known_calls[invocation_id]
 
     def _hear(self, line: ConsoleLine) -> None:
         self.lines.append(line)

@@ -276,8 +276,10 @@ def test_an_engine_may_start_without_what_is_deployed(tmp_path: Path) -> None:
             await host.start()
             await deployed.start()
             assert (deployed.number, deployed.tries, host.functions) == (0, [], {})
+            assert (deployed.is_held_back, made.deployed.is_held_back) == (True, False)
             await made.book.use("2")
             await deployed.until(2)
+            assert not deployed.is_held_back
             assert await host.result("says") == "two", "also the one that is active"
             await made.book.use("1")
             await deployed.until(1)

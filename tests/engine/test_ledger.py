@@ -6,31 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boki.calls import Call, Outcome, Payload
+from boki.calls import Call, Outcome, Payload, Suspension, WakeOn
 from boki.engine.calls.ledger import (
     CODEC,
     NOBODY,
     Accepted,
     Checkpoint,
+    CheckpointPart,
     Entry,
     Finished,
     Ledger,
     Owner,
     Retrying,
     Started,
+    Suspended,
     TakenOver,
     Waiting,
     carry_forward,
     due_at,
-    ended_state,
     id_of,
     request_hash,
     run_again,
     runs_of,
-    state_of,
 )
 from boki.engine.calls.lost_owners import LostOwners
 from boki.engine.calls.runs import MAX_BACKOFF_US, MAX_NAMES, Runs, cancelled, is_refusal, refused_again_us
+from boki.engine.calls.views import ended_state, state_of
 from boki.errors import BokiError, CorruptData, FunctionFailed, Overloaded, VersionTooNew
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
@@ -65,10 +66,11 @@ def test_entries_come_back_as_they_were_written() -> None:
 
 
 CALL = Call("c1", "f", Payload("json", b"1"), "b", 5)
-CALL_HEX = "9ca26331a16692a46a736f6ec40131a162050080a0a0a0c0c0"
+CALL_HEX = "9fa26331a16692a46a736f6ec40131a162050080a0a0a0c0c000c000"
+CALL_3_HEX = "9ca26331a16692a46a736f6ec40131a162050080a0a0a0c0c0"
 OLD_CALL_HEX = "99a26331a16692a46a736f6ec40131a162050080a0a0"
 """Of calls that did not know their caller's book, nor a retry policy."""
-NO_RUNS = "95 00 00 00 80 c0"
+NO_RUNS = "96 00 00 00 80 c0 00"
 RUNNING = "a772756e6e696e67"
 
 
@@ -77,15 +79,20 @@ RUNNING = "a772756e6e696e67"
     [
         (
             Checkpoint(9, (Waiting("ab", 8, 0, A, 1, 5, "running", "f", "b", 1, 2, 3, 4, 6),)),
-            f"0393aa636865636b706f696e740991 9e a2616208009 2a1610101 05 {RUNNING} a166 a162 01 02 03 04 06",
+            f"0494aa636865636b706f696e740991 dc0010 a2616208009 2a1610101 05{RUNNING}a166a162 01 02 03 04 06 c0a090",
         ),
         (
             Accepted(CALL, b"h", 0, 0, A, 1, "running", 0, Runs(1)),
-            f"039aa86163636570746564{CALL_HEX}c40168 00 00 92a16101 01 {RUNNING} 00 95 01 00 00 80 c0",
+            f"049ba86163636570746564{CALL_HEX}c40168 00 00 92a16101 01 {RUNNING} 00 96 01 00 00 80 c0 00 c0",
         ),
-        (Started("ab", 8, 7, A, 2), f"0397a773746172746564 a26162 08 07 92a16101 02 {NO_RUNS}"),
-        (Retrying("ab", 8, 7, A, 2, Runs()), f"0397a87265747279696e67 a26162 08 07 92a16101 02 {NO_RUNS}"),
-        (TakenOver(A, B), "0393aa74616b656e2d6f766572 92a16101 92a16202"),
+        (Started("ab", 8, 7, A, 2), f"0497a773746172746564 a26162 08 07 92a16101 02 {NO_RUNS}"),
+        (Retrying("ab", 8, 7, A, 2, Runs()), f"0497a87265747279696e67 a26162 08 07 92a16101 02 {NO_RUNS}"),
+        (CheckpointPart(()), "0492af636865636b706f696e742d70617274 90"),
+        (
+            Suspended("ab", 8, A, Runs(), Suspension(9, (WakeOn("b", "t", 7),), "n")),
+            f"0496a973757370656e646564 a26162 08 92a16101 {NO_RUNS} 93 09 91 93 a162 a174 07 a16e",
+        ),
+        (TakenOver(A, B), "0493aa74616b656e2d6f766572 92a16101 92a16202"),
     ],
 )
 def test_the_layout_of_records_is_pinned(entry: Entry, layout: str) -> None:
@@ -112,10 +119,26 @@ def test_records_of_version_2_are_read() -> None:
     assert checkpoint == Checkpoint(9, (Waiting("ab", 8, 0, A, 1, 5),))
 
 
+def test_records_of_version_3_are_read() -> None:
+    """They know of no suspension, nor of ids that callers choose."""
+    accepted = CODEC.decode(
+        bytes.fromhex(
+            f"039aa86163636570746564{CALL_3_HEX}c4016800 0092a1610101{RUNNING}009501000080c0".replace(" ", "")
+        )
+    )
+    assert accepted == Accepted(CALL, b"h", 0, 0, A, 1, "running", 0, Runs(1))
+    retrying = CODEC.decode(bytes.fromhex("0397a87265747279696e67a26162080792a16101029500000080c0"))
+    assert retrying == Retrying("ab", 8, 7, A, 2, Runs())
+    checkpoint = CODEC.decode(
+        bytes.fromhex(f"0393aa636865636b706f696e7409919ea26162080092a161010105{RUNNING}a166a1620102030406")
+    )
+    assert checkpoint == Checkpoint(9, (Waiting("ab", 8, 0, A, 1, 5, "running", "f", "b", 1, 2, 3, 4, 6),))
+
+
 def test_a_newer_version_is_refused_by_name() -> None:
     """A record that a newer Boki wrote is not guessed at."""
-    with pytest.raises(VersionTooNew, match="version 4, newer than this Boki's 3"):
-        CODEC.decode(b"\x04whatever")
+    with pytest.raises(VersionTooNew, match="version 5, newer than this Boki's 4"):
+        CODEC.decode(b"\x05whatever")
 
 
 @given(st.binary(max_size=40))
@@ -197,8 +220,10 @@ def test_the_state_of_a_call_is_told_by_its_last_record() -> None:
 def test_a_call_that_is_run_again_keeps_its_id_and_what_its_runs_have_shown() -> None:
     """Its policy begins anew, its count goes on."""
     entry = Accepted(a_call(1), b"h", delay_us=5, owner=A, starts=4)
-    again = run_again(entry, B, finished(1, failed(FunctionFailed("no"))))
-    assert (again.call, again.request_hash, again.owner, again.delay_us) == (entry.call, b"h", B, 0)
+    ended = finished(1, failed(FunctionFailed("no")))
+    again = run_again(entry, B, ended, ended.accepted_us + 500)
+    assert (again.call, again.request_hash, again.owner) == (entry.call, b"h", B)
+    assert (again.accepted_us, again.delay_us) == (ended.accepted_us, 500)
     assert (again.starts, again.state, again.runs.total) == (0, "accepted", 1)
 
 
@@ -238,7 +263,7 @@ def history(numbers: list[int]) -> list[tuple[int, Entry]]:
 
 def fold(ledger: Ledger, entries: list[tuple[int, Entry]]) -> dict[str, Waiting]:
     for seqnum, entry in entries:
-        ledger.fold(entry, seqnum, seqnum)
+        ledger.apply(seqnum, seqnum, entry)
     return ledger.waiting
 
 
@@ -266,11 +291,11 @@ def test_what_is_learnt_ahead_of_the_fold_changes_nothing_in_the_end(numbers: li
     for at in sorted(ahead & set(range(len(entries)))):
         seqnum, entry = entries[at]
         if not isinstance(entry, TakenOver | Checkpoint):
-            ledger.learn(entry, seqnum, seqnum)
+            ledger.learn(seqnum, seqnum, entry)
     last = {id_of(entry): at for at, (_, entry) in enumerate(entries) if not isinstance(entry, TakenOver | Checkpoint)}
     over = {call for call, at in last.items() if at in ahead and isinstance(entries[at][1], Finished)}
     for seqnum, entry in entries:
-        ledger.fold(entry, seqnum, seqnum)
+        ledger.apply(seqnum, seqnum, entry)
         assert not over & ledger.waiting.keys()
     assert {w.id: (w.seqnum, w.owner) for w in ledger.waiting.values()} == {
         w.id: (w.seqnum, w.owner) for w in whole.values()
@@ -283,15 +308,15 @@ def test_trimming_stops_below_the_oldest_unfinished_call() -> None:
     """Nothing that is still to be run, or not yet known, is trimmed; what counts is where the payload is."""
     ledger = Ledger()
     for seqnum in (3, 5, 8):
-        ledger.fold(Accepted(a_call(seqnum), b""), seqnum, 0)
-    ledger.fold(Started(a_call(3).id, 3, 0, B, 1), 9, 0)
+        ledger.apply(seqnum, 0, Accepted(a_call(seqnum), b""))
+    ledger.apply(9, 0, Started(a_call(3).id, 3, 0, B, 1))
     assert ledger.trim_floor(7) == 3
     assert [waiting.id for waiting in ledger.waiting_below(8, limit=1)] == [a_call(3).id]
-    ledger.fold(finished(3), 20, 0)
-    ledger.learn(finished(5), 21, 0)
+    ledger.apply(20, 0, finished(3))
+    ledger.learn(21, 0, finished(5))
     assert ledger.trim_floor(7) == 7
     assert ledger.trim_floor(30) == 8
-    ledger.learn(finished(8), 22, 0)
+    ledger.learn(22, 0, finished(8))
     assert ledger.trim_floor(30) == 21
 
 
@@ -299,10 +324,10 @@ def test_who_takes_over_owns_what_is_unfinished_and_nothing_later() -> None:
     """Calls of others are theirs still."""
     ledger = Ledger()
     for number, owner in ((1, A), (2, A), (3, B)):
-        ledger.fold(Accepted(a_call(number), b"", owner=owner), number, 0)
-    ledger.fold(finished(2), 4, 0)
+        ledger.apply(number, 0, Accepted(a_call(number), b"", owner=owner))
+    ledger.apply(4, 0, finished(2))
     heir = Owner("c", 3)
-    ledger.fold(TakenOver(A, heir), 5, 0)
+    ledger.apply(5, 0, TakenOver(A, heir))
     assert [waiting.id for waiting in ledger.owned_by(heir)] == [a_call(1).id]
     assert set(ledger.owners()) == {B, heir}
 

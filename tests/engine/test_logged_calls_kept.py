@@ -162,7 +162,7 @@ def test_records_of_a_newer_version_stop_the_start() -> None:
 
     async def scenario() -> None:
         world = CallWorld()
-        chunk = encode_chunk(BOOK, [Group([(b"\x04new", ("accepted",))])])
+        chunk = encode_chunk(BOOK, [Group([(b"\x05new", ("accepted",))])])
         world.log.answer(Append(BOOK, chunk), now_us())
         with pytest.raises(VersionTooNew):
             await world.start()

@@ -12,6 +12,7 @@ import pytest
 from boki.calls import Call, Outcome
 from boki.engine.calls.ledger import Accepted, Finished, Retrying, Started
 from boki.errors import BokiError, CallLost, DeadlineExceeded, FunctionFailed, Overloaded
+from boki.host.lines import FACTS, SPEAKER
 from boki.retry import Retry
 from tests.engine.call_world import EPOCH_US, CallWorld, Fault, Gate, a_call, echo, failing, now_us, run, time_passes
 
@@ -254,7 +255,9 @@ def test_one_that_waits_under_a_key_hears_the_last_outcome() -> None:
 
 
 def test_the_line_about_a_failed_run_says_all_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Function, invocation, attempt n of m, reason, when it runs again: one line of text, no value's notation."""
+    """Attempt n of m, reason, when it runs again: one line of text, no value's notation. The call is who says it, so
+    that `boki logs --function` finds it.
+    """
 
     async def scenario() -> None:
         world = CallWorld()
@@ -267,9 +270,11 @@ def test_the_line_about_a_failed_run_says_all_of_it(caplog: pytest.LogCaptureFix
     run(scenario())
     why = "ended with call_lost: the worker process of the call exited with status 3"
     assert [record.getMessage() for record in caplog.records] == [
-        f"bad[00000000] attempt 1 of 2 {why}; it runs again in 3.0 s",
-        f"bad[00000000] attempt 2 of 2 {why}; it has failed for good",
+        f"attempt 1 of 2 {why}; it runs again in 3.0 s",
+        f"attempt 2 of 2 {why}; it has failed for good",
     ]
+    assert [getattr(record, SPEAKER) for record in caplog.records] == ["bad[00000000]"] * 2
+    assert [getattr(record, FACTS)["attempt"] for record in caplog.records] == [1, 2]
 
 
 @pytest.mark.parametrize("fault", ["refuse", "lose_request", "lose_answer", "halt_before", "halt_after"])

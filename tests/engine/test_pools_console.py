@@ -187,6 +187,37 @@ def test_a_result_that_cannot_travel_is_on_the_console(tmp_path: Path, suffix: s
     drive(test())
 
 
+@KINDS
+def test_a_forgotten_await_is_one_line_on_the_console(tmp_path: Path, suffix: str) -> None:
+    """Python's own warning, which shows a line of the worker instead of the function's, does not come on top."""
+    module = """
+    @function
+    async def forgets(ctx: Context):
+        return asyncio.sleep(0)
+
+    @function
+    def forgets_blocking(ctx: boki.blocking.Context):
+        return asyncio.sleep(0)
+
+    @function
+    async def done(ctx: Context) -> None:
+        pass
+
+    @function
+    def done_blocking(ctx: boki.blocking.Context) -> None:
+        pass
+    """
+
+    async def test() -> None:
+        async with hosting(tmp_path, {"m": module}) as host:
+            failure = await host.failure(f"forgets{suffix}")
+            assert "an await is missing" in failure.message
+            await host.result(f"done{suffix}")  # what was printed before is there
+            assert [line.text for line in host.lines if line.function.startswith("forgets")] == [failure.message]
+
+    drive(test())
+
+
 @pytest.mark.parametrize(("level", "shown"), [("info", ["i", "w"]), ("debug", ["d", "i", "w"]), ("warning", ["w"])])
 def test_the_least_level_of_what_functions_log_can_be_set(tmp_path: Path, level: str, shown: list[str]) -> None:
     """What is below it does not leave the worker; what is printed always does."""

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from boki.calls import ModuleInfo
+from boki.engine.functions.modules import Modules
 from boki.engine.functions.orders import Budget
+from boki.runtime.frames import Described
 from tests.engine.host import FAST, Host, drive, hosting, write_modules
 
 GOOD = """
@@ -299,3 +302,19 @@ def test_subfolders_with_functions_are_named(tmp_path: Path, caplog: pytest.LogC
         f"{folder}/{file} is not looked into: functions are registered by .py files at the top of {folder}"
         for file in ("pkg/m.py", "pkg/deep/n.py")
     ]
+
+
+async def test_a_save_that_the_import_has_read_is_told_of_once(tmp_path: Path) -> None:
+    """An editor that empties the file before it writes, or a formatter that saves again: one import, one line."""
+    file = tmp_path / "app.py"
+    file.write_text("")
+
+    async def describe(module: str, path: str) -> Described:
+        if not file.read_bytes():
+            file.write_text("x = 1\n")
+        return Described(ModuleInfo(module=module, path=path), {path: file.read_bytes()}, is_pinned=True)
+
+    modules = Modules(tmp_path, describe)
+    assert [[one.module for one in (await modules.refresh()).described] for _ in range(3)] == [["app"], [], []]
+    file.write_text("y = 2\n")
+    assert [len((await modules.refresh()).described) for _ in range(2)] == [1, 0]

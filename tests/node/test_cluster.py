@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from boki.calls import Call, Payload
 from boki.client import Client
-from boki.errors import Unavailable
+from boki.errors import Unavailable, WrongState
 from boki.log.operations import Append
 from boki.zookeeper.server import Ensemble
 from tests.members import chunk_of
@@ -143,6 +144,10 @@ def test_an_engine_without_the_index_asks_one_that_has_it(tmp_path: Path, zookee
             assert await nodes.lives[relay]._later(logged, 0.0, None) == logged.id  # type: ignore[attr-defined]
             ended = await client.invocation(logged.id, wait_s=10)
             assert ended.state == "done", ended
+            asked = await nodes.lives[relay]._ask(logged.id, 5.0, "")  # type: ignore[attr-defined]
+            assert (asked.id, asked.state) == (logged.id, "done")
+            with pytest.raises(WrongState):
+                await nodes.lives[relay]._ask(logged.id, 0.0, "cancel")  # type: ignore[attr-defined]
             assert await client.invoke("count", "", book="notes") == 12
             first = nodes.lives[relay]
             assert await nodes.stop(holder) == 0

@@ -32,13 +32,16 @@ LINES = [
 def own_logging() -> Iterator[None]:
     """Loggers without a handler, and as they were afterwards."""
     loggers = [logging.getLogger(), logging.getLogger("boki")]
-    before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
-    logging.getLogger().handlers.clear()
+    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:  # a `boki dev` of another test in this process has left its own
+        logger.handlers.clear()
+        logger.propagate = True
     try:
         yield
     finally:
-        for logger, handlers, level in before:
+        for logger, handlers, level, propagate in before:
             logger.handlers[:] = handlers
+            logger.propagate = propagate
             logger.setLevel(level)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from boki.calls import Outcome
+from boki.calls import Outcome, Suspension
 from boki.engine.calls.ledger import (
     ACCEPTED_TAG,
     BOOK,
@@ -27,12 +27,14 @@ from boki.engine.calls.ledger import (
     Accepted,
     CallEntry,
     Checkpoint,
+    CheckpointPart,
     Entry,
     Finished,
     Ledger,
     Owner,
     Retrying,
     Started,
+    Suspended,
     TakenOver,
     Waiting,
     carry_forward,
@@ -44,26 +46,32 @@ from boki.engine.calls.ledger import (
     waiting_of,
 )
 from boki.engine.calls.runs import Runs
-from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
+from boki.errors import ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
+from boki.libs.fold.follower import PAGE_RECORDS, Follower
+from boki.libs.fold.retrying import Backoff, until_answered, until_decided
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.operations import Failure, Found, Read, TrimBook
-from boki.log.record import Expect, Record
+from boki.log.record import Expect, Page, Record
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, first_record, records_of
-from boki.runtime.logbook import LogAccess
+from boki.runtime.log_calls import first_record, records_of
+from boki.runtime.logbook import LogBook, LogSession
 from boki.runtime.port import LogPort
 
 _log = logging.getLogger("boki.calls")
 
-_FIRST_BACKOFF_S: Final = 0.05
-_MAX_BACKOFF_S: Final = 2.0
+_WHAT: Final = f"a request to book {BOOK}"
+_BACKOFF: Final = Backoff(jitter=0.0)
+"""Without jitter, so that simulations are repeatable."""
+_CALLS_IN_PART: Final = 1_000
+"""Of a checkpoint: some 200 bytes each, unless they wait for much."""
 _CARRIED_AT_ONCE: Final = 200
+_TRIMS_TO_CARRY: Final = 8
+"""However many calls are suspended, so many trims carry them all forward: a fraction of those in a day."""
+_CARRIED_TOGETHER: Final = 32
 _LONGEST_POLL_S: Final = 3600.0
 """The engine is in this process: nothing on the way gives up."""
-
-T = TypeVar("T")
 
 
 class CallBook:
@@ -76,55 +84,67 @@ class CallBook:
         self.me = me
         self._limits = limits
         deadline = Deadline(clock=lambda: asyncio.get_running_loop().time())
-        self._access = LogAccess(
+        self._access = LogSession(
             port, AppendGatherer(port, limits), Caller(deadline=deadline, limits=limits, is_runtime=True)
         )
         self._book = self._access.logbook(BOOK)
         self._floor = 0
+        self._follower = Follower(self, None, page_records=min(PAGE_RECORDS, limits.page_records))
+        self._is_recovering = False
+        self._on_entry: Callable[[Entry], None] = _ignore
+        self._on_recovered: Callable[[], None] = _ignore
 
     # following
 
     async def recover(self) -> None:
         """Fold the book up to its tail. `VersionTooNew` if a newer Boki has written there."""
-        await self._book.sync()
-        tail = await self._book.check_tail(CHECKPOINT_TAG)
-        checkpoint = CODEC.decode(tail.data) if tail else None
-        assert checkpoint is None or isinstance(checkpoint, Checkpoint), "the tag says what the record is"
-        self.ledger = Ledger(checkpoint)
+        await self._follower.catch_up(self._book)
+
+    async def load(self, logbook: LogBook) -> int:
+        """See `boki.libs.fold.follower.Source`."""
+        await logbook.sync()
+        self.ledger = Ledger(await self._newest_checkpoint())
         self.unsaved_count = 0
-        start = self.ledger.fold_from
-        while True:
-            page = await self._book.read(start=start, limit=min(DEFAULT_PAGE_RECORDS, self._limits.page_records))
-            if not page.records:
-                return
-            for record in page.records:
-                self._fold(record)
-            start = page.next_start
+        self._is_recovering = True
+        return self.ledger.fold_from
+
+    async def take(self, logbook: LogBook, page: Page) -> bool:  # noqa: ARG002 - nothing is read
+        """See `boki.libs.fold.follower.Source`."""
+        for record in page.records:
+            entry = CODEC.decode(record.data)
+            self.ledger.apply(record.seqnum, record.time, entry)
+            self.unsaved_count = 0 if isinstance(entry, Checkpoint) else self.unsaved_count + 1
+            if not self._is_recovering:
+                self._on_entry(entry)
+        if page.is_end and self._is_recovering:
+            self._is_recovering = False
+            self._on_recovered()
+        return True
+
+    async def _newest_checkpoint(self) -> Checkpoint | None:
+        """None if there is none, or trims took a part of it: then what is left of the book says as much."""
+        tail = await self._book.check_tail(CHECKPOINT_TAG)
+        if tail is None:
+            return None
+        checkpoint = CODEC.decode(tail.data)
+        assert isinstance(checkpoint, Checkpoint), "the tag says what the record is"
+        waiting = list(checkpoint.waiting)
+        for seqnum in checkpoint.parts:
+            try:
+                part = CODEC.decode((await self._book.get(seqnum)).data)
+            except (NotFound, Trimmed):
+                return None
+            assert isinstance(part, CheckpointPart), "a checkpoint names its parts"
+            waiting += part.waiting
+        return Checkpoint(checkpoint.fold_from, tuple(waiting))
 
     async def follow(self, on_entry: Callable[[Entry], None], on_recovered: Callable[[], None]) -> None:
         """Fold what comes, for ever; `on_entry` is told of each record after it was folded.
 
         If others have trimmed what was not yet read, the ledger is made anew, and `on_recovered` is told.
         """
-        while True:
-            try:
-                async for page in self._book.subscribe(start=self.ledger.fold_from).batches():
-                    for record in page.records:
-                        on_entry(self._fold(record))
-            except Trimmed:
-                await _until_answered(self.recover)
-                on_recovered()
-            except BokiError as error:
-                if not error.retryable:
-                    raise
-                _log.info("repeating a read of book %s: %s", BOOK, error)
-                await asyncio.sleep(_FIRST_BACKOFF_S)
-
-    def _fold(self, record: Record) -> Entry:
-        entry = CODEC.decode(record.data)
-        self.ledger.fold(entry, record.seqnum, record.time)
-        self.unsaved_count = 0 if isinstance(entry, Checkpoint) else self.unsaved_count + 1
-        return entry
+        self._on_entry, self._on_recovered = on_entry, on_recovered
+        await self._follower.follow(self._book, _BACKOFF)
 
     # the life of a call
 
@@ -138,29 +158,46 @@ class CallBook:
         when = (Expect(tag, 0),) if key is None else ()
         append = partial(self._book.append, CODEC.encode(entry), [tag, ACCEPTED_TAG], when=when, key=key)
         try:
-            seqnum = await _until_decided(append)
+            seqnum = await until_decided(append, _WHAT, _BACKOFF, is_patient=False)
         except ConditionFailed as error:  # an earlier try, here or at another engine, has been carried out
             seqnum = error.actual_seqnum
-        last = await _until_answered(partial(self.last, entry.call.id))
+        last = await until_answered(partial(self.last, entry.call.id), _WHAT, _BACKOFF)
         if last is None:  # the key belongs to another call
-            record = await _until_answered(partial(self._book.get, seqnum))
+            record = await until_answered(partial(self._book.get, seqnum), _WHAT, _BACKOFF)
             return _accepted(record), record.time, None
         known, record = last
-        self.ledger.learn(known, record.seqnum, record.time)
+        self.ledger.learn(record.seqnum, record.time, known)
         if isinstance(known, Accepted):
             return known, record.time, waiting_of(known, record.seqnum, record.time)
         return entry, record.time, None
+
+    async def accept_after(self, entry: Accepted, last_seqnum: int) -> None:
+        """Log the acceptance if that record is the last one of its id (0: there is none). Else nothing happens.
+
+        What is raised is a definite refusal.
+        """
+        tag = id_tag(entry.call.id)
+        append = partial(self._book.append, CODEC.encode(entry), [tag, ACCEPTED_TAG], when=Expect(tag, last_seqnum))
+        with suppress(ConditionFailed):
+            await until_decided(append, _WHAT, _BACKOFF, is_patient=False)
+
+    async def newest(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
+        """The call's last record, which the ledger learns; None if there is none."""
+        last = await until_answered(partial(self.last, invocation_id), _WHAT, _BACKOFF)
+        if last is not None:
+            self.ledger.learn(last[1].seqnum, last[1].time, last[0])
+        return last
 
     async def append_after(self, entry: CallEntry, expected_seqnum: int, tags: Sequence[str] = ()) -> bool:
         """Append a record of a call if that one is still its last; else learn what the last one is."""
         tag = id_tag(id_of(entry))
         append = partial(self._book.append, CODEC.encode(entry), [tag, *tags], when=Expect(tag, expected_seqnum))
         try:
-            seqnum = await _until_decided(append, forever=True)
+            seqnum = await until_decided(append, _WHAT, _BACKOFF)
         except ConditionFailed:
             await self._catch_up(id_of(entry))
             return False
-        self.ledger.learn(entry, seqnum, 0)
+        self.ledger.learn(seqnum, 0, entry)
         return True
 
     async def begin(self, waiting: Waiting, runs: Runs) -> Waiting | None:
@@ -180,6 +217,15 @@ class CallBook:
                 return found
             retrying = Retrying(found.id, found.accepted_seqnum, next_us, self.me, found.starts, runs)
             await self.append_after(retrying, found.seqnum)
+        return None
+
+    async def suspend(self, waiting: Waiting, suspension: Suspension, runs: Runs) -> Waiting | None:
+        """Record that a run has ended and what the next waits for: how the call waits then; None: over or another's."""
+        while (found := self._mine(waiting.id)) is not None:
+            if found.state == "suspended":
+                return found
+            suspended = Suspended(found.id, found.accepted_seqnum, self.me, runs, suspension)
+            await self.append_after(suspended, found.seqnum)
         return None
 
     def _mine(self, invocation_id: str) -> Waiting | None:
@@ -206,7 +252,7 @@ class CallBook:
             when=Expect(owner_tag(lost), 0),
         )
         with suppress(ConditionFailed):
-            await _until_decided(append, forever=True)
+            await until_decided(append, _WHAT, _BACKOFF)
 
     def _fitting(self, entry: Finished) -> Finished:
         """The record of an outcome; one that is too large for a record becomes the failure that says so."""
@@ -224,7 +270,7 @@ class CallBook:
 
     async def _catch_up(self, invocation_id: str) -> Outcome | None:
         """The call has another last record than was known: learn it. Its outcome, if it is that it has finished."""
-        last = await _until_answered(partial(self.last, invocation_id))
+        last = await until_answered(partial(self.last, invocation_id), _WHAT, _BACKOFF)
         if last is None:
             _log.warning(
                 "the records of call %s are gone before it has finished: was book %s trimmed?", invocation_id, BOOK
@@ -232,7 +278,7 @@ class CallBook:
             self.ledger.lose(invocation_id)
             return None
         entry, record = last
-        self.ledger.learn(entry, record.seqnum, record.time)
+        self.ledger.learn(record.seqnum, record.time, entry)
         return entry.outcome if isinstance(entry, Finished) else None
 
     async def find(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
@@ -272,32 +318,39 @@ class CallBook:
     async def outcome(self, invocation_id: str) -> Outcome:
         """The call's outcome, once it is recorded, by whomever. `NoSuchInvocation` if its records are trimmed."""
         while True:
-            found = await _until_answered(partial(self.last, invocation_id))
+            found = await until_answered(partial(self.last, invocation_id), _WHAT, _BACKOFF)
             if found is None:
                 raise NoSuchInvocation(f"the records of call {invocation_id} have been trimmed", outcome="unknown")
             entry, record = found
             if isinstance(entry, Finished):
                 return entry.outcome
-            await _until_answered(partial(self.wait_for_more, invocation_id, record, _LONGEST_POLL_S))
+            await until_answered(partial(self.wait_for_more, invocation_id, record, _LONGEST_POLL_S), _WHAT, _BACKOFF)
 
-    async def load(self, waiting: Waiting) -> tuple[Accepted, int] | None:
+    async def load_call(self, waiting: Waiting) -> tuple[Accepted, int] | None:
         """The acceptance of an unfinished call, with its payload, and the time of the record; None if it is gone."""
         try:
-            record = await _until_answered(partial(self._book.get, waiting.accepted_seqnum))
+            record = await until_answered(partial(self._book.get, waiting.accepted_seqnum), _WHAT, _BACKOFF)
         except (NotFound, Trimmed):  # it has been carried forward, or is over
             await self._catch_up(waiting.id)
             found = self.ledger.waiting.get(waiting.id)
             if found is None or found.accepted_seqnum == waiting.accepted_seqnum:
                 self.ledger.lose(waiting.id)
                 return None
-            return await self.load(found)
+            return await self.load_call(found)
         return _accepted(record), record.time
 
     async def checkpoint(self) -> None:
         """Write down which calls are unfinished, so that the next start need not read further back."""
-        data = CODEC.encode(self.ledger.checkpoint())
-        if len(data) <= self._limits.record_bytes:  # with so many that wait, the next start reads on instead
-            await self._book.append(data, [CHECKPOINT_TAG])
+        whole = self.ledger.checkpoint()
+        size = _CALLS_IN_PART
+        while size > 1 and len(CODEC.encode(CheckpointPart(whole.waiting[:size]))) > self._limits.record_bytes // 2:
+            size //= 2
+        *before, last = [whole.waiting[i : i + size] for i in range(0, len(whole.waiting), size)] or [()]
+        parts = []
+        for waiting in before:
+            data = CODEC.encode(CheckpointPart(waiting))
+            parts.append(await self._book.append(data))
+        await self._book.append(CODEC.encode(Checkpoint(whole.fold_from, last, tuple(parts))), [CHECKPOINT_TAG])
         self.unsaved_count = 0
 
     async def first_seqnum_at(self, time_us: int) -> int | None:
@@ -311,22 +364,27 @@ class CallBook:
         """Trim what was recorded before that time, by the log's time. Unfinished calls are carried forward first."""
         kept = await self.first_seqnum_at(older_than_us)
         wanted = self.ledger.fold_from if kept is None else kept
-        for waiting in self.ledger.waiting_below(wanted, _CARRIED_AT_ONCE):
-            await self._carry(waiting)
+        held = self.ledger.waiting_below(wanted, max(_CARRIED_AT_ONCE, len(self.ledger.waiting) // _TRIMS_TO_CARRY))
+        for some in (held[i : i + _CARRIED_TOGETHER] for i in range(0, len(held), _CARRIED_TOGETHER)):
+            await asyncio.gather(*(self._carry(waiting) for waiting in some))
         floor = self.ledger.trim_floor(wanted)
         if floor > self._floor:
             await self._access.ask(TrimBook(BOOK, floor))
             self._floor = floor
 
     async def _carry(self, waiting: Waiting) -> None:
-        loaded = await self.load(waiting)
+        loaded = await self.load_call(waiting)
         found = self.ledger.waiting.get(waiting.id)
         if loaded is None or found != waiting:
             return  # it has changed: the next trim looks at it again
-        last = await _until_answered(partial(self.last, waiting.id))
+        last = await until_answered(partial(self.last, waiting.id), _WHAT, _BACKOFF)
         if last is not None and not isinstance(last[0], Finished) and last[1].seqnum == waiting.seqnum:
             runs = runs_of(last[0], last[1].time)
             await self.append_after(carry_forward(*loaded, waiting, runs), waiting.seqnum, [ACCEPTED_TAG])
+
+
+def _ignore(*_: object) -> None:
+    """Nobody is to be told."""
 
 
 def _accepted(record: Record) -> Accepted:
@@ -341,37 +399,3 @@ def _finished(record: Record) -> Finished:
     if not isinstance(entry, Finished):
         raise CorruptData(f"record {record.seqnum} of book {BOOK} should end a call, and is {type(entry).__name__}")
     return entry
-
-
-async def _until_decided(append: Callable[[], Awaitable[T]], *, forever: bool = False) -> T:
-    """Append until it is known whether it has happened.
-
-    A refusal is raised if no earlier try can have been carried out; with `forever`, only one that will not pass.
-    """
-    is_doubtful = False
-    backoff_s = _FIRST_BACKOFF_S
-    while True:
-        try:
-            return await append()
-        except BokiError as error:
-            is_doubtful = is_doubtful or error.outcome == "unknown"
-            may_pass = error.outcome == "unknown" or (error.retryable and (is_doubtful or forever))
-            if not may_pass:
-                raise
-            _log.info("repeating an append to book %s: %s", BOOK, error)
-        await asyncio.sleep(backoff_s)
-        backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-
-
-async def _until_answered(read: Callable[[], Awaitable[T]]) -> T:
-    """Read until there is an answer: reading changes nothing, so whatever may pass is waited for."""
-    backoff_s = _FIRST_BACKOFF_S
-    while True:
-        try:
-            return await read()
-        except BokiError as error:
-            if not error.retryable:
-                raise
-            _log.info("repeating a read of book %s: %s", BOOK, error)
-        await asyncio.sleep(backoff_s)
-        backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -27,14 +28,15 @@ from boki.engine.calls.ledger import (
     accepted_at,
     due_at,
     end_tags,
-    ended_state,
-    listed_state,
+    name_of,
+    reports_to,
     run_again,
     runs_of,
-    state_of,
 )
 from boki.engine.calls.runs import cancelled, shortened
+from boki.engine.calls.views import ended_state, listed_state, state_of
 from boki.errors import NoSuchInvocation, NotFound, Trimmed, WrongState
+from boki.libs.fold.retrying import until_answered
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
 
@@ -86,9 +88,13 @@ class Inquiries:
                 runs.total,
                 accepted_seqnum,
                 runs,
+                reports_to(accepted.call),
+                name_of(accepted.call),
             )
             if await self._book.append_after(end, record.seqnum, end_tags(end)):
-                return ended_state(end, self._clock())
+                # The time of its record is the log's, and asking again tells the same.
+                found = await until_answered(partial(self._find, invocation_id), f"a look at call {invocation_id}")
+                return await self._state_of(*found)
 
     async def accept_again(self, invocation_id: str) -> InvocationState:
         """Accept a call again that has failed or was cancelled, under its id; this engine owns it. One that has not
@@ -108,9 +114,9 @@ class Inquiries:
                     "Call the function again",
                     next_seqnum=record.seqnum,
                 ) from None
-            again = run_again(accepted, self._book.me, entry)
+            now = self._clock()
+            again = run_again(accepted, self._book.me, entry, now)
             if await self._book.append_after(again, record.seqnum, [ACCEPTED_TAG]):
-                now = self._clock()
                 return state_of(again, now, again, now)
 
     async def page(self, wanted: CallFilter) -> CallPage:

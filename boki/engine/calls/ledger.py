@@ -4,7 +4,8 @@ A logged call is one that must not be forgotten: an asynchronous one, or one wit
 records: ``Accepted``, before its body may run, and ``Finished``, with its outcome. ``Finished`` is appended under the
 condition that the call's last record is the one that its writer knows, so an end is recorded at most once, however many
 write it: the engine that ran the body, or any engine that was asked to cancel the call. Between them stand ``Started``
-and ``Retrying`` where a call is delayed, waits for room, or runs more than once (see `boki.engine.calls.runs`). A call
+and ``Retrying`` where a call is delayed, waits for room, or runs more than once (see `boki.engine.calls.runs`), and
+``Suspended`` where a run has ended and the next one waits for a time or a record, with no process meanwhile. A call
 that has failed or was cancelled can be **run again**: it is accepted again, under its id and the same condition. One
 that waits for longer than records are kept is **carried forward** in the same way, so that it never holds up trimming.
 
@@ -23,21 +24,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from heapq import nlargest
 from operator import attrgetter
+from sys import intern
 from typing import Final, Literal, NamedTuple, assert_never
 
 import msgspec
 
-from boki.calls import Call, CallStatus, InvocationState, Outcome
+from boki.calls import CALLS_BOOK, Call, CallStatus, Outcome, Suspension, WakeOn, ends_tag
 from boki.engine.calls.runs import Runs
 from boki.errors import CallCancelled
-from boki.log.entries import EntryCodec
+from boki.libs.fold.codec import RecordCodec
+from boki.libs.fold.fold import Learner
 
-VERSION: Final = 3
-"""Version 1 knew no owners; its calls belong to `NOBODY`. Version 2 did not record the first start of a call."""
-BOOK: Final = "boki:calls"
+VERSION: Final = 4
+"""Version 1 knew no owners; its calls belong to `NOBODY`. Version 2 did not record the first start of a call.
+Version 3 did not suspend calls."""
+BOOK: Final = CALLS_BOOK
 ACCEPTED_TAG: Final = "accepted"
 FINISHED_TAG: Final = "finished"
 CHECKPOINT_TAG: Final = "checkpoint"
@@ -55,15 +60,15 @@ class Owner(NamedTuple):
 
 NOBODY: Final = Owner("", 0)
 
-Unfinished = Literal["accepted", "running", "retrying"]
+Unfinished = Literal["accepted", "running", "retrying", "suspended"]
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     """The call will run, once `delay_us` have passed since it was accepted.
 
-    If this record carries a call forward, `accepted_us` is the time of the first one (0: of this one), and the fields
-    behind `owner` say how far the call had come. `starts` counts its runs since it was accepted, those of an earlier
-    life (before it was run again by hand) not included, which `runs` has, too.
+    If this record carries a call forward, or runs it again by hand, `accepted_us` is the time of the first one (0: of
+    this one), and the fields behind `owner` say how far the call had come. `starts` counts its runs since then, those
+    of an earlier life (before it was run again by hand) not included, which `runs` has, too.
     """
 
     call: Call
@@ -77,6 +82,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     next_us: int = 0
     """When the next run is due, if `state` is "retrying"."""
     runs: Runs = Runs()
+    suspension: Suspension | None = None
+    """What the call waits for, if `state` is "suspended"."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
@@ -101,6 +108,16 @@ class Retrying(msgspec.Struct, frozen=True, array_like=True, tag="retrying"):
     runs: Runs
 
 
+class Suspended(msgspec.Struct, frozen=True, array_like=True, tag="suspended"):
+    """A run has ended, and the next one is due when what it waits for has come; attempts are counted anew."""
+
+    id: str
+    accepted_seqnum: int
+    owner: Owner
+    runs: Runs
+    suspension: Suspension
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     """The call's outcome, with what a reader may ask about it, so that this record is all that has to be read."""
 
@@ -115,6 +132,10 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     accepted_seqnum: int = 0
     """Where its payload is; 0: not known, the record is of an older version."""
     runs: Runs = Runs()
+    reports_to: str = ""
+    """See `boki.calls.ChosenId`."""
+    name: str = ""
+    """See `boki.calls.ChosenId`."""
 
     @property
     def state(self) -> CallStatus:
@@ -132,7 +153,7 @@ class TakenOver(msgspec.Struct, frozen=True, array_like=True, tag="taken-over"):
     heir: Owner
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True):
+class Waiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An unfinished call: the seqnum of its last record, when it may start (again), and who runs it."""
 
     id: str
@@ -151,6 +172,10 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
     attempts: int = 0
     started_us: int = 0
     last_started_us: int = 0
+    suspension: Suspension | None = None
+    """What it waits for, if `state` is "suspended"."""
+    name: str = ""
+    """See `boki.calls.ChosenId`."""
 
     @property
     def accepted_seqnum(self) -> int:
@@ -158,18 +183,27 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
         return self.accepted or self.seqnum
 
 
+class CheckpointPart(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint-part"):
+    """Some of the unfinished calls of a checkpoint that follows."""
+
+    waiting: tuple[Waiting, ...]
+
+
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint"):
     """The unfinished calls; records from `fold_from` on are still to be applied to them."""
 
     fold_from: int
     waiting: tuple[Waiting, ...]
+    parts: tuple[int, ...] = ()
+    """The seqnums of the `CheckpointPart`s that hold what did not fit."""
 
 
-Entry = Accepted | Started | Retrying | Finished | TakenOver | Checkpoint
-CallEntry = Accepted | Started | Retrying | Finished
+Unended = Accepted | Started | Retrying | Suspended
+CallEntry = Unended | Finished
+Entry = CallEntry | TakenOver | Checkpoint | CheckpointPart
 """What is tagged with a call's id."""
 
-CODEC: Final[EntryCodec[Entry]] = EntryCodec(BOOK, VERSION, Entry)
+CODEC: Final[RecordCodec[Entry]] = RecordCodec(f"book {BOOK}", VERSION, Entry)
 
 
 def id_tag(invocation_id: str) -> str:
@@ -221,18 +255,27 @@ def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting, runs: 
         state=waiting.state,
         next_us=waiting.due_us if waiting.state == "retrying" else 0,
         runs=runs,
+        suspension=waiting.suspension,
     )
 
 
-def run_again(entry: Accepted, owner: Owner, finished: Finished) -> Accepted:
-    """The call of a life that has ended, accepted again to be run at once."""
+def run_again(entry: Accepted, owner: Owner, finished: Finished, now_us: int) -> Accepted:
+    """The call of a life that has ended, to be run at once: it is due now, and was accepted when it was."""
     runs = finished.runs if finished.runs.total else Runs(finished.attempts, finished.started_us, finished.started_us)
-    return Accepted(entry.call, entry.request_hash, owner=owner, runs=runs)
+    delay_us = max(now_us - finished.accepted_us, 0)
+    return Accepted(
+        entry.call,
+        entry.request_hash,
+        delay_us,
+        finished.accepted_us,
+        owner,
+        runs=msgspec.structs.replace(runs, since_us=0),
+    )
 
 
-def runs_of(entry: Accepted | Started | Retrying, record_time_us: int) -> Runs:
+def runs_of(entry: Unended, record_time_us: int) -> Runs:
     """The runs of an unfinished call, by its last record. Version 2 only counted them."""
-    if entry.starts and not entry.runs.total:
+    if not isinstance(entry, Suspended) and entry.starts and not entry.runs.total:
         return Runs(entry.starts).timed(record_time_us)
     return entry.runs.timed(record_time_us)
 
@@ -240,34 +283,61 @@ def runs_of(entry: Accepted | Started | Retrying, record_time_us: int) -> Runs:
 def waiting_of(entry: Accepted, seqnum: int, record_time_us: int) -> Waiting:
     """The call that this record accepts or carries forward, as it waits."""
     runs = runs_of(entry, record_time_us)
+    due_us = entry.next_us or due_at(entry, record_time_us)
     return Waiting(
         entry.call.id,
         seqnum,
-        entry.next_us or due_at(entry, record_time_us),
-        entry.owner,
+        due_us if entry.suspension is None else entry.suspension.wake_us,
+        _shared_owner(entry.owner),
         entry.starts,
         state=entry.state,
-        function=entry.call.function,
-        book=entry.call.book,
+        function=intern(entry.call.function),
+        book=intern(entry.call.book),
         changed_us=record_time_us,
         accepted_us=accepted_at(entry, record_time_us),
         attempts=runs.total,
         started_us=runs.first_us,
         last_started_us=runs.last_us,
+        suspension=None if entry.suspension is None else _shared_names(entry.suspension),
+        name=name_of(entry.call),
     )
 
 
-def went_on(known: Waiting | None, entry: Started | Retrying, seqnum: int, record_time_us: int) -> Waiting:
+@lru_cache(maxsize=256)
+def _shared_owner(owner: Owner) -> Owner:
+    """One object for all calls of an engine: a hundred thousand calls may sleep."""
+    return Owner(intern(owner.node), owner.incarnation)
+
+
+def _shared_names(suspension: Suspension) -> Suspension:
+    """The same with one object for each name that many calls share."""
+    wakes = tuple(WakeOn(intern(wake.book), wake.tag, wake.min_seqnum) for wake in suspension.wakes)
+    return Suspension(suspension.wake_us, wakes, intern(suspension.note))
+
+
+def went_on(known: Waiting | None, entry: Started | Retrying | Suspended, seqnum: int, record_time_us: int) -> Waiting:
     """The call as it waits after this record."""
     runs = runs_of(entry, record_time_us)
+    state: Unfinished
+    suspension = None
+    match entry:
+        case Started():
+            state, due_us, starts = "running", entry.due_us, entry.starts
+        case Retrying():
+            state, due_us, starts = "retrying", entry.next_us, entry.starts
+        case Suspended():
+            state, due_us, starts = "suspended", entry.suspension.wake_us, 0
+            suspension = _shared_names(entry.suspension)
+        case _:
+            assert_never(entry)
     return Waiting(
-        entry.id,
+        known.id if known else entry.id,
         seqnum,
-        entry.due_us if isinstance(entry, Started) else entry.next_us,
-        entry.owner,
-        entry.starts,
+        due_us,
+        _shared_owner(entry.owner),
+        starts,
         entry.accepted_seqnum,
-        state="running" if isinstance(entry, Started) else "retrying",
+        state=state,
         function=known.function if known else "",
         book=known.book if known else "",
         changed_us=record_time_us,
@@ -275,88 +345,37 @@ def went_on(known: Waiting | None, entry: Started | Retrying, seqnum: int, recor
         attempts=runs.total,
         started_us=runs.first_us,
         last_started_us=runs.last_us,
-    )
-
-
-def state_of(
-    accepted: Accepted, accepted_us: int, last: Accepted | Started | Retrying, last_time_us: int
-) -> InvocationState:
-    """What an unfinished call's acceptance (with the time of its record) and its last record say."""
-    runs = runs_of(last, last_time_us)
-    state: Unfinished
-    match last:
-        case Accepted():
-            state, next_us = last.state, last.next_us
-        case Started():
-            state, next_us = "running", 0
-        case Retrying():
-            state, next_us = "retrying", last.next_us
-        case _:
-            assert_never(last)
-    return InvocationState(
-        id=accepted.call.id,
-        function=accepted.call.function,
-        book=accepted.call.book,
-        state=state,
-        accepted_us=accepted_at(accepted, accepted_us),
-        due_us=due_at(accepted, accepted_us),
-        started_us=runs.first_us,
-        last_started_us=runs.last_us,
-        next_us=next_us,
-        attempts=runs.total,
-        errors=runs.errors,
-        last_error=runs.last_error,
-    )
-
-
-def ended_state(entry: Finished, record_time_us: int) -> InvocationState:
-    """What the record of a call's end says."""
-    return InvocationState(
-        id=entry.id,
-        function=entry.function,
-        book=entry.book,
-        state=entry.state,
-        accepted_us=entry.accepted_us,
-        due_us=entry.due_us,
-        started_us=entry.started_us,
-        last_started_us=entry.runs.last_us or entry.started_us,
-        finished_us=record_time_us,
-        attempts=entry.attempts,
-        result=entry.outcome.result,
-        failure=entry.outcome.failure,
-        errors=entry.runs.errors,
-        last_error=entry.runs.last_error,
-    )
-
-
-def listed_state(waiting: Waiting) -> InvocationState:
-    """An unfinished call as a list shows it, from what the ledger holds."""
-    return InvocationState(
-        id=waiting.id,
-        function=waiting.function,
-        book=waiting.book,
-        state=waiting.state,
-        accepted_us=waiting.accepted_us,
-        due_us=0 if waiting.state == "retrying" else waiting.due_us,
-        next_us=waiting.due_us if waiting.state == "retrying" else 0,
-        started_us=waiting.started_us,
-        last_started_us=waiting.last_started_us,
-        attempts=waiting.attempts,
+        suspension=suspension,
+        name=known.name if known else "",
     )
 
 
 def end_tags(entry: Finished) -> list[str]:
-    """The tags of a call's end beside its id: by which lists find it."""
+    """The tags of a call's end beside its id: by which lists find it, and what waits for it."""
+    found = [FINISHED_TAG]
+    if entry.reports_to:
+        found.append(ends_tag(entry.reports_to))
     match entry.state:
         case "failed":
-            return [FINISHED_TAG, FAILED_TAG]
+            found.append(FAILED_TAG)
         case "cancelled":
-            return [FINISHED_TAG, CANCELLED_TAG]
+            found.append(CANCELLED_TAG)
         case _:
-            return [FINISHED_TAG]
+            pass
+    return found
 
 
-class Ledger:
+def reports_to(call: Call) -> str:
+    """The call that waits for the end of this one; "" if none does."""
+    return "" if call.chosen is None else call.chosen.reports_to
+
+
+def name_of(call: Call) -> str:
+    """What people call it; "" if its caller did not choose its id."""
+    return "" if call.chosen is None else call.chosen.name
+
+
+class Ledger(Learner[CallEntry]):
     """The unfinished calls, by folding the book's records in order.
 
     What this engine itself appends it knows before it reads it. `learn` takes in such records ahead of the fold; the
@@ -367,6 +386,7 @@ class Ledger:
         self.waiting: dict[str, Waiting] = {}
         self.fold_from = 0
         """Every record below this is reflected in `waiting`."""
+        self.suspended_count = 0
         self._counts: Counter[Owner] = Counter()
         self._over: dict[str, int] = {}
         """Calls known to be finished by a record that the fold has not come to."""
@@ -375,17 +395,17 @@ class Ledger:
             for waiting in checkpoint.waiting:
                 self._put(waiting)
 
-    def fold(self, entry: Entry, seqnum: int, record_time_us: int) -> None:
+    def apply(self, seqnum: int, record_time_us: int, entry: Entry) -> None:
         """Take in the next record in ascending order; one that was folded before does no harm."""
         if isinstance(entry, TakenOver):
             self._take_over(entry)
-        elif not isinstance(entry, Checkpoint):
+        elif not isinstance(entry, Checkpoint | CheckpointPart):
             self._apply(entry, seqnum, record_time_us)
         self.fold_from = max(self.fold_from, seqnum + 1)
         if isinstance(entry, Finished) and self._over.get(entry.id, self.fold_from) < self.fold_from:
             del self._over[entry.id]
 
-    def learn(self, entry: CallEntry, seqnum: int, record_time_us: int) -> None:
+    def learn(self, seqnum: int, record_time_us: int, entry: CallEntry) -> None:
         """Take in a record of a call ahead of the fold; if the fold is past it, there is nothing to learn."""
         if seqnum >= self.fold_from:
             self._apply(entry, seqnum, record_time_us)
@@ -398,7 +418,7 @@ class Ledger:
         match entry:
             case Accepted():
                 self._wait(waiting_of(entry, seqnum, record_time_us))
-            case Started() | Retrying():
+            case Started() | Retrying() | Suspended():
                 self._wait(went_on(self.waiting.get(entry.id), entry, seqnum, record_time_us))
             case Finished():
                 known = self.waiting.get(entry.id)
@@ -411,7 +431,9 @@ class Ledger:
 
     def _wait(self, waiting: Waiting) -> None:
         known = self.waiting.get(waiting.id)
-        is_news = known is None or known.seqnum <= waiting.seqnum  # what was learned did not know its time
+        is_news = known is None or known.seqnum <= waiting.seqnum
+        if known is not None and known.seqnum == waiting.seqnum:  # what was learned did not know its time
+            waiting = msgspec.structs.replace(waiting, id=known.id, suspension=known.suspension)
         if is_news and self._over.get(waiting.id, -1) < waiting.seqnum:
             self._put(waiting)
 
@@ -423,11 +445,13 @@ class Ledger:
         self._pop(waiting.id)
         self.waiting[waiting.id] = waiting
         self._counts[waiting.owner] += 1
+        self.suspended_count += waiting.state == "suspended"
 
     def _pop(self, invocation_id: str) -> None:
         waiting = self.waiting.pop(invocation_id, None)
         if waiting is not None:
             self._counts[waiting.owner] -= 1
+            self.suspended_count -= waiting.state == "suspended"
             if not self._counts[waiting.owner]:
                 del self._counts[waiting.owner]
 
@@ -445,7 +469,7 @@ class Ledger:
         return nlargest(limit, found, key=attrgetter("seqnum"))
 
     def checkpoint(self) -> Checkpoint:
-        """The state as a record."""
+        """The state as one record, which may be too large for the log."""
         return Checkpoint(self.fold_from, tuple(self.waiting.values()))
 
     def waiting_below(self, seqnum: int, limit: int) -> list[Waiting]:

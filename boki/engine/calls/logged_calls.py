@@ -20,8 +20,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from boki.calls import Call, CallFilter, CallPage, InvocationState, Outcome
+from boki.calls import Call, CallChange, CallFilter, CallPage, InvocationState, Outcome
 from boki.engine.calls.call_book import CallBook
+from boki.engine.calls.chosen_ids import accept_chosen
 from boki.engine.calls.inquiries import Inquiries
 from boki.engine.calls.ledger import (
     NOBODY,
@@ -30,11 +31,13 @@ from boki.engine.calls.ledger import (
     Finished,
     Owner,
     TakenOver,
+    Waiting,
     corrected_key,
     request_hash,
 )
 from boki.engine.calls.runner import Next, Run, Runner
 from boki.engine.calls.runs import Runs
+from boki.engine.calls.sleepers import Sleepers, WatchingPort
 from boki.engine.calls.takeover import Fence, Takeover
 from boki.errors import (
     BokiError,
@@ -50,7 +53,6 @@ from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.operations import Failure
 from boki.retry import MAX_DELAY_S
-from boki.runtime.port import LogPort
 
 _log = logging.getLogger("boki.calls")
 
@@ -72,7 +74,7 @@ class LoggedCalls:
 
     def __init__(
         self,
-        port: LogPort,
+        port: WatchingPort,
         run: Run,
         *,
         me: Owner,
@@ -82,6 +84,7 @@ class LoggedCalls:
         keep_s: float = 24 * 3600.0,
         max_running: int = 256,
         max_waiting: int = 200_000,
+        max_suspended: int = 250_000,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._book = CallBook(port, me, limits)
@@ -100,6 +103,8 @@ class LoggedCalls:
         self._keep_s = keep_s
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._max_suspended = max_suspended
+        self._sleepers = Sleepers(port, clock, self._woken)
         self._is_open = False
         self._accepting: dict[str, bool] = {}
         """Calls whose acceptance is under way, and whether they are to be started as soon as it is durable."""
@@ -119,6 +124,11 @@ class LoggedCalls:
     def waiting_count(self) -> int:
         """Calls that are accepted and not finished, those that run included."""
         return len(self._book.ledger.waiting)
+
+    @property
+    def suspended_count(self) -> int:
+        """Calls that are suspended, at all engines."""
+        return self._book.ledger.suspended_count
 
     @property
     def running_count(self) -> int:
@@ -144,6 +154,7 @@ class LoggedCalls:
         """Accept no more, wait for what runs at most `drain_s`. What is left runs after the next start."""
         self._is_open = False
         self._takeover.stop()
+        self._sleepers.stop()
         for timer in (self._timer, self._trimmer):
             if timer is not None:
                 timer.cancel()
@@ -229,6 +240,14 @@ class LoggedCalls:
         self._adopt_all(invocation_id)
         return state
 
+    async def asked(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        """What a function asks: `state`, or what `change` names."""
+        if change == "cancel":
+            return await self.cancel(invocation_id)
+        if change == "retry":
+            return await self.retry(invocation_id)
+        return await self.state(invocation_id, wait_s)
+
     def other_owner(self, invocation_id: str) -> NodeId | None:
         """The engine that runs this unfinished call, or is going to, if that is another one."""
         waiting = self._book.ledger.waiting.get(invocation_id)
@@ -252,7 +271,14 @@ class LoggedCalls:
     def _check_room(self) -> None:
         if not self._is_open:
             raise Unavailable("logged calls are not accepted now: starting or shutting down")
-        if self.waiting_count + len(self._accepting) >= self._max_waiting:
+        if self.suspended_count >= self._max_suspended:
+            raise Overloaded(
+                f"{self._max_suspended} logged calls are suspended, as many as are kept: until some have ended, no "
+                "call is accepted (`boki calls list --state suspended` shows them)",
+                retry_after_s=_RETRY_AFTER_S,
+                limit=self._max_suspended,
+            )
+        if self.waiting_count - self.suspended_count + len(self._accepting) >= self._max_waiting:
             raise Overloaded(
                 f"{self._max_waiting} logged calls wait to be run, as many as are accepted",
                 retry_after_s=_RETRY_AFTER_S,
@@ -268,7 +294,10 @@ class LoggedCalls:
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))
         self._accepting[call.id] = begins
         try:
-            first, accepted_us, waiting = await self._book.accept(entry, key)
+            if call.chosen is not None:
+                first, accepted_us, waiting = await accept_chosen(self._book, entry, call.chosen)
+            else:
+                first, accepted_us, waiting = await self._book.accept(entry, key)
             logged_key = key
             while logged_key and first.request_hash != entry.request_hash and await self._was_refused(first.call.id):
                 logged_key = corrected_key(logged_key, first.call.id)
@@ -320,7 +349,10 @@ class LoggedCalls:
         for waiting in found:
             if waiting.id not in self._mine and waiting.owner == self._me:
                 self._mine[waiting.id] = only is None
-                self._queue(waiting.id, waiting.due_us)
+                if waiting.state == "suspended":
+                    self._sleepers.inherit(waiting)
+                else:
+                    self._queue(waiting.id, waiting.due_us)
         self._pump()
 
     # Running
@@ -330,6 +362,11 @@ class LoggedCalls:
             heapq.heappush(self._delayed, (due_us, invocation_id))
         else:
             self._ready.append(invocation_id)
+
+    def _woken(self, invocation_id: str) -> None:
+        """What a suspended call waited for has come."""
+        self._ready.append(invocation_id)
+        self._pump()
 
     def _pump(self) -> None:
         """Start what is due, as far as there is room, and set the timer for what comes next."""
@@ -367,6 +404,9 @@ class LoggedCalls:
             self._running.discard(invocation_id)
             if isinstance(then, int):
                 self._queue(invocation_id, then)
+            elif isinstance(then, Waiting) and self._is_open:
+                self._mine[invocation_id] = False
+                self._sleepers.arm(then)
             self._pump()
         if isinstance(then, Outcome):
             self._on_end(invocation_id, then)
@@ -387,6 +427,7 @@ class LoggedCalls:
     def _on_end(self, invocation_id: str, outcome: Outcome) -> None:
         """The call is over, perhaps because it was cancelled: end its body, and tell those who wait for it."""
         self._runner.cancel(invocation_id)
+        self._sleepers.disarm(invocation_id)
         if invocation_id not in self._running:
             self._forget_call(invocation_id)
         end = self._ends.pop(invocation_id, None)

@@ -10,15 +10,26 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
 from boki.calls import Call, InvocationState, Outcome
 from boki.engine.calls.call_book import CallBook
-from boki.engine.calls.ledger import Accepted, CallEntry, Finished, Waiting, accepted_at, due_at, runs_of
+from boki.engine.calls.ledger import (
+    Accepted,
+    CallEntry,
+    Finished,
+    Suspended,
+    Waiting,
+    accepted_at,
+    due_at,
+    name_of,
+    reports_to,
+    runs_of,
+)
 from boki.engine.calls.runs import Runs, engine_lost, is_refusal, policy_of, refused_again_us
 from boki.errors import BokiError
+from boki.host.lines import FACTS, SPEAKER, speaker
 from boki.log.operations import Failure
 
 _log = logging.getLogger("boki.calls")
@@ -26,10 +37,9 @@ _log = logging.getLogger("boki.calls")
 Run = Callable[[Call], Awaitable[Outcome]]
 """Runs a body. Returns once it has ended, or its worker has, also if it was too late before: another may begin then."""
 
-Next = int | Outcome | None
-"""What follows a run: when the next one is due; or how the call has ended; None: it is over, or another engine's."""
-
-_ID_CHARS: Final = 8
+Next = int | Outcome | Waiting | None
+"""What follows a run: when the next one is due; or how the call has ended; or what it is suspended for; None: it is
+over, or another engine's."""
 
 
 @dataclass(slots=True)
@@ -56,7 +66,7 @@ class Runner:
 
     async def run(self, waiting: Waiting, known: tuple[Accepted, int] | None, *, is_inherited: bool) -> Next:
         """One run of a call's body, and what follows. `known`: its acceptance, if it need not be read from the book."""
-        loaded = known or await self._book.load(waiting)
+        loaded = known or await self._book.load_call(waiting)
         if loaded is None:
             return None
         job = self._jobs.get(waiting.id)
@@ -65,15 +75,16 @@ class Runner:
             if not isinstance(taken, _Job):
                 return taken
             job = taken
-        if not await self._begin(job):
-            return None
-        outcome = await self._outcome(loaded[0].call)
+        outcome = await self._run_once(job, loaded[0].call)
         if outcome is None:
             return None
         if is_refusal(outcome):
             job.refusals += 1
             job.offered_us = self._clock() + refused_again_us(job.refusals)
             return job.offered_us
+        if outcome.suspended is not None:
+            self.forget(waiting.id)
+            return await self._book.suspend(job.waiting, outcome.suspended, job.runs)
         return await self._settle(job, *loaded, outcome)
 
     def cancel(self, invocation_id: str) -> None:
@@ -105,21 +116,44 @@ class Runner:
         last: CallEntry = entry
         last_time_us = record_time_us
         if waiting.accepted:
-            known = await self._book.last(waiting.id)
+            known = await self._book.newest(waiting.id)
             if known is None:
                 return None
             last, last_time_us = known[0], known[1].time
         if isinstance(last, Finished):
             return None
-        job = _Job(waiting, runs_of(last, last_time_us), is_begun=waiting.state == "running" and not is_inherited)
+        runs = runs_of(last, last_time_us)
+        if isinstance(last, Suspended) or waiting.state == "suspended":  # a carried one is in its acceptance
+            runs = runs.woken(self._clock())
+        job = _Job(waiting, runs, is_begun=waiting.state == "running" and not is_inherited)
         if waiting.state == "running" and is_inherited:
             failure = engine_lost(last.owner.node)
             job.runs = job.runs.failed(failure)
             if self._again_us(job, entry, record_time_us, failure) is None:
                 return await self._finish(job, entry, record_time_us, Outcome(None, failure))
-            _log.info("%s; it runs again now", _ended_text(job, entry.call, failure))
+            _tell(logging.INFO, job, entry.call, failure, "it runs again now")
         self._jobs[waiting.id] = job
         return job
+
+    async def _run_once(self, job: _Job, call: Call) -> Outcome | None:
+        """Record that a run begins, and run the body; None if the call is over, or another's, by now.
+
+        The body of a call that was suspended does not wait for that record: whoever signals it waits for the body, and
+        the call has run before, so that nothing is promised which the record must precede. If this engine is lost
+        before the record is durable, the run is not counted, and the heir begins it under the same number.
+        """
+        if job.is_begun or job.waiting.state != "suspended":
+            begins = await self._begin(job)
+            call = msgspec.structs.replace(call, run=job.runs.total, attempt=job.waiting.starts)
+            return await self._outcome(call) if begins else None
+        number = job.runs.total + 1
+        begin = asyncio.ensure_future(self._begin(job))
+        begin.add_done_callback(lambda begun: None if _is_true(begun) else self.cancel(call.id))
+        try:
+            outcome = await self._outcome(msgspec.structs.replace(call, run=number, attempt=1))
+            return outcome if await begin else None
+        finally:
+            begin.cancel()
 
     async def _begin(self, job: _Job) -> bool:
         """Record that a run begins, unless that has been done; False if the call is over, or another's, by now."""
@@ -156,9 +190,9 @@ class Runner:
         again_us = self._again_us(job, entry, record_time_us, failure)
         if again_us is None:
             if job.waiting.starts > 1:
-                _log.warning("%s; it has failed for good", _ended_text(job, entry.call, failure))
+                _tell(logging.WARNING, job, entry.call, failure, "it has failed for good")
             return await self._finish(job, entry, record_time_us, outcome)
-        _log.info("%s; it runs again in %.1f s", _ended_text(job, entry.call, failure), again_us / 1e6)
+        _tell(logging.INFO, job, entry.call, failure, f"it runs again in {again_us / 1e6:.1f} s")
         next_us = self._clock() + again_us
         waits = await self._book.retry_later(job.waiting, next_us, job.runs)
         if waits is None:
@@ -167,7 +201,7 @@ class Runner:
         return next_us
 
     def _again_us(self, job: _Job, entry: Accepted, record_time_us: int, failure: Failure) -> int | None:
-        elapsed_us = self._clock() - due_at(entry, record_time_us)
+        elapsed_us = self._clock() - (job.runs.since_us or due_at(entry, record_time_us))
         return policy_of(entry.call).again_us(failure, job.waiting.starts, entry.call.id, elapsed_us)
 
     async def _finish(self, job: _Job, entry: Accepted, record_time_us: int, outcome: Outcome) -> Outcome:
@@ -183,12 +217,24 @@ class Runner:
             runs.total,
             job.waiting.accepted_seqnum,
             runs,
+            reports_to(call),
+            name_of(call),
         )
         return await self._book.finish(finished)
 
 
-def _ended_text(job: _Job, call: Call, failure: Failure) -> str:
-    """Which run of which call has ended, and with what, in one line."""
+def _is_true(done: asyncio.Future[bool]) -> bool:
+    return not done.cancelled() and done.exception() is None and done.result()
+
+
+def _tell(level: int, job: _Job, call: Call, failure: Failure, what_follows: str) -> None:
+    """Log which run of the call has ended, and with what, in one line, as a line of the function."""
     message = " ".join(failure.message.split())
-    attempt = f"attempt {job.waiting.starts} of {policy_of(call).attempts}"
-    return f"{call.function}[{call.id[:_ID_CHARS]}] {attempt} ended with {failure.code}: {message}"
+    starts, attempts = job.waiting.starts, policy_of(call).attempts
+    facts = {"function": call.function, "invocation": call.id, "outcome": failure.code, "attempt": starts}
+    _log.log(
+        level,
+        "attempt %d of %d ended with %s: %s; %s",
+        *(starts, attempts, failure.code, message, what_follows),
+        extra={SPEAKER: speaker("", call.function, call.id), FACTS: facts},
+    )

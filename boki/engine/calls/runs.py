@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from boki.calls import Call, Outcome
 from boki.errors import CallCancelled, CallLost
@@ -36,10 +37,12 @@ class Runs(msgspec.Struct, frozen=True, array_like=True):
     errors: dict[str, int] = {}
     """How many ended with which error."""
     last_error: Failure | None = None
+    since_us: int = 0
+    """When the round of attempts that is under way was due, after a suspension; 0: when the call was."""
 
     def begun(self, now_us: int) -> Runs:
         """One run more, which begins now."""
-        return Runs(self.total + 1, self.first_us or now_us, now_us, self.errors, self.last_error)
+        return replace(self, total=self.total + 1, first_us=self.first_us or now_us, last_us=now_us)
 
     def failed(self, failure: Failure) -> Runs:
         """The last run has ended with this failure."""
@@ -47,14 +50,18 @@ class Runs(msgspec.Struct, frozen=True, array_like=True):
         if name not in self.errors and len(self.errors) >= MAX_NAMES:
             name = OTHER_ERRORS
         errors = self.errors | {name: self.errors.get(name, 0) + 1}
-        return Runs(self.total, self.first_us, self.last_us, errors, shortened(failure))
+        return replace(self, errors=errors, last_error=shortened(failure))
+
+    def woken(self, now_us: int) -> Runs:
+        """After a suspension attempts are counted, and their time is measured, from here on."""
+        return replace(self, since_us=now_us)
 
     def timed(self, record_time_us: int) -> Runs:
         """With the time of their record where they name none."""
         if not self.total or (self.first_us and self.last_us):
             return self
         first_us, last_us = self.first_us or record_time_us, self.last_us or record_time_us
-        return Runs(self.total, first_us, last_us, self.errors, self.last_error)
+        return replace(self, first_us=first_us, last_us=last_us)
 
 
 def shortened(failure: Failure) -> Failure:
@@ -62,7 +69,7 @@ def shortened(failure: Failure) -> Failure:
     text = failure.message
     if len(text) > MAX_MESSAGE_CHARS:
         text = text[: MAX_MESSAGE_CHARS - 1] + "…"
-    return msgspec.structs.replace(failure, message=text, details={})
+    return replace(failure, message=text, details={})
 
 
 def policy_of(call: Call) -> Retry:

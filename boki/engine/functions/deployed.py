@@ -97,11 +97,15 @@ class DeployedFunctions:
         return await self._functions.call(call, until_gone=True)
 
     @property
+    def is_held_back(self) -> bool:
+        """Whether nothing runs here because that was asked for, until a version is deployed or chosen."""
+        return not self.number and not self._runs_at_start
+
+    @property
     def _is_unsettled(self) -> bool:
         """Whether a version is still to run here: the active one, or one that is not chosen yet."""
         active = self._versions.active
-        is_without = not self.number and not self._runs_at_start
-        return is_without or (active is not None and active.number != self.number)
+        return self.is_held_back or (active is not None and active.number != self.number)
 
     async def activate(self, asked: ActivateBundle) -> BundleActivated:
         """See whether the modules of an uploaded bundle can be loaded, and make it the version that runs.

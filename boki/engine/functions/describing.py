@@ -8,6 +8,7 @@ from collections.abc import Callable
 from boki.calls import ModuleInfo
 from boki.engine.functions.worker_link import WorkerLink
 from boki.errors import BokiError
+from boki.faces.installed import check_uses
 from boki.runtime.frames import ConsoleLine, Described, Frame, Said
 from boki.runtime.function import check_described
 from boki.runtime.loading import shown
@@ -45,6 +46,7 @@ class Description:
         try:
             for info in frame.module.functions:
                 check_described(info)
+                check_uses(info)
         except BokiError as error:
             return self.failed(error.message)
         return frame

@@ -317,6 +317,7 @@ class Dispatch:
             call.traceparent,
             call.parent,
             request=call.request,
+            run=call.run,
         )
         self._fleet.effects.append(SendCall(worker.id, live.ticket, told))
 

@@ -133,7 +133,12 @@ class Modules:
         running = self._running.pop(name)
         described = running.task.result()
         before = running.files
-        files = {file: before[file] if file in before else _signature_of(file, described) for file in described.sources}
+        files = {
+            file: before[file]
+            if file in before and not described.is_pinned
+            else _signature_of(file, described, before.get(file))
+            for file in described.sources
+        }
         known = self._modules.get(name)
         looked_at = {running.path, *(known.files if known else ())}
         self._modules[name] = Module(described, files or {file: before[file] for file in looked_at if file in before})
@@ -172,11 +177,13 @@ def _signature(path: str) -> Signature:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _signature_of(path: str, described: Described) -> Signature:
-    """Of a file that nobody had looked at before it was read: none if it has changed since then."""
+def _signature_of(path: str, described: Described, before: Signature) -> Signature:
+    """Of what the import has read, which a save after the last look may have written: else it would be imported, and
+    told of, twice. What was there `before` if it has changed since it was read.
+    """
     found = _signature(path)
     try:
         is_same = not described.is_pinned or Path(path).read_bytes() == described.sources[path]
     except OSError:
         is_same = False
-    return found if is_same else None
+    return found if is_same else before

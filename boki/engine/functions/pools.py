@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from boki.engine.functions.catalog import Catalog, Change, Install
 from boki.engine.functions.describing import Description
 from boki.engine.functions.dispatch import Dispatch
 from boki.engine.functions.fleet import NEVER
+from boki.engine.functions.logged_requests import Ask, Later, LoggedRequests
 from boki.engine.functions.machine import affordable_workers, resident_bytes
 from boki.engine.functions.module_news import announce, tell_of
 from boki.engine.functions.modules import Modules
@@ -42,11 +43,10 @@ from boki.engine.functions.worker_link import Submit, WorkerLink
 from boki.errors import BokiError, Unavailable
 from boki.host.clock import now_us
 from boki.log.limits import Limits
-from boki.log.operations import Failure
 from boki.runtime.confine import IS_LINUX
 from boki.runtime.frames import (
     Abandon,
-    Accepted,
+    AskCall,
     Broken,
     Cancel,
     ChildEnded,
@@ -64,13 +64,9 @@ from boki.runtime.frames import (
     Streamed,
 )
 
-__all__ = ["ConsoleLine", "FunctionHost", "Later", "Submit"]
+__all__ = ["Ask", "ConsoleLine", "FunctionHost", "Later", "Submit"]
 
 _log = logging.getLogger("boki.functions")
-
-Later = Callable[[Call, float, str | None], Awaitable[str]]
-"""Logs a call that is to be run after so many seconds, under an idempotency key; its invocation id once it is durable.
-Raises the `BokiError` that refuses it."""
 
 _WATCH_S: Final = 0.25
 _POLL_S: Final = 0.5
@@ -99,6 +95,7 @@ class FunctionHost:
         limits: Limits,
         submit: Submit,
         later: Later,
+        ask: Ask,
         console: Callable[[ConsoleLine], None],
         reload: bool,
         log_level: str = "info",
@@ -108,7 +105,7 @@ class FunctionHost:
         self._folder = folder.resolve() if folder is not None else None
         self._limits = limits
         self._submit = submit
-        self._later = later
+        self._logged = LoggedRequests(later, ask)
         self._console = console
         self._reload = reload
         self._log_level = logging.getLevelNamesMapping()[log_level.upper()]
@@ -374,7 +371,9 @@ class FunctionHost:
             case Streamed():
                 self.streams.deliver(worker, frame)
             case InvokeLater():
-                self._spawn(self._accept(link, frame))
+                self._spawn(self._logged.accept(link, frame, self._to_be_logged(frame.call)))
+            case AskCall():
+                self._spawn(self._logged.tell(frame, partial(self._send, worker)))
             case Abandon(request, parent):
                 if self._watch_calls is not None:
                     self._watch_calls.child_abandoned(worker, request)
@@ -401,16 +400,6 @@ class FunctionHost:
             self._watch_calls.worker_gone(link.number)
         exited = self._dispatch.worker_exited(link.number, link.ending, begun, now_us(), is_innocent=link.is_innocent)
         self._perform(exited)
-
-    async def _accept(self, link: WorkerLink, frame: InvokeLater) -> None:
-        link.hold()
-        try:
-            answer = Accepted(frame.id, await self._later(self._to_be_logged(frame.call), frame.delay_s, frame.key))
-        except BokiError as error:
-            answer = Accepted(frame.id, "", Failure.of(error))
-        finally:
-            link.release()
-        link.send(answer)
 
     def _to_be_logged(self, call: Call) -> Call:
         info = self._functions.get(call.function)

@@ -18,7 +18,7 @@ when), `residence` (memory and checkpoints), `sweep` (what to delete), `layout` 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from struct import Struct
@@ -79,6 +79,8 @@ class Applied(NamedTuple):
 
     refusals: list[Refusal]
     books: set[str]
+    watched: set[tuple[str, str]]
+    """Rows of `Index.watched` that may have got records."""
 
 
 class _SmallState(msgspec.Struct, frozen=True, array_like=True):
@@ -109,6 +111,8 @@ class Index:
         state = _read_small_state(disk)
         self.applied: Positions = dict(state.applied)
         """Per log, the metalog position until which it has been applied."""
+        self.watched: Mapping[str, Container[str]] = {}
+        """By book, the tags that `Applied.watched` tells of."""
         self._log_counts = list(state.log_counts)
         self._first_term = state.first_term
 
@@ -145,7 +149,7 @@ class Index:
         With a cut come the batches that it orders, whole and in the order of their seqnums.
         """
         assert log < self._log_counts[-1], f"term {self.current_term} has no log {log}"
-        applied = Applied([], set())
+        applied = Applied([], set(), set())
         match entry:
             case Cut():
                 self._apply_cut(log, entry, batches, applied)
@@ -179,6 +183,9 @@ class Index:
     def _apply_chunk(self, log: LogId, chunk: Chunk, first: int, time_us: int, applied: Applied) -> None:
         name = chunk.book
         assert self._is_at_home(name, log), f"book {name!r} does not live in log {log}"
+        if name in self.watched:
+            watched = self.watched[name]
+            applied.watched.update((name, tag) for tag in chunk.strings if tag in watched)
         book = self._book_to_change(name)
         if _hold_all(book, chunk):
             _keep_all(book, chunk, first)

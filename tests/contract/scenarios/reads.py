@@ -103,6 +103,35 @@ async def pages_hold_a_range(logs: Logs) -> None:
         assert (await logs.logbook.read(start=start, stop=stop)).records == []
 
 
+async def a_page_that_ends_says_how_far_it_has_looked(logs: Logs) -> None:
+    """To the end of the log, also behind records of other tags: nothing that is there now comes later. A range that is
+    bounded, or a page that is full, ends where it was told to.
+    """
+    seqnums = [await logs.logbook.append(b"x", tags=[tag]) for tag in ("a", "b", "a", "b")]
+    page = await logs.logbook.read("a")
+    assert [record.seqnum for record in page.records] == seqnums[::2]
+    assert page.is_end
+    assert page.next_start > seqnums[3]
+    later = await logs.logbook.append(b"x", tags=["a"])
+    assert [record.seqnum for record in (await logs.logbook.read("a", start=page.next_start)).records] == [later]
+    full = await logs.logbook.read("a", limit=2)
+    assert (full.is_end, full.next_start) == (False, seqnums[2] + 1)
+    bounded = await logs.logbook.read("a", stop=seqnums[3])
+    assert (bounded.is_end, bounded.next_start) == (True, seqnums[3])
+
+
+async def pages_begin_at_a_time(logs: Logs) -> None:
+    """At the first record that the log ordered then or later."""
+    for number in range(3):
+        await logs.logbook.append(b"%d" % number)
+    records = (await logs.logbook.read()).records
+    for record in records:
+        page = await logs.logbook.read(start_time_s=record.time / 1e6)
+        assert page.records == [each for each in records if each.time >= record.time]
+    assert (await logs.logbook.read(start_time_s=records[-1].time / 1e6 + 3600)).records == []
+    assert type(await error_of(logs.logbook.read(start_time_s=-1))) is InvalidArgument
+
+
 async def pages_chain(logs: Logs) -> None:
     """Pages of any size, one after the other, are the whole book; from the last one, later records are found."""
     seqnums = await logs.logbook.append_many([(b"%d" % i, [f"mod{i % 2}"]) for i in range(23)])

@@ -150,7 +150,7 @@ async def reads_are_checked(logs: Logs) -> None:
     await _refuses(
         logs.logbook,
         InvalidArgument,
-        "None means the whole book",
+        "leave it out",
         lambda b: b.read_next(""),
         lambda b: b.read_prev(""),
         lambda b: b.check_tail(""),

@@ -1,0 +1,64 @@
+"""Rows of the index that somebody waits on for long: one small registration for each, however many there are.
+
+A waiting read (`boki.engine.reads`) is tried again at each change of its book, has a deadline, and brings its records.
+That suits a few. A hundred thousand suspended calls wait for days, each for a tag of its own, and must cost nothing
+while nothing comes for them: here each is one entry of a table that the index looks at while it applies a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from boki.effects import Answer, Effect
+from boki.engine.index.index import Index
+from boki.engine.waiter import Waiter
+from boki.log.ids import MAX_SEQNUM
+from boki.log.operations import Done
+
+_Watch = tuple[int, Any]
+"""The least seqnum that is waited for, and the shell's token."""
+
+
+class Watches:
+    """What is waited for, by book and tag. Each watch is answered once, with `Done`, and is over then."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._rows: dict[str, dict[str, tuple[_Watch, ...]]] = {}
+        index.watched = self._rows
+
+    @property
+    def count(self) -> int:
+        """Number of watches that have not been answered."""
+        return sum(len(waiting) for tags in self._rows.values() for waiting in tags.values())
+
+    def add(self, book: str, tag: str, min_seqnum: int, token: Any) -> list[Effect]:
+        """Answer as soon as the tag has a record at or above `min_seqnum`: at once, if it has one already."""
+        if self._has(book, tag, min_seqnum):
+            return [Answer(Waiter(book, token), Done())]
+        tags = self._rows.setdefault(book, {})
+        tags[tag] = (*tags.get(tag, ()), (min_seqnum, token))
+        return []
+
+    def remove(self, book: str, tag: str, token: Any) -> None:
+        """Forget the watch. Repeatable."""
+        tags = self._rows.get(book, {})
+        left = tuple(watch for watch in tags.get(tag, ()) if watch[1] is not token)
+        if left:
+            tags[tag] = left
+        elif tags.pop(tag, None) is not None and not tags:
+            del self._rows[book]
+
+    def on_applied(self, rows: Iterable[tuple[str, str]]) -> list[Effect]:
+        """These rows may have got records: the index names the ones whose records it has refused, too."""
+        effects: list[Effect] = []
+        for book, tag in sorted(rows):  # any order, but one that two runs share
+            for min_seqnum, token in self._rows.get(book, {}).get(tag, ()):
+                if self._has(book, tag, min_seqnum):
+                    self.remove(book, tag, token)
+                    effects.append(Answer(Waiter(book, token), Done()))
+        return effects
+
+    def _has(self, book: str, tag: str, min_seqnum: int) -> bool:
+        return len(self._index.page(book, tag, min_seqnum, MAX_SEQNUM, 1)) > 0
