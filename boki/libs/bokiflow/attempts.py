@@ -1,0 +1,201 @@
+"""Carries out one call of a step: its attempts, one after the other, until one counts.
+
+An attempt runs in the worker's own loop (an `async def` step) or in a thread (a `def` step), where everything is
+allowed. It ends with a value, an error, or by running out of time; then the step's policy decides about another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from contextvars import Context as Variables
+from functools import partial
+from typing import Any
+
+from boki import Context
+from boki.extending import Failure, Payload
+from boki.libs.bokiflow.clocks import FlowClock, FlowTimer
+from boki.libs.bokiflow.machine import Command
+from boki.libs.bokiflow.records import Result, Retrying
+from boki.libs.bokiflow.stepping import ATTEMPT, STARTER, Attempt
+from boki.libs.bokiflow.work import StepWork
+
+Ended = Callable[["Attempts", Result], None]
+Waiting = Callable[[], None]
+Beating = Callable[["Attempts", Payload], None]
+
+
+class Attempts:
+    """The attempts at one command that is a step.
+
+    `ended` is called once, unless it is stopped; `waiting` whenever an attempt has failed and another one is due later.
+    """
+
+    __slots__ = (
+        "_beating",
+        "_clock",
+        "_context",
+        "_ctx",
+        "_ended",
+        "_failure",
+        "_future",
+        "_is_late",
+        "_is_stopped",
+        "_key",
+        "_said",
+        "_timer",
+        "_waiting",
+        "began_us",
+        "command",
+        "count",
+        "due_us",
+        "work",
+    )
+
+    def __init__(
+        self,
+        command: Command,
+        work: StepWork,
+        key: str,
+        clock: FlowClock,
+        context: Variables,
+        ended: Ended,
+        waiting: Waiting,
+        beating: Beating,
+        ctx: Context,
+    ) -> None:
+        self.command = command
+        self.work = work
+        before = command.retrying
+        self.count = before.attempts if before is not None else 0
+        """Number of attempts that were begun."""
+        self.began_us = before.began_us if before is not None else clock.now_us()
+        self._said: Payload | None = command.said.details if command.said is not None else None
+        self._key = key
+        self._clock = clock
+        self._context = context
+        self._ended = ended
+        self._waiting = waiting
+        self._beating = beating
+        self._ctx = ctx
+        self.due_us = 0
+        """When the next attempt is due; 0: it is not waited for."""
+        self._failure: Failure | None = None
+        self._future: asyncio.Future[Any] | None = None
+        self._timer: FlowTimer | None = None
+        self._is_late = False
+        self._is_stopped = False
+
+    def retrying(self) -> Retrying | None:
+        """What is to be recorded, so that another run goes on after the attempts of this one."""
+        if not self.due_us or self._failure is None:
+            return None
+        return Retrying(self.command.n, self.count, self.due_us, self.began_us, self._failure)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the body of the step runs now."""
+        return self._future is not None
+
+    def begin(self) -> None:
+        """Begin the first attempt, or the next one that the journal knows to be due."""
+        before = self.command.retrying
+        if before is not None and not self.count_is_new and before.next_us > self._clock.now_us():
+            self.due_us = before.next_us
+            self._timer = self._clock.call_at(self.due_us, self._attempt)
+        else:
+            self._attempt()
+
+    @property
+    def count_is_new(self) -> bool:
+        """Whether an attempt was begun by this execution."""
+        return self.command.retrying is None or self.count > self.command.retrying.attempts
+
+    def stop(self) -> asyncio.Future[Any] | None:
+        """The outcome is not wanted any more; what to wait for until nothing of it is left."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._future is not None:
+            self._future.cancel()
+        return self._future
+
+    def _attempt(self) -> None:
+        step = self.work.step
+        self.count += 1
+        self._is_late = False
+        self.due_us = 0
+        context = self._context.copy()
+        context.run(self._enter)
+        loop = asyncio.get_running_loop()
+        if inspect.iscoroutinefunction(step.body):
+            coroutine = step.body(*self.work.args, **self.work.kwargs)
+            future: asyncio.Future[Any] = loop.create_task(coroutine, context=context)
+        else:
+            body = partial(context.run, partial(step.body, *self.work.args, **self.work.kwargs))
+            future = self._clock.run_in_thread(body)
+        self._future = future
+        timeout_s = step.options.timeout_s
+        if timeout_s is not None:
+            self._timer = self._clock.call_at(self._clock.now_us() + round(timeout_s * 1e6), self._expire)
+        future.add_done_callback(self._on_done)
+
+    def _enter(self) -> None:
+        """In the context of the attempt."""
+        STARTER.set(None)
+        ATTEMPT.set(Attempt(self._key, self.count, self._said, self._on_beat, self._ctx))
+
+    def _on_beat(self, details: Payload) -> None:
+        self._said = details
+        self._beating(self, details)
+
+    def _expire(self) -> None:
+        """The attempt has run out of time. A thread cannot be ended: it is left alone, and its result is dropped."""
+        future = self._future
+        if future is None:
+            return
+        self._is_late = True
+        if not future.cancel() or not isinstance(future, asyncio.Task):
+            self._on_done(future)
+
+    def _on_done(self, future: asyncio.Future[Any]) -> None:
+        if future is not self._future:
+            return  # a thread that was late
+        self._future = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_stopped:
+            if not future.cancelled() and future.done():
+                future.exception()  # nobody wants to know
+            return
+        step = self.work.step
+        if self._is_late:
+            error: BaseException = TimeoutError(f"the attempt took more than {step.options.timeout_s:g} s")
+        elif future.cancelled():
+            error = asyncio.CancelledError("the step cancelled itself, or what it awaited was cancelled")
+        else:
+            found = future.exception()
+            if found is None:
+                self._ended(self, step.encode(future.result()))
+                return
+            error = found
+        self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        step = self.work.step
+        failure = step.failure(error)
+        elapsed_us = self._clock.now_us() - self.began_us
+        again_us = step.policy.again_us(failure, self.count, self._key, elapsed_us)
+        if again_us is not None and _is_wanted(step.options.should_retry, error):
+            self._failure = failure
+            self.due_us = self._clock.now_us() + again_us
+            self._timer = self._clock.call_at(self.due_us, self._attempt)
+            self._waiting()
+        else:
+            self._ended(self, Result(None, failure))
+
+
+def _is_wanted(should_retry: Callable[[Exception], bool] | None, error: BaseException) -> bool:
+    return should_retry is None or (isinstance(error, Exception) and bool(should_retry(error)))

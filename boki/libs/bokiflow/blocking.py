@@ -1,0 +1,135 @@
+"""`flow` for `def` workflows: what `boki.libs.bokiflow.flow` is for `async def` ones, without `await`.
+
+::
+
+    from boki.libs.bokiflow import step, workflow
+    from boki.libs.bokiflow.blocking import flow
+
+    @step
+    def charge(cents: int) -> str: ...
+
+    @workflow
+    def subscription(cents: int) -> None:
+        for month in range(12):
+            charge(cents)
+            flow.sleep(30 * 24 * 3600)
+
+A `def` workflow does one thing after the other: what is to run at once belongs into an `async def` one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from random import Random
+from typing import Any, Final, Generic, NoReturn, ParamSpec, TypeVar
+from uuid import UUID
+
+from boki.libs.bokiflow.flowing import Child as WaitingChild
+from boki.libs.bokiflow.flowing import flow as waiting
+from boki.libs.bokiflow.threads import asked
+from boki.libs.bokiflow.work import ParentClose
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Child(Generic[R]):
+    """A call that a workflow has started: a child workflow, or a function."""
+
+    def __init__(self, child: WaitingChild[R]) -> None:
+        self._child = child
+
+    @property
+    def id(self) -> str:
+        """The invocation id of the call."""
+        return self._child.id
+
+    def result(self) -> R:
+        """What it returns, once it has ended; raises what it ended with."""
+        return asked(self._child.result, "Child.result")
+
+
+class BlockingFlow:
+    """See the module; each method is that of `boki.libs.bokiflow.flow`."""
+
+    @property
+    def id(self) -> str:
+        """See `Flow.id`."""
+        return waiting.id
+
+    @property
+    def is_replaying(self) -> bool:
+        """See `Flow.is_replaying`."""
+        return waiting.is_replaying
+
+    def now(self) -> datetime:
+        """See `Flow.now`."""
+        return waiting.now()
+
+    def random(self) -> Random:
+        """See `Flow.random`."""
+        return waiting.random()
+
+    def uuid(self) -> UUID:
+        """See `Flow.uuid`."""
+        return waiting.uuid()
+
+    def sleep(self, seconds: float) -> None:
+        """See `Flow.sleep`."""
+        asked(lambda: waiting.sleep(seconds), "flow.sleep")
+
+    def run(self, step: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run a step of either kind and wait for it."""
+        return asked(lambda: waiting.run(step, *args, **kwargs), "flow.run")
+
+    def call(
+        self,
+        target: Any,
+        *payload: Any,
+        id: str | None = None,  # noqa: A002 - as everywhere
+        book: str | None = None,
+        parent_close: ParentClose = "cancel",
+    ) -> Any:
+        """See `Flow.call`."""
+        return asked(lambda: waiting.call(target, *payload, id=id, book=book, parent_close=parent_close), "flow.call")
+
+    def start(
+        self,
+        target: Any,
+        *payload: Any,
+        id: str | None = None,  # noqa: A002 - as everywhere
+        book: str | None = None,
+        parent_close: ParentClose = "cancel",
+    ) -> Child[Any]:
+        """See `Flow.start`."""
+        return Child(
+            asked(lambda: waiting.start(target, *payload, id=id, book=book, parent_close=parent_close), "flow.start")
+        )
+
+    def receive(self, signal: str) -> Any:
+        """See `Flow.receive`."""
+        return asked(lambda: waiting.receive(signal), "flow.receive")
+
+    def promise(self, name: str) -> Any:
+        """See `Flow.promise`."""
+        return asked(lambda: waiting.promise(name), "flow.promise")
+
+    def on_query(self, name: str, handler: Callable[[Any], Any]) -> None:
+        """See `Flow.on_query`."""
+        waiting.on_query(name, handler)
+
+    def compensate(self, undo: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """See `Flow.compensate`."""
+        waiting.compensate(undo, *args, **kwargs)
+
+    def patched(self, name: str) -> bool:
+        """See `Flow.patched`."""
+        return waiting.patched(name)
+
+    def continue_as_new(self, *payload: Any) -> NoReturn:
+        """See `Flow.continue_as_new`."""
+        waiting.continue_as_new(*payload)
+
+
+flow: Final = BlockingFlow()

@@ -1,0 +1,183 @@
+"""What the body of one workflow may ask of its execution: `flow` speaks to the `Body` of the code that calls it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from random import Random
+from typing import Any, Final, NoReturn
+from uuid import UUID
+
+from boki.extending import Function, Payload, invocation_id_of
+from boki.libs.bokiflow.machine import Machine
+from boki.libs.bokiflow.refusals import CompensationFailed, NotDeterministic, outside
+from boki.libs.bokiflow.stepping import Step
+from boki.libs.bokiflow.threads import BodyThread
+from boki.libs.bokiflow.work import CallWork, ParentClose, StepWork
+
+PAYLOAD_MARK: Final = "payload"
+"""The mark under which the journal of a workflow with queries keeps its payload."""
+
+
+class ContinueAsNew(BaseException):
+    """Raised by `flow.continue_as_new`. It is no `Exception`, so that the body does not swallow it."""
+
+    def __init__(self, payload: tuple[Any, ...]) -> None:
+        super().__init__("the workflow continues as new")
+        self.payload = payload
+
+
+class Body:
+    """The body of one execution. `run` is what its machine runs."""
+
+    payload: Payload | None = None
+    """What the workflow was begun with; None: it need not be kept for queries."""
+
+    def __init__(self, scope: str, flow_id: str, book: str, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.scope = scope
+        """What the numbers of its commands and calls are unique in."""
+        self.flow_id = flow_id
+        self.book = book
+        self.machine: Machine
+        self._fn = fn
+        self._arguments = arguments
+        self._compensations: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._random: Random | None = None
+        self._call_count = 0
+        self.children: dict[str, CallWork] = {}
+        """Calls that were started and have not ended, as far as the body knows."""
+
+    async def run(self) -> Any:
+        """The user's function; if it fails, what it has done is compensated in reverse."""
+        try:
+            if inspect.iscoroutinefunction(self._fn):
+                return await self._fn(*self._arguments)
+            return await BodyThread(self._fn, self._arguments).run(self.step)
+        except (GeneratorExit, ContinueAsNew):
+            raise
+        except BaseException as error:
+            if self._compensations:
+                await self._compensate(error)
+            raise
+
+    async def _compensate(self, cause: BaseException) -> None:
+        failed = []
+        while self._compensations:
+            fn, args, kwargs = self._compensations.pop()
+            try:
+                await self.step(fn, args, kwargs)
+            except Exception as error:  # noqa: BLE001 - the others are still to be made
+                failed.append(f"{getattr(fn, 'name', fn)}: {error}")
+        if failed:
+            raise CompensationFailed(
+                f"workflow {self.machine.name} failed ({type(cause).__name__}: {cause}), and could not undo all that "
+                f"it had done: {'; '.join(failed)}",
+                compensations=failed,
+            ) from cause
+
+    # steps and calls
+
+    async def step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a step of either kind, or a function of the workflow's own."""
+        if isinstance(fn, Step):
+            return await self.machine.start(StepWork(fn, args, kwargs))
+        found = fn(*args, **kwargs)
+        return await found if isinstance(found, Coroutine) else found
+
+    def start_step(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A step was called as a function."""
+        if step.is_async:
+            return self.step(step, args, kwargs)
+        raise NotDeterministic(
+            f"step {step.name} is a plain def, and this workflow is an async def, which it would block: "
+            f"write await flow.run({step.name}, ...)"
+        )
+
+    def call(
+        self,
+        target: Callable[..., Any] | str,
+        payload: tuple[Any, ...],
+        name: str | None,
+        *,
+        awaits: bool,
+        parent_close: ParentClose,
+        book: str | None,
+    ) -> CallWork:
+        """The work of a call. Its id is made of its name, else of this scope and the number of the call."""
+        self._call_count += 1
+        if name is None:
+            call_id = invocation_id_of(self.scope, str(self._call_count))
+            return CallWork(
+                target, payload, call_id, "", starts=True, awaits=awaits, parent_close=parent_close, book=book
+            )
+        where = book or self.book
+        if isinstance(target, str):
+            known = target
+        else:
+            info = Function.of(target).info
+            known, where = info.name, book or info.book or self.book
+        return CallWork(
+            target,
+            payload,
+            invocation_id_of(known, where, name),
+            name,
+            starts=True,
+            awaits=awaits,
+            parent_close=parent_close,
+            book=book,
+        )
+
+    async def awaited(self, work: CallWork) -> Any:
+        """What a call ends with. If its end is not awaited any more, it is one of those that are left."""
+        self.children[work.invocation_id] = work
+        try:
+            found = await self.machine.start(work)
+        except Exception:
+            self.children.pop(work.invocation_id, None)
+            raise
+        self.children.pop(work.invocation_id, None)
+        return found
+
+    def on_query(self, name: str, handler: Callable[[Any], Any]) -> None:
+        """Answer queries of that name. The journal keeps the payload then, so that others can replay it."""
+        self.machine.mailbox.queries[name] = handler
+        if self.payload is not None:
+            self.machine.keep(PAYLOAD_MARK, self.payload)
+
+    def compensate(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have this be run if the workflow fails from here on."""
+        self._compensations.append((fn, args, kwargs))
+
+    # determinism
+
+    def now(self) -> datetime:
+        """The workflow's time."""
+        return datetime.fromtimestamp(self.machine.now_us / 1e6, UTC)
+
+    @property
+    def random(self) -> Random:
+        """The workflow's random numbers."""
+        if self._random is None:
+            self._random = Random(f"{self.scope} {self.machine.began_us}")
+        return self._random
+
+    def uuid(self) -> UUID:
+        """A random UUID."""
+        return UUID(int=self.random.getrandbits(128), version=4)
+
+    def continue_as_new(self, payload: tuple[Any, ...]) -> NoReturn:
+        """See `flow`."""
+        raise ContinueAsNew(payload)
+
+
+BODY: ContextVar[Body | None] = ContextVar("boki_flow_body", default=None)
+
+
+def body_of(what: str) -> Body:
+    """The body whose code is running; `InvalidArgument` if there is none."""
+    body = BODY.get()
+    if body is None:
+        raise outside(what, "call it in a function under @workflow")
+    return body

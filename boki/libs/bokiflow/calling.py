@@ -1,0 +1,78 @@
+"""Carries out the calls of a workflow: child workflows and functions, each a logged call under an id of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from boki import BokiError, Context, NoSuchInvocation, WrongState
+from boki.extending import OVER, CallsById, Failure, InvocationState
+from boki.libs.bokiflow.records import CancelRequested, Result, encode_note, inbox_tag
+from boki.libs.bokiflow.work import CallWork
+
+_POLL_S: Final = 20.0
+_PAUSE_S: Final = 0.3
+
+
+class Calling:
+    """The calls of one execution. `scope`: in what their names and numbers are unique."""
+
+    def __init__(self, ctx: Context, scope: str) -> None:
+        self._ctx = ctx
+        self._calls = CallsById(ctx)
+        self._run_id = ctx.invocation_id
+        self._scope = scope
+
+    async def perform(self, work: CallWork) -> Result:
+        """Start the call, unless that was done before, and wait for its end, as the work says."""
+        try:
+            if work.starts:
+                await self._calls.start(
+                    work.invocation_id,
+                    work.target,
+                    *work.payload,
+                    book=work.book,
+                    start=f"{self._scope} {work.name}",
+                    name=work.call_name,
+                    reports_to=self._run_id,
+                )
+            if not work.awaits:
+                return Result()
+            while True:
+                state = await self._calls.state(work.invocation_id, wait_s=_POLL_S)
+                if state.state in OVER:
+                    return Result(state.result, state.failure)
+        except BokiError as error:
+            if error.retryable or (work.starts and isinstance(error, NoSuchInvocation)):
+                raise  # a start was acknowledged, so the call is there: whoever was asked had not seen it yet
+            return Result(None, Failure.of(error))
+
+    async def has_ended(self, work: CallWork) -> bool:
+        """Whether the call has ended by now."""
+        return (await self._calls.state(work.invocation_id)).state in OVER
+
+    async def close(self, work: CallWork) -> None:
+        """The workflow has ended, and this call of it has not: do what its policy says."""
+        if work.parent_close == "abandon":
+            return
+        while True:
+            try:
+                state = await self._calls.state(work.invocation_id)
+                if state.state not in OVER:
+                    await self._end(work, state)
+            except WrongState:
+                pass  # it has ended meanwhile
+            except BokiError as error:
+                if not error.retryable and error.outcome != "unknown":
+                    raise
+                await asyncio.sleep(_PAUSE_S)  # all that it does may be repeated
+                continue
+            return
+
+    async def _end(self, work: CallWork, state: InvocationState) -> None:
+        if work.parent_close == "cancel" and work.is_workflow:
+            note = encode_note(CancelRequested("its parent has ended"))
+            book = self._ctx.logbook_named(state.book)
+            await book.append(note, [inbox_tag(state.id)], key=f"flow-close:{state.id}")
+        else:
+            await self._calls.cancel(work.invocation_id)

@@ -1,0 +1,97 @@
+"""What time it is for workflows, and when to be called: the machine's clock, or the virtual one of a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol
+
+from boki import Context
+
+_NOTHING: Final = nullcontext()
+
+
+class FlowTimer(Protocol):
+    """Something that is due at a moment."""
+
+    def cancel(self) -> object:
+        """It is not due any more."""
+
+
+class FlowClock(Protocol):
+    """Time, in microseconds since the epoch."""
+
+    def now_us(self) -> int:
+        """What time it is, about: records have the time of the log."""
+
+    def call_at(self, due_us: int, callback: Callable[[], object]) -> FlowTimer:
+        """Call `callback` at that time."""
+
+    def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run blocking code in a thread."""
+
+    def waiting(self) -> AbstractContextManager[object]:
+        """Around an `await` that only time, or somebody else's doing, can end."""
+
+
+class WorkerClock:
+    """The clock of a worker."""
+
+    __slots__ = ("_loop", "_now_us")
+
+    def __init__(self, ctx: Context) -> None:
+        self._now_us = ctx.logbook.session.likely_time_us
+        self._loop = asyncio.get_running_loop()
+
+    def now_us(self) -> int:
+        """See `FlowClock`."""
+        return self._now_us()
+
+    def call_at(self, due_us: int, callback: Callable[[], object]) -> FlowTimer:
+        """See `FlowClock`."""
+        return self._loop.call_later(max(0.0, (due_us - self._now_us()) / 1e6), callback)
+
+    def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """See `FlowClock`."""
+        return self._loop.run_in_executor(None, work)
+
+    def waiting(self) -> AbstractContextManager[object]:
+        """See `FlowClock`."""
+        return _NOTHING
+
+
+class VirtualClock:
+    """The clock of `boki.testing`: time passes at once when everything waits for it."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+
+    def now_us(self) -> int:
+        """See `FlowClock`."""
+        return int(self._clock.now_us)
+
+    def call_at(self, due_us: int, callback: Callable[[], object]) -> FlowTimer:
+        """See `FlowClock`."""
+        timer: FlowTimer = self._clock.call_at(max(due_us, self._clock.now_us), callback)
+        return timer
+
+    def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """See `FlowClock`. Time stands still while it runs."""
+        self._clock.thread_started()
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+        future.add_done_callback(lambda _: self._clock.thread_stopped())
+        return future
+
+    def waiting(self) -> AbstractContextManager[object]:
+        """See `FlowClock`."""
+        waiting: AbstractContextManager[object] = self._clock.waiting()
+        return waiting
+
+
+def clock_of(ctx: Context) -> FlowClock:
+    """The clock by which a call lives."""
+    virtual = getattr(ctx, "clock", None)
+    return WorkerClock(ctx) if virtual is None else VirtualClock(virtual)

@@ -1,0 +1,467 @@
+"""One execution of a run in this process. Everything that its `Machine` decides is carried out here.
+
+Steps run as tasks of the worker's loop; when one has ended its record is on the way to the log, and the body goes on at
+once. What has an effect waits until everything before it is durable, and so does the result. All callbacks are called
+by the worker's loop between tasks, so that the body's own loop may run inside of them.
+
+**Messages** are read when the body waits for one, when a run was woken, and from a second on: short runs
+never look. **Rest**: if for a while there was nothing to do but to wait for the time, for messages or for calls, the
+execution ends by `Suspend`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from contextvars import Context as Variables
+from contextvars import copy_context
+from functools import partial
+from random import Random
+from typing import Any, Final, assert_never
+
+from boki import BokiError, Context
+from boki.extending import Payload, Suspend, WakeOn, ends_of
+from boki.libs.bokiflow.attempts import Attempts
+from boki.libs.bokiflow.body import Body
+from boki.libs.bokiflow.calling import Calling
+from boki.libs.bokiflow.clocks import FlowClock, FlowTimer, clock_of
+from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.hooks import hooks
+from boki.libs.bokiflow.inbox import InboxReader, Letter
+from boki.libs.bokiflow.journal import JournalWriter
+from boki.libs.bokiflow.machine import Command
+from boki.libs.bokiflow.records import (
+    Beat,
+    Began,
+    CancelRequested,
+    Continued,
+    Fact,
+    Fired,
+    Intended,
+    Paused,
+    Result,
+    Resumed,
+    encode_note,
+    inbox_tag,
+    journal_tag,
+)
+from boki.libs.bokiflow.replaying import prepared, replay
+from boki.libs.bokiflow.work import CallWork, StepWork, Works
+from boki.libs.fold.retrying import until_answered, until_decided
+
+WRITER_NAMES: Final = Random()
+"""Draws the number by which an execution signs its records: a simulation seeds it."""
+_LISTEN_US: Final = 1_000_000
+"""After this time a run reads its inbox in any case: it may hold a request to cancel it."""
+_ENTRY_BYTES: Final = 4_096
+"""What a record of a step's result needs beside the result, at most."""
+_LINGER_US: Final = 300_000
+"""How long a run waits for something to happen before it is suspended."""
+
+
+class Overtaken(Exception):
+    """Another execution of the run has written to the journal: read it, and begin again."""
+
+
+class Execution:
+    """See the module."""
+
+    def __init__(self, ctx: Context, name: str, history: History, body: Body, life: int, *, is_woken: bool) -> None:
+        self._ctx = ctx
+        self._id = ctx.invocation_id
+        self._scope = body.scope
+        self._history = history
+        self._is_woken = is_woken
+        self._clock: FlowClock = clock_of(ctx)
+        self._outer: Variables = copy_context()
+        self.machine, self._inner = prepared(body, name, history)
+        self.journal = JournalWriter(
+            ctx.logbook, journal_tag(self._id), history, WRITER_NAMES.getrandbits(32), life, self._on_journal
+        )
+        taken = history.continued.taken if history.continued is not None else ()
+        self.inbox = InboxReader(ctx.logbook, inbox_tag(self._id), history.cursor, taken, self._on_letters)
+        self._calling = Calling(ctx, body.scope)
+        self._most_bytes = ctx.logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._steps: dict[int, Attempts] = {}
+        self._tasks: dict[int, asyncio.Task[Result]] = {}
+        """Calls under way."""
+        self._held: deque[tuple[int, Command]] = deque()
+        """Commands that begin when the journal is durable up to a place."""
+        self._ending: set[asyncio.Future[Any]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._timer: FlowTimer | None = None
+        self._timer_n = -1
+        self._listen_timer: FlowTimer | None = None
+        self._rest_timer: FlowTimer | None = None
+        self._is_resting = False
+        self._is_paused = ""
+        self._events = 0
+        """Counts what has happened, to notice that nothing has."""
+        self._suspend: Suspend | None = None
+        self._error: BaseException | None = None
+
+    async def result(self) -> Any:
+        """What the workflow returned; raises what it raised, `Suspend`, `Overtaken`, `Diverged` or `ContinueAsNew`."""
+        if self._is_woken:  # maybe by a message
+            await self.inbox.read_to_end()
+        elif self._history.entries:
+            await self.inbox.read_to(max(entry.seen for entry in self._history.entries))
+        self._loop.call_soon(self._begin)
+        with self._clock.waiting():
+            await self._ended
+        if self.journal.is_overtaken:
+            raise Overtaken
+        for error in (self.journal.error, self._error, self._suspend, self.machine.diverged):
+            if error is not None:
+                raise error
+        return self.machine.result()
+
+    async def record_continuation(self, payload: Payload) -> None:
+        """The workflow begins anew, by a record in front of which the journal is trimmed."""
+        machine, journal, history = self.machine, self.journal, self._history
+        number = history.continued.number + 1 if history.continued is not None else 1
+        cursor, taken = machine.mailbox.cursor(machine.seen)
+        journal.add(Continued(payload, journal.place, number, taken), cursor, self._clock.now_us(), machine.began_us)
+        await journal.rest()
+        if journal.error is not None:
+            raise journal.error
+        if not journal.is_overtaken:
+            trim = self._ctx.logbook.trim
+            await until_answered(partial(trim, journal.last_seqnum, tag=journal_tag(self._id)), "a trim")
+            if cursor:
+                await until_answered(partial(trim, cursor + 1, tag=inbox_tag(self._id)), "a trim")
+
+    async def close(self) -> None:
+        """End whatever still runs, and wait for it: another execution may begin then."""
+        self.machine.put_away()
+        for timer in (self._timer, self._listen_timer, self._rest_timer):
+            if timer is not None:
+                timer.cancel()
+        for attempts in self._steps.values():
+            future = attempts.stop()
+            if future is not None:
+                self._ending.add(future)
+        self._steps.clear()
+        for task in (*self._tasks.values(), *self._background):
+            task.cancel()
+            self._ending.add(task)
+        await self.inbox.close()
+        waited = {future for future in self._ending if isinstance(future, asyncio.Task) and not future.done()}
+        if waited:
+            await asyncio.wait(waited)
+
+    # events
+
+    def _begin(self) -> None:
+        machine, letters = self.machine, self.inbox.letters
+        replay(machine, self._history, letters, self._clock.now_us(), self._inner, self._hand_over)
+        machine.go_live()
+        self._listen_timer = self._clock.call_at(self._clock.now_us() + _LISTEN_US, self.inbox.follow)
+        self._deliver()
+        self._turn()
+
+    def _on_letters(self) -> None:
+        self._deliver()
+        self._turn()
+
+    def _deliver(self) -> None:
+        """Deliver what has come, unless the workflow is paused: then only what ends the pause."""
+        letters = self.inbox.letters
+        while letters and not self._ended.done() and self.machine.diverged is None:
+            if self._is_paused:
+                if not any(isinstance(letter.note, Resumed | CancelRequested) for letter in letters):
+                    return
+                self._is_paused = ""
+            self._hand_over(letters.popleft())
+
+    def _hand_over(self, letter: Letter) -> None:
+        if isinstance(letter.note, Paused):
+            self._is_paused = letter.note.reason or "by request"
+        elif isinstance(letter.note, Resumed | CancelRequested):
+            self._is_paused = ""
+        self._events += 1
+        self.machine.deliver(*letter)
+
+    def _turn(self) -> None:
+        """After every event: carry out what the body has started, and see whether it has ended."""
+        machine = self.machine
+        if self._ended.done():
+            return
+        if machine.diverged is not None:
+            self._end()
+            return
+        for mark in machine.take_marks():
+            self.journal.add(mark, machine.seen, machine.now_us, machine.began_us)
+        for command in machine.take_stopped():
+            self._stop(command)
+        if not self._is_paused:
+            for command in machine.take_started():
+                self._launch(command)
+        if machine.mailbox.answers:
+            self.journal.seal()
+            self._on_durable()
+        if machine.is_over:
+            self.journal.flush()
+            if self.journal.is_firm and not machine.mailbox.answers and not self._background:
+                self._end()
+            return
+        if machine.mailbox.is_listening:
+            self.inbox.follow()
+        self._arm()
+        if self._rest_timer is None and self._is_idle:
+            self._plan_rest()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if not self._ended.done():
+            self._error = error
+            self._ended.set_result(None)
+
+    def _die(self) -> None:
+        """A test wants this process to be lost: what is not durable by now never happened."""
+        self._suspend = Suspend(self._clock.now_us() + 1, note="lost, for a test")
+        self._end()
+
+    def _replays(self) -> bool:
+        """Whether a test wants a replay now: after a record, while nothing runs that would run again."""
+        is_alone = not self._tasks and not self._background and not self._steps
+        return hooks().replays and is_alone and self.journal.place > self._history.place and self.journal.is_quiet
+
+    def _record(self, fact: Fact, *, lazily: bool = False) -> None:
+        """Record an event, and deliver it."""
+        machine = self.machine
+        self._events += 1
+        # a record that a result does not wait for may be lost: it moves no time that timers could depend on
+        now_us = machine.now_us if lazily else max(self._clock.now_us(), machine.now_us)
+        self.journal.add(fact, machine.seen, now_us, machine.began_us, lazily=lazily)
+        machine.apply(fact, now_us)
+
+    def _on_journal(self) -> None:
+        """More of the journal is durable, or it was overtaken."""
+        if self._ended.done():
+            return
+        journal = self.journal
+        if journal.is_overtaken or journal.error is not None:
+            self._loop.call_soon(self._end)
+            return
+        if self._replays():
+            self._end(Overtaken())
+        else:
+            self._on_durable()
+
+    def _on_durable(self) -> None:
+        durable = self.journal.durable
+        while self._held and self._held[0][0] <= durable and not self._is_paused:
+            _, command = self._held.popleft()
+            if command.is_open:
+                self._carry_out(command)
+        if self.machine.mailbox.answers and self.journal.is_firm:
+            self._spawn(self._answer())
+        if self.machine.is_over or (self._rest_timer is None and self._is_idle):
+            self._loop.call_soon(self._turn)
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._on_background)
+
+    def _on_background(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end(error)
+        else:
+            self._turn()
+
+    async def _answer(self) -> None:
+        """Send the answers to updates; under keys, because a replay makes them again."""
+        answers, self.machine.mailbox.answers = self.machine.mailbox.answers, []
+        for answer in answers:
+            key = f"flow-answer:{self._id}:{answer.id}"
+            append = partial(self._ctx.logbook.append, encode_note(answer), [inbox_tag(self._id)], key=key)
+            await until_decided(append, f"an answer of workflow {self._id}")
+
+    # timers and rest
+
+    def _arm(self) -> None:
+        due = self.machine.due_timer()
+        if due is None or due[1] == self._timer_n:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_n = due[1]
+        self._timer = self._clock.call_at(due[0], self._fire)
+
+    def _fire(self) -> None:
+        self._timer, self._timer_n = None, -1
+        due = self.machine.due_timer()
+        is_due = due is not None and due[0] <= self._clock.now_us()
+        if due is not None and is_due and not self._ended.done() and not self._is_paused:
+            self._record(Fired(due[1]))
+        self._turn()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do but to wait."""
+        if self._held and not self._is_paused:
+            return False
+        if any(attempts.is_running for attempts in self._steps.values()) or self._background:
+            return False
+        return self.journal.is_firm and not self.machine.is_over
+
+    def _plan_rest(self) -> None:
+        events = self._events
+
+        def look() -> None:
+            self._rest_timer = None
+            if self._ended.done() or not self._is_idle:
+                return
+            due_us = self._next_due_us()
+            now_us = self._clock.now_us()
+            if self._events != events or (due_us and due_us <= now_us + _LINGER_US and not self._is_paused):
+                self._plan_rest()
+            else:
+                self._spawn(self._try_to_rest())
+
+        linger_us = 0 if self._is_paused else _LINGER_US
+        self._rest_timer = self._clock.call_at(self._clock.now_us() + linger_us, look)
+
+    def _next_due_us(self) -> int:
+        """When the next timer or attempt is due; 0: none is."""
+        due = self.machine.due_timer()
+        times = [due[0]] if due is not None else []
+        times += [attempts.due_us for attempts in self._steps.values() if attempts.due_us]
+        return min(times, default=0)
+
+    @property
+    def _attempt_count(self) -> int:
+        return sum(attempts.count for attempts in self._steps.values())
+
+    async def _try_to_rest(self) -> None:
+        """Suspend the call. What cannot be found out now, such as of a call whose start is under way, may be later."""
+        with suppress(BokiError):
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Suspend the call, if still nothing has happened when all that this needs is done."""
+        events, attempt_count = self._events, self._attempt_count
+        machine, journal = self.machine, self.journal
+        for attempts in self._steps.values():
+            if (retrying := attempts.retrying()) is not None:
+                journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
+        if not journal.is_begun:
+            journal.add(Began(), machine.seen, machine.now_us, machine.began_us)
+        journal.flush()
+        await journal.rest()
+        await self.inbox.read_to_end()
+        wakes = [WakeOn(self._ctx.logbook.name, inbox_tag(self._id), self.inbox.next_start)]
+        calls = [command for command in machine.open_commands if isinstance(command.work, CallWork)]
+        if calls:
+            ends = ends_of(self._id)
+            last = await self._ctx.logbook_named(ends.book).check_tail(ends.tag)
+            wakes.append(ends_of(self._id, last.next_seqnum if last is not None else 0))
+            for command in calls:
+                if isinstance(command.work, CallWork) and await self._calling.has_ended(command.work):
+                    return
+        if self.inbox.letters:
+            self._deliver()
+        if self._events != events or journal.is_overtaken or self._ended.done():
+            return
+        if self._attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
+            return
+        wake_us = 0 if self._is_paused else self._next_due_us()
+        note = f"paused: {self._is_paused}"[:200] if self._is_paused else ""
+        self._suspend = Suspend(wake_us, wakes, note)
+        self._end()
+
+    # steps and calls
+
+    def _launch(self, command: Command) -> None:
+        work: Works = command.work  # type: ignore[assignment] # bodies start nothing else
+        if work.waits:
+            self.journal.seal()  # also the order of what has ended so far decides what follows
+        if work.waits and not self.journal.is_firm:
+            self._held.append((self.journal.firm, command))
+        else:
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        work: Works = command.work  # type: ignore[assignment]
+        match work:
+            case StepWork():
+                self._begin_step(command, work)
+            case CallWork():
+                task = self._loop.create_task(self._calling.perform(work))
+                self._tasks[command.n] = task
+                task.add_done_callback(lambda done: self._on_called(command, done))
+            case _:
+                assert_never(work)
+
+    def _begin_step(self, command: Command, work: StepWork) -> None:
+        if work.step.options.at_most_once and not command.is_begun:
+            if command.intended:
+                self._finish(command, Result(), 0, 1)
+                return
+            command.is_begun = True
+            self._record(Intended(command.n, work.name, work.digest))
+            self._held.append((self.journal.firm, command))
+            return
+        if hooks().dies("before", work.name):
+            self._die()
+            return
+        key = f"{self._scope}:{command.n}"
+        attempts = Attempts(
+            command, work, key, self._clock, self._outer, self._on_ended, self._turn, self._on_beat, self._ctx
+        )
+        self._steps[command.n] = attempts
+        attempts.begin()
+
+    def _stop(self, command: Command) -> None:
+        attempts = self._steps.pop(command.n, None)
+        future = attempts.stop() if attempts is not None else self._tasks.pop(command.n, None)
+        if future is not None:
+            future.cancel()
+            self._ending.add(future)
+            future.add_done_callback(self._ending.discard)
+
+    def _on_called(self, command: Command, task: asyncio.Task[Result]) -> None:
+        self._tasks.pop(command.n, None)
+        if task.cancelled() or self._ended.done():
+            return
+        error = task.exception()
+        if isinstance(error, BokiError):  # that may pass
+            self._clock.call_at(self._clock.now_us() + _LINGER_US, lambda: self._call_again(command))
+        elif error is not None:
+            self._end(error)
+        else:
+            self._finish(command, task.result(), 0, 1)
+
+    def _call_again(self, command: Command) -> None:
+        if command.is_open and not self._ended.done():
+            self._carry_out(command)
+
+    def _on_ended(self, attempts: Attempts, result: Result) -> None:
+        self._steps.pop(attempts.command.n, None)
+        if hooks().dies("after", attempts.work.name):
+            self._die()
+            return
+        size_bytes = len(result.value.data) if result.value is not None else 0
+        if size_bytes > self._most_bytes:
+            result = Result(None, attempts.work.step.too_large(size_bytes, self._most_bytes))
+        self._finish(attempts.command, result, attempts.began_us, attempts.count)
+
+    def _finish(self, command: Command, result: Result, began_us: int, attempts: int) -> None:
+        done = self.machine.end(command, result, began_us, attempts)
+        if done is not None and not self._ended.done():
+            work: Works = command.work  # type: ignore[assignment]
+            self._record(done, lazily=work.is_pure)
+            self._turn()
+
+    def _on_beat(self, attempts: Attempts, details: Payload) -> None:
+        """A heartbeat may come from a thread."""
+        self._loop.call_soon_threadsafe(self._beat, attempts.command, details)
+
+    def _beat(self, command: Command, details: Payload) -> None:
+        if command.is_open and not self._ended.done():
+            self._record(Beat(command.n, details))

@@ -1,0 +1,61 @@
+"""The face of BokiFlow: `/flow` over HTTP, and the commands `boki flow`.
+
+It is imported whenever the CLI starts, so it imports nothing of the library before a part of it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from boki.faces import CommandGroup, Face, GatewayPart, GatewayPort
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+SUMMARY: Final = "Start workflows, look at them, speak to them."
+
+
+def _commands() -> Typer:
+    from boki.libs.bokiflow.face.commands import app
+
+    for module in ("message_commands", "check_commands"):
+        import_module(f"{__name__}.{module}")  # adds its commands
+    return app
+
+
+def _names(url: str, token: str, _given: Mapping[str, str]) -> Sequence[str]:
+    from boki.libs.bokiflow.face import commands
+
+    return commands.names_of(url, token)
+
+
+def _at_gateway(gateway: GatewayPort) -> GatewayPart:
+    from boki.libs.bokiflow.face.http import Workflows
+
+    return GatewayPart(routes=Workflows(gateway).routes())
+
+
+def _openapi() -> Mapping[str, Any]:
+    from boki.libs.bokiflow.face.openapi import FLOW_PATHS
+
+    return FLOW_PATHS
+
+
+FACE: Final = Face(
+    library="bokiflow",
+    tags=("!fj:", "!fi:"),
+    commands=CommandGroup(
+        name="flow",
+        help=SUMMARY,
+        order=(
+            *("start", "list", "show", "tail", "result", "signal", "update", "resolve"),
+            *("cancel", "kill", "pause", "resume", "record", "check"),
+        ),
+        load=_commands,
+        completions={"WORKFLOW": _names},
+    ),
+    at_gateway=_at_gateway,
+    openapi=_openapi,
+)

@@ -1,0 +1,118 @@
+"""`boki flow record|check`: keep what workflows did, and replay it against new code before that is deployed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from boki.calls import OVER, Payload
+from boki.cli.connection import AsJson, Token, Url, connect_async
+from boki.cli.help import examples
+from boki.cli.terminal import content_of, count_text, errors, path_text, print_json, results
+from boki.errors import BokiError, ConfigError
+from boki.libs.bokiflow.checking import check
+from boki.libs.bokiflow.face.commands import Book, Id, Name, app
+from boki.libs.bokiflow.face.requests import Flows
+from boki.libs.bokiflow.recorded import Recorded, decode, encode, record
+from boki.libs.bokiflow.workflows import Workflow
+from boki.runtime.values import is_json
+
+__all__ = ["app"]
+
+
+@app.command("record")
+@examples('boki flow record travel trip-17 \'{"to": "BOS"}\' > histories/trip-17.json')
+def record_history(
+    name: Name,
+    flow_id: Id,
+    payload: Annotated[
+        str, typer.Argument(help="What it was started with, JSON or text; not needed if it answers queries.")
+    ] = "",
+    book: Book = "",
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Print the record of a workflow, for `boki flow check`.
+
+    The record has the arguments' digests and the results of all steps, as they stand in the log.
+    """
+    with Flows(url, token, book) as flows:
+        workflow = flows.get(name, flow_id)
+    given = None
+    if payload:
+        body = content_of(payload, "", may_be_empty=False)
+        given = Payload("json" if is_json(body) else "text", body)
+
+    async def read() -> Recorded:
+        async with connect_async(url, token) as client:
+            logbook = client.logbook(workflow["book"])
+            has_ended = workflow["state"] in OVER
+            return await record(logbook, name, flow_id, workflow["invocation"], has_ended=has_ended, payload=given)
+
+    sys.stdout.write(encode(asyncio.run(read())).decode())
+
+
+@app.command("check")
+@examples("boki flow check --history histories", "boki flow check --history histories --functions functions")
+def check_histories(
+    history: Annotated[Path, typer.Option("--history", metavar="DIR", help="Folder with what `record` printed.")],
+    functions: Annotated[
+        Path, typer.Option("--functions", metavar="DIR", help="The functions folder with the new code.")
+    ] = Path("functions"),
+    as_json: AsJson = False,
+) -> None:
+    """Replay recorded workflows against this code. Exit code 1 if one diverges.
+
+    No step is run, and nothing is sent: the code is given the outcomes that were recorded.
+    """
+    workflows = _workflows_of(functions)
+    files = sorted(history.glob("*.json"))
+    if not files:
+        raise ConfigError(f"{path_text(history)} has no *.json: make them by `boki flow record`", field="history")
+    bad = 0
+    for path in files:
+        problem = _problem(path, workflows)
+        bad += bool(problem)
+        if as_json:
+            print_json({"file": str(path), "problem": problem})
+        elif problem:
+            results().print(f"{path.name}: {problem}", style="red", markup=False)
+    if not as_json:
+        errors().print(f"{count_text(len(files), 'workflow')} replayed, {bad:,} would be paused", markup=False)
+    if bad:
+        raise typer.Exit(1)
+
+
+def _problem(path: Path, workflows: dict[str, Workflow[Any, Any]]) -> str:
+    """Why that workflow could not go on; "" if it can."""
+    try:
+        recorded = decode(path.read_bytes(), path.name)
+        code = workflows.get(recorded.workflow)
+        if code is None:
+            return f"there is no workflow {recorded.workflow} any more"
+        found = asyncio.run(check(code, recorded))
+    except BokiError as error:
+        return error.message
+    return "" if found is None else f"recorded was {found.details['recorded']}, and the code {found.details['started']}"
+
+
+def _workflows_of(folder: Path) -> dict[str, Workflow[Any, Any]]:
+    """The workflows of a functions folder, by name. `ConfigError` if a module cannot be imported."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there is no folder {path_text(folder)}: name the functions by --functions", field="functions"
+        )
+    sys.path.insert(0, str(folder.resolve()))
+    found: dict[str, Workflow[Any, Any]] = {}
+    for path in sorted(folder.glob("*.py")):
+        try:
+            module = importlib.import_module(path.stem)
+        except Exception as error:
+            raise ConfigError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from error
+        found |= {one.name: one for one in vars(module).values() if isinstance(one, Workflow)}
+    return found

@@ -1,0 +1,288 @@
+"""`/flow` over HTTP: start workflows, list and ask for them, speak to them.
+
+A workflow is addressed by the name of its function and its own id. It runs as a logged call whose LogBook has its
+journal and its inbox, so a gateway needs nothing but the ledger of logged calls and that LogBook.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Final, get_args
+
+from aiohttp.web import BaseRequest, Response
+
+from boki import InvalidArgument, NoSuchFunction, NoSuchInvocation
+from boki.calls import MAX_CALLS_PAGE, Call, CallFilter, CallStatus, ChosenId, FunctionInfo, InvocationState, Payload
+from boki.extending import decode_any, invocation_id_of
+from boki.faces import GatewayPort, Route
+from boki.gateway.http import answers, arguments
+from boki.gateway.http.arguments import query, query_int, query_seconds
+from boki.gateway.http.bodies import message_value, payload_encoding
+from boki.libs.bokiflow.face.looking import look
+from boki.libs.bokiflow.face.shapes import span_shape, state_shape
+from boki.libs.bokiflow.handles import Handle, WorkflowStatus, state_of
+from boki.libs.bokiflow.refusals import no_such_workflow
+from boki.libs.bokiflow.workflows import LIBRARY, MAX_ID_CHARS
+from boki.libs.fold.arguments import check_key
+from boki.log.checks import check_book
+from boki.log.ids import MAX_SEQNUM
+from boki.runtime.http_exchange import MAX_WAIT_S
+from boki.runtime.logbook import LogSession
+
+STATES: Final[tuple[WorkflowStatus, ...]] = get_args(WorkflowStatus)
+IF_RUNNING: Final = ("use", "fail")
+IF_ENDED: Final = ("use", "fail", "again", "again_if_failed")
+_MAX_DELAY_S: Final = 366 * 24 * 3_600.0
+_MAX_LOOKED_AT: Final = 5_000
+"""Maximum number of logged calls that one page of a list looks at."""
+_DEFAULT_LIMIT: Final = 100
+_MAX_SPANS: Final = 5_000
+_HISTORY_BYTES: Final = 4 * 1024 * 1024
+"""What a history may take of the gateway's budget."""
+
+Saying = Callable[[Handle[Any], str, Any], Awaitable[Any]]
+
+
+class Workflows:
+    """The handlers of `/flow`."""
+
+    def __init__(self, gateway: GatewayPort) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> list[Route]:
+        """What is answered here."""
+        one = "/flow/{workflow}/{id}"
+        told = {"cancel": _cancel, "kill": _kill, "pause": _pause, "resume": _resume}
+        named = {"signal": _signal, "promise": _resolve}
+        return [
+            Route("GET", "/flow", self.page),
+            Route("POST", "/flow/{workflow}", self.start),
+            Route("GET", one, self.state),
+            Route("GET", f"{one}/history", self.history),
+            Route("POST", f"{one}/update/{{message}}", self.update),
+            *(Route("POST", f"{one}/{verb}/{{message}}", partial(self.say, act)) for verb, act in named.items()),
+            *(Route("POST", f"{one}/{verb}", partial(self.tell, act)) for verb, act in told.items()),
+        ]
+
+    # Starting
+
+    async def start(self, request: BaseRequest, workflow: str) -> Response:
+        """Start a workflow with the body as its payload; its id, once that is durable."""
+        values = query(request, {"id", "book", "if_running", "if_ended", "delay_s"})
+        info = self._info(workflow)
+        flow_id = check_key(values.get("id") or os.urandom(16).hex(), "id", MAX_ID_CHARS)
+        chosen = ChosenId(
+            arguments.key(request.headers) or os.urandom(16).hex(),
+            _one_of(values, "if_running", IF_RUNNING),
+            _one_of(values, "if_ended", IF_ENDED),
+            flow_id,
+        )
+        delay_s = query_seconds(values, "delay_s", _MAX_DELAY_S)
+        book = _book(values, info)
+        with self._gateway.admitted():
+            payload = await self._payload(request, info)
+            call = Call(
+                invocation_id_of(workflow, book, flow_id),
+                workflow,
+                payload,
+                book,
+                int(info.timeout_s * 1e6),
+                0,
+                arguments.positions(request.headers),
+                chosen=chosen,
+            )
+            await self._gateway.ledger.accept(info.to_be_logged(call), delay_s=delay_s)
+        return answers.json_answer({"id": flow_id, "workflow": workflow, "invocation": call.id, "book": book})
+
+    async def _payload(self, request: BaseRequest, info: FunctionInfo) -> Payload:
+        body = await self._gateway.body(request)
+        encoding = payload_encoding(request.headers.get("Content-Type", ""), info.payload_encoding)
+        payload = Payload(encoding, body)
+        if body:
+            decode_any(payload, f"payload of {info.name}")  # a body that is no JSON is refused before it is logged
+        return payload
+
+    # Looking
+
+    async def page(self, request: BaseRequest) -> Response:
+        """Workflows whose state changed last first: by workflow, state, beginning of the id, and time."""
+        values = query(request, {"workflow", "state", "id", "since_us", "until_us", "before", "limit"}, "state")
+        limit = query_int(values, "limit", _DEFAULT_LIMIT, MAX_CALLS_PAGE)
+        if not limit:
+            raise InvalidArgument(f"limit must be from 1 to {MAX_CALLS_PAGE}, not 0", field="limit")
+        wanted = values.get("workflow", "")
+        if wanted:
+            self._info(wanted)
+        statuses = [_status(text) for text in arguments.query_list(request, "state")]
+        states = tuple({_call_status(status) for status in statuses})
+        since_us, until_us = query_int(values, "since_us", 0), query_int(values, "until_us", MAX_SEQNUM)
+        before = query_int(values, "before", MAX_SEQNUM)
+        found: list[InvocationState] = []
+        looked_at = 0
+        with self._gateway.admitted():
+            while before and len(found) < limit and looked_at < _MAX_LOOKED_AT:
+                asked = CallFilter(wanted, states, since_us, until_us, before, limit - len(found))
+                page = await self._gateway.ledger.page(asked)
+                found += [call for call in page.calls if self._is_wanted(call, values.get("id", ""), statuses)]
+                looked_at += asked.limit
+                before = page.before
+        body: dict[str, Any] = {"workflows": [state_shape(call) for call in found]}
+        if before:
+            body["before"] = str(before)
+        return answers.json_answer(body)
+
+    def _is_wanted(self, call: InvocationState, beginning: str, statuses: Sequence[WorkflowStatus]) -> bool:
+        info = self._gateway.functions.get(call.function)
+        if info is None or info.settings_of(LIBRARY) is None:
+            return False
+        found = state_of(call.name or call.id, call)
+        return found.id.startswith(beginning) and (not statuses or found.status in statuses)
+
+    async def state(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
+        """The state of a workflow, after waiting at most `wait_s` for its end; with its result."""
+        values = query(request, {"wait_s", "book"})
+        wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
+        with self._gateway.admitted(waits=wait_s > 0), self._gateway.connected(request):
+            call = await self._call(values, workflow, flow_id, wait_s)
+        return answers.json_answer(state_shape(call))
+
+    async def history(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
+        """What the workflow did: its last `limit` spans, and its state."""
+        values = query(request, {"limit", "book"})
+        limit = query_int(values, "limit", 200, _MAX_SPANS)
+        session = self._gateway.session(request)
+        with self._gateway.admitted(_HISTORY_BYTES), self._gateway.connected(request):
+            call = await self._call(values, workflow, flow_id)
+            seen = await look(session.logbook(call.book), call.id)
+        shown = seen.spans[-limit:] if limit else []
+        body = {
+            "workflow": state_shape(call),
+            "began_us": seen.began_us,
+            "continuations": seen.continuations,
+            "span_count": len(seen.spans),
+            "spans": [span_shape(span) for span in shown],
+        }
+        return answers.json_answer(body, session.caller.positions)
+
+    # Saying something
+
+    async def say(self, act: Saying, request: BaseRequest, workflow: str, flow_id: str, name: str) -> Response:
+        """A signal, or the value of a promise: the body."""
+        handle, session = self._handle(request, query(request, {"book"}), workflow, flow_id)
+        with self._gateway.admitted():
+            value = await self._value(request)
+            await act(handle, name, (value, arguments.key(request.headers)))
+        return answers.json_answer({}, session.caller.positions)
+
+    async def tell(self, act: Saying, request: BaseRequest, workflow: str, flow_id: str) -> Response:
+        """Cancel, kill, pause or resume it."""
+        values = query(request, {"book", "reason"})
+        handle, session = self._handle(request, values, workflow, flow_id)
+        with self._gateway.admitted():
+            await act(handle, "", values.get("reason", ""))
+        return answers.json_answer({}, session.caller.positions)
+
+    async def update(self, request: BaseRequest, workflow: str, flow_id: str, name: str) -> Response:
+        """An update with the body: its answer. Under the same idempotency key it is sent once, and answered again."""
+        values = query(request, {"book", "wait_s"})
+        wait_s = query_seconds(values, "wait_s", MAX_WAIT_S) or MAX_WAIT_S
+        handle, session = self._handle(request, values, workflow, flow_id, wait_s)
+        with self._gateway.admitted(waits=True), self._gateway.connected(request):
+            value = await self._value(request)
+            answer = await handle.update(name, value, id=arguments.key(request.headers))
+        return answers.json_answer({"answer": answer}, session.caller.positions)
+
+    async def _value(self, request: BaseRequest) -> Any:
+        body = await self._gateway.body(request)
+        return message_value(request.headers.get("Content-Type", ""), body) if body else None
+
+    # In between
+
+    def _handle(
+        self, request: BaseRequest, values: Mapping[str, str], workflow: str, flow_id: str, wait_s: float = 0.0
+    ) -> tuple[Handle[Any], LogSession]:
+        """The workflow of that id, whether it was started or not."""
+        book = _book(values, self._info(workflow))
+        check_key(flow_id, "id", MAX_ID_CHARS)
+        session = self._gateway.session(request, wait_s)
+        call_id = invocation_id_of(workflow, book, flow_id)
+        decode = partial(decode_any, what=f"result of {workflow}")
+        return Handle(workflow, flow_id, call_id, self._gateway.ledger, session.logbook(book), decode), session
+
+    async def _call(
+        self, values: Mapping[str, str], workflow: str, flow_id: str, wait_s: float = 0.0
+    ) -> InvocationState:
+        """The logged call of a workflow that was started. `NoSuchWorkflow`"""
+        book = _book(values, self._info(workflow))
+        try:
+            return await self._gateway.ledger.state(invocation_id_of(workflow, book, flow_id), wait_s)
+        except NoSuchInvocation:
+            raise no_such_workflow(workflow, flow_id) from None
+
+    def _info(self, workflow: str) -> FunctionInfo:
+        """A registered workflow. `NoSuchFunction`, or `InvalidArgument` for a function that is none."""
+        functions = self._gateway.functions
+        info = functions.get(workflow)
+        known = sorted(name for name, one in functions.items() if one.settings_of(LIBRARY) is not None)
+        if info is None:
+            near = get_close_matches(workflow, known, n=1)
+            guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(known[:8]) or 'none'}"
+            raise NoSuchFunction(f"there is no workflow {workflow!r:.100}: {guess}", function=workflow[:128])
+        if info.settings_of(LIBRARY) is None:
+            raise InvalidArgument(
+                f"{workflow} is a function and no workflow: call it at /function/{workflow}, or decorate it with "
+                "@workflow",
+                field="workflow",
+            )
+        return info
+
+
+def _book(values: Mapping[str, str], info: FunctionInfo) -> str:
+    """The LogBook of a workflow: the one that is named, else its own."""
+    return check_book(values["book"]) if "book" in values else info.book or info.name
+
+
+def _one_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> Any:
+    text = values.get(name, allowed[0])
+    if text not in allowed:
+        raise InvalidArgument(f"{name} must be one of {', '.join(allowed)}, not {text[:60]!r}", field=name)
+    return text
+
+
+def _call_status(status: WorkflowStatus) -> CallStatus:
+    """The state of the logged call of a workflow in that state."""
+    return "suspended" if status == "paused" else status
+
+
+def _status(text: str) -> WorkflowStatus:
+    for state in STATES:
+        if text == state:
+            return state
+    raise InvalidArgument(f"state must be one of {', '.join(STATES)}, not {text[:60]!r}", field="state")
+
+
+async def _signal(handle: Handle[Any], name: str, said: tuple[Any, str | None]) -> None:
+    await handle.signal(name, said[0], key=said[1])
+
+
+async def _resolve(handle: Handle[Any], name: str, said: tuple[Any, str | None]) -> None:
+    await handle.resolve(name, said[0])
+
+
+async def _cancel(handle: Handle[Any], _name: str, reason: str) -> None:
+    await handle.cancel(reason)
+
+
+async def _kill(handle: Handle[Any], _name: str, _reason: str) -> None:
+    await handle.kill()
+
+
+async def _pause(handle: Handle[Any], _name: str, reason: str) -> None:
+    await handle.pause(reason)
+
+
+async def _resume(handle: Handle[Any], _name: str, _reason: str) -> None:
+    await handle.resume()

@@ -1,0 +1,183 @@
+"""`flow`: what the body of a workflow may ask of its workflow. Everything here is deterministic, or recorded.
+
+::
+
+    from boki.libs.bokiflow import flow, workflow
+
+    @workflow
+    async def remind(who: str) -> None:
+        await flow.sleep(7 * 24 * 3600)            # no process waits
+        answer = await flow.receive("answer")      # a signal, which may have come long before
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from random import Random
+from typing import Any, Final, Generic, NoReturn, ParamSpec, TypeVar, overload
+from uuid import UUID
+
+from boki.extending import check_seconds
+from boki.libs.bokiflow.body import body_of
+from boki.libs.bokiflow.work import CallWork, ParentClose
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Child(Generic[R]):
+    """A call that a workflow has started: a child workflow, or a function."""
+
+    def __init__(self, work: CallWork) -> None:
+        self._work = work
+
+    @property
+    def id(self) -> str:
+        """The invocation id of the call."""
+        return self._work.invocation_id
+
+    async def result(self) -> R:
+        """What it returns, once it has ended; raises what it ended with."""
+        work = self._work
+        waiting = CallWork(
+            work.target,
+            work.payload,
+            work.invocation_id,
+            work.call_name,
+            starts=False,
+            awaits=True,
+            parent_close=work.parent_close,
+            book=work.book,
+        )
+        body = body_of("Child.result")
+        found: R = await body.awaited(waiting)
+        return found
+
+
+class Flow:
+    """See the module. Its methods raise `InvalidArgument` outside of a workflow."""
+
+    @property
+    def id(self) -> str:
+        """The id under which the workflow was started; its invocation id if it was started without one."""
+        return body_of("flow.id").flow_id
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the body repeats what is recorded: for what must be said once, such as a line of a log."""
+        return not body_of("flow.is_replaying").machine.is_live
+
+    # time and chance
+
+    def now(self) -> datetime:
+        """The workflow's time (UTC): that of its last event."""
+        return body_of("flow.now").now()
+
+    def random(self) -> Random:
+        """Random numbers that are the same in every replay: `flow.random().choice(...)`."""
+        return body_of("flow.random").random
+
+    def uuid(self) -> UUID:
+        """A random UUID that is the same in every replay."""
+        return body_of("flow.uuid").uuid()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, up to years: a workflow that only waits has no process."""
+        body_of("flow.sleep")
+        await asyncio.sleep(check_seconds(seconds, "seconds", positive=False))
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition is true. It is looked at after each event of the workflow, and must only read."""
+        await body_of("flow.wait_for").machine.when(condition)
+
+    # steps and calls
+
+    @overload
+    async def run(self, step: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    async def run(self, step: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    async def run(self, step: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a step and wait for it. A `def` step runs in a thread, so that it blocks no other workflow."""
+        return await body_of("flow.run").step(step, args, kwargs)
+
+    async def call(
+        self,
+        target: Any,
+        *payload: Any,
+        id: str | None = None,  # noqa: A002 - as everywhere
+        book: str | None = None,
+        parent_close: ParentClose = "cancel",
+    ) -> Any:
+        """Run a workflow or a function as a logged call of its own, once, and wait for its result.
+
+        `id` names a child workflow; without it, it has an id of its own. A child that is no longer awaited when this
+        workflow has ended is treated as `parent_close` says.
+        """
+        body = body_of("flow.call")
+        return await body.awaited(body.call(target, payload, id, awaits=True, parent_close=parent_close, book=book))
+
+    async def start(
+        self,
+        target: Any,
+        *payload: Any,
+        id: str | None = None,  # noqa: A002 - as everywhere
+        book: str | None = None,
+        parent_close: ParentClose = "cancel",
+    ) -> Child[Any]:
+        """Start a workflow or a function as a logged call, and go on. See `call`."""
+        body = body_of("flow.start")
+        work = body.call(target, payload, id, awaits=False, parent_close=parent_close, book=book)
+        body.children[work.invocation_id] = work
+        await body.machine.start(work)
+        return Child(work)
+
+    # messages
+
+    async def receive(self, signal: str) -> Any:
+        """The payload of the next signal of that name. Signals that came before are kept, also over a restart."""
+        return await body_of("flow.receive").machine.mailbox.receive(signal)
+
+    async def promise(self, name: str) -> Any:
+        """The value that the promise of that name is given from outside; raises the error that it is given."""
+        return await asyncio.shield(body_of("flow.promise").machine.mailbox.promise(name))
+
+    def on_signal(self, name: str, handler: Callable[[Any], Any]) -> None:
+        """Have each signal of that name be given to `handler`, a `def` or `async def` with one parameter."""
+        body_of("flow.on_signal").machine.mailbox.on_signal(name, handler)
+
+    def on_update(
+        self, name: str, handler: Callable[[Any], Any], *, validator: Callable[[Any], object] | None = None
+    ) -> None:
+        """Have each update of that name be answered with what `handler` returns or raises.
+
+        `validator` is called first, and refuses the update by raising; it must only read.
+        """
+        body_of("flow.on_update").machine.mailbox.on_update(name, handler, validator)
+
+    def on_query(self, name: str, handler: Callable[[Any], Any]) -> None:
+        """Have each query of that name be answered with what `handler` returns: a `def` that only reads."""
+        body_of("flow.on_query").on_query(name, handler)
+
+    # the course of the workflow
+
+    def compensate(self, undo: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Undo what was done: if the workflow fails or is cancelled from here on, `undo` is run, the latest first."""
+        body_of("flow.compensate").compensate(undo, args, dict(kwargs))
+
+    def patched(self, name: str) -> bool:
+        """Whether the body is to do what it does since the change of that name.
+
+        True for workflows that come here after the change was deployed; False for those that were past this point.
+        """
+        return bool(body_of("flow.patched").machine.decide(f"patch {name}", new=True, old=False))
+
+    def continue_as_new(self, *payload: Any) -> NoReturn:
+        """Begin again with this payload, under the same id, and with an empty journal. Messages are kept."""
+        body_of("flow.continue_as_new").continue_as_new(payload)
+
+
+flow: Final = Flow()

@@ -1,0 +1,241 @@
+"""`Handle`: a workflow by its id, from functions: its state and result, and what may be said to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from boki import BokiError, DeadlineExceeded, InvalidArgument, LogBook, NoSuchInvocation, WrongState
+from boki.extending import OVER, Failure, InvocationState, Payload, decode_any, encode_any
+from boki.libs.bokiflow.records import (
+    Answered,
+    CancelRequested,
+    Note,
+    Paused,
+    Resolved,
+    Result,
+    Resumed,
+    Signalled,
+    Updated,
+    encode_note,
+    inbox_tag,
+    note_of,
+)
+from boki.libs.bokiflow.refusals import WorkflowEnded, no_such_workflow
+from boki.libs.bokiflow.replaying import Runnable, ask_query
+from boki.libs.fold.arguments import check_key
+
+R = TypeVar("R")
+
+WorkflowStatus = Literal["accepted", "running", "retrying", "suspended", "paused", "done", "failed", "cancelled"]
+_PAGE: Final = 100
+_LONGEST_WAIT_S: Final = 10 * 365 * 24 * 3_600.0
+
+
+class Calls(Protocol):
+    """The logged calls: those of `CallsById` in a function, the gateway's in a gateway."""
+
+    async def state(self, invocation_id: str, wait_s: float = 0) -> InvocationState:
+        """What is known of a call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
+
+    async def cancel(self, invocation_id: str) -> InvocationState:
+        """End a call. `WrongState` if it has ended otherwise, `NoSuchInvocation`."""
+
+
+class WorkflowState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a workflow. Times are the log's, in microseconds since the epoch; 0: not yet."""
+
+    id: str
+    workflow: str
+    invocation_id: str
+    book: str
+    status: WorkflowStatus
+    accepted_us: int
+    finished_us: int
+    wakes_us: int
+    """When it goes on by itself, if it is suspended until a time."""
+    note: str
+    """Why it is paused."""
+    failure: Failure | None
+
+
+class Handle(Generic[R]):
+    """A workflow by its id. It may have ended, or not have been started yet: then it has only its inbox."""
+
+    def __init__(
+        self,
+        name: str,
+        flow_id: str,
+        invocation_id: str,
+        calls: Calls,
+        logbook: LogBook,
+        decode: Callable[[Payload], R],
+        code: Runnable | None = None,
+    ) -> None:
+        """See `Workflow.start` and `Workflow.handle`.
+
+        `name` is the workflow's, `decode` reads what it returned. `code` is the workflow itself, where this process has
+        it.
+        """
+        self.workflow = name
+        """The name of the workflow."""
+        self._calls = calls
+        self._decode = decode
+        self._code = code
+        self.id = flow_id
+        """The id that it was given when it was started."""
+        self.invocation_id = invocation_id
+        """The id of its logged call."""
+        self._logbook = logbook
+
+    def __repr__(self) -> str:
+        return f"<{self.workflow} {self.id!r}>"
+
+    # reading
+
+    async def status(self) -> WorkflowState:
+        """What is known of it. `NoSuchInvocation` if it was never started, or ended longer ago than calls are kept."""
+        return state_of(self.id, await self._state())
+
+    async def result(self, *, wait_s: float | None = None) -> R:
+        """What it returned, once it has ended; raises what it ended with.
+
+        `DeadlineExceeded` after `wait_s`, or at the deadline of the calling function: the workflow goes on.
+        """
+        state = await self._state(_LONGEST_WAIT_S if wait_s is None else wait_s)
+        if state.state not in OVER:
+            raise DeadlineExceeded(
+                f"{self!r} has not ended (it is {state_of(self.id, state).status}): wait longer, or ask again",
+                outcome="not_applied",
+            )
+        if state.failure is not None:
+            raise state.failure.error()
+        assert state.result is not None, "it has ended without a failure"
+        return self._decode(state.result)
+
+    # saying something to it
+
+    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> None:
+        """Send a message without an answer. It is kept until the workflow takes it, also if that is yet to be started.
+
+        `key`: the same key within 24 hours sends nothing again.
+        """
+        note = Signalled(check_key(name, "name"), encode_any(payload, f"payload of signal {name}"))
+        await self._send(note, None if key is None else f"signal:{key}")
+
+    async def update(self, name: str, payload: Any = None, *, id: str | None = None) -> Any:  # noqa: A002
+        """Send a message and wait for its answer; raises what the handler, or its validator, raised.
+
+        `id`: the same id sends nothing again, and gives the same answer.
+        """
+        update_id = check_key(id, "id") if id is not None else uuid4().hex
+        note = Updated(check_key(name, "name"), encode_any(payload, f"payload of update {name}"), update_id)
+        seqnum = await self._send(note, f"update:{update_id}")
+        return await self._answer(update_id, seqnum + 1)
+
+    async def query(self, name: str, payload: Any = None) -> Any:
+        """What its handler of that query says now. Nothing happens, and nothing waits: a replay in this process tells.
+
+        Also of one that has ended. `InvalidArgument` if it has no such query.
+        """
+        if self._code is None:
+            raise InvalidArgument(f"the code of {self.workflow} is not in this process: query it from a function")
+        return await ask_query(self._logbook, self._code, self.invocation_id, self.id, name, payload)
+
+    async def resolve(self, promise: str, value: Any = None) -> None:
+        """Give the promise of that name its value. The first value or error counts."""
+        result = Result(encode_any(value, f"value of promise {promise}"))
+        await self._send(Resolved(check_key(promise, "promise"), result), None)
+
+    async def reject(self, promise: str, error: BokiError) -> None:
+        """Have the promise of that name raise this error."""
+        await self._send(Resolved(check_key(promise, "promise"), Result(None, Failure.of(error))), None)
+
+    async def cancel(self, reason: str = "") -> None:
+        """Ask it to end: its body is cancelled as a task is, and undoes what it has done. Again: nothing more happens.
+
+        `WorkflowEnded` if it has ended.
+        """
+        await self._check_running()
+        await self._send(CancelRequested(reason), None)
+
+    async def kill(self) -> None:
+        """End it as it is: nothing is undone. Again: nothing more happens. `WorkflowEnded` if it has ended before."""
+        try:
+            await self._calls.cancel(self.invocation_id)
+        except WrongState as error:
+            raise WorkflowEnded(f"{self!r} has ended: it cannot be killed", **error.details) from None
+        except NoSuchInvocation:
+            raise no_such_workflow(self.workflow, self.id) from None
+
+    async def pause(self, reason: str = "") -> None:
+        """Let the steps that run come to their end, and begin nothing more until `resume`. Messages are kept."""
+        await self._check_running()
+        await self._send(Paused(reason), None)
+
+    async def resume(self) -> None:
+        """Go on after `pause`, or after the code was corrected that had diverged."""
+        await self._check_running()
+        await self._send(Resumed(), None)
+
+    # in between
+
+    async def _send(self, note: Note, key: str | None) -> int:
+        tag = inbox_tag(self.invocation_id)
+        logged = None if key is None else f"flow:{self.invocation_id}:{key}"
+        return await self._logbook.append(encode_note(note), [tag], key=logged)
+
+    async def _answer(self, update_id: str, start: int) -> Any:
+        """Wait for the answer, or for the end of the workflow."""
+        tag = inbox_tag(self.invocation_id)
+        while True:
+            page = await self._logbook.read(tag, start=start, limit=_PAGE, wait_s=_ANSWER_S)
+            for record in page.records:
+                note = note_of(record.data)
+                if isinstance(note, Answered) and note.id == update_id:
+                    return _value(note.result)
+            start = page.next_start
+            if not page.records:
+                await self._check_running()
+
+    async def _check_running(self) -> None:
+        state = await self._state()
+        if state.state in OVER:
+            raise WorkflowEnded(f"{self!r} has ended ({state.state}): nothing was sent", state=state.state)
+
+    async def _state(self, wait_s: float = 0.0) -> InvocationState:
+        try:
+            return await self._calls.state(self.invocation_id, wait_s)
+        except NoSuchInvocation:
+            raise no_such_workflow(self.workflow, self.id) from None
+
+
+_ANSWER_S: Final = 5.0
+"""How often an update that is not answered looks whether its workflow still runs."""
+
+
+def _value(result: Result) -> Any:
+    if result.failure is not None:
+        raise result.failure.error()
+    return None if result.value is None else decode_any(result.value, "answer")
+
+
+def state_of(flow_id: str, call: InvocationState) -> WorkflowState:
+    """What the state of its logged call says of a workflow."""
+    note = call.suspension.note if call.suspension is not None else ""
+    is_paused = call.state == "suspended" and note.startswith("paused")
+    return WorkflowState(
+        id=flow_id,
+        workflow=call.function,
+        invocation_id=call.id,
+        book=call.book,
+        status="paused" if is_paused else call.state,
+        accepted_us=call.accepted_us,
+        finished_us=call.finished_us,
+        wakes_us=call.suspension.wake_us if call.suspension is not None else 0,
+        note=note,
+        failure=call.failure,
+    )

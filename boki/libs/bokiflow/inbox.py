@@ -1,0 +1,85 @@
+"""Reads the inbox of a workflow: first what a replay needs, then what comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from boki import BokiError, LogBook
+from boki.libs.bokiflow.records import Note, note_of
+
+PAGE_RECORDS: Final = 1_000
+_POLL_S: Final = 1.0
+"""A read that is given up goes on at its engine until then: many short runs must not leave many long reads."""
+_PAUSE_S: Final = 1.0
+
+
+class Letter(NamedTuple):
+    """A message with its place in the log."""
+
+    seqnum: int
+    time_us: int
+    note: Note
+
+
+class InboxReader:
+    """The messages behind a cursor, in order. `arrived` is called when there are more, while it follows."""
+
+    def __init__(
+        self, logbook: LogBook, tag: str, cursor: int, taken: tuple[int, ...], arrived: Callable[[], None]
+    ) -> None:
+        self._logbook = logbook
+        self._tag = tag
+        self._taken = frozenset(taken)
+        self._arrived = arrived
+        self._task: asyncio.Task[None] | None = None
+        self.letters: deque[Letter] = deque()
+        """What was read and not delivered."""
+        self.next_start = cursor + 1
+        """Where to read next."""
+
+    async def read_to(self, seqnum: int) -> None:
+        """Read all messages up to this one."""
+        while self.next_start <= seqnum and await self._read(0.0):
+            pass
+
+    async def read_to_end(self) -> None:
+        """Read all messages that there are."""
+        while await self._read(0.0):
+            pass
+
+    def follow(self) -> None:
+        """Read on, from here to the end of the execution."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def close(self) -> None:
+        """Read no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                found = await self._read(_POLL_S)
+            except BokiError as error:
+                if not error.retryable:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if found:
+                self._arrived()
+
+    async def _read(self, wait_s: float) -> bool:
+        """Read a page; whether it had anything."""
+        page = await self._logbook.read(self._tag, start=self.next_start, limit=PAGE_RECORDS, wait_s=wait_s)
+        for record in page.records:
+            note = note_of(record.data)
+            if note is not None and record.seqnum >= self.next_start and record.seqnum not in self._taken:
+                self.letters.append(Letter(record.seqnum, record.time, note))
+        if page.records:
+            self.next_start = max(self.next_start, page.records[-1].next_seqnum)
+        return bool(page.records)

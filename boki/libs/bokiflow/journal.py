@@ -1,0 +1,200 @@
+"""Appends the records of one execution to its journal, several in flight, and knows which of them are durable.
+
+Each record goes to its own place (`Expect(journal, count=place)`), so records may be in flight together and the log
+refuses those of an execution that was overtaken. Records of pure steps may wait for the next one, and travel with it.
+
+If an answer is lost or an append fails, the writer **settles** before anything else happens: it reads what stands in
+the journal, finds its own records there, and appends the missing ones. If it finds those of another execution, this one
+is overtaken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from boki import BokiError, ConditionFailed, Expect, LogBook
+from boki.extending import begin_append
+from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.records import Entry, Fact, encode_entry
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+PAGE_RECORDS: Final = 1_000
+
+
+class JournalWriter:
+    """See the module. `changed` is called whenever more is durable, or when `is_overtaken` or `error` is set."""
+
+    def __init__(
+        self, logbook: LogBook, tag: str, history: History, writer: int, life: int, changed: Callable[[], None]
+    ) -> None:
+        self._logbook = logbook
+        self._tags = [tag]
+        self._tag = tag
+        self._writer = writer
+        self._life = life
+        self._base = history.place
+        self._changed = changed
+        self.place = history.place
+        """The place of the next record."""
+        self.durable = history.place
+        """Every record below this place is durable."""
+        self.firm = history.place
+        """What has an effect waits until this is durable."""
+        self.is_overtaken = False
+        self.error: BokiError | None = None
+        """Why the journal cannot be written."""
+        self._next_start = history.next_start
+        """Where the records that are not known to be durable begin, or would."""
+        self._sent: dict[int, bytes] = {}
+        """Records that are not known to be durable, by place."""
+        self._kept: list[bytes] = []
+        """Those of them that wait for the next record."""
+        self._arrived: dict[int, tuple[int, int]] = {}
+        """Durable records behind others that are not: from which place on, to which, and the last seqnum."""
+        self._in_flight: set[asyncio.Future[Any]] = set()
+        self._is_settling = False
+        self.is_begun = history.began_us > 0
+        """Whether the journal says when the workflow began."""
+        self.append_count = 0
+
+    def add(self, fact: Fact, seen: int, at_us: int, began_us: int, *, lazily: bool = False) -> None:
+        """Record a fact at the next place. `lazily`: together with the next one; nothing waits for it."""
+        entry = Entry(self._writer, self._base, seen, at_us, fact, 0 if self.is_begun else began_us, self._life)
+        self.is_begun = True
+        data = encode_entry(entry)
+        self._sent[self.place] = data
+        self._kept.append(data)
+        self.place += 1
+        if not lazily:
+            self.seal()
+
+    def seal(self) -> None:
+        """Something with an effect follows: it waits for all records, those that could have waited included."""
+        self.firm = self.place
+        self.flush()
+
+    def flush(self) -> None:
+        """Append what waits for the next record."""
+        if self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
+            kept, self._kept = self._kept, []
+            self._append(self.place - len(kept), kept)
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether all is durable that has an effect or came before one."""
+        return self.durable >= self.firm
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way, or waits to be."""
+        return not self._sent
+
+    @property
+    def last_seqnum(self) -> int:
+        """The seqnum of the last record that is known to be durable."""
+        return self._next_start - 1
+
+    async def rest(self) -> None:
+        """Wait until nothing is under way any more."""
+        while self._in_flight:
+            await asyncio.wait(set(self._in_flight))
+
+    def _append(self, place: int, data: list[bytes]) -> None:
+        self.append_count += 1
+        try:
+            appending = begin_append(self._logbook, data, self._tags, Expect(self._tag, count=place))
+        except BokiError as error:
+            self._settle_soon(error)
+            return
+        self._in_flight.add(appending)
+        appending.add_done_callback(partial(self._on_appended, place))
+
+    def _on_appended(self, place: int, appending: asyncio.Future[Sequence[int]]) -> None:
+        self._in_flight.discard(appending)
+        if appending.cancelled():
+            return  # its process ends
+        error = appending.exception()
+        if error is None:
+            seqnums = appending.result()
+            self._arrive(place, place + len(seqnums), seqnums[-1])
+        elif isinstance(error, BokiError):
+            self._settle_soon(error)
+        else:
+            raise error
+
+    def _arrive(self, start: int, stop: int, last_seqnum: int) -> None:
+        """These places are durable."""
+        self._arrived[start] = (stop, last_seqnum)
+        before = self.durable
+        while (reached := self._arrived.pop(self.durable, None)) is not None:
+            for place in range(self.durable, reached[0]):
+                del self._sent[place]
+            self.durable, self._next_start = reached[0], reached[1] + 1
+        if self.durable != before:
+            self._changed()
+
+    # after an error
+
+    def _settle_soon(self, error: BokiError) -> None:
+        if not self._is_settling:
+            self._is_settling = True
+            task = asyncio.get_running_loop().create_task(self._settle(error))
+            self._in_flight.add(task)
+            task.add_done_callback(self._in_flight.discard)
+
+    async def _settle(self, error: BokiError) -> None:
+        """Find out which records stand in the journal, and append the others."""
+        me = asyncio.current_task()
+        pause_s = 0.0
+        while (others := {task for task in self._in_flight if task is not me}) or not self._is_final(error):
+            if others:
+                await asyncio.wait(others)
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            try:
+                await self._resend()
+                break
+            except BokiError as again:
+                error = again
+        else:
+            self.error = error
+        self._is_settling = False
+        asyncio.get_running_loop().call_soon(self._changed)
+        self.flush()
+
+    async def _resend(self) -> None:
+        """Compare the journal with what was sent, and append what is missing; raises if that is not decided."""
+        stood, end = await self._read_unsure()
+        start, stop = self.durable, self.place
+        mine = [self._sent[place] for place in range(start, stop)]
+        if stood != mine[: len(stood)]:
+            self.is_overtaken = True
+            return
+        self._kept.clear()
+        self._arrived.clear()
+        missing = mine[len(stood) :]
+        if missing:
+            when = Expect(self._tag, count=start + len(stood))
+            end = (await self._logbook.append_many([(item, self._tags) for item in missing], when=when))[-1] + 1
+        if mine:
+            self._arrive(start, stop, end - 1)
+
+    async def _read_unsure(self) -> tuple[list[bytes], int]:
+        """What stands in the journal behind the records that are known to be durable, and where it ends."""
+        stood: list[bytes] = []
+        start = self._next_start
+        while True:
+            page = await self._logbook.read(self._tag, start=start, limit=PAGE_RECORDS)
+            if not page.records:
+                return stood, start
+            stood += [record.data for record in page.records]
+            start = page.records[-1].next_seqnum
+
+    @staticmethod
+    def _is_final(error: BokiError) -> bool:
+        """Whether the journal can never be written: the record is too large, or the deadline has passed."""
+        return error.outcome == "not_applied" and not error.retryable and not isinstance(error, ConditionFailed)

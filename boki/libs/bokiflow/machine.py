@@ -1,0 +1,372 @@
+"""One execution of a workflow's body: what it has started, and what it waits for. Pure; `run.py` acts for it.
+
+The body runs on a `FlowLoop`. What it starts (a step, a timer, a call) is a **command**, numbered in the order of its
+start. A command ends by an **event**, and events are delivered one at a time: the loop runs until it is quiet, then
+comes the next. The order of the events is all that an execution depends on, and the journal keeps it.
+
+**Replay.** The events of the journal are delivered in its order, with the messages of the inbox that each record says
+were delivered before it. Commands that the body starts meanwhile are only remembered. When the journal is at its end,
+what is still open is handed out to be carried out, and the execution is live.
+
+**Divergence.** A command carries its name and a digest of its arguments, and so does its record. If they differ, or a
+record is about a command that was never started, nothing is delivered any more: `diverged` says what was recorded and
+what the code did instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from heapq import heappop, heappush
+from typing import Any, Protocol, assert_never
+
+from boki.extending import Payload, decode_any, encode_any
+from boki.libs.bokiflow.history import History, describe
+from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
+from boki.libs.bokiflow.mailbox import Mailbox
+from boki.libs.bokiflow.records import (
+    Beat,
+    Began,
+    Continued,
+    Done,
+    Entry,
+    Fact,
+    Fired,
+    Intended,
+    Marked,
+    Note,
+    Result,
+    Retrying,
+)
+from boki.libs.bokiflow.refusals import Diverged, cancelled, diverged, unfinished
+
+
+class Work(Protocol):
+    """What a command is to do outside of the body."""
+
+    name: str
+    digest: bytes
+
+    def value(self, result: Result) -> Any:
+        """What the body is given for a result; raises what it ended with."""
+
+
+class CommandFuture(FlowFuture[Any]):
+    """What the body awaits of a command. If the body cancels it, the command's work is no longer wanted."""
+
+    def __init__(self, machine: Machine, command: Command) -> None:
+        super().__init__(loop=machine.loop)
+        self._machine = machine
+        self._command = command
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """See `asyncio.Future.cancel`."""
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._machine.stop(self._command)
+        return is_cancelled
+
+
+class Command:
+    """Something that the body has started."""
+
+    __slots__ = ("future", "intended", "is_begun", "is_open", "n", "retrying", "said", "work")
+
+    def __init__(self, n: int, work: Work, machine: Machine) -> None:
+        self.n = n
+        self.work = work
+        self.future = CommandFuture(machine, self)
+        self.is_open = True
+        """Whether its end is still wanted."""
+        self.is_begun = False
+        """Whether this execution has recorded that it is about to begin."""
+        self.intended = False
+        """Whether its journal says that it was about to begin."""
+        self.retrying: Retrying | None = None
+        """The last attempt, as the journal tells of it."""
+        self.said: Beat | None = None
+        """What it said last of its progress."""
+
+    def __repr__(self) -> str:
+        return f"{self.work.name}#{self.n}"
+
+
+class Machine:
+    """See the module. `body` is called once, when the machine begins."""
+
+    def __init__(self, name: str, history: History, body: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self.name = name
+        self.loop = FlowLoop(self._start_timer)  # type: ignore[abstract] # what is missing is refused, see there
+        self.now_us = 0
+        self.began_us = 0
+        self.seen = 0
+        """The last message of the inbox that was delivered."""
+        self.is_live = False
+        self.is_at_end = not history.entries
+        """Whether the journal has nothing more to replay."""
+        self.diverged: Diverged | None = None
+        self.started: list[Command] = []
+        """What is to be carried out, once it is taken: see `take_started`."""
+        self.stopped: list[Command] = []
+        """What is no longer wanted."""
+        self._history = history
+        self._body = body
+        self._next_n = 0
+        self._commands: dict[int, Command] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._due: list[tuple[int, int]] = []
+        self._main: FlowTask[Any] | None = None
+        self._context = Context()
+        self._cancel_reason: str | None = None
+        self._failure: Exception | None = None
+        self._conditions: list[tuple[Callable[[], bool], FlowFuture[None]]] = []
+        self._decided: dict[str, Any] = {}
+        self.marks: list[Marked] = []
+        """Decisions to be recorded."""
+        self.mailbox = Mailbox(self.loop, self.cancel, self.fail)
+
+    # events
+
+    def begin(self, began_us: int, context: Context) -> None:
+        """Start the body at this time, in this context."""
+        self.began_us = self.now_us = began_us
+        self._context = context
+        self._main = self.loop.create_task(self._body(), name=self.name, context=context.copy())
+        self._run()
+
+    def replay(self, entry: Entry) -> None:
+        """The next record of the journal. Messages up to its `seen` were delivered before."""
+        if self.diverged is None:
+            self.is_at_end = entry is self._history.entries[-1]
+            self.apply(entry.fact, entry.at_us)
+
+    def apply(self, fact: Fact, at_us: int) -> None:
+        """An event, or what is known of a command before its event, at this time."""
+        self._pass_to(at_us)
+        match fact:
+            case Done():
+                command = self._commands.get(fact.n)
+                if command is None or (command.work.name, command.work.digest) != (fact.name, fact.digest):
+                    self._diverge(fact)
+                    return
+                self._end(command, fact.result)
+            case Fired():
+                handle = self._timers.pop(fact.n, None)
+                if handle is None:
+                    self._diverge(fact)
+                    return
+                self.loop.run_handle(handle)
+            case Intended() | Retrying() | Beat():
+                self._keep(fact)
+            case Began() | Marked() | Continued():
+                pass
+            case _:
+                assert_never(fact)
+        self._run()
+
+    def deliver(self, seqnum: int, at_us: int, note: Note) -> None:
+        """The next message of the inbox."""
+        if self.diverged is None:
+            self.seen = seqnum
+            self._pass_to(at_us)
+            self._context.run(self.mailbox.deliver, seqnum, note)
+            self._run()
+
+    def go_live(self) -> None:
+        """The journal is at its end: what the body has started from here on is to be carried out."""
+        self.is_live = True
+        self.is_at_end = True
+        if self._main is not None and not self._main.done():
+            self.started = list(self._commands.values())
+
+    def end(self, command: Command, result: Result, began_us: int, attempts: int) -> Done | None:
+        """The record of the end of a command's work; None if the body does not want it any more."""
+        if not command.is_open:
+            return None
+        return Done(command.n, command.work.name, command.work.digest, result, began_us, attempts)
+
+    def due_timer(self) -> tuple[int, int] | None:
+        """When the next timer is over, and its number."""
+        while self._due:
+            due_us, n = self._due[0]
+            handle = self._timers.get(n)
+            if handle is not None and not handle.cancelled():
+                return due_us, n
+            self._timers.pop(n, None)
+            heappop(self._due)
+        return None
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel the body, as a task is cancelled."""
+        if self._main is not None and self._cancel_reason is None:
+            self._cancel_reason = reason
+            self._main.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """End the body with this error: a handler of its messages raised it."""
+        if self._main is not None and self._failure is None:
+            self._failure = error
+            self._main.cancel()
+
+    def _run(self) -> None:
+        """Run the body until it is quiet, and again while a condition that it waits for has come true."""
+        self.loop.run_until_quiet()
+        while self._conditions and self.diverged is None:
+            met = [pair for pair in self._conditions if not pair[1].done() and self._context.run(pair[0])]
+            if not met:
+                self._conditions = [pair for pair in self._conditions if not pair[1].done()]
+                return
+            for _, future in met:
+                future.set_result(None)
+            self.loop.run_until_quiet()
+
+    # what the body does
+
+    def start(self, work: Work) -> CommandFuture:
+        """The body starts a command."""
+        command = Command(self._number(), work, self)
+        recorded = None if self.is_live else self._history.fact(command.n)
+        if recorded is not None and not _matches(recorded, work):
+            self._diverge(recorded, f"started {command}")
+            return command.future
+        self._commands[command.n] = command
+        if self.is_live:
+            self.started.append(command)
+        return command.future
+
+    def stop(self, command: Command) -> None:
+        """The body does not want a command any more."""
+        if command.is_open:
+            command.is_open = False
+            del self._commands[command.n]
+            if self.is_live:
+                self.stopped.append(command)
+
+    def when(self, condition: Callable[[], bool]) -> FlowFuture[None]:
+        """A future that is done when the condition is true, which is looked at after each event."""
+        future: FlowFuture[None] = self.loop.create_future()
+        if condition():
+            future.set_result(None)
+        else:
+            self._conditions.append((condition, future))
+        return future
+
+    def decide(self, name: str, new: Any, old: Any) -> Any:
+        """A decision by name: `new` where the body comes to it for the first time live, `old` where it had come past
+        this point before there was this decision; and from then on what it was.
+        """
+        if name not in self._decided:
+            recorded = self._history.marks.get(name)
+            if recorded is not None:
+                self._decided[name] = decode_any(recorded, f"decision {name}")
+            elif self.is_live or self.is_at_end:
+                self._decided[name] = new
+                self.marks.append(Marked(name, encode_any(new, f"decision {name}")))
+            else:
+                self._decided[name] = old
+        return self._decided[name]
+
+    def keep(self, name: str, value: Payload) -> None:
+        """Record a value by name, once."""
+        if name not in self._decided and name not in self._history.marks:
+            self._decided[name] = value
+            self.marks.append(Marked(name, value))
+
+    def _start_timer(self, when_s: float, handle: asyncio.TimerHandle) -> None:
+        n = self._number()
+        recorded = None if self.is_live else self._history.fact(n)
+        if recorded is not None and not isinstance(recorded, Fired):
+            self._diverge(recorded, f"started timer#{n}")
+            return
+        self._timers[n] = handle
+        heappush(self._due, (self.began_us + round(when_s * 1e6), n))
+
+    def _number(self) -> int:
+        n = self._next_n
+        self._next_n = n + 1
+        return n
+
+    # state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the body has ended."""
+        return self._main is not None and self._main.done()
+
+    def result(self) -> Any:
+        """What the body returned; raises what it raised."""
+        assert self._main is not None, "it has begun"
+        try:
+            value = self._main.result()
+        except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
+            if self._cancel_reason is None:
+                raise
+            raise cancelled(self.name, self._cancel_reason) from None
+        handlers = self.mailbox.running_handlers
+        if handlers:
+            raise unfinished(self.name, handlers)
+        return value
+
+    def take_started(self) -> list[Command]:
+        """Commands to carry out now, each once."""
+        started, self.started = self.started, []
+        return [command for command in started if command.is_open]
+
+    def take_marks(self) -> list[Marked]:
+        """Decisions to be recorded, each once."""
+        marks, self.marks = self.marks, []
+        return marks
+
+    def take_stopped(self) -> list[Command]:
+        """Commands whose work is to be ended."""
+        stopped, self.stopped = self.stopped, []
+        return stopped
+
+    @property
+    def open_commands(self) -> list[Command]:
+        """What the body has started and waits for, without timers."""
+        return list(self._commands.values())
+
+    def put_away(self) -> None:
+        """The execution is over, whatever the body thinks: it goes on elsewhere, or later."""
+        self.loop.put_away()
+
+    def _pass_to(self, at_us: int) -> None:
+        if at_us > self.now_us:
+            self.now_us = at_us
+            self.loop.time_s = (at_us - self.began_us) / 1e6
+
+    def _end(self, command: Command, result: Result) -> None:
+        command.is_open = False
+        del self._commands[command.n]
+        try:
+            value = command.work.value(result)
+        except Exception as error:  # noqa: BLE001 - it is the body's
+            command.future.set_exception(error)
+        else:
+            command.future.set_result(value)
+
+    def _keep(self, fact: Intended | Retrying | Beat) -> None:
+        command = self._commands.get(fact.n)
+        if command is None:
+            return
+        match fact:
+            case Intended():
+                command.intended = True
+            case Retrying():
+                command.retrying = fact
+            case Beat():
+                command.said = fact
+
+    def _diverge(self, recorded: Done | Fired, started: str = "") -> None:
+        if self.diverged is None:
+            command = self._commands.get(recorded.n)
+            did = started or (f"started {command}" if command is not None else "did not start it")
+            self.diverged = diverged(self.name, describe(recorded), did)
+
+
+def _matches(recorded: Done | Fired, work: Work) -> bool:
+    return isinstance(recorded, Done) and (recorded.name, recorded.digest) == (work.name, work.digest)

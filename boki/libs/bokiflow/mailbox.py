@@ -1,0 +1,239 @@
+"""Messages of a workflow: signals, updates, queries and promises, as its body takes them. Pure.
+
+A message is delivered once, in the order of the log, and kept until the body takes it: a signal may come before anyone
+waits for it, or before the workflow was started. Messages belong to the workflow's id, so those that were not taken are
+there for the workflow that continues it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, assert_never, get_type_hints
+
+from boki import InvalidArgument
+from boki.extending import Payload, ValueCodec, codec_for, decode_any, encode_any, failure_of
+from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
+from boki.libs.bokiflow.records import (
+    Answered,
+    CancelRequested,
+    Note,
+    Paused,
+    Resolved,
+    Result,
+    Resumed,
+    Signalled,
+    Updated,
+)
+
+Handler = Callable[[Any], Any]
+
+
+class Validator(Protocol):
+    """Refuses an update by raising."""
+
+    def __call__(self, payload: Any, /) -> object:
+        """Raise to refuse the update of that payload."""
+
+
+class Mailbox:
+    """See the module. `cancel` is told of a request to cancel the workflow, `fail` of a handler that raised."""
+
+    def __init__(self, loop: FlowLoop, cancel: Callable[[str], None], fail: Callable[[Exception], None]) -> None:
+        self._loop = loop
+        self._cancel = cancel
+        self._fail = fail
+        self._kept: dict[int, Signalled | Updated | Resolved] = {}
+        """Messages that nobody has taken, by seqnum."""
+        self._receivers: dict[str, deque[FlowFuture[Any]]] = {}
+        self._promises: dict[str, FlowFuture[Any]] = {}
+        self._signal_handlers: dict[str, Handler] = {}
+        self._update_handlers: dict[str, tuple[Handler, Validator | None]] = {}
+        self.queries: dict[str, Handler] = {}
+        self._running: dict[FlowTask[Any], str] = {}
+        self._answered: set[str] = set()
+        self._taken: set[int] = set()
+        self.answers: list[Answered] = []
+        """Answers to be sent, once everything before them is durable."""
+
+    # what the log brings
+
+    def deliver(self, seqnum: int, note: Note) -> None:
+        """The next message. The loop is to be run afterwards."""
+        match note:
+            case Signalled() | Updated() | Resolved():
+                self._kept[seqnum] = note
+                self._offer(seqnum, note)
+            case Answered():
+                self._answered.add(note.id)
+                self.answers = [answer for answer in self.answers if answer.id != note.id]
+            case CancelRequested():
+                self._cancel(note.reason)
+            case Paused() | Resumed():
+                pass
+            case _:
+                assert_never(note)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the body waits for messages, or may be called by one."""
+        if self._signal_handlers or self._update_handlers:
+            return True
+        waits = any(not future.done() for queue in self._receivers.values() for future in queue)
+        return waits or any(not promise.done() for promise in self._promises.values())
+
+    def cursor(self, seen: int) -> tuple[int, tuple[int, ...]]:
+        """From behind which seqnum a continuation reads, and which messages there were taken already."""
+        if not self._kept:
+            return seen, ()
+        first = min(self._kept)
+        return first - 1, tuple(sorted(seqnum for seqnum in self._taken if seqnum >= first))
+
+    @property
+    def running_handlers(self) -> list[str]:
+        """Names of the messages whose handlers have not ended."""
+        return [name for task, name in self._running.items() if not task.done()]
+
+    # what the body asks for
+
+    def receive(self, name: str) -> FlowFuture[Any]:
+        """The next signal of that name."""
+        future = self._loop.create_future()
+        for seqnum, note in self._kept.items():
+            if isinstance(note, Signalled) and note.name == name:
+                self._take(seqnum)
+                future.set_result(_value(note.payload, name))
+                return future
+        self._receivers.setdefault(name, deque()).append(future)
+        return future
+
+    def promise(self, name: str) -> FlowFuture[Any]:
+        """The promise of that name: the same future each time."""
+        future = self._promises.get(name)
+        if future is None:
+            future = self._promises[name] = self._loop.create_future()
+            for seqnum, note in list(self._kept.items()):
+                if isinstance(note, Resolved) and note.name == name:
+                    self._offer(seqnum, note)
+        return future
+
+    def on_signal(self, name: str, handler: Handler) -> None:
+        """Have signals of that name be given to `handler`, those that are kept included."""
+        self._signal_handlers[name] = handler
+        self._offer_kept(Signalled, name)
+
+    def on_update(self, name: str, handler: Handler, validator: Validator | None) -> None:
+        """Have updates of that name be answered by `handler`, unless `validator` refuses them."""
+        self._update_handlers[name] = (handler, validator)
+        self._offer_kept(Updated, name)
+
+    def query(self, name: str, payload: Any) -> Any:
+        """What the handler of that query says; it reads, and does nothing."""
+        handler = self.queries.get(name)
+        if handler is None:
+            known = ", ".join(sorted(self.queries)) or "none"
+            raise InvalidArgument(f"the workflow has no query {name!r}; it has {known}", field="query")
+        found = handler(payload)
+        if inspect.iscoroutine(found):
+            found.close()
+            raise InvalidArgument(f"the handler of query {name!r} is async: a query only reads, so make it a def")
+        return found
+
+    # in between
+
+    def _offer_kept(self, kind: type[Signalled | Updated], name: str) -> None:
+        for seqnum, note in list(self._kept.items()):
+            if isinstance(note, kind) and note.name == name:
+                self._offer(seqnum, note)
+
+    def _offer(self, seqnum: int, note: Signalled | Updated | Resolved) -> None:
+        """Give a message to whoever wants it now."""
+        match note:
+            case Signalled():
+                self._offer_signal(seqnum, note)
+            case Updated():
+                self._offer_update(seqnum, note)
+            case Resolved():
+                future = self._promises.get(note.name)
+                if future is None:
+                    return
+                self._take(seqnum)
+                if not future.done():
+                    _settle(future, note.result, note.name)
+            case _:
+                assert_never(note)
+
+    def _offer_signal(self, seqnum: int, note: Signalled) -> None:
+        handler = self._signal_handlers.get(note.name)
+        if handler is not None:
+            self._take(seqnum)
+            self._call(note.name, handler, note.payload, None)
+            return
+        waiting = self._receivers.get(note.name)
+        while waiting:
+            future = waiting.popleft()
+            if not future.done():
+                self._take(seqnum)
+                future.set_result(_value(note.payload, note.name))
+                return
+
+    def _offer_update(self, seqnum: int, note: Updated) -> None:
+        found = self._update_handlers.get(note.name)
+        if found is None:
+            return
+        self._take(seqnum)
+        if note.id in self._answered:
+            return
+        self._answered.add(note.id)
+        handler, validator = found
+        if validator is not None:
+            try:
+                validator(_codec_of(handler).decode(note.payload, f"payload of {note.name}"))
+            except Exception as error:  # noqa: BLE001 - whatever it raises is why the update is refused
+                self.answers.append(Answered(note.id, Result(None, failure_of(note.name, error))))
+                return
+        self._call(note.name, handler, note.payload, note.id)
+
+    def _call(self, name: str, handler: Handler, payload: Payload, update: str | None) -> None:
+        task = self._loop.create_task(self._handle(name, handler, payload, update), name=f"handler of {name}")
+        self._running[task] = name
+        task.add_done_callback(lambda done: self._running.pop(done, None))
+
+    async def _handle(self, name: str, handler: Handler, payload: Payload, update: str | None) -> None:
+        try:
+            found = handler(_codec_of(handler).decode(payload, f"payload of {name}"))
+            value = await found if inspect.isawaitable(found) else found
+            result = Result(encode_any(value, f"answer of {name}"))
+        except Exception as error:  # noqa: BLE001 - of an update it is the answer, of a signal the workflow's end
+            if update is None:
+                self._fail(error)
+                return
+            result = Result(None, failure_of(name, error))
+        if update is not None:
+            self.answers.append(Answered(update, result))
+
+    def _take(self, seqnum: int) -> None:
+        del self._kept[seqnum]
+        if self._kept:
+            self._taken.add(seqnum)
+        else:
+            self._taken.clear()
+
+
+def _codec_of(handler: Handler) -> ValueCodec:
+    """How the payloads of a handler are read: as its first parameter is annotated."""
+    names = list(inspect.signature(handler).parameters)
+    annotation = get_type_hints(handler, include_extras=True).get(names[0], Any) if names else Any
+    return codec_for(annotation, f"payload of {getattr(handler, '__name__', 'a handler')}")
+
+
+def _value(payload: Payload, name: str) -> Any:
+    return decode_any(payload, f"payload of {name}")
+
+
+def _settle(future: FlowFuture[Any], result: Result, name: str) -> None:
+    if result.failure is not None:
+        future.set_exception(result.failure.error())
+    else:
+        future.set_result(None if result.value is None else decode_any(result.value, f"value of promise {name}"))

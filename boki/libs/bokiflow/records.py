@@ -1,0 +1,220 @@
+"""Records of workflows: what stands in a run's journal and in its inbox.
+
+A workflow run is a logged call. In the LogBook of that call it has two tags:
+
+- the **journal** holds what the run itself did, one record for each outcome: the n-th record is appended under the
+  condition that the tag has had n records (`Expect(tag, count=n)`), so that the log decides between two executions of
+  one run, place by place, and several appends may be in flight;
+- the **inbox** holds what others sent: signals, updates, resolved promises, requests to cancel or to pause. Anyone may
+  append to it at any time, before the start and after the end.
+
+The two never conflict. Each journal record says in `seen` which message of the inbox was delivered last before it, so
+a replay delivers both in the same order.
+
+**Writers.** The condition on the count alone is not enough while several appends are in flight: if place 3 is lost to
+another execution, the record for place 4 may still find four records in front of it. So a record names its writer and
+the place where that writer began, and `boki.libs.bokiflow.history` skips a record whose predecessor is of another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from boki.extending import Failure, Payload
+from boki.libs.fold.codec import RecordCodec
+
+VERSION: Final = 1
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True):
+    """How a command ended: with a value or with a failure; with neither if it was never known how (`unknown`)."""
+
+    value: Payload | None = None
+    failure: Failure | None = None
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Command number `n` has ended: a step, a child workflow or a function call.
+
+    `name` and `digest` (of the arguments) identify it: a replay that starts something else under the number diverges.
+    """
+
+    n: int
+    name: str
+    digest: bytes
+    result: Result
+    began_us: int = 0
+    attempts: int = 1
+
+
+class Fired(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The timer that is command number `n` is over."""
+
+    n: int
+
+
+class Intended(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Step `n`, which may run at most once, is about to begin."""
+
+    n: int
+    name: str
+    digest: bytes
+
+
+class Retrying(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Attempt number `attempts` of step `n` has failed, and the next one is due at `next_us`."""
+
+    n: int
+    attempts: int
+    next_us: int
+    began_us: int
+    failure: Failure
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """What step `n` said of its progress, for its next attempt."""
+
+    n: int
+    details: Payload
+
+
+class Began(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The run waits before anything else was recorded; its header says when it began."""
+
+
+class Continued(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """The workflow begins anew with this payload; of the journal nothing before this record counts.
+
+    `place` is the record's own place in the journal, and `number` counts the continuations. Its header's `seen` is
+    lowered to where the inbox is to be read from; `taken` names the messages behind it that were taken nevertheless.
+    """
+
+    payload: Payload
+    place: int
+    number: int
+    taken: tuple[int, ...] = ()
+
+
+class Marked(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """A decision that the run made when it first came to it, such as which code it follows; by name."""
+
+    name: str
+    value: Payload
+
+
+Fact = Done | Fired | Intended | Retrying | Beat | Began | Continued | Marked
+"""What a journal record says. Only `Done` and `Fired` are events that the body of the workflow waits for."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """A journal record.
+
+    `writer` and `base` say who wrote it: a random number, and the place of that writer's first record. `seen` is the
+    seqnum of the inbox message that was delivered last before it (0: none). `at_us` is the workflow's time afterwards.
+    `began_us` is when the workflow began, in the first record of the journal. `life` tells the runs of one id apart
+    that was started again after its workflow had ended.
+    """
+
+    writer: int
+    base: int
+    seen: int
+    at_us: int
+    fact: Fact
+    began_us: int = 0
+    life: int = 0
+
+
+class Signalled(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A message without an answer."""
+
+    name: str
+    payload: Payload
+
+
+class Updated(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A message that wants an answer. `id` is the same when it is sent again."""
+
+    name: str
+    payload: Payload
+    id: str
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The run's answer to an update; of several of one id the first counts."""
+
+    id: str
+    result: Result
+
+
+class Resolved(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The promise of that name has a value or an error; of several the first counts."""
+
+    name: str
+    result: Result
+
+
+class CancelRequested(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """End the workflow by cancelling it, so that it can clean up."""
+
+    reason: str = ""
+
+
+class Paused(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Do not go on until `Resumed`."""
+
+    reason: str = ""
+
+
+class Resumed(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Go on."""
+
+
+Note = Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+    """An inbox record."""
+
+    note: Note
+
+
+CODEC: Final[RecordCodec[Entry | Message]] = RecordCodec("workflows", VERSION, Entry | Message)
+
+
+def journal_tag(run: str) -> str:
+    """The tag of a run's journal."""
+    return f"!fj:{run}"
+
+
+def inbox_tag(workflow: str) -> str:
+    """The tag of a workflow's inbox."""
+    return f"!fi:{workflow}"
+
+
+def entry_of(data: bytes) -> Entry | None:
+    """The journal record with these data; None: a stranger's."""
+    record = CODEC.own(data)
+    return record if isinstance(record, Entry) else None
+
+
+def note_of(data: bytes) -> Note | None:
+    """What the inbox record with these data says; None: a stranger's."""
+    record = CODEC.own(data)
+    return record.note if isinstance(record, Message) else None
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The record data of a journal record."""
+    return CODEC.encode(entry)
+
+
+def encode_note(note: Note) -> bytes:
+    """The record data of an inbox record."""
+    return CODEC.encode(Message(note))
+
+
+def details_of(fact: Fact) -> dict[str, Any]:
+    """The fact as JSON values, for people."""
+    return {"kind": type(fact).__name__.lower(), **msgspec.to_builtins(msgspec.structs.asdict(fact), str_keys=True)}

@@ -1,0 +1,123 @@
+"""What the workflow library refuses, and what to do next.
+
+BokiError
+├── InvalidArgument
+│   └── NotDeterministic    a workflow did what a replay could not repeat
+├── FunctionFailed
+│   └── StepFailed          a step failed for good
+├── NotFound
+│   └── NoSuchWorkflow      nothing was started under that id
+├── WrongState
+│   ├── UnfinishedHandlers  the workflow returned while handlers of messages were running
+│   └── WorkflowEnded       nothing can be said to it any more
+├── Diverged                the code does not do what the journal says: the workflow is paused
+├── CompensationFailed      a workflow failed, and could not undo all that it had done
+├── OutcomeUnknown          a step that may run at most once was cut off
+└── WorkflowCancelled       the workflow was cancelled by a request
+"""
+
+from __future__ import annotations
+
+from boki import BokiError, FunctionFailed, InvalidArgument, NotFound, WrongState
+
+
+class NotDeterministic(InvalidArgument):
+    """A workflow reached out of itself, so that a replay could not repeat what it did. Nothing happened."""
+
+    code = "not_deterministic"
+
+
+class StepFailed(FunctionFailed):
+    """A step failed for good. `error_type` is the class of what it raised, `step` its name, `attempts` a number."""
+
+    code = "step_failed"
+
+
+class Diverged(BokiError):
+    """The code of a workflow did something else than what its journal says; the workflow is paused.
+
+    `recorded` and `started` name both sides.
+    """
+
+    code = "workflow_diverged"
+    http_status = 409
+
+
+class OutcomeUnknown(BokiError):
+    """A step that may run at most once was cut off: it ran in part, in full or not at all, and will not run again."""
+
+    code = "step_outcome_unknown"
+    default_outcome = "unknown"
+
+
+class WorkflowCancelled(BokiError):
+    """The workflow was cancelled by a request, and what it had to clean up is cleaned up."""
+
+    code = "workflow_cancelled"
+    http_status = 409
+    default_outcome = "failed"
+
+
+class CompensationFailed(BokiError):
+    """A workflow failed, and some of what it had done could not be undone. `compensations` says what."""
+
+    code = "compensation_failed"
+    default_outcome = "failed"
+
+
+class WorkflowEnded(WrongState):
+    """The workflow has ended, so that nothing can be said to it any more. Nothing happened."""
+
+    code = "workflow_ended"
+
+
+class NoSuchWorkflow(NotFound):
+    """No workflow was started under that id, or it ended longer ago than calls are kept."""
+
+    code = "no_such_workflow"
+
+
+class UnfinishedHandlers(WrongState):
+    """The workflow returned while handlers of its messages were still running: await them, or what they do."""
+
+    code = "unfinished_handlers"
+
+
+def diverged(workflow: str, recorded: str, started: str) -> Diverged:
+    """The error that names both sides."""
+    return Diverged(
+        f"workflow {workflow} diverged from its journal: recorded was {recorded}, and the code {started}. It is "
+        "paused: deploy code that does what was recorded, or put the change behind flow.patched(...), then resume it",
+        recorded=recorded,
+        started=started,
+    )
+
+
+def outside(what: str, remedy: str) -> InvalidArgument:
+    """For what works only inside of a workflow."""
+    return InvalidArgument(f"{what} was called outside of a workflow: {remedy}")
+
+
+def cancelled(workflow: str, reason: str) -> WorkflowCancelled:
+    """The error."""
+    return WorkflowCancelled(f"workflow {workflow} was cancelled" + (f": {reason}" if reason else ""), reason=reason)
+
+
+def unfinished(workflow: str, handlers: list[str]) -> UnfinishedHandlers:
+    """The error that names them."""
+    names = ", ".join(sorted(set(handlers)))
+    return UnfinishedHandlers(
+        f"workflow {workflow} returned while handlers of {names} were running: wait for them before it returns, as by "
+        "await flow.wait_for(lambda: ...)",
+        outcome="failed",
+        handlers=sorted(set(handlers)),
+    )
+
+
+def no_such_workflow(workflow: str, flow_id: str) -> NoSuchWorkflow:
+    """The error."""
+    return NoSuchWorkflow(
+        f"no {workflow} was started under the id {flow_id!r}, or it ended longer ago than calls are kept: start it",
+        workflow=workflow,
+        id=flow_id,
+    )

@@ -1,0 +1,134 @@
+"""Replays of workflows: what an execution begins with, and what a query, or a check of new code, is all of.
+
+Nothing is carried out: the body is brought to where the journal and the inbox end, and can be asked there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context as Variables
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from boki import InvalidArgument, LogBook
+from boki.extending import Function, Payload
+from boki.libs.bokiflow.body import BODY, PAYLOAD_MARK, Body
+from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.inbox import InboxReader, Letter
+from boki.libs.bokiflow.journal import PAGE_RECORDS
+from boki.libs.bokiflow.machine import Machine
+from boki.libs.bokiflow.records import inbox_tag, journal_tag
+from boki.libs.bokiflow.stepping import STARTER
+from boki.libs.fold.retrying import until_answered
+
+T = TypeVar("T")
+
+
+class Runnable(Protocol):
+    """What there is to run."""
+
+    name: str
+    fn: Any
+
+
+async def read_history(logbook: LogBook, tag: str, life: int | None = None) -> History:
+    """The journal as far as it has come. `life` None: the latest."""
+    history = History(life)
+    while True:
+        page = await until_answered(partial(logbook.read, tag, start=history.next_start, limit=PAGE_RECORDS))
+        if not page.records:
+            history.settle()
+            return history
+        for record in page.records:
+            history.fold(record.data, record.seqnum)
+
+
+def prepared(body: Body, name: str, history: History) -> tuple[Machine, Variables]:
+    """A machine for the body, and the context that the body is to run in."""
+    machine = body.machine = Machine(name, history, body.run)
+    context = copy_context()
+    context.run(STARTER.set, body.start_step)
+    context.run(BODY.set, body)
+    return machine, context
+
+
+def replay(
+    machine: Machine,
+    history: History,
+    letters: deque[Letter],
+    now_us: int,
+    context: Variables,
+    hand_over: Callable[[Letter], None],
+) -> None:
+    """Bring the machine to the end of the journal. Call it between tasks of the running loop."""
+    machine.seen = history.cursor
+    machine.begin(history.began_us or now_us, context)
+    for entry in history.entries:
+        while letters and letters[0].seqnum <= entry.seen:
+            hand_over(letters.popleft())
+        machine.replay(entry)
+
+
+async def between_tasks(work: Callable[[], T]) -> T:
+    """What `work` returns, called by the running loop while none of its tasks runs."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            found = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            done.set_exception(error)
+        else:
+            done.set_result(found)
+
+    loop.call_soon(run)
+    return await done
+
+
+async def ask_query(
+    logbook: LogBook, workflow: Runnable, invocation_id: str, flow_id: str, query: str, payload: Any
+) -> Any:
+    """What a workflow's handler of that query says, by a replay in this process. Nothing else happens."""
+    history = await read_history(logbook, journal_tag(invocation_id))
+    begun_with = history.continued.payload if history.continued is not None else recorded_payload(history)
+    if begun_with is None:
+        raise InvalidArgument(
+            f"{workflow.name} {flow_id!r} answers no queries yet: it has not come to flow.on_query(...), or it calls "
+            "none",
+            field="query",
+        )
+    taken = history.continued.taken if history.continued is not None else ()
+    inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, taken, _nothing)
+    await inbox.read_to_end()
+    arguments = Function.of(workflow).arguments(begun_with)  # type: ignore[arg-type]
+    body = Body(history.scope(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
+    machine, context = prepared(body, workflow.name, history)
+
+    def ask() -> Any:
+        def hand_over(letter: Letter) -> None:
+            machine.deliver(*letter)
+
+        replay(machine, history, inbox.letters, 0, context, hand_over)
+        while inbox.letters:
+            hand_over(inbox.letters.popleft())
+        if machine.diverged is not None:
+            raise machine.diverged
+        return context.run(machine.mailbox.query, query, payload)
+
+    try:
+        return await between_tasks(ask)
+    finally:
+        machine.put_away()
+
+
+def recorded_payload(history: History) -> Payload | None:
+    """What the workflow was started with, if its journal says it: that of one that answers queries does."""
+    return history.marks.get(PAYLOAD_MARK)
+
+
+def _nothing() -> None:
+    """Nobody waits for more messages."""

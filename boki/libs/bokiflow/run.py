@@ -1,0 +1,99 @@
+"""Runs a workflow: the body of its logged call, run after run until it has ended.
+
+A run begins with the journal that the runs before it have left, as an `Execution`. It ends with the workflow; or when
+the workflow has nothing to do but wait, which needs no process (`Suspend`); or when its code diverges from the journal,
+which pauses it.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any, Final, NoReturn
+
+from boki import Context, InvalidArgument
+from boki.extending import CallsById, Function, Payload, Suspend, WakeOn
+from boki.libs.bokiflow.body import Body, ContinueAsNew
+from boki.libs.bokiflow.calling import Calling
+from boki.libs.bokiflow.execution import Execution, Overtaken
+from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.records import inbox_tag, journal_tag
+from boki.libs.bokiflow.refusals import Diverged
+from boki.libs.bokiflow.replaying import Runnable, read_history
+
+_NO_PAYLOAD = Payload("bytes", b"")
+_NOTE_CHARS = 200
+MAX_LOSSES: Final = 8
+"""So often in a row a run may be lost before its workflow is paused."""
+_AGAIN = ("again", "again_if_failed")
+
+
+async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, ...]) -> Any:
+    """The result of the workflow, once it is certain. Raises what the workflow raised, or `Suspend`."""
+    chosen = CallsById(ctx).chosen
+    if not ctx.run_number:
+        raise InvalidArgument(
+            f"{workflow.name} is a workflow, which must be a logged call: start it with {workflow.name}.start(...), or "
+            "call it under a key"
+        )
+    if CallsById(ctx).attempt > MAX_LOSSES:
+        await _pause(
+            ctx,
+            f"its worker process or its engine was lost {MAX_LOSSES} times in a row while it ran: look for a crash, or "
+            "for a step that needs more memory than memory_bytes allows, then resume it",
+        )
+    life = 0 if chosen is None else int.from_bytes(blake2b(chosen.start.encode(), digest_size=4).digest(), "big")
+    flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
+    tag = journal_tag(ctx.invocation_id)
+    is_first = ctx.run_number == 1 and (chosen is None or chosen.if_ended not in _AGAIN)
+    history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
+    has_begun = False
+    while True:
+        payload = CallsById(ctx).payload if history.continued is None else history.continued.payload
+        if has_begun or history.continued is not None:  # each execution has its own: a body may change what it is given
+            arguments = Function.of(workflow).arguments(payload)  # type: ignore[arg-type]
+        has_begun = True
+        body = Body(history.scope(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
+        if history.continued is None:
+            body.payload = payload
+        execution = Execution(ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1)
+        try:
+            try:
+                found = await execution.result()
+                await _close_children(ctx, body)
+                return found
+            except ContinueAsNew as again:
+                await execution.record_continuation(_payload_of(workflow, again))
+            except Overtaken:
+                pass
+            except Diverged as error:
+                await execution.close()
+                await _pause(ctx, str(error))
+            except Suspend:
+                raise
+            except BaseException:
+                await _close_children(ctx, body)
+                raise
+        finally:
+            await execution.close()
+        history = await read_history(ctx.logbook, tag, life)
+
+
+async def _close_children(ctx: Context, body: Body) -> None:
+    calling = Calling(ctx, body.scope)
+    for work in body.children.values():
+        await calling.close(work)
+
+
+def _payload_of(workflow: Runnable, again: ContinueAsNew) -> Payload:
+    function = Function.of(workflow)  # type: ignore[arg-type]
+    return function.encode_payload(again.payload[0]) if again.payload else _NO_PAYLOAD
+
+
+async def _pause(ctx: Context, why: str) -> NoReturn:
+    """Suspend the workflow until a message comes, such as one that resumes it."""
+    tag = inbox_tag(ctx.invocation_id)
+    last = await ctx.logbook.check_tail(tag)
+    note = f"paused: {why}"
+    wake = WakeOn(ctx.logbook.name, tag, last.next_seqnum if last is not None else 0)
+    ctx.log.error("%s %s is paused: %s", ctx.function_name, ctx.invocation_id, why)
+    raise Suspend(wakes=[wake], note=note if len(note) <= _NOTE_CHARS else note[: _NOTE_CHARS - 1] + "…")

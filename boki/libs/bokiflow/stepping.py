@@ -1,0 +1,274 @@
+"""`@step`: a function whose outcome is recorded, so that a workflow runs it once.
+
+::
+
+    @step(retry=Retry(attempts=5), timeout_s=10)
+    async def charge(card: str, cents: int) -> Receipt:
+        return await bank.charge(card, cents, idempotency_key=step.key)
+
+In a workflow a step is called like the function that it is: `receipt = await charge(card, 300)`. Its outcome, a value
+or an error, is recorded before anything with an effect follows, and from then on that outcome is what the call gives.
+The body itself may run more than once, if a process is lost between its effect and the record; then `step.key` is the
+same, and a service that takes such keys makes it exactly once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property, update_wrapper
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
+
+import msgspec
+
+from boki import ConfigError, Context, InvalidArgument, Retry, TooLarge
+from boki.extending import (
+    Failure,
+    Payload,
+    ValueCodec,
+    check_retry,
+    check_seconds,
+    codec_for,
+    decode_any,
+    encode_any,
+    failure_of,
+)
+from boki.libs.bokiflow.digests import digest_of
+from boki.libs.bokiflow.records import Result
+from boki.libs.bokiflow.refusals import OutcomeUnknown, StepFailed, outside
+from boki.libs.fold.arguments import check_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ONCE: Final = Retry(attempts=1)
+_RAISED: Final = "raised"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """What `@step(...)` was given."""
+
+    name: str | None = None
+    retry: Retry | None = None
+    should_retry: Callable[[Exception], bool] | None = None
+    timeout_s: float | None = None
+    at_most_once: bool = False
+    pure: bool = False
+    idempotent: bool = False
+    raises: tuple[type[Exception], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_retry(self.retry)
+        if self.timeout_s is not None:
+            check_seconds(self.timeout_s, "timeout_s", positive=True)
+        if self.at_most_once and (self.pure or self.idempotent):
+            raise ConfigError(
+                "a step that runs at most once is neither pure nor idempotent: leave at_most_once out",
+                field="at_most_once",
+            )
+        if self.at_most_once and self.retry is not None:
+            raise ConfigError("a step that runs at most once is never retried: leave retry out", field="retry")
+        for kind in self.raises:
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                raise ConfigError(f"raises holds classes of exceptions, not {kind!r:.60}", field="raises")
+
+
+class Step(Generic[P, R]):
+    """A function under `@step`. `fn` is the function itself, to be called in tests and in other steps."""
+
+    def __init__(self, fn: Callable[P, R], options: StepOptions) -> None:
+        if not inspect.isfunction(fn):
+            raise ConfigError(f"@step goes on a def or async def, not on {fn!r:.80}")
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise ConfigError(f"step {fn.__name__} is a generator: return a list")
+        self.fn: Callable[P, R] = fn
+        self.name = check_name(options.name or fn.__name__, "name", "a step")
+        self.options = options
+        self.body: Callable[..., Any] = fn
+        """What an attempt runs: the function, or a test's stub for it."""
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.policy = options.retry or _ONCE
+        self._signature = inspect.signature(fn)
+        update_wrapper(cast("Any", self), fn)
+
+    def __repr__(self) -> str:
+        return f"<step {self.name}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the step in the workflow that calls it; inside of another step it is a plain call."""
+        starter = STARTER.get()
+        if starter is not None:
+            return cast("R", starter(self, args, kwargs))
+        if ATTEMPT.get() is not None:
+            return self.fn(*args, **kwargs)
+        remedy = f"call it in a function under @workflow, or {self.name}.fn(...) to run just the function"
+        raise outside(f"step {self.name}", remedy)
+
+    def replace_body(self, body: Callable[..., Any]) -> None:
+        """Have attempts run something else, in a test."""
+        self.body = body
+
+    @cached_property
+    def codec(self) -> ValueCodec:
+        """How its results are recorded."""
+        fn = cast("Any", self.fn)
+        hints = get_type_hints(fn, include_extras=True)
+        return codec_for(hints.get("return", Any), f"result of step {self.name}")
+
+    def digest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """The digest of the arguments of one call, however they are passed."""
+        if kwargs:
+            bound = self._signature.bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+        return digest_of(args, kwargs, f"step {self.name}")
+
+    def encode(self, value: Any) -> Result:
+        """The record of what it returned; a failure if that cannot be recorded."""
+        try:
+            return Result(self.codec.encode(value, f"result of step {self.name}"))
+        except InvalidArgument as error:
+            return Result(None, failure_of(self.name, error))
+
+    def decode(self, result: Result) -> Any:
+        """What a call of it gives: the recorded value, or the recorded error, which is raised."""
+        if result.failure is not None:
+            raise self._error(result.failure)
+        if result.value is None:
+            raise OutcomeUnknown(
+                f"step {self.name} may run at most once and was cut off: what it did is not known; find out, and go on",
+                step=self.name,
+            )
+        return self.codec.decode(result.value, f"result of step {self.name}")
+
+    def failure(self, error: BaseException) -> Failure:
+        """The record of what it raised."""
+        failure = failure_of(self.name, error, with_traceback=True)
+        if type(error) in self.options.raises:
+            failure.details[_RAISED] = [_plain(part) for part in error.args]
+        return failure
+
+    def too_large(self, size_bytes: int, most_bytes: int) -> Failure:
+        """The record of a result that no record holds."""
+        error = TooLarge(
+            f"step {self.name} returned {size_bytes:,} bytes, and a result may have {most_bytes:,}: append it to a "
+            "LogBook in parts, and return where it is",
+            field="result",
+            limit=most_bytes,
+        )
+        return failure_of(self.name, error)
+
+    def _error(self, failure: Failure) -> Exception:
+        details = dict(failure.details)
+        arguments = details.pop(_RAISED, None)
+        if arguments is not None:
+            for kind in self.options.raises:
+                if kind.__name__ == details.get("error_type"):
+                    return kind(*arguments)
+        details.pop("function", None)
+        return StepFailed(failure.message, step=self.name, **details)
+
+
+def _plain(value: Any) -> Any:
+    """An argument of an exception as its record holds it."""
+    try:
+        return msgspec.to_builtins(value)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+class Attempt:
+    """One attempt at a step, as its body sees it through `step`."""
+
+    __slots__ = ("beat", "ctx", "details", "key", "number")
+
+    def __init__(
+        self, key: str, number: int, details: Payload | None, beat: Callable[[Payload], None], ctx: Context
+    ) -> None:
+        self.key = key
+        self.number = number
+        self.details = details
+        self.beat = beat
+        self.ctx = ctx
+
+
+Starter = Callable[[Step[Any, Any], tuple[Any, ...], dict[str, Any]], Any]
+
+STARTER: ContextVar[Starter | None] = ContextVar("boki_flow_starter", default=None)
+"""Starts a step in the workflow whose body is running."""
+ATTEMPT: ContextVar[Attempt | None] = ContextVar("boki_flow_attempt", default=None)
+"""The attempt whose body is running."""
+
+
+class StepDecorator:
+    """`@step`, and what the body of a step knows of its attempt: `step.key`, `step.attempt`, `step.heartbeat(...)`."""
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Step[P, R]: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        should_retry: Callable[[Exception], bool] | None = None,
+        timeout_s: float | None = None,
+        at_most_once: bool = False,
+        pure: bool = False,
+        idempotent: bool = False,
+        raises: tuple[type[Exception], ...] = (),
+    ) -> Callable[[Callable[P, R]], Step[P, R]]: ...
+
+    def __call__(self, *fn: Any, **options: Any) -> Any:
+        """Make a step of a function: its outcome is recorded in the workflow that calls it.
+
+        `retry`: when it runs again after an error; None: never. `should_retry` is asked as well, about each error.
+        `timeout_s` bounds each attempt; a `def` step that is late goes on in its thread, and its result is dropped.
+        `at_most_once`: recorded before it begins, and never begun again: after a crash the call raises
+        `OutcomeUnknown`. `pure`: it does nothing but compute or read; it starts without waiting for records, and those
+        of pure steps travel together. `idempotent`: to run it again does no harm, nor in vain, so it starts without
+        waiting for the record of the step before it.
+        `raises`: exceptions that the workflow gets as they are, made of their arguments; others come as `StepFailed`.
+        """
+        chosen = StepOptions(**options)
+        if fn:
+            return Step(fn[0], chosen)
+        return lambda decorated: Step(decorated, chosen)
+
+    @property
+    def key(self) -> str:
+        """A key for the effect of this step: the same in every attempt, and different for every call of a step."""
+        return _attempt("step.key").key
+
+    @property
+    def ctx(self) -> Context:
+        """The context of the run, for `async def` steps: its LogBook, other functions, a logger."""
+        return _attempt("step.ctx").ctx
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, counted from 1."""
+        return _attempt("step.attempt").number
+
+    @property
+    def details(self) -> Any:
+        """What an attempt before this one gave to `heartbeat` last; None if nothing."""
+        payload = _attempt("step.details").details
+        return None if payload is None else decode_any(payload, "details of a heartbeat")
+
+    def heartbeat(self, details: Any) -> None:
+        """Record how far the step has come, for its next attempt. Only the newest details are kept."""
+        _attempt("step.heartbeat").beat(encode_any(details, "details of a heartbeat"))
+
+
+def _attempt(what: str) -> Attempt:
+    attempt = ATTEMPT.get()
+    if attempt is None:
+        raise InvalidArgument(f"{what} is for the body of a step: there is none running here")
+    return attempt
+
+
+step: Final = StepDecorator()

@@ -1,0 +1,101 @@
+"""Bodies of `def` workflows: plain code in a thread of its own, which takes turns with the loop of its workflow.
+
+The thread runs while the loop waits, and the loop runs while the thread waits, so there is one order of everything and
+a replay repeats it. What the thread asks for (a step, a timer, a signal) is a coroutine that the loop runs for it. The
+worker's other workflows wait as well while the thread computes: what takes long belongs into a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, copy_context
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final, TypeVar, cast
+
+from boki.libs.bokiflow.refusals import outside
+from boki.libs.bokiflow.stepping import STARTER, Step
+
+T = TypeVar("T")
+
+Request = Callable[[], Coroutine[Any, Any, Any]]
+
+_UNWIND_S: Final = 1.0
+"""How long a body that is put away may take to unwind, before its thread is left alone."""
+
+
+class _Unwind(BaseException):
+    """Raised in a body that is put away, at whatever it asks for."""
+
+
+class BodyThread:
+    """The thread of one body. Its methods are for the loop, `ask` is for the thread."""
+
+    def __init__(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._fn = fn
+        self._arguments = arguments
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        """What the thread asks for; None: it has ended."""
+        self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._is_closed = False
+        context = copy_context()
+        context.run(THREAD.set, self)
+        context.run(STARTER.set, self._start_step)
+        name = f"boki-flow-{getattr(fn, '__name__', 'body')}"
+        self._thread = Thread(target=context.run, args=(self._run,), daemon=True, name=name)
+
+    async def run(self, step: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+        """The body from its beginning to its end. `step` runs a step in the workflow."""
+        self._step = step
+        self._thread.start()
+        try:
+            while (request := self._requests.get()) is not None:
+                try:
+                    value = await request()
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - it is raised in the thread
+                    self._answers.put((None, error))
+                else:
+                    self._answers.put((value, None))
+        finally:
+            self._is_closed = True
+            self._answers.put((None, _Unwind()))
+            self._thread.join(_UNWIND_S)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def ask(self, request: Request) -> Any:
+        """Have the loop run a coroutine, and wait for what it returns. Only for the thread."""
+        if self._is_closed:
+            raise _Unwind
+        self._requests.put(request)
+        value, error = self._answers.get()
+        if error is not None:
+            raise error
+        return value
+
+    def _start_step(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.ask(lambda: self._step(step, args, kwargs))
+
+    def _run(self) -> None:
+        try:
+            self._result = self._fn(*self._arguments)
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the loop
+            self._error = error
+        self._requests.put(None)
+
+
+THREAD: ContextVar[BodyThread | None] = ContextVar("boki_flow_thread", default=None)
+"""The thread whose code is running, in a `def` workflow."""
+
+
+def asked(request: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
+    """What the workflow's loop returns for the coroutine."""
+    thread = THREAD.get()
+    if thread is None:
+        raise outside(what, "call it in a def function under @workflow; in an async def use bokiflow.flow")
+    return cast("T", thread.ask(request))

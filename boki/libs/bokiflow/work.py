@@ -1,0 +1,101 @@
+"""What the commands of a workflow are to do outside of its body. Values; `run.py` carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from boki.extending import Function, decode_any
+from boki.libs.bokiflow.digests import digest_of
+from boki.libs.bokiflow.records import Result
+from boki.libs.bokiflow.stepping import Step
+
+ParentClose = Literal["cancel", "kill", "abandon"]
+"""What becomes of a child workflow when its parent has ended first: it is asked to cancel, killed, or goes on."""
+
+
+class StepWork:
+    """One call of a step."""
+
+    __slots__ = ("args", "digest", "kwargs", "name", "step")
+
+    def __init__(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.step = step
+        self.name = step.name
+        self.args = args
+        self.kwargs = kwargs
+        self.digest = step.digest(args, kwargs)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it begins only when all that was recorded before it is durable."""
+        options = self.step.options
+        return not (options.pure or options.idempotent)
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether nothing waits for its record."""
+        return self.step.options.pure
+
+    def value(self, result: Result) -> Any:
+        """See `boki.libs.bokiflow.machine.Work`."""
+        return self.step.decode(result)
+
+
+class CallWork:
+    """A logged call of a function or a workflow: it is started, or its end is awaited, or both."""
+
+    __slots__ = (
+        "awaits",
+        "book",
+        "call_name",
+        "digest",
+        "invocation_id",
+        "is_workflow",
+        "name",
+        "parent_close",
+        "payload",
+        "starts",
+        "target",
+    )
+
+    waits = True
+    is_pure = False
+
+    def __init__(
+        self,
+        target: Callable[..., Any] | str,
+        payload: tuple[Any, ...],
+        invocation_id: str,
+        call_name: str,
+        *,
+        starts: bool,
+        awaits: bool,
+        parent_close: ParentClose,
+        book: str | None,
+    ) -> None:
+        known = target if isinstance(target, str) else Function.of(target).info.name
+        self.is_workflow = hasattr(target, "is_workflow")
+        self.name = f"{'call' if starts and awaits else 'start' if starts else 'wait for'} {known}"
+        self.digest = digest_of((*payload, invocation_id), {}, known)
+        self.target = target
+        self.payload = payload
+        self.invocation_id = invocation_id
+        self.call_name = call_name
+        self.starts = starts
+        self.awaits = awaits
+        self.parent_close = parent_close
+        self.book = book
+
+    def value(self, result: Result) -> Any:
+        """See `boki.libs.bokiflow.machine.Work`."""
+        if result.failure is not None:
+            raise result.failure.error()
+        if result.value is None:
+            return None
+        if isinstance(self.target, str):
+            return decode_any(result.value, f"result of {self.target}")
+        return Function.of(self.target).decode_result(result.value)
+
+
+Works = StepWork | CallWork

@@ -1,0 +1,227 @@
+"""`@workflow`: a function that goes on after its last step, whatever crashes.
+
+::
+
+    @workflow
+    async def travel(trip: Trip) -> Booking:
+        hotel = await book_hotel(trip)
+        flow.compensate(cancel_hotel, hotel)
+        flight = await book_flight(trip)
+        return Booking(hotel, flight)
+
+The function takes at most one payload, as every function does, and no context: what it may ask of the workflow is
+`boki.libs.bokiflow.flow`. It must do the same thing each time it is given the same outcomes of its steps, so it reads
+no clock, draws no random number and speaks to nobody, except through steps and `flow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import update_wrapper
+from typing import Any, Final, Generic, Literal, TypeVar, cast, overload
+from uuid import uuid4
+
+import msgspec
+
+from boki import ConfigError, Context, InvalidArgument, NoSuchInvocation, Retry, WrongState
+from boki.extending import CallsById, Function, Payload, invocation_id_of, register_body
+from boki.faces import Use
+from boki.libs.bokiflow.handles import Handle
+from boki.libs.bokiflow.run import run_workflow
+from boki.libs.fold.arguments import check_key
+
+Pay = TypeVar("Pay")
+R = TypeVar("R")
+T = TypeVar("T")
+
+IfRunning = Literal["use", "fail", "kill"]
+IfEnded = Literal["use", "fail", "again", "again_if_failed"]
+
+LIBRARY: Final = "bokiflow"
+"""The name under which a function's settings for this library are kept."""
+MAX_ID_CHARS: Final = 200
+RUN_TIMEOUT_S: Final = 24 * 3_600.0
+"""How long one run may stay in a worker. A workflow that waits for longer is suspended, and may take years."""
+_LOSSES: Final = Retry(attempts=10_000, first_s=0.1, max_s=10.0, jitter=0.0, errors=())
+"""A run that was cut off with its worker or its engine begins again; one that raised has ended."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """That a function is a workflow: there is nothing more to know of it outside of its process."""
+
+
+class Workflow(Generic[Pay, R]):
+    """A function under `@workflow`. `fn` is the function itself."""
+
+    is_workflow = True
+
+    def __init__(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
+        self.fn = fn
+        self.name = str(options.get("name") or getattr(fn, "__name__", ""))
+        update_wrapper(cast("Any", self), fn)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+    def __call__(self, *_args: object, **_kwargs: object) -> Any:
+        """Refused: a workflow is started, not called."""
+        raise InvalidArgument(
+            f"{self.name} is a workflow, which is started and not called: in a workflow write "
+            f"await flow.call({self.name}, payload), elsewhere await {self.name}.start(ctx, payload)"
+        )
+
+    @overload
+    async def start(
+        self: Workflow[None, R],
+        ctx: Context,
+        /,
+        *,
+        id: str | None = None,
+        if_running: IfRunning = "use",
+        if_ended: IfEnded = "use",
+        delay_s: float = 0,
+        book: str | None = None,
+    ) -> Handle[R]: ...
+
+    @overload
+    async def start(
+        self,
+        ctx: Context,
+        payload: Pay,
+        /,
+        *,
+        id: str | None = None,
+        if_running: IfRunning = "use",
+        if_ended: IfEnded = "use",
+        delay_s: float = 0,
+        book: str | None = None,
+    ) -> Handle[R]: ...
+
+    async def start(
+        self,
+        ctx: Context,
+        /,
+        *payload: Any,
+        id: str | None = None,  # noqa: A002 - as everywhere
+        if_running: IfRunning = "use",
+        if_ended: IfEnded = "use",
+        delay_s: float = 0,
+        book: str | None = None,
+    ) -> Handle[R]:
+        """Start the workflow as a logged call, after `delay_s`; its handle, once that is durable.
+
+        `id` is the key of the start: there is one workflow of an id at a time. If one runs, `if_running` decides: "use"
+        it (`KeyReused` if its payload was another one), "fail" (`AlreadyExists`), or "kill" it and start anew. If one
+        has ended, `if_ended`: "use" it, "fail", "again", or "again_if_failed". Without an id each start is another
+        workflow.
+        """
+        if len(payload) > 1:
+            raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")
+        handle = self.handle(ctx, uuid4().hex if id is None else id, book=book)
+        calls = CallsById(ctx)
+        kills = if_running == "kill"
+        if kills:
+            await _kill(calls, handle.invocation_id)
+        await calls.start(
+            handle.invocation_id,
+            self,
+            *payload,
+            if_running="fail" if if_running == "kill" else if_running,
+            if_ended="again" if kills and if_ended == "use" else if_ended,
+            delay_s=delay_s,
+            book=book,
+            name=handle.id,
+        )
+        return handle
+
+    def handle(self, ctx: Context, id: str, *, book: str | None = None) -> Handle[R]:  # noqa: A002
+        """The workflow of that id, whether it was started or not."""
+        info = Function.of(self).info
+        flow_id = check_key(id, "id", MAX_ID_CHARS)
+        where = book or info.book or ctx.logbook.name
+        invocation_id = invocation_id_of(info.name, where, flow_id)
+        logbook = ctx.logbook_named(where)
+        return Handle(info.name, flow_id, invocation_id, CallsById(ctx), logbook, self.decode_result, self)
+
+    def decode_result(self, payload: Payload) -> R:
+        """A recorded result as the type that the function is annotated with."""
+        found: R = Function.of(self).decode_result(payload)
+        return found
+
+    async def run(self, ctx: Context, *arguments: Any) -> Any:
+        """The body of its logged calls."""
+        return await run_workflow(ctx, self, arguments)
+
+
+async def _kill(calls: CallsById, invocation_id: str) -> None:
+    """End the workflow of that id, if there is one that runs."""
+    with suppress(NoSuchInvocation, WrongState):
+        await calls.cancel(invocation_id)
+
+
+class _Decorator:
+    """`@workflow(...)`."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    @overload
+    def __call__(self, fn: Callable[[], Coroutine[Any, Any, R]], /) -> Workflow[None, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[[Pay], Coroutine[Any, Any, R]], /) -> Workflow[Pay, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[[], R], /) -> Workflow[None, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[[Pay], R], /) -> Workflow[Pay, R]: ...
+
+    def __call__(self, fn: Callable[..., Any], /) -> Workflow[Any, Any]:
+        found: Workflow[Any, Any] = Workflow(fn, self._options)
+        register_body(fn, found.run, found, **self._options)
+        return found
+
+
+@overload
+def workflow(fn: Callable[[], Coroutine[Any, Any, R]], /) -> Workflow[None, R]: ...
+
+
+@overload
+def workflow(fn: Callable[[Pay], Coroutine[Any, Any, R]], /) -> Workflow[Pay, R]: ...
+
+
+@overload
+def workflow(fn: Callable[[], R], /) -> Workflow[None, R]: ...
+
+
+@overload
+def workflow(fn: Callable[[Pay], R], /) -> Workflow[Pay, R]: ...
+
+
+@overload
+def workflow(
+    *, name: str | None = None, book: str = "", run_timeout_s: float = RUN_TIMEOUT_S, **options: Any
+) -> _Decorator: ...
+
+
+def workflow(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a workflow of a function, `async def` or `def`, under its own name or `name`.
+
+    `book` is the LogBook of its runs, `run_timeout_s` how long one run may stay in a worker. Other options are those of
+    `@function`, but for `retry`: a run that is cut off always begins again.
+    """
+    if "retry" in options:
+        raise ConfigError(
+            "@workflow has no option retry: give it to the steps, or catch what they raise", field="retry"
+        )
+    options.setdefault("timeout_s", options.pop("run_timeout_s", RUN_TIMEOUT_S))
+    options["retry"] = _LOSSES
+    options["use"] = Use(library=LIBRARY, decorator="@workflow", settings=Settings())
+    decorator = _Decorator(options)
+    if fn is None:
+        return decorator
+    found: Workflow[Any, Any] = Workflow(fn, options)
+    register_body(fn, found.run, found, **options)
+    return found

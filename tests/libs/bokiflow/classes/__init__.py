@@ -1,0 +1,81 @@
+"""Failure classes of other systems' suites and threads, as cases: each names where it comes from.
+
+A case is given a fresh context, runs workflows and looks at what came of them. It is run in every mode of
+`tests.libs.bokiflow.test_classes`, so it may expect a step's body to have run once more than its record says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import boki.testing
+from boki.libs.bokiflow import step
+
+Run = Callable[[boki.testing.Context], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case. `crashes`: whether it makes sense with a process that dies at each of its steps."""
+
+    source: str
+    run: Run
+    crashes: bool
+
+    @property
+    def name(self) -> str:
+        """As pytest shows it."""
+        return getattr(self.run, "__name__", "")
+
+
+CASES: list[Case] = []
+
+
+def case(source: str, *, crashes: bool = True) -> Callable[[Run], Run]:
+    """Add a case that comes from `source`."""
+
+    def add(run: Run) -> Run:
+        CASES.append(Case(source, run, crashes))
+        return run
+
+    return add
+
+
+DONE: dict[str, str] = {}
+"""What was done under which step key: an effect that takes a key."""
+BODIES: Counter[str] = Counter()
+"""How often which body of a step ran."""
+
+
+def forget() -> None:
+    """Before each run of a case."""
+    DONE.clear()
+    BODIES.clear()
+
+
+def done() -> Counter[str]:
+    """What was done, each effect as often as under different keys."""
+    return Counter(DONE.values())
+
+
+@step
+async def do(what: str) -> str:
+    """An effect that takes a key."""
+    BODIES[what] += 1
+    DONE.setdefault(step.key, what)
+    return what
+
+
+@step
+async def add(a: int, b: int) -> int:
+    """Something to compute."""
+    BODIES["add"] += 1
+    return a + b
+
+
+async def result_of(ctx: boki.testing.Context, workflow: Any, *payload: Any, **options: Any) -> Any:
+    """Start a workflow and wait for what it returns."""
+    return await (await workflow.start(ctx, *payload, **options)).result()

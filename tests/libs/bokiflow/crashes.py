@@ -1,0 +1,172 @@
+"""Processes that die at a chosen moment: at an append (before or after it is in the log), or beside an effect.
+
+A `World` outlives them: the log, and the effects of steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+import boki.testing
+from boki import ConnectionLost, Unavailable
+from boki.extending import Payload, encode_any
+from boki.log.memory import MemoryLog
+from boki.log.operations import Answer, Append, Operation
+from boki.runtime.function import Function
+from boki.runtime.suspension import Suspend
+from boki.runtime.virtual_clock import Clock
+
+RUN_ID = "f" * 32
+
+timer = asyncio.sleep
+"""In a workflow: a timer of the log, in virtual time."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """Where a process dies: at its n-th append, without or with its effect on the log, or at the n-th boundary of all.
+
+    `process`: which of those that the workflow needs if it is suspended, counted from 0.
+    """
+
+    append: int = 0
+    is_applied: bool = False
+    boundary: int = 0
+    process: int = 0
+
+
+NO_DEATH = Death()
+
+
+class DyingLog(MemoryLog):
+    """A log whose client dies at an append."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.death = NO_DEATH
+        self.append_count = 0
+        self.read_count = 0
+        self.is_dead = False
+
+    def begin(self, death: Death) -> None:
+        """A new process."""
+        self.death, self.append_count, self.read_count, self.is_dead = death, 0, 0, False
+
+    def answer(self, operation: Operation, now_us: int) -> Answer:
+        if self.is_dead:
+            raise Unavailable("this process is dead")
+        self.read_count += not isinstance(operation, Append)
+        if isinstance(operation, Append):
+            self.append_count += 1
+            if self.append_count == self.death.append:
+                self.is_dead = True
+                if self.death.is_applied:
+                    super().answer(operation, now_us)
+                raise ConnectionLost("this process is dead")
+        return super().answer(operation, now_us)
+
+
+class Stuck(Exception):
+    """The workflow is suspended until a message comes."""
+
+
+@dataclass
+class World:
+    """What outlives processes. `effects` counts how often something was done, `keyed` holds what a key has done."""
+
+    log: DyingLog = field(default_factory=DyingLog)
+    effects: Counter[str] = field(default_factory=Counter)
+    keyed: dict[str, str] = field(default_factory=dict)
+    boundaries: int = 0
+    runs: int = 0
+    appends: list[int] = field(default_factory=list)
+    """How many each process of the last run had."""
+    now_us: int = 1_600_000_000_000_000
+
+    async def do(self, what: str, key: str) -> None:
+        """An effect; the process may die before and after it."""
+        await self._boundary()
+        self.effects[what] += 1
+        self.keyed.setdefault(key, what)
+        await self._boundary()
+
+    async def _boundary(self) -> None:
+        self.boundaries += 1
+        if self.boundaries == self.log.death.boundary:
+            self.log.is_dead = True
+        if self.log.is_dead:
+            await asyncio.Event().wait()
+
+    async def run(self, workflow: Callable[..., Any], *payload: Any, death: Death = NO_DEATH) -> Any:
+        """Run the workflow in new processes until it comes to its end; one of them dies."""
+        self.boundaries = 0
+        self.appends = []
+        while True:
+            dies = not death.append or death.process == len(self.appends)
+            self.log.begin(death if dies else NO_DEATH)
+            self.runs += 1
+            done, value = await self._process(Function.of(workflow), payload)
+            self.appends.append(self.log.append_count)
+            if self.log.is_dead:
+                death = NO_DEATH
+            if done:
+                return value
+
+    async def _process(self, function: Function, payload: tuple[Any, ...]) -> tuple[bool, Any]:
+        """One process: whether the workflow has ended, and what it returned."""
+        async with boki.testing.context(log=self.log) as outer:
+            clock: Clock = outer.clock
+            clock.now_us = self.now_us
+            given = function.encode_payload(payload[0]) if payload else Payload("bytes", b"")
+            call = msgspec.structs.replace(
+                outer._state.call, id=RUN_ID, function=function.info.name, run=self.runs, payload=given
+            )
+            ctx = boki.testing.Context(call, outer._calls_made)
+            task = asyncio.ensure_future(function.run(ctx, *payload))
+            while not task.done() and not self.log.is_dead:  # noqa: ASYNC110 - turns of the loop are what counts
+                await asyncio.sleep(0)
+            try:
+                if self.log.is_dead:
+                    task.cancel()
+                    await asyncio.wait([task])
+                    return False, None
+                await clock.advance(0)  # what is still on its way to the log
+                return True, await task
+            except Suspend as suspend:
+                if not suspend.suspension.wake_us:
+                    raise Stuck(suspend.suspension.note) from None
+                clock.now_us = max(clock.now_us, suspend.suspension.wake_us)
+                return False, None
+            finally:
+                self.now_us = clock.now_us + 1_000
+
+
+def in_run(outer: boki.testing.Context, payload: object, run: int = 1, attempt: int = 1) -> boki.testing.Context:
+    """The context of a logged call with that payload, made of a test's."""
+    given = encode_any(payload, "payload")
+    call = msgspec.structs.replace(outer._state.call, id=RUN_ID, run=run, attempt=attempt, payload=given)
+    return boki.testing.Context(call, outer._calls_made)
+
+
+async def count_moments(make: Callable[[], tuple[World, Callable[..., Any]]], *payload: Any) -> tuple[list[int], int]:
+    """How many appends an undisturbed run has in each of its processes, and how many boundaries in all."""
+    world, workflow = make()
+    await world.run(workflow, *payload)
+    return world.appends, world.boundaries
+
+
+def all_deaths(appends: list[int], boundaries: int) -> list[Death]:
+    """Every moment at which a process may die."""
+    at_appends = [
+        Death(append=n, is_applied=applied, process=process)
+        for process, count in enumerate(appends)
+        for n in range(1, count + 1)
+        for applied in (False, True)
+    ]
+    return at_appends + [Death(boundary=n) for n in range(1, boundaries + 1)]

@@ -1,0 +1,208 @@
+"""Workflows whose histories are kept in `histories`, one for each feature: later versions of Boki must replay them.
+
+`python -m tests.libs.bokiflow.golden` records those that are missing. What is there is never recorded again: a history
+that does not replay any more is a workflow of a user that an upgrade would pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import boki.testing
+from boki import BokiError, Retry
+from boki.extending import Function
+from boki.libs.bokiflow import Handle, OutcomeUnknown, Workflow, flow, step, workflow
+from boki.libs.bokiflow.recorded import Recorded, encode, record
+from tests.libs.bokiflow.golden_blocking import blocking, halve
+
+FOLDER = Path(__file__).parent / "histories"
+
+
+@step
+async def double(n: int) -> int:
+    return 2 * n
+
+
+@step(pure=True)
+async def square(n: int) -> int:
+    return n * n
+
+
+@step(idempotent=True)
+async def put(n: int) -> int:
+    return n
+
+
+@step(at_most_once=True)
+async def launch(n: int) -> int:
+    return n
+
+
+@step(retry=Retry(attempts=2, first_s=1, jitter=0))
+async def fail(why: str) -> None:
+    raise ValueError(why)
+
+
+@step(retry=Retry(attempts=3, first_s=60, jitter=0))
+async def recover() -> int:
+    if step.attempt < 3:
+        raise ConnectionError("not yet")
+    return step.attempt
+
+
+@workflow
+async def steps(n: int) -> int:
+    return await double(await square(await put(await flow.run(halve, n))))
+
+
+@workflow
+async def together(n: int) -> list[int]:
+    return list(await asyncio.gather(*(double(number) for number in range(n))))
+
+
+@workflow
+async def task_group(n: int) -> int:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(double(number)) for number in range(n)]
+    return sum(task.result() for task in tasks)
+
+
+@workflow
+async def timers(n: int) -> int:
+    await flow.sleep(n)
+    try:
+        async with asyncio.timeout(5):
+            await flow.receive("never")
+    except TimeoutError:
+        n += 1
+    return await double(n)
+
+
+@workflow
+async def at_most_once(n: int) -> int:
+    try:
+        return await launch(n)
+    except OutcomeUnknown:
+        return -1
+
+
+@workflow
+async def retries(_n: int) -> int:
+    return await recover()
+
+
+@workflow
+async def compensations(n: int) -> int:
+    flow.compensate(double, n)
+    try:
+        await fail("no room")
+    except BokiError:
+        await put(n)
+        raise
+    return n
+
+
+@workflow
+async def signals(n: int) -> list[Any]:
+    return [await double(await flow.receive("more")) for _ in range(n)]
+
+
+@workflow
+async def updates(n: int) -> int:
+    total = n
+
+    async def add(more: int) -> int:
+        nonlocal total
+        total += await double(more)
+        return total
+
+    flow.on_update("add", add)
+    flow.on_query("total", lambda _payload: total)
+    await flow.wait_for(lambda: total >= 10)
+    return total
+
+
+@workflow
+async def promises(n: int) -> Any:
+    return [await double(n), await double(await flow.promise("answer"))]
+
+
+@workflow
+async def chance(n: int) -> list[Any]:
+    return [await put(flow.random().randrange(n)), await put(flow.uuid().int % 1_000), flow.now().year]
+
+
+@workflow
+async def patches(n: int) -> int:
+    return await (double(n) if flow.patched("doubles") else square(n))
+
+
+@workflow
+async def children(n: int) -> int:
+    child = await flow.start(steps, n)
+    found: int = await flow.call(steps, n + 2) + await child.result()
+    return found
+
+
+@workflow
+async def again(n: int) -> int:
+    found = await double(n)
+    if n < 3:
+        flow.continue_as_new(n + 1)
+    return found
+
+
+async def _say(handle: Handle[Any]) -> None:
+    """What others say to the workflow while it runs: to each what it waits for."""
+    match handle.workflow:
+        case "signals":
+            for number in range(3):
+                await handle.signal("more", number)
+        case "updates":
+            await handle.update("add", 2)
+            await handle.update("add", 2)
+        case "promises":
+            await handle.resolve("answer", 42)
+        case _:
+            pass
+
+
+FEATURES: dict[str, Workflow[int, Any]] = {
+    one.name: one
+    for one in (
+        *(steps, together, task_group, timers, at_most_once, retries, compensations),
+        *(signals, updates, promises, chance, patches, children, again, blocking),
+    )
+}
+"""Each is started with 3."""
+
+
+async def recorded(name: str) -> Recorded:
+    """Run that workflow, and record it."""
+    async with boki.testing.context() as ctx:
+        handle = await FEATURES[name].start(ctx, 3, id="golden")
+        await _say(handle)
+        try:
+            await handle.result()
+        except BokiError:
+            assert name == "compensations"
+        return await record(
+            ctx.logbook_named((await handle.status()).book),
+            *(name, handle.id, handle.invocation_id),
+            has_ended=True,
+            payload=Function.of(FEATURES[name]).encode_payload(3),
+        )
+
+
+async def _record_missing() -> None:
+    for name in FEATURES:
+        path = FOLDER / f"{name}.json"
+        if not path.exists():
+            path.write_bytes(encode(await recorded(name)))
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    asyncio.run(_record_missing())

@@ -1,0 +1,172 @@
+"""Workflows in the whole of `boki dev`: real workers, a real log, a real clock, a worker that dies, and a restart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from boki import FunctionFailed
+from boki.client import Client
+from boki.config import DevConfig
+from boki.dev import Dev
+
+FUNCTIONS = '''
+"""Workflows, and functions that start them and speak to them."""
+
+import asyncio
+import os
+
+from boki import Context, function
+from boki.libs.bokiflow import flow, step, workflow
+
+
+@step
+async def note(what: str) -> str:
+    await step.ctx.logbook.append(what.encode(), tags=["noted"], key=step.key)
+    return what
+
+
+@step
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@step
+async def die_once(life: str) -> int:
+    if await step.ctx.logbook.check_tail(f"died:{life}") is None:
+        await step.ctx.logbook.append(b"", tags=[f"died:{life}"])
+        os._exit(9)
+    return step.attempt
+
+
+@workflow
+async def child(n: int) -> int:
+    await flow.sleep(0.7)
+    return n * 2
+
+
+@workflow
+async def trip(count: int) -> list[int]:
+    await note("begun")
+    word = await flow.receive("go")
+    found = await asyncio.gather(*(flow.call(child, n) for n in range(count)))
+    await die_once(word)
+    total = await flow.run(add, found[-1], 1)
+    await note("ended")
+    return [*found, total, await flow.promise("last")]
+
+
+@workflow
+async def account() -> int:
+    total = 0
+    is_closed = False
+
+    def deposit(cents: int) -> int:
+        nonlocal total
+        total += cents
+        return total
+
+    def close(_: None) -> None:
+        nonlocal is_closed
+        is_closed = True
+
+    flow.on_update("deposit", deposit)
+    flow.on_signal("close", close)
+    await flow.wait_for(lambda: is_closed)
+    return total
+
+
+@function(book="trips")
+async def begin(ctx: Context, name: str) -> str:
+    return (await trip.start(ctx, 3, id=name)).invocation_id
+
+
+@function(book="trips")
+async def go(ctx: Context, name: str) -> None:
+    await trip.handle(ctx, name).signal("go", "now")
+
+
+@function(book="trips")
+async def end(ctx: Context, name: str) -> list[int]:
+    handle = trip.handle(ctx, name)
+    await handle.resolve("last", 7)
+    return await handle.result()
+
+
+@function(book="trips")
+async def bank(ctx: Context, count: int) -> list[int]:
+    handle = await account.start(ctx)
+    said = [await handle.update("deposit", n) for n in range(count)]
+    await handle.signal("close")
+    return [*said, await handle.result()]
+
+
+@function(book="trips")
+async def stop(ctx: Context, name: str) -> None:
+    handle = await trip.start(ctx, 1, id=name)
+    await handle.cancel("test")
+    await handle.result()
+'''
+
+
+def config(folder: Path) -> DevConfig:
+    (folder / "functions").mkdir(exist_ok=True)
+    (folder / "functions" / "trips.py").write_text(FUNCTIONS)
+    return DevConfig(data=folder / "data", functions=folder / "functions", port=0, reload=False)
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Client]:
+    """A client of a system that runs."""
+    dev = await Dev.start(config(folder))
+    try:
+        async with Client(dev.url) as client:
+            yield client
+    finally:
+        await dev.stop(5)
+
+
+async def suspended(client: Client, invocation: str) -> None:
+    """Return when the workflow is suspended."""
+    while (await client.invocation(invocation)).state != "suspended":
+        pass
+
+
+def test_a_workflow_outlives_its_processes(tmp_path: Path) -> None:
+    """It waits for a signal, for children and for a promise without a process, loses its worker in a step, and the
+    system is restarted in between: each step that takes its key happens once.
+    """
+
+    async def test() -> None:
+        async with running(tmp_path) as client:
+            invocation = await client.invoke("begin", "one")
+            await suspended(client, invocation)
+        async with running(tmp_path) as client:
+            assert (await client.invocation(invocation)).state == "suspended"
+            await client.invoke("go", "one")
+            async for record in client.logbook("trips").subscribe("noted", start=0):
+                if record.data == b"ended":  # until then its worker may die, with what else runs in it
+                    break
+            assert await client.invoke("end", "one", timeout_s=30) == [0, 2, 4, 5, 7]
+            noted = await client.logbook("trips").read("noted")
+            assert [record.data for record in noted.records] == [b"begun", b"ended"]
+            journal = await client.logbook("trips").read(f"!fj:{invocation}")
+            assert len(journal.records) == 7
+
+    uvloop.run(test())
+
+
+def test_updates_and_cancellation(tmp_path: Path) -> None:
+    """A live workflow answers updates in their order; a cancelled one fails with the reason."""
+
+    async def test() -> None:
+        async with running(tmp_path) as client:
+            assert await client.invoke("bank", 5) == [0, 1, 3, 6, 10, 10]
+            with pytest.raises(FunctionFailed, match="workflow trip was cancelled: test"):
+                await client.invoke("stop", "two")
+
+    uvloop.run(test())

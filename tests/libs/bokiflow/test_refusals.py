@@ -1,0 +1,167 @@
+"""What workflows and steps refuse: code that diverges from its journal, and calls that cannot be meant."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import InvalidArgument
+from boki.libs.bokiflow import StepFailed, step, workflow
+from boki.libs.bokiflow.refusals import NotDeterministic
+from tests.libs.bokiflow.crashes import Stuck, World
+
+CALLS: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    CALLS.clear()
+
+
+@step
+async def add(a: int, b: int) -> int:
+    CALLS["add"] += 1
+    return a + b
+
+
+@step
+async def move(n: int) -> int:
+    CALLS["move"] += 1
+    return n
+
+
+@workflow
+async def total(count: int) -> int:
+    found = 0
+    for n in range(count):
+        found = await add(found, n)
+    return found
+
+
+@workflow
+async def changed(count: int) -> int:
+    return await move(count) if CALLS["changed"] else await add(count, 0)
+
+
+async def test_divergence_names_both_sides() -> None:
+    """A replay that starts something else stops, and runs nothing."""
+    world = World()
+    await world.run(changed, 1)
+    CALLS["changed"] = 1
+    with pytest.raises(Stuck, match=r"paused: .*recorded was add#0, and the code started move#0"):
+        await world.run(changed, 1)
+    assert CALLS["move"] == 0
+
+
+async def test_other_arguments_diverge() -> None:
+    """A step is the same only with the same arguments."""
+    world = World()
+    await world.run(total, 2)
+    with pytest.raises(Stuck):
+        await world.run(changed, 7)
+
+
+async def test_a_body_that_ends_early_diverges() -> None:
+    """What was recorded and is not started any more is named."""
+    world = World()
+    await world.run(total, 3)
+    with pytest.raises(Stuck, match=r"recorded was add#2, and the code did not start it"):
+        await world.run(total, 2)
+
+
+async def test_steps_outside_of_workflows_are_refused() -> None:
+    """With what to write; in another step, a step is a plain call, and `fn` is the function."""
+    with pytest.raises(InvalidArgument, match=r"step add was called outside of a workflow: .*add\.fn"):
+        await add(1, 2)
+    assert await add.fn(1, 2) == 3
+
+    @step
+    async def outer() -> int:
+        return await add(1, 2)
+
+    @workflow
+    async def nested() -> int:
+        return await outer()
+
+    world = World()
+    assert await world.run(nested) == 3
+    assert await journal_length(world) == 1
+
+
+async def test_workflows_are_not_called() -> None:
+    """Neither in a workflow nor elsewhere."""
+    with pytest.raises(InvalidArgument, match=r"total is a workflow, which is started and not called"):
+        total(3)
+
+
+@step
+def compute(n: int) -> int:
+    return n * 2
+
+
+async def test_blocking_steps_are_not_called_in_async_workflows() -> None:
+    """They would block all other workflows of the worker; the error says what to write."""
+
+    @workflow
+    async def wrong() -> int:
+        return compute(3)
+
+    with pytest.raises(NotDeterministic, match=r"write await flow\.run\(compute, \.\.\.\)"):
+        await World().run(wrong)
+
+
+async def test_arguments_that_have_no_digest_are_refused() -> None:
+    """A step is known by its arguments."""
+
+    @step
+    async def use(what: Any) -> None: ...
+
+    @workflow
+    async def wrong() -> None:
+        await use(object())
+
+    with pytest.raises(InvalidArgument, match=r"arguments of step use .* object"):
+        await World().run(wrong)
+
+
+async def test_results_that_cannot_be_recorded_are_failures() -> None:
+    """Of the step, which names what it returned."""
+
+    @step
+    async def make() -> Any:
+        return object()
+
+    @workflow
+    async def wrong() -> None:
+        await make()
+
+    with pytest.raises(StepFailed, match=r"object"):
+        await World().run(wrong)
+
+
+async def test_a_result_that_no_record_holds() -> None:
+    """Is a failure of its step, which the workflow may catch, and which a replay gives again."""
+
+    @step
+    async def much() -> bytes:
+        CALLS["much"] += 1
+        return bytes(2 << 20)
+
+    @workflow
+    async def greedy() -> str:
+        try:
+            await much()
+        except StepFailed as error:
+            return str(error.error_type)
+        return "fitted"
+
+    world = World()
+    for _ in range(2):
+        assert await world.run(greedy) == "TooLarge"
+    assert CALLS["much"] == 1
+
+
+async def journal_length(world: World) -> int:
+    async with boki.testing.context(log=world.log) as ctx:
+        return len((await ctx.logbook.read("!fj:" + "f" * 32)).records)
