@@ -1,0 +1,135 @@
+"""The way to objects outside of a transaction: as they are now. Generators of operations.
+
+An update of a single object is one append without a condition: it always counts, and its result is what the log's order
+says, which a read of the row's news tells. A process that was the only one to change the object lately guesses that it
+still is, and says so as a condition: then it knows the result without that read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from boki import BokiError, ConditionFailed, Expect, KeyReused, TooLarge
+from boki.libs.bokistore.drafts import Query
+from boki.libs.bokistore.reading import Reader
+from boki.libs.bokistore.records import Author, Write, codec, row_tag, write_records
+from boki.libs.bokistore.refusals import WrongShape
+from boki.libs.bokistore.updates import Update, apply
+from boki.libs.bokistore.views import OWN_STREAK, Outcome, Row, View, step
+from boki.libs.fold import steps
+from boki.libs.fold.retrying import uncertain
+from boki.libs.fold.steps import Steps
+
+
+class Access(Protocol):
+    """What the handle of an object does its work with."""
+
+    def look(self, name: str, query: Query) -> Steps[Any]:
+        """The answer to a query of the object."""
+
+    def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
+        """The result of an update. `key`: it counts once, however often it comes."""
+
+    def version_of(self, name: str) -> Steps[int]:
+        """From which seqnum on the object has its value; 0: nothing has changed it."""
+
+    def prefetch(self, names: Sequence[str]) -> Steps[None]:
+        """Read several objects at once that are going to be asked, where that is of use."""
+
+
+class Direct:
+    """Objects as they are now."""
+
+    def __init__(self, reader: Reader, author: Author, new_nonce: Callable[[], bytes]) -> None:
+        self._reader = reader
+        self.author = author
+        self._new_nonce = new_nonce
+
+    def prefetch(self, names: Sequence[str]) -> Steps[None]:  # noqa: ARG002
+        """See `Access`: each question reads what is new anyway."""
+        yield from ()
+
+    def look(self, name: str, query: Query) -> Steps[Any]:
+        """See `Access`."""
+        row, _ = yield from self._reader.catch_up(name)
+        return query(row.newest.value)
+
+    def version_of(self, name: str) -> Steps[int]:
+        """See `Access`."""
+        row, _ = yield from self._reader.catch_up(name)
+        version = row.newest.version
+        return version
+
+    def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
+        """See `Access`. If the answer to the append is lost, the error says that the outcome is unknown: repeat it
+        under a `key`.
+        """
+        row = self._reader.rows.find(name)
+        if row is None:
+            return (yield from self._append(name, update, key))
+        is_first = not row.writing and key is None
+        row.writing += 1
+        try:
+            if is_first and row.own_streak >= OWN_STREAK:
+                try:
+                    return (yield from self._append_next(row, update))
+                except (ConditionFailed, WrongShape, TooLarge):
+                    row.own_streak = 0
+            return (yield from self._append(name, update, key))
+        finally:
+            row.writing -= 1
+
+    def _append_next(self, row: Row, update: Update) -> Steps[Any]:
+        """Append on the condition that no other process has changed the object: then the result is known without a
+        read, which costs as much as the append. `ConditionFailed`: one has.
+        """
+        view = row.newest
+        changed = apply(view.value, view.size_bytes, [update])
+        nonce: bytes = self._new_nonce()
+        records = write_records([(row.name, [update])], nonce, self.author, is_transaction=False)
+        awaited = self._reader.rows.awaited
+        awaited[nonce] = None  # another reader of this process may meet it first, and must know it for its own
+        try:
+            (seqnum,) = yield from steps.append(records, when=[Expect(row_tag(row.name), last_seqnum=view.last)])
+        finally:
+            del awaited[nonce]
+        row.learn(view.last, View(changed.value, changed.size_bytes, seqnum, seqnum, seqnum))
+        self._reader.measure(row)
+        return changed.results[0]
+
+    def _append(self, name: str, update: Update, key: str | None) -> Steps[Any]:
+        nonce: bytes = self._new_nonce()
+        records = write_records([(name, [update])], nonce, self.author, is_transaction=False)
+        awaited = self._reader.rows.awaited
+        awaited[nonce] = None
+        try:
+            (seqnum,) = yield from steps.append(records, key=None if key is None else f"!o:{key}")
+            try:
+                yield from self._reader.catch_up(name)
+                outcome = awaited[nonce]
+                if outcome is None:
+                    outcome = yield from self._outcome_of(name, seqnum, update, nonce, key)
+            except KeyReused:
+                raise
+            except BokiError as error:  # it stands in the log, whatever a read of it says
+                raise uncertain(error) from error
+        finally:
+            del awaited[nonce]
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.results[0]
+
+    def _outcome_of(self, name: str, seqnum: int, update: Update, nonce: bytes, key: str | None) -> Steps[Outcome]:
+        """What the log says of a write at that seqnum: of this one, or of the first one under its key."""
+        record = yield from steps.get(seqnum)
+        write = codec.own(record.data)
+        if not isinstance(write, Write) or (write.nonce != nonce and write.updates != [(name, [update])]):
+            raise KeyReused(
+                f"key {key!r} was used for another update in book {self._reader.book!r}: nothing was changed; give "
+                "each update a key of its own",
+                key=key,
+            )
+        before = yield from self._reader.view_at(name, seqnum - 1)
+        _, _, outcome = step(before, name, record)
+        return outcome

@@ -1,0 +1,175 @@
+"""`boki store`: read and change objects of a running system."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from boki.cli.connection import AsJson, Token, Url, connect_async
+from boki.cli.help import Commands, examples
+from boki.cli.terminal import content_of, errors, print_json, results
+from boki.errors import InvalidArgument
+from boki.libs.bokistore.face import SUMMARY
+
+if TYPE_CHECKING:
+    from boki.libs.bokistore import Store
+
+app = Commands(SUMMARY)
+
+R = TypeVar("R")
+
+Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="OBJECT", help="The object.", show_default=False)]
+At = Annotated[int | None, typer.Option(help="As of this seqnum.", min=0)]
+Path = Annotated[str, typer.Option("--path", "-p", help="A value within it, such as cart.items.0.")]
+Key = Annotated[str | None, typer.Option(help="The same key within 24 hours counts once.")]
+
+
+def with_store(url: str, token: str, book: str, work: Callable[[Store], Awaitable[R]]) -> R:
+    """Do the work with the store of a running system."""
+
+    async def run() -> R:
+        from boki.libs.bokistore import Store
+        from boki.libs.bokistore.memory import Memory
+
+        async with connect_async(url, token) as client:
+            logbook = client.logbook(book)
+            try:
+                return await work(Store(logbook))
+            finally:
+                await logbook.session.shared(Memory).come_to_rest()
+
+    return asyncio.run(run())
+
+
+def value_of(text: str, command: str) -> Any:
+    """What was typed as JSON; what is no JSON is text."""
+    data = content_of(text, command, may_be_empty=True)
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if data[:1] in {b"{", b"["}:
+            raise InvalidArgument("this begins like JSON and is none: quote it for the shell", field="value") from None
+        return data.decode(errors="surrogateescape")
+
+
+def show(value: Any) -> None:
+    """A value: text as it is, anything else as JSON."""
+    if isinstance(value, str):
+        results().print(value, markup=False, soft_wrap=True)
+    else:
+        print_json(value)
+
+
+@app.command()
+@examples("boki store get shop user:ada", "boki store get shop user:ada --path address.city --at 8796093022215")
+def get(
+    book: Book, name: Name, path: Path = "", at: At = None, as_json: AsJson = False, url: Url = "", token: Token = ""
+) -> None:
+    """Print an object, or a value of it. Exit code 1 if there is none."""
+
+    async def work(store: Store) -> Any:
+        target = (store if at is None else store.at(at)).object(name)
+        return await target.get(path) if await target.exists(path) else _NOTHING
+
+    value = with_store(url, token, book, work)
+    if value is _NOTHING:
+        errors().print(f"nothing at {path} of {name}" if path else f"no object {name}", style="dim", markup=False)
+        raise typer.Exit(1)
+    if as_json:
+        print_json({"object": name, "value": value})
+    else:
+        show(value)
+
+
+@app.command("set")
+@examples(
+    'boki store set shop user:ada \'{"name": "Ada"}\'',
+    "boki store set shop user:ada 36 --path age",
+    "boki store set shop report - < report.json",
+)
+def put(
+    book: Book,
+    name: Name,
+    value: Annotated[str, typer.Argument(help="JSON, or else text; - reads it from stdin.", show_default=False)],
+    path: Path = "",
+    key: Key = None,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Put a value: the whole object, or what stands at a path."""
+    meant = value_of(value, f"boki store set {book} {name} '\"\"'")
+    with_store(url, token, book, lambda store: store.object(name).set(path, meant, key=key))
+
+
+@app.command()
+@examples('boki store patch shop user:ada \'{"age": 37, "email": null}\'')
+def patch(
+    book: Book,
+    name: Name,
+    change: Annotated[str, typer.Argument(metavar="PATCH", help="A JSON Merge Patch: null deletes a key.")],
+    path: Path = "",
+    key: Key = None,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Merge a JSON Merge Patch into an object."""
+    meant = value_of(change, f"boki store patch {book} {name} '{{}}'")
+    with_store(url, token, book, lambda store: store.object(name).merge(path, meant, key=key))
+
+
+@app.command()
+@examples("boki store increment shop page:home visits", "boki store increment shop account:1 balance --by=-10")
+def increment(
+    book: Book,
+    name: Name,
+    path: Annotated[str, typer.Argument(help="Where the number stands.", show_default=False)],
+    by: Annotated[float, typer.Option(help="How much to add.")] = 1,
+    key: Key = None,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Add to a number, and print the new one."""
+    amount = int(by) if by.is_integer() else by
+    print_json(with_store(url, token, book, lambda store: store.object(name).increment(path, amount, key=key)))
+
+
+@app.command()
+@examples("boki store delete shop user:ada --path email")
+def delete(book: Book, name: Name, path: Path = "", key: Key = None, url: Url = "", token: Token = "") -> None:
+    """Take an object away, or a value of it. Exit code 1 if there was none. Its past stays readable."""
+    if not with_store(url, token, book, lambda store: store.object(name).delete(path, key=key)):
+        errors().print(f"nothing at {path} of {name}" if path else f"no object {name}", style="dim", markup=False)
+        raise typer.Exit(1)
+
+
+@app.command()
+@examples("boki store scan shop users --prefix a", "boki store scan shop users --after ada -n 10 --json")
+def scan(
+    book: Book,
+    name: Annotated[str, typer.Argument(metavar="MAP", help="The map.", show_default=False)],
+    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
+    after: Annotated[str | None, typer.Option(help="Only keys above this one.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of items.")] = 100,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Print items of a map, in the order of their keys."""
+
+    async def work(store: Store) -> list[tuple[str, Any]]:
+        return await (await store.open_map(name)).scan(prefix=prefix, after=after, limit=limit)
+
+    for key, value in with_store(url, token, book, work):
+        if as_json:
+            print_json({"key": key, "value": value})
+        else:
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            print(f"{key}\t{text}")
+
+
+_NOTHING: Any = object()

@@ -1,0 +1,110 @@
+"""`boki store history`, `watch`, `fork` and `configure`: what was, what comes, and copies."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from boki.cli.connection import AsJson, Token, Url
+from boki.cli.help import examples
+from boki.cli.terminal import errors, print_json, print_table, results, time_cell
+from boki.libs.bokistore.face.commands import Book, Name, app, with_store
+
+if TYPE_CHECKING:
+    from boki.libs.bokistore import Store, Version
+
+
+@app.command()
+@examples("boki store history shop user:ada", "boki store history shop user:ada -n 5 --json")
+def history(
+    book: Book,
+    name: Name,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of versions, the newest.")] = 20,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """List the newest versions of an object, with what wrote them."""
+
+    async def work(store: Store) -> list[Version]:
+        newest: list[Version] = []
+        async for version in store.history(name):
+            newest.append(version)
+            del newest[:-limit]
+        return newest
+
+    versions = with_store(url, token, book, work)
+    if as_json:
+        for version in versions:
+            print_json(msgspec.to_builtins(version))
+        return
+    if not versions:
+        errors().print(f"no object {name}", style="dim", markup=False)
+    rows = [
+        (str(one.seqnum), time_cell(round(one.time_s * 1e6)), one.function, one.invocation, _text(one))
+        for one in versions
+    ]
+    if rows:
+        print_table(["version", "time (UTC)", "function", "invocation", "value…"], rows)
+
+
+def _text(version: Version) -> str:
+    return msgspec.json.encode(version.value).decode() if version.exists else "(deleted)"
+
+
+@app.command()
+@examples("boki store watch shop user:ada", "boki store watch shop user:ada --json")
+def watch(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
+    """Print an object, and each version that comes.
+
+    Ctrl-C ends it.
+    """
+
+    async def work(store: Store) -> None:
+        async with aclosing(store.watch(name)) as versions:
+            async for version in versions:
+                if as_json:
+                    print_json(msgspec.to_builtins(version))
+                else:
+                    results().print(_text(version), markup=False, soft_wrap=True)
+
+    with suppress(KeyboardInterrupt):
+        with_store(url, token, book, work)
+
+
+@app.command()
+@examples("boki store fork shop shop-trial", "boki store fork shop shop-before --at 8796093022215")
+def fork(
+    book: Book,
+    name: Annotated[str, typer.Argument(metavar="NEW_BOOK", help="The LogBook of the copy.", show_default=False)],
+    at: Annotated[int, typer.Option(min=0, help="As of this seqnum; 0: now.")] = 0,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Make another book a copy of all objects.
+
+    Nothing is copied: the copy reads here what nobody has changed in it.
+    """
+
+    async def work(store: Store) -> str:
+        return (await store.fork(name, at=at)).book
+
+    errors().print(f"{with_store(url, token, book, work)} is a copy of {book}", markup=False)
+
+
+@app.command()
+@examples("boki store configure shop --history-s 2592000", "boki store configure shop --keep-all")
+def configure(
+    book: Book,
+    history_s: Annotated[float | None, typer.Option(min=0, help="Seconds for which the past stays readable.")] = None,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep it for ever.")] = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Set how long the past of objects stays readable."""
+    if (history_s is None) != keep_all:
+        raise typer.BadParameter("give one of them", param_hint="--history-s / --keep-all")
+    with_store(url, token, book, lambda store: store.configure(history_s=history_s))

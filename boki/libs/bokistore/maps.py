@@ -1,0 +1,350 @@
+"""Maps: many items under one name, spread over objects so that neither reading nor conflicts are those of one.
+
+The items of a map are spread over its **partitions** by a hash of the key. A partition is an object like any other,
+whose keys are those of the items; an index is partitioned by the value of its field, and has the keys of the items with
+it. So a map is read, changed, and looked through by the same queries and updates, within transactions and without, and
+all that holds for objects holds for it: a scan conflicts with a change that it would have met, and with no other.
+
+Names of partitions have a "/", which no other object's name has. How many there are and what is indexed is decided when
+the map is first written, and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+from zlib import crc32
+
+import msgspec
+
+from boki import InvalidArgument, WrongType
+from boki.libs.bokistore.accesses import Access, Direct
+from boki.libs.bokistore.drafts import Query
+from boki.libs.bokistore.json_values import MISSING, Missing, copy_of, encode, is_same, plain
+from boki.libs.bokistore.paths import MAX_SEGMENT_CHARS, Path, Segments, parse_path
+from boki.libs.bokistore.refusals import ConflictError, NoSuchObject, WrongShape
+from boki.libs.bokistore.requests import data_of
+from boki.libs.bokistore.transactions import Transaction
+from boki.libs.bokistore.updates import Delete, Increment, Set, Update, look_up
+from boki.libs.fold.arguments import check_count
+from boki.libs.fold.retrying import Backoff
+from boki.libs.fold.steps import Pause, Steps
+
+MAX_PARTITIONS: Final = 1_024
+MAX_INDEXES: Final = 8
+MAX_PAGE: Final = 10_000
+_AGAIN: Final = Backoff(first_s=0.002, longest_s=0.25, jitter=0.0, tries=12)
+
+T = TypeVar("T")
+Item = tuple[str, Any]
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a map was made with."""
+
+    partitions: int = 16
+    indexes: tuple[str, ...] = ()
+    """Paths into items, whose values are indexed."""
+
+
+class MapRequests:
+    """What can be asked of one map. `access`: the way to its objects; `begin` starts a transaction where the access is
+    to objects as they are now, since an item and what it is indexed by change together.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        begin: Callable[[], Transaction],
+        name: str,
+        shape: Shape,
+        known: dict[str, Shape],
+        direct: Direct,
+    ) -> None:
+        self.name = name
+        self._access = access
+        self._begin = begin
+        self._wished = shape
+        self._known = known
+        """The shapes of the book's maps, as they were read: they do not change."""
+        self._direct = direct
+
+    # the shape
+
+    def shape(self) -> Steps[Shape]:
+        """How the map was made; it is made now if it was not."""
+        known = self._known.get(self.name)
+        if known is None:
+            known = yield from self._made()
+            self._known[self.name] = known
+        if known != self._wished:
+            raise InvalidArgument(
+                f"map {self.name!r} was made with {known.partitions} partitions and indexes {list(known.indexes)}, "
+                f"which cannot change: use these, not {self._wished.partitions} and {list(self._wished.indexes)}",
+                field="partitions",
+            )
+        return known
+
+    def _made(self) -> Steps[Shape]:
+        found = yield from self._direct.look(f"{self.name}/", _whole)
+        if found is MISSING:
+            txn = self._begin()
+            found = yield from txn.look(f"{self.name}/", _whole)
+            if found is MISSING:
+                wished = msgspec.to_builtins(self._wished)
+                yield from txn.change(f"{self.name}/", Set((), encode(wished)))
+                try:
+                    yield from txn.commit()
+                except ConflictError:
+                    return (yield from self._made())
+                return self._wished
+        return msgspec.convert(found, Shape)
+
+    # single items
+
+    def get(self, key: str, path: Path, default: Any) -> Steps[Any]:
+        """A copy of an item, or of a part of it."""
+        segments = (check_item_key(key), *parse_path(path))
+        shape = yield from self.shape()
+        found = yield from self._access.look(self._partition(shape, key), partial(look_up, path=segments))
+        return default if found is MISSING else copy_of(found)
+
+    def get_many(self, keys: Iterable[str]) -> Steps[dict[str, Any]]:
+        """Those of the items that there are, as of one moment."""
+        wanted = [check_item_key(key) for key in keys]
+        return (yield from self._together(lambda txn: self._get_many(txn, wanted)))
+
+    def _get_many(self, access: Access, keys: Sequence[str]) -> Steps[dict[str, Any]]:
+        shape = yield from self.shape()
+        found = {}
+        yield from access.prefetch(list(dict.fromkeys(self._partition(shape, key) for key in keys)))
+        for key in keys:
+            value = yield from access.look(self._partition(shape, key), partial(look_up, path=(key,)))
+            if value is not MISSING:
+                found[key] = copy_of(value)
+        return found
+
+    def set(self, key: str, path: Path, value: Any) -> Steps[None]:
+        """Put an item, or a part of one."""
+        yield from self._change(Set((check_item_key(key), *parse_path(path)), data_of(value)))
+
+    def increment(self, key: str, path: Path, by: float) -> Steps[Any]:
+        """Add to a number."""
+        if isinstance(by, bool) or not isinstance(by, (int, float)):
+            raise WrongType(f"by must be a number, not {type(by).__name__}", field="by")
+        return (yield from self._change(Increment((check_item_key(key), *parse_path(path)), by)))
+
+    def delete(self, key: str) -> Steps[bool]:
+        """Take an item away."""
+        existed: bool = yield from self._change(Delete((check_item_key(key),)))
+        return existed
+
+    def set_many(self, items: Mapping[str, Any]) -> Steps[None]:
+        """Put items, all or none."""
+        yield from self.test_and_set_many({}, items)
+
+    def test_and_set_many(self, expected: Mapping[str, Any], items: Mapping[str, Any]) -> Steps[bool]:
+        """Put items if others are as expected; None: there is none. Whether they were."""
+        tests = {check_item_key(key): plain(value) for key, value in expected.items()}
+        new = [Set((check_item_key(key),), data_of(value)) for key, value in items.items()]
+        return (yield from self._together(lambda txn: self._test_and_set(txn, tests, new)))
+
+    def _test_and_set(self, access: Access, tests: Mapping[str, Any], new: Sequence[Set]) -> Steps[bool]:
+        shape = yield from self.shape()
+        names = [self._partition(shape, key) for key in (*tests, *(update.path[0] for update in new))]
+        yield from access.prefetch(list(dict.fromkeys(names)))
+        for key, value in tests.items():
+            found = yield from access.look(self._partition(shape, key), partial(look_up, path=(key,)))
+            if not is_same(None if found is MISSING else found, value):
+                return False
+        for update in new:
+            yield from self._apply(access, shape, update)
+        return True
+
+    def _change(self, update: Update) -> Steps[Any]:
+        """An update of one item, with its indexes."""
+        shape = yield from self.shape()
+        if not shape.indexes:
+            return (yield from self._access.change(self._partition(shape, update.path[0]), update))
+        return (yield from self._together(lambda txn: self._apply(txn, shape, update)))
+
+    def _apply(self, access: Access, shape: Shape, update: Update) -> Steps[Any]:
+        """Within a transaction: the item, and what it is found by before and after."""
+        partition, key = self._partition(shape, update.path[0]), update.path[0]
+        item = partial(look_up, path=(key,))
+        before = _indexed(shape, (yield from access.look(partition, item))) if shape.indexes else {}
+        result = yield from access.change(partition, update)
+        after = _indexed(shape, (yield from access.look(partition, item))) if shape.indexes else {}
+        for field in shape.indexes:
+            old, new = before.get(field), after.get(field)
+            if old == new:
+                continue
+            if old is not None:
+                yield from access.change(self._index(shape, field, old), Delete((old, key)))
+            if new is not None:
+                yield from access.change(self._index(shape, field, new), Set((new, key), b"true"))
+        return result
+
+    def _together(self, work: Callable[[Access], Steps[T]]) -> Steps[T]:
+        """In the transaction that this map is used in, or in one of its own, again while it conflicts."""
+        if self._access is not self._direct:
+            return (yield from work(self._access))
+        tries = 0
+        while True:
+            txn = self._begin()
+            result = yield from work(txn)
+            try:
+                yield from txn.commit()
+            except ConflictError:
+                tries += 1
+                if tries >= _AGAIN.tries:
+                    raise
+                yield Pause(_AGAIN.pause_s(tries))
+            else:
+                return result
+
+    # many items
+
+    def scan(self, prefix: str, start: str, stop: str | None, after: str | None, limit: int) -> Steps[list[Item]]:
+        """Items in the order of their keys."""
+        check_count(limit, "limit", MAX_PAGE)
+        query = _range(prefix, start, stop, after, limit)
+        return (yield from self._together(lambda txn: self._scan(txn, query, limit)))
+
+    def _scan(self, access: Access, query: Query, limit: int) -> Steps[list[Item]]:
+        shape = yield from self.shape()
+        found: list[list[Any]] = []
+        yield from access.prefetch(self._partitions(shape))
+        for number in range(shape.partitions):
+            found += yield from access.look(f"{self.name}/{number}", query)
+        return [(key, copy_of(value)) for key, value in sorted(found, key=_key_of)[:limit]]
+
+    def length(self) -> Steps[int]:
+        """The number of items."""
+        return (yield from self._together(self._length))
+
+    def _length(self, access: Access) -> Steps[int]:
+        shape = yield from self.shape()
+        total = 0
+        yield from access.prefetch(self._partitions(shape))
+        for number in range(shape.partitions):
+            total += yield from access.look(f"{self.name}/{number}", _count)
+        return total
+
+    def where(self, field: str, value: Any, limit: int) -> Steps[list[Item]]:
+        """Items whose field has that value, in the order of their keys."""
+        check_count(limit, "limit", MAX_PAGE)
+        if field not in self._wished.indexes:
+            raise InvalidArgument(
+                f"map {self.name!r} has no index of {field!r}: it has {list(self._wished.indexes)}", field="field"
+            )
+        indexed = _spelled(plain(value, "value"))
+        return (yield from self._together(lambda txn: self._where(txn, field, indexed, limit)))
+
+    def _where(self, access: Access, field: str, indexed: str, limit: int) -> Steps[list[Item]]:
+        shape = yield from self.shape()
+        keys = yield from access.look(self._index(shape, field, indexed), partial(_keys_with, indexed, limit))
+        items = yield from self._get_many(access, keys)
+        return list(items.items())
+
+    # places
+
+    def _partitions(self, shape: Shape) -> list[str]:
+        return [f"{self.name}/{number}" for number in range(shape.partitions)]
+
+    def _partition(self, shape: Shape, key: str) -> str:
+        return f"{self.name}/{crc32(key.encode()) % shape.partitions}"
+
+    def _index(self, shape: Shape, field: str, indexed: str) -> str:
+        number = shape.indexes.index(field)
+        return f"{self.name}/i{number}/{crc32(indexed.encode()) % shape.partitions}"
+
+
+def shape_of(access: Access, name: str) -> Steps[Shape]:
+    """How the map of that name was made; `NoSuchObject`"""
+    found = yield from access.look(f"{name}/", _whole)
+    if found is MISSING:
+        raise NoSuchObject(f"there is no map {name!r}: its first write makes it", object=name)
+    return msgspec.convert(found, Shape)
+
+
+def check_shape(partitions: object, indexes: Iterable[str]) -> Shape:
+    """What a map is to be made with."""
+    fields = tuple(indexes) if not isinstance(indexes, str) else (indexes,)
+    for field in fields:
+        if not parse_path(field):
+            raise InvalidArgument("an index is of a field of the items: name its path", field="indexes")
+    if len(set(fields)) != len(fields) or len(fields) > MAX_INDEXES:
+        raise InvalidArgument(f"a map has at most {MAX_INDEXES} indexes, each of another field", field="indexes")
+    return Shape(check_count(partitions, "partitions", MAX_PARTITIONS), fields)
+
+
+def check_item_key(key: object) -> str:
+    """`key`, if an item can have it."""
+    if not isinstance(key, str):
+        raise WrongType(f"an item's key must be a str, not {type(key).__name__}: write str(key)", field="key")
+    if not key or len(key) > MAX_SEGMENT_CHARS:
+        raise InvalidArgument(f"an item's key must be 1 to {MAX_SEGMENT_CHARS:,} characters", field="key")
+    parse_path((key,))
+    return key
+
+
+def _whole(value: Any) -> Any:
+    return value
+
+
+def _key_of(item: Sequence[Any]) -> str:
+    key: str = item[0]
+    return key
+
+
+def _count(value: Any) -> int:
+    return len(value) if isinstance(value, dict) else 0
+
+
+def _range(prefix: str, start: str, stop: str | None, after: str | None, limit: int) -> Query:
+    def items(value: Any) -> list[list[Any]]:
+        if not isinstance(value, dict):
+            return []
+        keys = sorted(
+            key
+            for key in value
+            if key.startswith(prefix)
+            and key >= start
+            and (stop is None or key < stop)
+            and (after is None or key > after)
+        )
+        return [[key, value[key]] for key in keys[:limit]]
+
+    return items
+
+
+def _keys_with(indexed: str, limit: int, value: Any) -> list[str]:
+    found = look_up(value, (indexed,)) if isinstance(value, dict) else MISSING
+    return sorted(found)[:limit] if isinstance(found, dict) else []
+
+
+def _indexed(shape: Shape, item: Any | Missing) -> dict[str, str]:
+    """By field, as what an item is found; fields that it does not have are not indexed."""
+    found = {}
+    for field in shape.indexes:
+        segments: Segments = parse_path(field)
+        try:
+            value = look_up(item, segments)
+        except WrongShape:
+            value = MISSING
+        if value is not MISSING:
+            found[field] = _spelled(value)
+    return found
+
+
+def _spelled(value: Any) -> str:
+    """A value as the key of an index: its JSON."""
+    spelled = encode(value).decode()
+    if len(spelled) > MAX_SEGMENT_CHARS:
+        raise InvalidArgument(
+            f"a value that is indexed may have at most {MAX_SEGMENT_CHARS:,} characters as JSON, not {len(spelled):,}",
+            field="value",
+        )
+    return spelled

@@ -1,0 +1,180 @@
+"""The past of objects: as of a seqnum or a time, and version by version. Generators of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from boki import InvalidArgument, NotFound, Page, Record, Trimmed, WrongType
+from boki.libs.bokistore.drafts import Query
+from boki.libs.bokistore.json_values import MISSING, copy_of
+from boki.libs.bokistore.reading import Reader
+from boki.libs.bokistore.records import Write, checkpoints_tag, codec, row_tag
+from boki.libs.bokistore.updates import Update
+from boki.libs.bokistore.views import View, step
+from boki.libs.fold.steps import Get, ReadPage, Steps
+
+HISTORY_PAGE: Final = 256
+
+
+class AsOf:
+    """Objects as they were at a seqnum, or at a time of the log. They can only be read."""
+
+    def __init__(self, reader: Reader, seqnum: int | None, time_us: int | None = None) -> None:
+        self._reader = reader
+        self.seqnum = seqnum
+        self._time_us = time_us
+
+    def _view(self, name: str) -> Steps[View]:
+        if self.seqnum is not None:
+            return (yield from self._reader.view_at(name, self.seqnum))
+        return (yield from self._reader.view_at_time(name, self._time_us or 0))
+
+    def prefetch(self, names: Sequence[str]) -> Steps[None]:
+        """See `accesses.Access`."""
+        if self.seqnum is not None:
+            yield from self._reader.prefetch(names, self.seqnum)
+
+    def look(self, name: str, query: Query) -> Steps[Any]:
+        """See `accesses.Access`. `Trimmed`: that is too long ago."""
+        view = yield from self._view(name)
+        return query(view.value)
+
+    def version_of(self, name: str) -> Steps[int]:
+        """See `accesses.Access`."""
+        view = yield from self._view(name)
+        version = view.version
+        return version
+
+    def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:  # noqa: ARG002
+        """The past is not changed."""
+        raise InvalidArgument(
+            f"object {name!r} as it was cannot be changed: change store.object({name!r}), or fork the store",
+            field="object",
+        )
+
+
+class Version(msgspec.Struct, frozen=True):
+    """One version of an object, and where it comes from. What is not known is ""."""
+
+    seqnum: int
+    """From which seqnum on the object has this value: `store.at(seqnum)` shows it."""
+    time_s: float
+    """When the log ordered it, in seconds since the epoch."""
+    value: Any
+    """The whole object; None if it was deleted (`exists` tells it from null)."""
+    exists: bool
+    function: str = ""
+    invocation: str = ""
+    step: str = ""
+    is_transaction: bool = False
+    objects: tuple[str, ...] = ()
+    """All objects that the same record has changed."""
+
+
+class History:
+    """The versions of an object in order, page by page. Those that were trimmed are not in it."""
+
+    def __init__(self, reader: Reader, name: str) -> None:
+        self._reader = reader
+        self._name = name
+        self._view: View | None = None
+        self._start = 0
+        self.is_end = False
+
+    def page(self) -> Steps[list[Version]]:
+        """The next versions."""
+        if self._view is None:
+            self._view = yield from self._begin()
+            self._start = self._view.last + 1 if self._view.last else 0
+        book = self._reader.book
+        page: Page = yield ReadPage(row_tag(self._name), self._start, limit=HISTORY_PAGE, book=book)
+        versions = []
+        for record in page.records:
+            after, write, _ = step(self._view, self._name, record)
+            if write is not None and after.version == record.seqnum + write.more:
+                versions.append(_version(record, write, after))
+            self._view = after
+        self._start, self.is_end = page.next_start, page.is_end
+        return versions
+
+    def _begin(self) -> Steps[View]:
+        """The view before the first record that trims have left."""
+        tag, book = checkpoints_tag(self._name), self._reader.book
+        page: Page = yield ReadPage(row_tag(self._name), limit=1, book=book)
+        if not page.first_seqnum or not page.records:
+            return (yield from self._reader.inherited(self._name))
+        first: Record = page.records[0]
+        checkpoint: Page = yield ReadPage(tag, limit=1, book=book)
+        if not checkpoint.records:
+            return View()
+        return (yield from self._reader.view_at(self._name, max(first.seqnum, checkpoint.records[0].seqnum)))
+
+
+class Watch:
+    """The versions of an object from now on: `take` is given the records of its row, one after the other."""
+
+    def __init__(self, reader: Reader, name: str) -> None:
+        self._reader = reader
+        self._name = name
+        self._view = View()
+        self.start = 0
+        """The seqnum from which on the row is to be read."""
+
+    def begin(self) -> Steps[Version]:
+        """The object as it is now."""
+        row, self.start = yield from self._reader.catch_up(self._name)
+        self._view = row.at(self.start - 1) or row.newest
+        self.start = max(self.start, self._view.last + 1)
+        view = self._view
+        if view.version:
+            try:
+                record: Record = yield Get(view.version, self._reader.book)
+            except (NotFound, Trimmed):  # of another book, or another life of this one
+                return Version(view.version, 0.0, *_shown(view))
+            write = codec.own(record.data)
+            if isinstance(write, Write):
+                return _version(record, write, view)
+        return Version(view.version, 0.0, *_shown(view))
+
+    def take(self, record: Record) -> Version | None:
+        """The version that the next record of the row makes; None: it changes nothing."""
+        self._view, write, _ = step(self._view, self._name, record)
+        self.start = record.next_seqnum
+        if write is None or self._view.version != record.seqnum + write.more:
+            return None
+        return _version(record, write, self._view)
+
+
+def _shown(view: View) -> tuple[Any, bool]:
+    return (None, False) if view.value is MISSING else (copy_of(view.value), True)
+
+
+def _version(record: Record, write: Write, view: View) -> Version:
+    return Version(
+        view.version,
+        record.time / 1e6,
+        *_shown(view),
+        write.author.function,
+        write.author.invocation,
+        write.author.step,
+        write.is_transaction,
+        tuple(dict.fromkeys(name for name, _ in write.updates)),
+    )
+
+
+def check_moment(seqnum: object, time: object) -> tuple[int | None, int | None]:
+    """A seqnum, or a time in seconds since the epoch or as a `datetime`, in microseconds: exactly one of them."""
+    if (seqnum is None) == (time is None):
+        raise InvalidArgument("give either the seqnum or the time: write at(seqnum) or at(time=...)", field="seqnum")
+    if time is None:
+        if type(seqnum) is not int or seqnum < 0:
+            raise WrongType(f"a seqnum must be an int of at least 0, not {seqnum!r:.40}", field="seqnum")
+        return seqnum, None
+    stamp = getattr(time, "timestamp", None)
+    seconds = stamp() if stamp is not None else time
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e11:
+        raise WrongType(f"time must be a datetime, or seconds since the epoch, not {time!r:.40}", field="time")
+    return None, round(seconds * 1e6)

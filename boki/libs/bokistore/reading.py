@@ -1,0 +1,211 @@
+"""Reading objects: the news of a row, an object as of a seqnum, and where a reader begins. Generators of operations.
+
+A process that knows an object reads only what came since, with one read; its end says up to which seqnum the view is
+good. One that does not know it begins with the newest view that it finds: auxiliary data of the row's last record, a
+checkpoint, the book that this one is a fork of, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from boki import MAX_SEQNUM, Page, Record, Trimmed
+from boki.libs.bokistore.records import ORIGIN, Checkpoint, Origin, checkpoints_tag, codec, row_tag
+from boki.libs.bokistore.views import Row, Rows, View, checkpoint_of, step, view_in, view_of
+from boki.libs.fold import steps
+from boki.libs.fold.steps import ReadPage, SetAuxdata, Steps, Sync, Tail
+
+LEAVE_VIEW_AFTER: Final = 16
+"""A reader that began without a view and has read this many records leaves one, as auxiliary data, for the next."""
+SAVE_AFTER: Final = 256
+"""An object is saved when a process has applied this many records since it began with a view of it."""
+MAX_AUXDATA_BYTES: Final = 60_000
+
+
+class Reader:
+    """The way to the objects of one book. `rows`: what this process remembers of them; `other`: the way to a book that
+    this one is a fork of.
+    """
+
+    def __init__(self, rows: Rows, book: str, other: Callable[[str], Reader] | None = None) -> None:
+        self.rows = rows
+        self.book = book
+        self.due: set[str] = set()
+        """Objects that should be saved, for whoever does that in the background."""
+        self.save_after = SAVE_AFTER
+        self._other = other or (lambda name: Reader(Rows(), name))
+
+    # the newest view
+
+    def catch_up(self, name: str) -> Steps[tuple[Row, int]]:
+        """Read what is new of an object; its row, and the seqnum below which all of it has been seen by this caller."""
+        row = self.rows.find(name)
+        is_cold = row is None
+        if row is None:
+            row = yield from self._open(name)
+        row, seen_to = yield from self._read_on(row, None)
+        if is_cold and row.replayed >= LEAVE_VIEW_AFTER:
+            yield from self._leave_view(row)
+        return row, seen_to
+
+    def _read_on(self, row: Row, stop: int | None) -> Steps[tuple[Row, int]]:
+        """Read the row to its end, or to `stop`. What was trimmed meanwhile is in a checkpoint: begin with that."""
+        name, start = row.name, row.known_to
+        while True:
+            page = yield from steps.page(ReadPage(row_tag(name), start, stop, book=self.book))
+            if row.is_overtaken(page, start):
+                self.rows.drop(name)
+                row = yield from self._open(name, page.first_seqnum)
+                start = row.known_to
+                if stop is not None and start >= stop:
+                    return row, stop
+                continue
+            row.take(page)
+            self.measure(row)
+            start = page.next_start
+            if page.is_end:
+                return row, start
+
+    def measure(self, row: Row) -> None:
+        """A row has grown: it is due to be saved, or others are forgotten for it."""
+        self.rows.measure(row)
+        if row.replayed >= self.save_after and not row.is_being_saved:
+            self.due.add(row.name)
+
+    def _open(self, name: str, floor: int = 0) -> Steps[Row]:
+        """A row to begin with. `floor`: the lowest seqnum of the row that trims have left."""
+        found: list[Record | None] = yield self._beginnings(name)
+        return (yield from self._begin(name, found, floor))
+
+    def _beginnings(self, name: str) -> tuple[Tail, ...]:
+        """Where the view to begin with may be found."""
+        tags = (row_tag(name), checkpoints_tag(name), ORIGIN)
+        return tuple(Tail(tag, book=self.book) for tag in tags)
+
+    def _begin(self, name: str, found: Sequence[Record | None], floor: int) -> Steps[Row]:
+        last, checkpoint, origin = found
+        base = None
+        if last is not None and last.auxdata is not None:
+            base = view_in(last.auxdata, name, last.seqnum)
+        if base is None:
+            base = yield from self._saved(name, checkpoint)
+        if base is None:
+            base = View() if origin is None else (yield from self.inherited(name))
+        known_to = max(base.last + 1 if base.last else 0, floor)
+        saved = 0 if checkpoint is None else checkpoint.seqnum
+        return self.rows.put(Row(name, base, known_to, floor, self.rows.awaited, saved))
+
+    def prefetch(self, names: Sequence[str], seqnum: int) -> Steps[None]:
+        """Read the rows of several objects up to that seqnum at once, as far as that goes without a look back."""
+        cold = [name for name in names if self.rows.find(name) is None]
+        if cold:
+            found: list[Record | None] = yield tuple(tail for name in cold for tail in self._beginnings(name))
+            for number, name in enumerate(cold):
+                yield from self._begin(name, found[3 * number : 3 * number + 3], 0)
+        rows = [row for name in names if (row := self.rows.find(name)) is not None and row.known_to <= seqnum]
+        starts = [row.known_to for row in rows]
+        if not rows:
+            return
+        pages: list[Page] = yield tuple(
+            ReadPage(row_tag(row.name), start, seqnum + 1, book=self.book)
+            for row, start in zip(rows, starts, strict=True)
+        )
+        for row, start, page in zip(rows, starts, pages, strict=True):
+            if not row.is_overtaken(page, start):
+                row.take(page)
+                self.measure(row)
+
+    def _saved(self, name: str, record: Record | None) -> Steps[View | None]:
+        """The view in that record of the object's checkpoints, or in the newest one before it."""
+        while record is not None:
+            found = codec.own(record.data)
+            if isinstance(found, Checkpoint) and found.object == name and found.last < record.seqnum:
+                view = view_of(found)
+                if view is not None:
+                    return view
+            record = yield from steps.tail(checkpoints_tag(name), max_seqnum=record.seqnum - 1, book=self.book)
+        return None
+
+    def _leave_view(self, row: Row) -> Steps[None]:
+        view = row.newest
+        if view.last and view.size_bytes < MAX_AUXDATA_BYTES:
+            yield SetAuxdata(view.last, codec.encode(checkpoint_of(row.name, view)), self.book)
+
+    # forks
+
+    def inherited(self, name: str) -> Steps[View]:
+        """The object as it was in the book that this one is a fork of; without one it does not exist."""
+        origin = yield from origin_of(self.book)
+        if origin is None:
+            return View()
+        view = yield from self._other(origin[0].book).view_at(name, origin[0].at)
+        return View(view.value, view.size_bytes, version=view.version)
+
+    # as of a seqnum
+
+    def view_at(self, name: str, seqnum: int) -> Steps[View]:
+        """The object as of that seqnum. `Trimmed`: that is too long ago."""
+        row = self.rows.find(name)
+        if row is None:
+            row = yield from self._open(name)
+        view = row.at(seqnum)
+        if view is None and row.known_to <= seqnum and row.newest.since <= seqnum:
+            row, _ = yield from self._read_on(row, seqnum + 1)
+            if row.known_to <= seqnum:  # it is not there yet where this caller reads
+                yield Sync(self.book)
+                row, _ = yield from self._read_on(row, seqnum + 1)
+            view = row.at(min(seqnum, row.known_to - 1))
+        if view is None:
+            view = yield from self.rebuild(name, seqnum)
+        return view
+
+    def view_at_time(self, name: str, time_us: int) -> Steps[View]:
+        """The object as it was at that time of the log. `Trimmed`"""
+        origin = yield from origin_of(self.book)
+        if origin is not None and time_us < origin[1].time:
+            return (yield from self._other(origin[0].book).view_at_time(name, time_us))
+        read = ReadPage(row_tag(name), limit=1, book=self.book, start_time_s=(time_us + 1) / 1e6)
+        page = yield from steps.page(read)
+        seqnum = page.records[0].seqnum - 1 if page.records else max(0, page.next_start - 1)
+        return (yield from self.view_at(name, seqnum))
+
+    def rebuild(self, name: str, seqnum: int) -> Steps[View]:
+        """The object as of that seqnum, from the log alone. `Trimmed`"""
+        newest = yield from steps.tail(checkpoints_tag(name), max_seqnum=seqnum, book=self.book)
+        view = yield from self._saved(name, newest)
+        if view is None:
+            view = yield from self.inherited(name)
+        start = view.last + 1 if view.last else 0
+        while True:
+            page = yield from steps.page(ReadPage(row_tag(name), start, seqnum + 1, book=self.book))
+            if page.first_seqnum > start:
+                start = max(start, (yield from self._begin_after(name, page, view)))
+            for record in page.records:
+                after, write, _ = step(view, name, record)
+                if write is None or record.seqnum + write.more <= seqnum:
+                    view = after
+            start = max(start, page.next_start)
+            if page.is_end:
+                return view
+
+    def _begin_after(self, name: str, page: Page, view: View) -> Steps[int]:
+        """Where a row begins of which trims have taken away the beginning; `Trimmed` if that was needed."""
+        newest = yield from steps.tail(checkpoints_tag(name), max_seqnum=MAX_SEQNUM, book=self.book)
+        if newest is not None or view.last:
+            raise Trimmed(
+                f"object {name!r} of book {self.book!r} was trimmed below seqnum {page.first_seqnum}: read it as of "
+                "then or later, and keep more with a longer history",
+                next_seqnum=page.first_seqnum,
+            )
+        return page.first_seqnum  # the book was deleted: there is nothing before
+
+
+def origin_of(book: str) -> Steps[tuple[Origin, Record] | None]:
+    """What that book is a fork of, and the record that says so."""
+    page = yield from steps.page(ReadPage(ORIGIN, limit=1, book=book))
+    for record in page.records:
+        found = codec.own(record.data)
+        if isinstance(found, Origin):
+            return found, record
+    return None

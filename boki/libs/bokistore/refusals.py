@@ -1,0 +1,63 @@
+"""Errors of the store, and what to do next. All of them are `BokiError`s and certain: nothing changed.
+
+BokiError
+├── NotFound
+│   └── NoSuchObject  there is no object, map or value of that name: over HTTP and in a shell
+├── ConflictError   other transactions changed what this one has read: run it again
+└── WrongShape      the object does not have the shape that an update or a path needs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from boki import BokiError, NotFound
+
+
+class NoSuchObject(NotFound):
+    """There is no object, map or value of that name."""
+
+    code = "no_such_object"
+
+
+class ConflictError(BokiError):
+    """Other transactions changed what this one has read, so it was not committed. `objects` names them.
+
+    Run it again: `@store.transactional` does.
+    """
+
+    code = "conflict"
+    http_status = 409
+    default_retryable = True
+
+
+class UsedBefore(ConflictError):
+    """A transaction was committed under the key: run this one again, and it reads what that one has read."""
+
+
+class WrongShape(BokiError):
+    """The object does not have the shape that an update or a path needs, as when a path leads through a number."""
+
+    code = "wrong_shape"
+    http_status = 409
+
+
+def conflict(objects: Iterable[str], book: str, *, tries: int = 0) -> ConflictError:
+    """The error. `tries`: how often the commit was tried, if others were always faster."""
+    names = sorted(objects)
+    shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    why = f"was overtaken {tries} times by changes of" if tries else "read what others changed meanwhile in"
+    return ConflictError(
+        f"the transaction {why} {shown} of book {book!r}: nothing was committed; run it again, as "
+        "@store.transactional does",
+        objects=names,
+    )
+
+
+def used_before(book: str) -> UsedBefore:
+    """The error."""
+    return UsedBefore(
+        f"a transaction of book {book!r} was committed under this key by somebody else just now: run this one again, "
+        "and it finds what that one has done",
+        objects=[],
+    )

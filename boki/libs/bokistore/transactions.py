@@ -1,0 +1,361 @@
+"""Transactions: any objects of a book, read at one moment and changed in one append. Generators of operations.
+
+**Reads** are as of one seqnum, the *snapshot*: the end of the log as the first read has found it. So what a transaction
+sees was true together at one moment, even if it will not commit (opacity).
+
+**Commit.** The writes are appended on the condition that the row of every object that was read or written still ends
+with the record that the transaction has seen. The index of the log decides that at the append's own place in the order:
+the transaction happens there, and everything that it has read is true there. So transactions that write are strictly
+serializable, and a transaction that was refused stands in no row.
+
+**Conflicts** are finer than conditions. If a row has grown, the transaction reads what came and tries its own actions
+on the new version (`drafts`): if all of them come to the same results, it is appended again with the new condition.
+Only if something that it has seen is different now, it ends with `ConflictError`. So transactions that use different
+fields of an object, or a scan and a change that the scan does not meet, do not abort each other.
+
+**Lost answers** are asked for again. The conditions make that safe: of two appends of one transaction only the first
+can hold, since it changes the rows itself; and its nonce tells whose record stands there. One that changes no object,
+and commits records of the application alone, is appended under its nonce as a key. A transaction without either appends
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+from boki import (
+    BokiError,
+    ConditionFailed,
+    ConnectionLost,
+    Expect,
+    InvalidArgument,
+    KeyReused,
+    NewRecord,
+    TooLarge,
+    Trimmed,
+    WrongState,
+)
+from boki.libs.bokistore.drafts import Draft, Query
+from boki.libs.bokistore.reading import Reader
+from boki.libs.bokistore.records import ROW, Author, Write, codec, row_tag, write_records
+from boki.libs.bokistore.refusals import conflict, used_before
+from boki.libs.bokistore.updates import Update
+from boki.libs.bokistore.views import View
+from boki.libs.fold import steps
+from boki.libs.fold.outbox import Outbox
+from boki.libs.fold.retrying import Backoff, Repetition, uncertain
+from boki.libs.fold.steps import Append, Pause, ReadPage, Steps, Sync
+
+T = TypeVar("T")
+
+MAX_OBJECTS: Final = 1_000
+"""Maximum number of objects of one transaction: each is a condition of its append."""
+MAX_OVERTAKEN: Final = 32
+"""A transaction that was overtaken this often without a conflict gives up."""
+_NEVER: Final = "!o"
+"""A tag that no record has."""
+_DECIDE: Final = Backoff(first_s=0.02, longest_s=1.0, tries=30)
+
+
+class Transaction:
+    """One transaction. `nonce` tells its records from all others."""
+
+    def __init__(self, reader: Reader, nonce: bytes, author: Author, key: str | None = None) -> None:
+        self._reader = reader
+        self._nonce = nonce
+        self._author = author
+        self._key = None if key is None else f"{_NEVER}:{key}"
+        self._shown_key = key
+        self._drafts: dict[str, Draft] = {}
+        self._extra: list[NewRecord] = []
+        self._writes: list[NewRecord] = []
+        self._marks = 0
+        self.snapshot: int | None = None
+        """The seqnum as of which it reads; None: it has not read yet."""
+        self.is_over = False
+        self._earlier: list[int] = []
+        """The records of an earlier transaction under the same key."""
+        self._has_looked = True
+
+    def begin(self, *, fresh: bool, looks_up_key: bool = True) -> Steps[None]:
+        """`fresh`: see all that was acknowledged to anybody. Under a key that was used, read as of before its use.
+
+        `looks_up_key=False`: take it that the key was not used, which spares an append. `UsedBefore` if it was: then
+        nothing was changed, and what the transaction has seen and decided means nothing; begin again with a look.
+        """
+        if fresh:
+            yield Sync()
+        self._has_looked = self._key is None or looks_up_key
+        if self._key is not None and looks_up_key:
+            self._earlier = yield from self._find_key()
+            if self._earlier:
+                self.snapshot = self._earlier[0] - 1
+
+    def _find_key(self) -> Steps[list[int]]:
+        """The records of the key's first use; none if it was not used."""
+        try:
+            # a condition that never holds: the answer is the records of the first use, or that there was none
+            found: list[int] = yield Append([NewRecord(b"", (_NEVER,))], (Expect(_NEVER, last_seqnum=1),), self._key)
+        except ConditionFailed:
+            return []
+        return found
+
+    def give_up(self) -> Steps[None]:
+        """End it without a commit. `UsedBefore`: it must not end so, since it was committed earlier."""
+        self.is_over = True
+        if not self._has_looked and (yield from self._find_key()):
+            raise used_before(self._reader.book)
+
+    def _draft(self, name: str) -> Steps[Draft]:
+        if self.is_over:
+            raise WrongState("this transaction has ended: begin another one")
+        known = self._drafts.get(name)
+        if known is not None:
+            return known
+        if len(self._drafts) >= MAX_OBJECTS:
+            raise TooLarge(
+                f"a transaction may use at most {MAX_OBJECTS:,} objects: split it, or keep in one what belongs "
+                "together",
+                field="objects",
+                limit=MAX_OBJECTS,
+            )
+        if self.snapshot is None:
+            _, seen_to = yield from self._reader.catch_up(name)
+            if self.snapshot is None:  # another task of the transaction may have been faster
+                self.snapshot = max(0, seen_to - 1)
+        try:
+            view = yield from self._reader.view_at(name, self.snapshot)
+        except Trimmed:
+            if self._earlier:
+                raise
+            raise conflict([name], self._reader.book) from None  # it has taken longer than the past is kept
+        return self._drafts.setdefault(name, Draft(view))
+
+    def prefetch(self, names: Sequence[str]) -> Steps[None]:
+        """Read several objects at once that are going to be used."""
+        unknown = [name for name in names if name not in self._drafts]
+        if len(unknown) > 1:
+            if self.snapshot is None:
+                _, seen_to = yield from self._reader.catch_up(unknown[0])
+                self.snapshot = max(0, seen_to - 1) if self.snapshot is None else self.snapshot
+            yield from self._reader.prefetch(unknown, self.snapshot)
+
+    def look(self, name: str, query: Query) -> Steps[Any]:
+        """The answer to a query, as of the snapshot and with the transaction's own writes."""
+        draft = yield from self._draft(name)
+        return draft.look(query)
+
+    def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
+        """The result of an update, which others see after the commit."""
+        if key is not None:
+            raise InvalidArgument(
+                "an update in a transaction has no key of its own: give it to the transaction", field="key"
+            )
+        draft = yield from self._draft(name)
+        return draft.change(update)
+
+    def version_of(self, name: str) -> Steps[int]:
+        """The version of the object that the transaction has begun with."""
+        draft = yield from self._draft(name)
+        version = draft.version()
+        return version
+
+    def append(self, record: NewRecord) -> None:
+        """Add a record of the application, which is appended together with the commit."""
+        self._extra.append(record)
+
+    # parts
+
+    def mark(self) -> int:
+        """Begin a part that can be undone."""
+        self._marks += 1
+        for draft in self._drafts.values():
+            draft.mark(self._marks)
+        return self._marks
+
+    def go_back(self, mark: int, extra: int) -> None:
+        """Undo what was written since that mark, and the records added after the first `extra` ones."""
+        for draft in self._drafts.values():
+            draft.go_back(mark)
+        del self._extra[extra:]
+
+    @property
+    def extra_count(self) -> int:
+        """How many records of the application were added."""
+        return len(self._extra)
+
+    # the end
+
+    def commit(self) -> Steps[int]:
+        """Append what was written; its seqnum. A transaction that wrote nothing has that of its snapshot.
+
+        `ConflictError`: nothing was appended. `KeyReused`: another transaction was committed under the key.
+        `UsedBefore`: a transaction was committed under the key meanwhile, or before if nobody has looked.
+        """
+        self.is_over = True
+        if self._earlier:
+            return (yield from self._compare())
+        updates = [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
+        self._writes = write_records(updates, self._nonce, self._author, is_transaction=True)
+        if not self._writes and not self._extra:
+            yield from self.give_up()
+            return self.snapshot or 0
+        seqnums = yield from self._append()
+        if self._key is not None and not (yield from _certain(self._is_own(seqnums[0]))):
+            raise used_before(self._reader.book)
+        self._learn(seqnums)
+        return seqnums[len(self._writes) - 1 if self._writes else -1]
+
+    def hand_over(self, outbox: Outbox) -> None:
+        """Have it committed with the records of other libraries, in one append that is not repeated here.
+
+        `WrongState`: the outbox has another transaction that uses one of the objects, which would not see this one.
+        """
+        self.is_over = True
+        conditions = self.conditions()
+        taken = {condition.tag for condition in outbox.conditions}
+        both = [condition.tag for condition in conditions if condition.tag in taken]
+        if both:
+            raise WrongState(
+                f"object {both[0][len(ROW) :]!r} is in another transaction of this outbox already: use one transaction "
+                "for both"
+            )
+        updates = [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
+        self._writes = write_records(updates, self._nonce, self._author, is_transaction=True)
+        outbox.add([*self._writes, *self._extra], conditions, on_commit=self._learn)
+
+    def conditions(self) -> list[Expect]:
+        """What must hold where the commit is appended: nothing has come to the rows that were read or written."""
+        return [Expect(row_tag(name), last_seqnum=draft.base.last) for name, draft in self._drafts.items()]
+
+    def _append(self) -> Steps[Sequence[int]]:
+        overtaken = 0
+        lost = Repetition(_DECIDE, decides=True)
+        # what changes no row would be appended again after a lost answer: its conditions hold twice
+        key = self._key if self._writes or self._key else f"{_NEVER}:{self._nonce.hex()}"
+        while True:
+            try:
+                seqnums: list[int] = yield Append([*self._writes, *self._extra], self.conditions(), key)
+                return seqnums
+            except ConditionFailed:
+                if lost.is_doubtful:
+                    found = yield from _certain(self._find_own())
+                    if found:
+                        return found
+                    lost = Repetition(_DECIDE, decides=True)  # what was lost was refused, and stays refused
+                overtaken += 1
+                if overtaken > MAX_OVERTAKEN:
+                    raise conflict(self._drafts, self._reader.book, tries=overtaken) from None
+                yield from self._rebase()
+            except BokiError as error:
+                yield Pause(lost.failed(error))
+
+    def _rebase(self) -> Steps[None]:
+        """Try everything that was done on the newest versions; `ConflictError`"""
+        names = list(self._drafts)
+        _, seen_to = yield from self._reader.catch_up(names[0])
+        snapshot = max(0, seen_to - 1)
+        yield from self._reader.prefetch(names[1:], snapshot)
+        different = []
+        for name in names:
+            view = yield from self._reader.view_at(name, snapshot)
+            again = self._drafts[name].on(view)
+            if again is None:
+                different.append(name)
+            else:
+                self._drafts[name] = again
+        if different:
+            raise conflict(different, self._reader.book)
+        self.snapshot = snapshot
+
+    def _find_own(self) -> Steps[Sequence[int]]:
+        """The seqnums of a commit whose answer was lost; none: it was refused. `ConnectionLost`: nobody can tell."""
+        written = [(name, draft) for name, draft in self._drafts.items() if draft.updates]
+        for name, draft in written:
+            start, is_whole = draft.base.last + 1, True
+            while True:
+                page = yield from steps.page(ReadPage(row_tag(name), start))
+                is_whole = is_whole and page.first_seqnum <= start
+                for record in page.records:
+                    write = codec.own(record.data)
+                    if isinstance(write, Write) and write.nonce == self._nonce:
+                        first = record.seqnum + write.more + 1 - len(self._writes)
+                        return range(first, first + len(self._writes) + len(self._extra))
+                start = page.next_start
+                if page.is_end:
+                    break
+            if is_whole:
+                return ()
+        if written:
+            raise ConnectionLost(
+                f"whether the transaction was committed in book {self._reader.book!r} is not known: its answer was "
+                f"lost, and what came to {written[0][0]!r} meanwhile was trimmed. Give transactions a key",
+                outcome="unknown",
+            )
+        return ()
+
+    def _learn(self, seqnums: Sequence[int]) -> None:
+        """Take in what was committed, so that the next read need not: the conditions say what was before it."""
+        last_of: dict[str, int] = {}
+        for seqnum, record in zip(seqnums, self._writes, strict=False):
+            for tag in record.tags:
+                last_of[tag] = seqnum
+        since = max(last_of.values(), default=0)
+        for name, draft in self._drafts.items():
+            row = self._reader.rows.find(name)
+            last = last_of.get(row_tag(name))
+            if row is not None and last is not None:
+                row.learn(draft.base.last, View(draft.value, draft.size_bytes, last, since, since))
+                self._reader.measure(row)
+
+    # keys
+
+    def _is_own(self, seqnum: int) -> Steps[bool]:
+        record = yield from steps.get(seqnum)
+        write = codec.own(record.data)
+        return not isinstance(write, Write) or write.nonce == self._nonce
+
+    def _compare(self) -> Steps[int]:
+        """The seqnum of the first commit under the key, if that was the same transaction. `KeyReused`"""
+        committed: list[tuple[str, list[Update]]] = []
+        last = self._earlier[0]
+        for seqnum in self._earlier:
+            record = yield from steps.get(seqnum)
+            write = codec.own(record.data)
+            if not isinstance(write, Write):
+                break
+            committed += write.updates
+            last = seqnum
+        wanted = [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
+        if _joined(committed) != _joined(wanted):
+            raise KeyReused(
+                f"key {self._shown_key!r} was used for another transaction of book {self._reader.book!r}, which was "
+                "committed: give each transaction a key of its own",
+                key=self._shown_key,
+            )
+        return last
+
+
+def _certain(reads: Steps[T]) -> Steps[T]:
+    """Reads that tell what became of a commit: an error of theirs says nothing of that."""
+    try:
+        return (yield from reads)
+    except BokiError as error:
+        raise uncertain(error) from error
+
+
+def _joined(updates: Sequence[tuple[str, Sequence[Update]]]) -> dict[str, list[Update]]:
+    joined: dict[str, list[Update]] = {}
+    for name, some in updates:
+        joined.setdefault(name, []).extend(some)
+    return joined
+
+
+def check_key(key: object) -> str | None:
+    """`key`, if it may name a transaction or an update."""
+    if key is None:
+        return None
+    if not isinstance(key, str) or not 0 < len(key.encode("utf-8", "surrogatepass")) <= 200:
+        raise InvalidArgument(f"key must be text of 1 to 200 bytes, not {key!r:.100}", field="key")
+    return key

@@ -1,0 +1,33 @@
+"""The way from a call to the objects of one book, for `async` functions. The plain twin is `way_blocking`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from boki import LogBook
+from boki.libs.bokistore.maps import Shape
+from boki.libs.bokistore.memory import Memory
+from boki.libs.bokistore.reading import Reader
+from boki.libs.fold import steps
+from boki.libs.fold.steps import Steps
+
+R = TypeVar("R")
+
+
+class Way:
+    """What a call and the process that it runs in have in common: a LogBook, and what is remembered of its objects."""
+
+    def __init__(self, logbook: LogBook) -> None:
+        self.logbook = logbook
+        self._memory: Memory = logbook.session.shared(Memory)
+        self.reader: Reader = self._memory.reader(logbook.name)
+        self.shapes: dict[str, Shape] = self._memory.shapes(logbook.name)
+        self.new_nonce: Callable[[], bytes] = self._memory.new_nonce
+
+    async def run(self, work: Steps[R]) -> R:
+        """Carry it out; then save what has grown, beside the call."""
+        result = await steps.run(work, self.logbook)
+        if self.reader.due:
+            self._memory.save_beside(self.reader, self.logbook)
+        return result

@@ -1,0 +1,209 @@
+"""Maps and sets: items, indexes, scans, and what conflicts with what."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import boki.testing
+from boki import InvalidArgument, TooLarge, WrongType
+from boki.libs.bokistore import ConflictError, Map, Store
+from boki.libs.bokistore.memory import Memory
+from tests.libs.bokiqueue.running import asynchronous
+
+
+def users(store: Any) -> Map:
+    found: Map = store.map("users", partitions=4, indexes=["city", "tags.0"])
+    return found
+
+
+@asynchronous
+async def test_items_are_put_found_and_taken_away() -> None:
+    """Whole or in part, with keys of any text."""
+    async with boki.testing.context() as ctx:
+        items = Store(ctx).map("m", partitions=4)
+        await items.set("a.b", {"n": 1})
+        await items.set("ü/\n", [1])
+        await items.set("a.b", 5, path="deep.er")
+        assert await items.get("a.b") == {"n": 1, "deep": {"er": 5}}
+        assert await items.get("a.b", "deep.er") == 5
+        assert await items.get("none", default=0) == 0
+        assert await items.increment("a.b", "n", 2) == 3
+        assert await items.increment("count") == 1
+        assert await items.length() == 3
+        assert await items.get_many(["count", "none", "ü/\n"]) == {"count": 1, "ü/\n": [1]}
+        assert await items.delete("count") is True
+        assert await items.delete("count") is False
+        assert [key for key, _ in await items.scan()] == ["a.b", "ü/\n"]
+
+
+@asynchronous
+async def test_a_map_is_what_it_was_made_as() -> None:
+    """Another number of partitions, or other indexes, would not find its items: refused by name."""
+    async with boki.testing.context() as ctx:
+        await Store(ctx).map("m", partitions=4).set("a", 1)
+        for forget in (False, True):
+            if forget:
+                ctx.logbook.session.shared(Memory).forget()
+            for other in (Store(ctx).map("m", partitions=8), Store(ctx).map("m", partitions=4, indexes=["x"])):
+                with pytest.raises(InvalidArgument, match="made with 4 partitions"):
+                    await other.get("a")
+        for partitions, indexes in ((0, []), (5000, []), (4, [""]), (4, ["a", "a"])):
+            with pytest.raises(InvalidArgument):
+                Store(ctx).map("n", partitions=partitions, indexes=indexes)
+        for key in ("", "x" * 1001, 5):
+            with pytest.raises((InvalidArgument, WrongType)):
+                await Store(ctx).map("m", partitions=4).get(key)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="no index of 'city'"):
+            await Store(ctx).map("m", partitions=4).where("city", 1)
+        with pytest.raises(TooLarge):
+            await Store(ctx).map("m", partitions=4).set("a", "x" * 1_000_000)
+
+
+@asynchronous
+async def test_pages_of_a_scan_are_stable() -> None:
+    """Each begins after the last key of the one before, whatever came and went meanwhile."""
+    async with boki.testing.context() as ctx:
+        items = Store(ctx).map("m", partitions=4)
+        await items.set_many({f"k{number:02}": number for number in range(30)})
+        first = await items.scan(limit=10)
+        assert [value for _, value in first] == list(range(10))
+        await items.delete("k03")
+        await items.set("k00a", 0)
+        await items.set("k10a", 0)
+        second = await items.scan(after=first[-1][0], limit=3)
+        assert [key for key, _ in second] == ["k10", "k10a", "k11"]
+        assert [key for key, _ in await items.scan(prefix="k1", start="k18")] == ["k18", "k19"]
+        assert [key for key, _ in await items.scan(start="k27", stop="k29")] == ["k27", "k28"]
+
+
+@asynchronous
+async def test_an_index_finds_what_has_the_value() -> None:
+    """It changes with the item, in one transaction; what has no such field is not in it."""
+    async with boki.testing.context() as ctx:
+        people = users(Store(ctx))
+        await people.set("ada", {"city": "London", "tags": ["math"]})
+        await people.set("bob", {"city": "London"})
+        await people.set("eve", {"city": {"name": "Paris"}})
+        await people.set("odd", 5)
+        assert [key for key, _ in await people.where("city", "London")] == ["ada", "bob"]
+        assert await people.where("tags.0", "math") == [("ada", {"city": "London", "tags": ["math"]})]
+        assert [key for key, _ in await people.where("city", {"name": "Paris"})] == ["eve"]
+        await people.set("ada", "Paris", path="city")
+        await people.delete("bob")
+        assert await people.where("city", "London") == []
+        assert [key for key, _ in await people.where("city", "Paris")] == ["ada"]
+        await people.set_many({"x": {"city": "Paris"}, "y": {"city": 1}})
+        assert [key for key, _ in await people.where("city", "Paris")] == ["ada", "x"]
+        assert await people.where("city", True) == []
+
+
+@given(st.integers(0, 1 << 30))
+@settings(max_examples=15, deadline=None)
+def test_indexes_say_what_a_look_at_all_items_says(seed: int) -> None:
+    """After any changes, some of them at the same time."""
+
+    async def run() -> None:
+        rng = Random(seed)
+        async with boki.testing.context() as ctx:
+            store = Store(ctx)
+            people = users(store)
+
+            async def change() -> None:
+                key = rng.choice("abcd")
+                match rng.randrange(4):
+                    case 0:
+                        await people.delete(key)
+                    case 1:
+                        await people.set(key, rng.choice(["x", "y"]), path="city")
+                    case 2:
+                        await people.set(key, {"city": rng.choice(["x", "y"]), "tags": [rng.randrange(2)]})
+                    case _:
+                        other = rng.choice("abcd")
+                        await people.set_many({key: {"city": "z"}, other: {"city": "x"}})
+
+            for _ in range(8):
+                await asyncio.gather(*(change() for _ in range(3)), return_exceptions=False)
+            everything = await people.scan()
+            for city in ("x", "y", "z"):
+                expected = [(key, item) for key, item in everything if item.get("city") == city]
+                assert await people.where("city", city) == expected
+
+    asyncio.run(run())
+
+
+@asynchronous
+async def test_a_scan_conflicts_with_what_it_would_have_met_and_with_nothing_else() -> None:
+    """Phantoms are conflicts, in scans and in queries of an index."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        people = users(store)
+        await people.set("ada", {"city": "London"})
+        for looks, change, conflicts in (
+            (lambda txn: users(txn).scan(prefix="b"), lambda: people.set("bob", {"city": "Rome"}), True),
+            (lambda txn: users(txn).scan(prefix="x"), lambda: people.set("carl", {"city": "Rome"}), False),
+            (lambda txn: users(txn).where("city", "Oslo"), lambda: people.set("dan", {"city": "Oslo"}), True),
+            (lambda txn: users(txn).where("city", "Bern"), lambda: people.set("ella", {"city": "Oslo"}), False),
+            (lambda txn: users(txn).length(), lambda: people.delete("ella"), True),
+            (lambda txn: users(txn).get("dan", "city"), lambda: people.set("dan", 1, path="age"), False),
+        ):
+            try:
+                async with store.transaction() as txn:
+                    await looks(txn)
+                    await txn.object("out").increment("n")
+                    await change()
+            except ConflictError:
+                assert conflicts
+            else:
+                assert not conflicts
+
+
+@asynchronous
+async def test_test_and_set() -> None:
+    """Of many items at once, by what others hold; None is an item that is not there."""
+    async with boki.testing.context() as ctx:
+        items = Store(ctx).map("m", partitions=4)
+        assert await items.test_and_set_many({"a": None}, {"a": 1, "b": 2})
+        assert not await items.test_and_set_many({"a": None}, {"a": 3})
+        assert not await items.test_and_set_many({"a": 1.0}, {"a": 3})
+        assert await items.test_and_set_many({"a": 1, "b": 2}, {"a": 2, "c": 3})
+        assert await items.get_many("abc") == {"a": 2, "b": 2, "c": 3}
+        winners = await asyncio.gather(*(items.test_and_set_many({"lock": None}, {"lock": n}) for n in range(6)))
+        assert sum(winners) == 1
+
+
+@asynchronous
+async def test_maps_in_transactions_and_in_the_past() -> None:
+    """They are objects."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        people = users(store)
+        await people.set("ada", {"city": "London"})
+        async with store.transaction() as txn:
+            await users(txn).set("ada", "Paris", path="city")
+            assert [key for key, _ in await users(txn).where("city", "Paris")] == ["ada"]
+            assert await people.get("ada", "city") == "London"
+        then = txn.seqnum
+        await people.delete("ada")
+        assert await users(store.at(then)).where("city", "Paris") == [("ada", {"city": "Paris"})]
+        assert await users(store.at(then)).length() == 1
+        assert await people.length() == 0
+
+
+@asynchronous
+async def test_sets() -> None:
+    """Of several who add a member one is told that it is new."""
+    async with boki.testing.context() as ctx:
+        tags = Store(ctx).set("tags", partitions=2)
+        assert sum(await asyncio.gather(*(tags.add("x") for _ in range(5)))) == 1
+        assert await tags.add("y")
+        assert await tags.contains("x")
+        assert await tags.members() == ["x", "y"]
+        assert (await tags.discard("x"), await tags.discard("x")) == (True, False)
+        assert await tags.length() == 1
+        assert await tags.add("x")

@@ -1,0 +1,123 @@
+"""Replicated objects: methods applied in the order of the log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import boki.testing
+from boki import InvalidArgument, VersionTooNew
+from boki.libs.bokistore import Store, WrongShape, check_deterministic
+from boki.libs.bokistore.blocking import Store as BlockingStore
+from boki.libs.bokistore.machines import SAVE_AFTER, Machines
+from tests.libs.bokiqueue.running import asynchronous
+from tests.libs.bokistore.auction import Auction, Careless, LaterAuction
+
+
+@asynchronous
+async def test_results_are_what_the_order_of_the_log_says() -> None:
+    """Of many bids at the same time one of each height is told that it is the best so far."""
+    async with boki.testing.context() as ctx:
+        auction = Store(ctx).replicated("a", Auction)
+        assert await auction.ask(Auction.winner) == ""
+        results = await asyncio.gather(*(auction.call(Auction.bid, f"w{n}", amount=n % 5) for n in range(20)))
+        assert results.count(True) <= 4
+        assert await auction.call(Auction.bid, "ada", 30) is True
+        assert await auction.call(Auction.bid, "bob", 30) is False
+        assert await Store(ctx).replicated("a", Auction).ask(Auction.winner) == "ada"
+
+
+@asynchronous
+async def test_what_a_mutator_raises_is_its_result_and_changes_nothing() -> None:
+    """In no process."""
+    async with boki.testing.context() as ctx:
+        auction = Store(ctx).replicated("a", Auction)
+        with pytest.raises(WrongShape, match="ValueError: a bid is not negative; nothing was changed"):
+            await auction.call(Auction.bid, "ada", -1)
+        with pytest.raises(WrongShape, match="TypeError"):
+            await auction.call(Auction.bid, "ada", "many")  # type: ignore[arg-type]
+        assert await auction.ask(Auction.all_bids) == []
+        ctx.logbook.session.shared(Machines).forget()
+        assert await Store(ctx).replicated("a", Auction).ask(Auction.all_bids) == []
+
+
+@asynchronous
+async def test_answers_are_copies() -> None:
+    """What is done with them changes no state."""
+    async with boki.testing.context() as ctx:
+        auction = Store(ctx).replicated("a", Auction)
+        await auction.call(Auction.bid, "ada", 1)
+        (await auction.ask(Auction.all_bids)).append(["forged", 99])
+        assert await auction.ask(Auction.all_bids) == [["ada", 1]]
+
+
+@asynchronous
+async def test_it_is_saved_and_the_calls_that_are_in_it_are_trimmed() -> None:
+    """Whoever begins later, and whoever has slept through it, comes to the same state."""
+    async with boki.testing.context() as ctx:
+        auction = Store(ctx).replicated("a", Auction)
+        for number in range(SAVE_AFTER + 10):
+            await auction.call(Auction.bid, "ada", number)
+        assert len((await ctx.logbook.read("!or:a")).records) == 10
+        expected = await auction.ask(Auction.all_bids)
+        ctx.logbook.session.shared(Machines).forget()
+        assert await Store(ctx).replicated("a", Auction).ask(Auction.all_bids) == expected
+
+
+@asynchronous
+async def test_calls_of_newer_code_stop_the_older() -> None:
+    """It would carry them out differently; older calls are carried out by newer code."""
+    async with boki.testing.context() as ctx:
+        old, new = Store(ctx).replicated("a", Auction), Store(ctx).replicated("a", LaterAuction)
+        await old.call(Auction.bid, "ada", 1)
+        assert await new.ask(LaterAuction.winner) == "ada"
+        await new.call(LaterAuction.bid, "bob", 2)
+        with pytest.raises(VersionTooNew, match="version 2 of Auction"):
+            await old.ask(Auction.winner)
+
+
+@asynchronous
+async def test_what_cannot_be_called() -> None:
+    """A mutator is not asked, an accessor not called, and anything else neither; arguments are JSON."""
+    async with boki.testing.context() as ctx:
+        auction = Store(ctx).replicated("a", Auction)
+        for work in (auction.ask(Auction.bid, "x", 1), auction.call(Auction.winner), auction.call(Auction.helper)):
+            with pytest.raises(InvalidArgument, match="Auction has no"):
+                await work
+        with pytest.raises(InvalidArgument, match="type bytes"):
+            await auction.call(Auction.bid, b"x", 1)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="ReplicatedObject"):
+            Store(ctx).replicated("a", int)  # type: ignore[type-var]
+        assert (await ctx.logbook.read()).records == []
+
+
+@asynchronous
+async def test_records_of_strangers_are_passed_by() -> None:
+    """And a deleted book begins anew."""
+    async with boki.testing.context() as ctx:
+        auction = Store(ctx).replicated("a", Auction)
+        await auction.call(Auction.bid, "ada", 1)
+        await ctx.logbook.append(b"junk", tags=["!or:a"])
+        assert await auction.call(Auction.bid, "bob", 2)
+        await ctx.logbook.delete()
+        assert await auction.ask(Auction.all_bids) == []
+        assert await auction.call(Auction.bid, "eve", 1)
+        assert await auction.ask(Auction.all_bids) == [["eve", 1]]
+
+
+def test_plain_functions() -> None:
+    """The same, without `await`."""
+    with boki.testing.blocking_context() as ctx:
+        auction = BlockingStore(ctx).replicated("a", Auction)
+        assert auction.call(Auction.bid, "ada", 1)
+        assert auction.ask(Auction.winner) == "ada"
+
+
+def test_determinism_is_checked_in_processes_of_their_own() -> None:
+    """What depends on hashes or chance is found; what does not, passes."""
+    check_deterministic(Auction, [("bid", ["ada", 1]), ("bid", ["bob", -1]), ("bid", ["bob", 3])])
+    with pytest.raises(AssertionError, match="Careless is not deterministic"):
+        check_deterministic(Careless, [("note", ["a", "b", "c", "d", "e"])])
+    with pytest.raises(AssertionError, match="not deterministic"):
+        check_deterministic(Careless, [("draw", [])])
