@@ -36,7 +36,9 @@ class Clockwork:
         self.work_rng = Random(f"{seed}:work")
         self.call_rng = Random(f"{seed}:calls")
         self.call_trouble_rng = Random(f"{seed}:call_trouble")
+        self.call_sleep_rng = Random(f"{seed}:call_sleep")
         self.queue_rng = Random(f"{seed}:queues")
+        self.flow_rng = Random(f"{seed}:flows")
         self.fault_rng = Random(f"{seed}:faults")
         self.event_count = 0
         self.seen: Counter[str] = Counter()

@@ -132,6 +132,11 @@ class EngineNode(Node):
             if not self._is_scheduled and not self.is_paused:
                 self._schedule()
 
+    def watch(self, book: str, tag: str, min_seqnum: int, done: Callable[[Any, Positions], None]) -> None:
+        """Wait for a record of that tag, for as long as it takes."""
+        if self.engine is not None:
+            self._run(self.engine.watch, book, tag, min_seqnum, done)
+
     def member(self) -> Member:
         """See `Node`."""
         return Member(node=self.name, role=self.role, incarnation=self.incarnation, has_index=self.is_ready)
@@ -200,7 +205,7 @@ class EngineNode(Node):
             self.is_ready = True
             assert self.session is not None
             self.world.coordinator.register(self.session, self.member())
-            if self.logged is not None and self.world.options.calls:
+            if self.logged is not None and self.world.options.logs_calls:
                 self.logged.start()
         elif token is FENCED:
             self.clock.sometimes("an engine was fenced and stopped")

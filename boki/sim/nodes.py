@@ -45,6 +45,8 @@ class World(Protocol):
     nodes: dict[NodeId, Node]
     raised: list[str]
     """What cores have raised: bugs, whatever the checkers say."""
+    workflow_engines: dict[str, str]
+    """By invocation id, the engine that a workflow ran on first."""
 
 
 class Node:

@@ -108,6 +108,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How many ask for logged calls."""
     call_trouble: float = 0.0
     """Which part of those calls fail at first, and which part is cancelled: a probability each."""
+    call_sleep: float = 0.0
+    """Which part of those calls are suspended: a probability."""
     queues: int = 0
     """How many processes push to queues and take from them."""
     queue_shards: int = 1
@@ -116,12 +118,26 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How often each of those processes dies or stands still, per virtual second."""
     queue_trouble: float = 0.0
     """How often what goes between one of them and its gateway or engine is slow or lost: a probability."""
+    stores: int = 0
+    """How many processes read objects and change them."""
+    store_crashes: float = 0.0
+    """As `queue_crashes`, of those processes."""
+    store_trouble: float = 0.0
+    """As `queue_trouble`, of those processes."""
+    flows: int = 0
+    """How many users run workflows."""
+
+    @property
+    def logs_calls(self) -> bool:
+        """Whether engines have logged calls to run."""
+        return self.calls > 0 or self.flows > 0
 
 
 def draw_options(seed: int) -> Options:
     """The options of a seed."""
     rng = Random(f"{seed}:options")
     queue_rng = Random(f"{seed}:options:queues")
+    store_rng = Random(f"{seed}:options:stores")
     wide_rng = Random(f"{seed}:options:wide")
     index_rng = Random(f"{seed}:options:checkpoints")
     replicas = rng.choice((1, 2, 3, 3, 3, 3, 5))
@@ -156,10 +172,15 @@ def draw_options(seed: int) -> Options:
         faults=_draw_faults(rng),
         calls=Random(f"{seed}:options:calls").choice((0, 0, 0, 1, 3)),
         call_trouble=Random(f"{seed}:options:call_trouble").choice((0.0, 0.3)),
+        call_sleep=Random(f"{seed}:options:call_sleep").choice((0.0, 0.5, 0.8)),
+        flows=Random(f"{seed}:options:flows").choice((0, 0, 0, 0, 0, 0, 1, 1, 2)),
         queues=queue_rng.choice((0, 0, 0, 0, 0, 2, 3)),
         queue_shards=queue_rng.choice((1, 1, 2, 3)),
         queue_crashes=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.1, 1.0))),
         queue_trouble=queue_rng.choice((0.0, _log_uniform(queue_rng, 0.01, 0.3), 0.1)),
+        stores=store_rng.choice((0, 0, 0, 0, 2, 3)),
+        store_crashes=store_rng.choice((0.0, _log_uniform(store_rng, 0.1, 1.0))),
+        store_trouble=store_rng.choice((0.0, _log_uniform(store_rng, 0.01, 0.3), 0.1)),
         wide=wide_rng.choice((0, 0, 1)),
         counted=Random(f"{seed}:options:counted").choice((0, 0, 0, 2)),
         relays=Random(f"{seed}:options:relays").choice((0, 0, 0, 1)),

@@ -16,7 +16,7 @@ from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.logbook import LogAccess, LogBook
+from boki.runtime.logbook import LogBook, LogSession
 from boki.sim.engines import EngineNode
 from boki.sim.gateways import GatewayNode
 from boki.sim.loops import SimulatedLoop, answer_of
@@ -52,7 +52,7 @@ class Process:
         self.loop.raised = world.raised
         appends = AppendGatherer(self)
         caller = Caller(deadline=Deadline(clock=self.loop.time), longest_poll_s=_LONGEST_POLL_S)
-        self._access = LogAccess(self, appends, caller)
+        self._access = LogSession(self, appends, caller)
         if engine is not None:
             engine.on_death.append(self.die)
 

@@ -18,7 +18,8 @@ from typing import Any, Final
 from boki.errors import BokiError
 from boki.histories.queues import BURIED, Endings, Leased, Pushed, Taken
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
-from boki.libs.bokiqueue.following import Following, adopt
+from boki.libs.bokiqueue.acts import Following
+from boki.libs.bokiqueue.followed import adopt
 from boki.sim.clockwork import Clockwork
 from boki.sim.processes import Process
 
@@ -41,7 +42,8 @@ _KEYS: Final = 2
 class Plan:
     """What the queues of a run are like, and how they are used. `groups`: of tickets; `quota`: pushes of a producer.
 
-    `has_loose_pops`: tickets are also popped without an op. `travel_us`: about how long a read and an append take.
+    `has_loose_pops`: tickets are also popped without an op. `job_wait_s`: how long a consumer waits for a job, which is
+    without end in a gateway. `travel_us`: about how long a read and an append take.
     """
 
     shards: int
@@ -50,9 +52,9 @@ class Plan:
     max_deliveries: int
     lease_s: float
     pause_s: float
+    job_wait_s: float
     quota: int
     save_records: int
-    member_us: int
     travel_us: int
 
 
@@ -108,9 +110,7 @@ class Worker:
         plan = self._plan
         self._process = process
         self.followed = [
-            Following(
-                queue, shards, taker=self._rng.randbytes(8), member_us=plan.member_us, save_records=plan.save_records
-            )
+            Following(queue, shards, taker=self._rng.randbytes(8), save_records=plan.save_records)
             for queue, shards in ((TICKETS, 1), (JOBS, plan.shards), (DONE, 1))
         ]
         for each in self.followed:
@@ -227,7 +227,7 @@ class Worker:
         is_calm = self._ledger.is_calm
         lease_s = _CALM_LEASE_S if is_calm else self._plan.lease_s
         is_waiting = self._rng.random() < 0.9
-        message = await jobs.lease(lease_s, wait_s=self._wait_s if is_waiting else 0)
+        message = await jobs.lease(lease_s, wait_s=self._plan.job_wait_s if is_waiting else 0)
         if message is None:
             await asyncio.sleep(0 if is_waiting else _RETRY_S)
             return

@@ -24,19 +24,22 @@ from boki.histories.queues import (
     find_wrong_ops,
 )
 from boki.libs.bokiqueue import Queue
-from boki.libs.bokiqueue.following import Following, adopt
+from boki.libs.bokiqueue.acts import Following
+from boki.libs.bokiqueue.followed import adopt
+from boki.libs.bokiqueue.supply import MOST_AHEAD
 from boki.log.record import Record
 from boki.runtime.logbook import LogBook
-from boki.sim.engines import EngineNode
-from boki.sim.options import Options, seconds_between
+from boki.sim.options import Options
 from boki.sim.processes import Process
 from boki.sim.queue_work import BOOK, COPY, DONE, JOBS, RESULT, TICKETS, Ledger, Plan, Worker, queue_of
+from boki.sim.users import Users
 
 if TYPE_CHECKING:
     from boki.sim.nodes import World
 
 _POLL_S: Final = 0.25
-_MAX_PAUSE_US: Final = 2_000_000
+_MOST_CREDIT: Final = 1 + MOST_AHEAD
+"""Messages of one kind that a process here may have asked one shard for: it has one consumer of each."""
 _PAGE: Final = 1000
 _AUDITOR: Final = b"auditor-"
 """Who takes all from the last queue in the end: a name drawn by the system would be another one each time."""
@@ -51,65 +54,27 @@ class QueueClients:
         self._rng = world.clock.queue_rng
         self._plan = _draw_plan(world.options, self._rng)
         self._ledger = Ledger()
-        self._is_over = self._is_ended = False
+        self._is_over = False
         self._passed_on: list[str] = []
         self._depths: dict[str, int] = {}
         self._undelivered: dict[str, list[str]] = {}
         """Of each group, tickets that ended as dead letters because their consumers were gone."""
         self._empty_us = 0
         self.workers: list[Worker] = []
-        self.processes: dict[str, Process] = {}
-        for number in range(world.options.queues):
+        options = world.options
+        self.users = Users(
+            world,
+            self._rng,
+            crashes=options.queue_crashes,
+            trouble=options.queue_trouble,
+            loses_reads=not self._plan.has_loose_pops,  # else nobody could tell which message was lost with one
+        )
+        for number in range(options.queues):
             name = f"worker-{number + 1}"
-            rng = Random(f"{world.options.seed}:queues:{name}")
+            rng = Random(f"{options.seed}:queues:{name}")
             worker = Worker(name, self._plan, self._ledger, self._clock, rng)
             self.workers.append(worker)
-            self._start(worker)
-            self._hurt_later(worker)
-
-    # Lives
-
-    def _start(self, worker: Worker) -> None:
-        """Begin a life: behind a gateway, or on an engine."""
-        if self._is_ended:
-            return
-        engines = [node for node in self._world.nodes.values() if isinstance(node, EngineNode)]
-        ready = [engine for engine in engines if engine.core is not None and engine.is_ready]
-        engine = self._rng.choice(ready) if ready and self._rng.random() < 0.4 else None
-        self._clock.note(f"{worker.name} starts on {engine.name if engine is not None else 'its own'}")
-        process = self._begin(worker.name, engine)
-        process.trouble = 0.0 if self._ledger.is_calm else self._world.options.queue_trouble
-        process.loses_reads = not self._plan.has_loose_pops  # else nobody could tell which message was lost with one
-        process.on_death = lambda: self._clock.after(self._rng.randint(10_000, 500_000), self._start, worker)
-        process.loop.create_task(worker.run(process))
-
-    def _begin(self, name: str, engine: EngineNode | None) -> Process:
-        process = self.processes[name] = Process(self._world, name, self._rng, engine)
-        return process
-
-    def _hurt_later(self, worker: Worker) -> None:
-        rate = self._world.options.queue_crashes
-        if rate:
-            self._clock.after(int(seconds_between(rate, self._rng) * 1e6), self._hurt, worker)
-
-    def _hurt(self, worker: Worker) -> None:
-        """It dies, or stands still for a while: often for longer than its leases."""
-        if self._ledger.is_calm:
-            return
-        process = self.processes[worker.name]
-        if self._rng.random() < 0.6:
-            self._clock.note(f"{worker.name} dies")
-            process.die()
-        elif not process.is_paused:
-            hold_us = int(_MAX_PAUSE_US * self._rng.random() ** 2)
-            self._clock.note(f"{worker.name} stands still for {hold_us} us")
-            process.is_paused = True
-            self._clock.after(hold_us, self._resume, process)
-        self._hurt_later(worker)
-
-    @staticmethod
-    def _resume(process: Process) -> None:
-        process.is_paused = False
+            self.users.add(name, worker.run)
 
     # The end
 
@@ -119,10 +84,8 @@ class QueueClients:
         if not self.workers:
             self._is_over = True
             return
-        for process in self.processes.values():
-            process.is_paused = False
-            process.trouble = 0.0
-        auditor = self._begin("auditor", None)
+        self.users.calm()
+        auditor = self.users.begin("auditor")
         auditor.loop.create_task(self._audit(auditor))
 
     @property
@@ -178,14 +141,12 @@ class QueueClients:
 
     def end(self) -> None:
         """All processes end here, and none begins."""
-        if self._is_ended:
+        if self.users.is_ended:
             return
-        self._is_ended = True
-        for process in self.processes.values():
+        for process in self.users.processes.values():
             if process.terms_waited:
                 self._clock.sometimes("a term changed while a consumer waited")
-            process.on_death = None
-            process.die()
+        self.users.end()
 
     # Judging
 
@@ -206,6 +167,7 @@ class QueueClients:
             for text in find_wrong_ops(ledger.taken, is_ordered=not self._plan.has_loose_pops)
         ]
         found += [Violation("leases hold, and order", text) for text in find_wrong_leases(ledger.leased)]
+        found += [Violation("credit is what consumers ask for", text) for text in self._find_excess_credit()]
         if is_whole:
             found += [Violation("each message ends once", text) for text in self._find_wrong_ends()]
             found += [Violation("all folds are the same", text) for text in self._find_different_folds()]
@@ -223,6 +185,15 @@ class QueueClients:
         yield from find_wrong_endings(JOBS, ledger.pushed, ledger.endings, self._plan.max_deliveries)
         yield from find_torn_effects(JOBS, ledger.endings.results, self._passed_on)
 
+    def _find_excess_credit(self) -> Iterator[str]:
+        """Standing takes that may be given more messages than a process has consumers of one kind."""
+        for worker in self.workers:
+            for followed in worker.followed:
+                for line in followed.lines:
+                    for one in line.state.standing.of(followed.taker):
+                        if one.available > _MOST_CREDIT:
+                            yield f"{worker.name} may be given {one.available} of {followed.queue}, shard {line.shard}"
+
     def _find_different_folds(self) -> Iterator[str]:
         """States of a shard in several processes that have come equally far, and differ."""
         lines = [
@@ -230,7 +201,7 @@ class QueueClients:
             for worker in self.workers
             for followed in worker.followed
             for line in followed.lines
-            if followed.is_loaded
+            if followed.follower.is_loaded
         ]
         lines.sort(key=lambda row: (row[1], row[2].shard, row[2].state.at))
         for (one, queue, mine), (other, its_queue, its) in pairwise(lines):
@@ -257,6 +228,6 @@ def _draw_plan(options: Options, rng: Random) -> Plan:
         pause_s=rng.choice((0.15, 0.3)),
         quota=rng.choice((5, 8, 12)),
         save_records=rng.choice((8, 20, 60)),
-        member_us=rng.choice((2_000_000, 6_000_000)),
+        job_wait_s=rng.choice((0.5, 1.0, 3_600.0)),
         travel_us=12 * options.link_us + 4 * options.sync_us,
     )

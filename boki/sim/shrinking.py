@@ -73,7 +73,9 @@ def _smaller(options: Options) -> Iterator[Options]:
         ("wide", 0),
         ("counted", 0),
         ("calls", 0),
+        ("flows", 0),
         ("queues", 0),
+        ("stores", 0),
         ("queue_shards", 1),
     ):
         if getattr(options, name) > least:
@@ -83,6 +85,10 @@ def _smaller(options: Options) -> Iterator[Options]:
         yield but(queue_crashes=0.0)
     if options.queue_trouble:
         yield but(queue_trouble=0.0)
+    if options.store_crashes:
+        yield but(store_crashes=0.0)
+    if options.store_trouble:
+        yield but(store_trouble=0.0)
     if options.has_farewell:
         yield but(has_farewell=False)
     if options.spare_sequencers:

@@ -16,9 +16,11 @@ from boki.histories.checkers import Checker, all_checkers, find_violations
 from boki.histories.cursors import Wakes
 from boki.histories.facts import Violation
 from boki.histories.history import History, Readout, Seen
+from boki.libs.bokiflow.execution import WRITER_NAMES
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Role
 from boki.log.operations import Books, Found, ListBooks, Read, Sync
+from boki.log.record import Record
 from boki.runtime.log_calls import records_of
 from boki.sim.calls import BOOK, CallClients, heard
 from boki.sim.clients import Client, Shared, read_found, tag_name
@@ -28,6 +30,8 @@ from boki.sim.coordinator import Coordinator
 from boki.sim.engines import EngineNode, RelayNode
 from boki.sim.farewell import Farewell
 from boki.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
+from boki.sim.flow_work import DEEDS, DONE, KEYED
+from boki.sim.flows import FlowClients
 from boki.sim.gateways import GatewayNode
 from boki.sim.network import Network
 from boki.sim.nodes import ControllerNode, Node, SequencerNode, StorageNode
@@ -35,6 +39,7 @@ from boki.sim.options import Options
 from boki.sim.probes import probe_all
 from boki.sim.queues import QueueClients
 from boki.sim.sightings import Sightings
+from boki.sim.stores import StoreClients
 
 _PATIENCE_US: Final = 60_000_000
 """After everything is healed, all must work within a virtual minute."""
@@ -43,6 +48,7 @@ _EARLY_US: Final = 10_000
 _CALM_OPERATIONS: Final = 5
 _PAGE_RECORDS: Final = 1000
 _SHOWN: Final = 5
+_NOTHING_SEEN: Final[dict[int, int]] = {}
 _HEARD: Final = {
     "boki.calls": "logged calls",
     "boki.queue": "queues",
@@ -102,10 +108,13 @@ class Simulation:
         )
         self.history = History()
         self.raised: list[str] = []
+        self.workflow_engines: dict[str, str] = {}
         self._effects: list[str] = []
         self._ends: list[Finished] = []
         self.calls = CallClients(self, 0)
         self.queues: QueueClients | None = None
+        self.stores: StoreClients | None = None
+        self.flows: FlowClients | None = None
         self.shared = Shared(self.history)
         self._readers: list[EngineNode] = []
         self._build()
@@ -139,6 +148,7 @@ class Simulation:
     def run(self) -> Outcome:
         """The whole run, and what the checkers say of it."""
         outcome = Outcome(self.options, history=self.history, seen=self.clock.seen)
+        WRITER_NAMES.seed(self.options.seed)
         with ExitStack() as stack:
             for logger, who in _HEARD.items():
                 stack.enter_context(heard(self, logger, who))
@@ -162,6 +172,8 @@ class Simulation:
         self.clients = [Client(self, self.shared, number, gateways) for number in range(self.options.clients)]
         self.calls = CallClients(self, self.options.calls)
         self.queues = QueueClients(self)
+        self.stores = StoreClients(self)
+        self.flows = FlowClients(self)
         faults = Faults(self)
         if self._script is not None:
             self._script(self)
@@ -169,6 +181,8 @@ class Simulation:
         faults.end()
         self.shared.is_calm = True
         self.queues.calm()
+        self.stores.calm()
+        self.flows.calm()
         for client in self.clients:
             client.ok_count = client.append_count = 0
         if not self._wait(self._all_work):
@@ -183,15 +197,21 @@ class Simulation:
             return [*self._check(), Violation("liveness", text)]
         self.shared.is_over = self.calls.is_over = True
         self._wait(lambda: not self.calls.open_count)
-        queues = self.queues
-        self._wait(lambda: queues.is_over)
-        queues.end()
+        users = (self.queues, self.stores, self.flows)
+        self._wait(lambda: all(each.is_over for each in users))
+        for each in users:
+            each.end()
         self._wait(lambda: all(client.open_call is None for client in self.clients))
         problems = self._read_out()
         if self.options.has_farewell and not problems:
             problems = Farewell(self, faults.victims, self._read_alone).run()
         problems = problems or self._read_tags()
-        return [*self._check(), *self.calls.check(self._effects, self._ends), *queues.check(), *problems]
+        return [
+            *self._check(),
+            *self.calls.check(self._effects, self._ends),
+            *(found for each in users for found in each.check()),
+            *problems,
+        ]
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
         """Let time pass until something is so; False if it is not within the patience."""
@@ -221,6 +241,8 @@ class Simulation:
             problems = self._read_all_by(reader)
             if problems:
                 return problems
+        if self.options.flows and (problems := self._read_deeds(fresh)):
+            return problems
         if self.options.calls:
             effects = self._read_book(fresh, BOOK)
             if isinstance(effects, str):
@@ -231,13 +253,34 @@ class Simulation:
 
     def _read_ends(self, reader: EngineNode) -> list[Violation]:
         """How logged calls have ended, by the book that says so."""
+        records: list[Record] = []
+        problems = self._read_whole(reader, CALLS_BOOK, FINISHED_TAG, records)
+        entries = [CODEC.decode(record.data) for record in records]
+        self._ends += [entry for entry in entries if isinstance(entry, Finished)]
+        return problems
+
+    def _read_deeds(self, reader: EngineNode) -> list[Violation]:
+        """What the steps of workflows have left."""
+        assert self.flows is not None
+        _, positions = self._ask(reader, Sync(DEEDS), {})
+        done = self._read_whole(reader, DEEDS, DONE, self.flows.deeds, positions)
+        return done or self._read_whole(reader, DEEDS, KEYED, self.flows.keyed_deeds, positions)
+
+    def _read_whole(
+        self,
+        reader: EngineNode,
+        book: str,
+        tag: str,
+        records: list[Record],
+        positions: dict[int, int] = _NOTHING_SEEN,
+    ) -> list[Violation]:
+        """All records of a tag, with all of their data, to be put into `records`."""
         start = 0
         while True:
-            page, _ = self._ask(reader, Read(CALLS_BOOK, FINISHED_TAG, start, limit=_PAGE_RECORDS), {})
+            page, _ = self._ask(reader, Read(book, tag, start, limit=_PAGE_RECORDS), dict(positions))
             if not isinstance(page, Found):
-                return [Violation("liveness", f"{reader.name} cannot read the ends of calls: {page!r}")]
-            entries = [CODEC.decode(record.data) for record in records_of(page)]
-            self._ends += [entry for entry in entries if isinstance(entry, Finished)]
+                return [Violation("liveness", f"{reader.name} cannot read {tag} of {book} in the end: {page!r}")]
+            records += records_of(page)
             if page.is_end:
                 return []
             start = page.next_start

@@ -6,8 +6,7 @@ Run as a program it tells how many seeds of the ordinary swarm each needs: `pyth
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import patch
 
@@ -17,8 +16,6 @@ from boki.controller import repair, term_change
 from boki.controller.plans import Plan
 from boki.controller.repair import Repair
 from boki.effects import Effect, Send, Store
-from boki.engine.calls.call_book import CallBook
-from boki.engine.calls.ledger import CODEC, Finished, id_tag
 from boki.engine.core import EngineCore
 from boki.engine.engine_service import EngineService
 from boki.engine.index import index
@@ -30,9 +27,10 @@ from boki.engine.tails import Tails
 from boki.follower import MetalogFollower
 from boki.gateway import cluster
 from boki.gateway.cluster import ClusterBackend
-from boki.libs.bokiqueue import queue, standing
+from boki.libs.bokiqueue import sessions, settling
 from boki.libs.bokiqueue.groups import LEASED, Group
-from boki.libs.bokiqueue.records import Take
+from boki.libs.bokiqueue.records import Credit, Take
+from boki.libs.bokiqueue.sessions import StandingTakes
 from boki.libs.bokiqueue.state import ShardState
 from boki.log.batch import Batch
 from boki.log.ids import shard_incarnation
@@ -45,18 +43,15 @@ from boki.sequencer import metalog_store
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import Phase
 from boki.sequencer.primary import Primary
-from boki.sim.calls import LoggedEngine
 from boki.sim.disks import SimulatedDisk, Then
 from boki.sim.options import Options, draw_options
 from boki.sim.simulation import simulate
+from tests.sim import call_ablations as calls
+from tests.sim import flow_ablations as flows
+from tests.sim import store_ablations
+from tests.sim.without import without
 
-LIMIT = 200
-
-
-@contextmanager
-def without(target: Any, name: str, replacement: Any) -> Iterator[None]:
-    with patch.object(target, name, replacement):
-        yield
+LIMIT = 400
 
 
 def no_fsync_before_the_report() -> Any:
@@ -198,7 +193,22 @@ def no_memory_of_the_trimmed() -> Any:
 
 def no_end_of_silent_consumers() -> Any:
     """Standing takes of a process that is gone last for ever, and with them what it was given."""
-    return without(standing, "SILENT_POP_US", 1 << 60)
+    return without(sessions, "SILENT_POP_US", 1 << 60)
+
+
+def no_running_total_of_credit() -> Any:
+    """Credit that was granted comes on top of what was granted before."""
+    heard = StandingTakes.heard
+
+    def adding(self: StandingTakes, taker: bytes, kept_from: int, granted: Iterable[Credit], *rest: int) -> None:
+        more = []
+        for credit in granted:
+            known = self.find(credit.group, taker, credit.lease_us)
+            total = credit.granted + (known.granted if known is not None else 0)
+            more.append(msgspec.structs.replace(credit, granted=total))
+        heard(self, taker, kept_from, more, *rest)
+
+    return without(StandingTakes, "heard", adding)
 
 
 def no_order_of_terms() -> Any:
@@ -222,29 +232,6 @@ def no_fresh_tails() -> Any:
         return tell(self, view, sender, msgspec.structs.replace(message, stored_until=0))
 
     return without(Tails, "tell", deaf)
-
-
-def no_fence_before_a_takeover() -> Any:
-    """Logged calls of an engine that is taken for lost are begun anew at once."""
-
-    async def believe(self: LoggedEngine, incarnation: int) -> None:
-        """Whoever is not registered is gone."""
-
-    return without(LoggedEngine, "_fence", believe)
-
-
-def no_condition_on_ends() -> Any:
-    """The end of a logged call is recorded whatever its last record is."""
-    append_after = CallBook.append_after
-
-    async def blind(self: CallBook, entry: Any, expected_seqnum: int, tags: Any = ()) -> bool:
-        if not isinstance(entry, Finished):
-            return await append_after(self, entry, expected_seqnum, tags)
-        seqnum = await self._book.append(CODEC.encode(entry), [id_tag(entry.id), *tags])
-        self.ledger.learn(entry, seqnum, 0)
-        return True
-
-    return without(CallBook, "append_after", blind)
 
 
 def no_end_of_the_fenced() -> Any:
@@ -334,7 +321,7 @@ def no_fence_under_a_commit() -> Any:
     def anything(tag: str, last_seqnum: int) -> Expect:
         return Expect("!never used", 0)
 
-    return without(queue, "Expect", anything)
+    return without(settling, "Expect", anything)
 
 
 def no_memory_of_ops() -> Any:
@@ -427,8 +414,16 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "end of silent consumers": no_end_of_silent_consumers,
     "terms applied in order": no_order_of_terms,
     "fresh tails": no_fresh_tails,
-    "fence before a takeover": no_fence_before_a_takeover,
-    "conditions on the ends of calls": no_condition_on_ends,
+    "fence before a takeover": calls.no_fence_before_a_takeover,
+    "wake-ups that came first": calls.no_look_at_what_was_there,
+    "one wake-up for a sleep": calls.no_end_of_a_sleep,
+    "inheritance of suspended calls": calls.no_inheritance_of_sleepers,
+    "conditions on the ends of calls": calls.no_condition_on_ends,
+    "count of the journal": flows.no_count_of_the_journal,
+    "order of a workflow's messages": flows.no_order_of_messages,
+    "wake-ups of workflows": flows.no_wake_up_by_messages,
+    "scope of step keys": flows.no_scope_of_numbers,
+    "effects wait for the journal": flows.no_wait_for_the_journal,
     "end of the fenced": no_end_of_the_fenced,
     "trims carried out once": no_memory_of_trims,
     "copies before a move": no_copies_before_the_move,
@@ -438,6 +433,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "fsync before a completion counts": no_fsync_before_a_completion_counts,
     "checksums": no_checksums,
     "fence under a commit": no_fence_under_a_commit,
+    "running total of credit": no_running_total_of_credit,
     "memory of ops": no_memory_of_ops,
     "tokens of leases": no_token_of_leases,
     "order of keys": no_order_of_keys,
@@ -446,6 +442,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "numbers of a life": no_numbers_of_a_life,
     "memory of requests": no_memory_of_requests,
     "positions for clients": no_positions_for_clients,
+    **store_ablations.ABLATIONS,
 }
 
 
@@ -462,7 +459,16 @@ NEEDS: dict[str, Callable[[Options], bool]] = {
     "a quorum of checkpoints": lambda options: "lost_index" in options.schemes,
     "fsync before a checkpoint counts": lambda options: "lost_index" in options.schemes,
     "fsync before a completion counts": lambda options: "handover" in options.faults,
+    "count of the journal": lambda options: options.flows > 0,
+    "order of a workflow's messages": lambda options: options.flows > 0,
+    "wake-ups of workflows": lambda options: options.flows > 0,
+    "scope of step keys": lambda options: options.flows > 0,
+    "effects wait for the journal": lambda options: options.flows > 0,
     "end of silent consumers": lambda options: options.queues > 0 and options.queue_crashes > 0,
+    **dict.fromkeys(store_ablations.ABLATIONS, store_ablations.has_objects),
+    "running total of credit": lambda options: options.queues > 0,
+    "fence under a commit": lambda options: options.queues > 0,
+    "tokens of leases": lambda options: options.queues > 0,
 }
 """What a seed must have drawn to show that a safeguard is off: others are passed over, which takes less time."""
 

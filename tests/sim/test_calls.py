@@ -76,18 +76,20 @@ def test_a_loop_of_a_paused_process_stands_still_and_that_of_a_dead_one_ends(clo
     assert not spared.cancelled()
 
 
-def asked(key: str, ids: set[str], outcomes: set[bytes], *, is_answered: bool = True) -> Asked:
-    return Asked(key, Call("1" * 32, "body", Payload("json", b"null"), "effects", 1), ids, outcomes, is_answered)
+def asked(key: str, ids: set[str], outcomes: set[bytes], *, is_answered: bool = True, function: str = "body") -> Asked:
+    return Asked(key, Call("1" * 32, function, Payload("json", b"null"), "effects", 1), ids, outcomes, is_answered)
 
 
 @pytest.mark.parametrize(
     ("calls", "effects", "promises"),
     [
-        ([asked("a", {"1"}, {b"x"})], ["1/5/0", "1/5/1", "1/7/0", "1/7/1"], []),
+        ([asked("a", {"1"}, {b"x"})], ["1/5/1/0", "1/5/1/1", "1/7/2/0", "1/7/2/1"], []),
         ([asked("a", {"1", "2"}, {b"x"})], [], ["a key has one call"]),
         ([asked("a", {"1"}, {b"x", b"y"})], [], ["a call ends once"]),
         ([asked("a", set(), set(), is_answered=False)], [], ["accepted calls end"]),
-        ([], ["1/5/0", "1/7/0", "1/5/1", "1/7/1"], ["who is fenced appends nothing"]),
+        ([], ["1/5/1/0", "1/7/2/0", "1/5/1/1", "1/7/2/1"], ["who is fenced appends nothing"]),
+        ([], ["1/5/1/0", "1/5/2/0", "1/5/1/1", "1/5/2/1"], ["who is fenced appends nothing"]),
+        ([asked("a", {"1"}, {b"x"}, function="sleeping")], [f"{'1' * 32}/5/1/0"] * 2, ["a run begins once"]),
     ],
 )
 def test_what_calls_leave_behind_is_judged(
@@ -123,3 +125,15 @@ def test_calls_of_engines_that_die_are_taken_over_and_end() -> None:
     outcome = simulate(Options(seed=6, engines=3, calls=3, faults={"crash": 1.5}))
     assert outcome.violations == []
     assert outcome.seen["a call was taken over by another engine"]
+
+
+def test_suspended_calls_wake_once_whatever_becomes_of_their_engines() -> None:
+    """By time and by record, also by one that came first; engines that die leave them to others."""
+    seen: Counter[str] = Counter()
+    for seed in range(1, 7):
+        outcome = simulate(Options(seed=seed, engines=3, calls=3, call_sleep=0.8, faults={"crash": 1.5}))
+        assert outcome.violations == []
+        seen += outcome.seen
+    assert seen["a suspended call was woken by a record"]
+    assert seen["a record was there before its call was suspended"]
+    assert seen["a suspended call was taken over by another engine"]
