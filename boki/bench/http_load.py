@@ -7,12 +7,16 @@ figures are lower bounds.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -21,9 +25,15 @@ from boki.errors import BokiError
 
 _WRK_SCRIPT = """
 wrk.method = "POST"
-wrk.body = @BODY@
 wrk.headers["Content-Type"] = "application/json"
 @TOKEN@
+local posts, turn = {@POSTS@}, 0
+request = function()
+  turn = turn + 1
+  local post = posts[(turn - 1) % #posts + 1]
+  if post[3] then wrk.headers["Idempotency-Key"] = post[3] .. turn end
+  return wrk.format(nil, post[1], nil, post[2])
+end
 done = function(summary, latency, requests)
   local errors = summary.errors
   local error_count = errors.status + errors.connect + errors.read + errors.write + errors.timeout
@@ -38,16 +48,28 @@ def generator_name() -> str:
     return "wrk" if shutil.which("wrk") else "asyncio"
 
 
-async def post_load(url: str, *, callers: int, duration_s: float, body: str = "null", token: str = "") -> Round:
-    """POST `body` from so many callers, each with one request under way, for the duration."""
+class Post(NamedTuple):
+    """A POST request with a JSON body."""
+
+    url: str
+    body: str = "null"
+    key: str = ""
+    """How the idempotency keys of its requests begin, each of which has one of its own; "": they have none."""
+
+
+async def post_load(*posts: Post, callers: int, duration_s: float, token: str = "") -> Round:
+    """Send the requests, which all go to one server, from `callers` callers, each with one in flight, for `duration_s`
+    seconds. With our own generator each caller repeats one of them; with wrk they come in turn.
+    """
     if shutil.which("wrk"):
-        return await _wrk(url, callers, duration_s, body, token)
-    return await _own(url, callers, duration_s, body, token)
+        return await _wrk(posts, callers, duration_s, token)
+    return await _own(posts, callers, duration_s, token)
 
 
-async def _wrk(url: str, callers: int, duration_s: float, body: str, token: str) -> Round:
+async def _wrk(posts: Sequence[Post], callers: int, duration_s: float, token: str) -> Round:
+    url = posts[0].url
     with tempfile.TemporaryDirectory() as folder:
-        script = _write_script(Path(folder), body, token)
+        script = _write_script(Path(folder), posts, token)
         process = await asyncio.create_subprocess_exec(
             *("wrk", "-t1", f"-c{callers}", f"-d{max(1, round(duration_s))}s", "-s", str(script), url),
             stdout=asyncio.subprocess.PIPE,
@@ -57,11 +79,18 @@ async def _wrk(url: str, callers: int, duration_s: float, body: str, token: str)
     return parse_wrk(output.decode())
 
 
-def _write_script(folder: Path, body: str, token: str) -> Path:
+def _write_script(folder: Path, posts: Sequence[Post], token: str) -> Path:
     header = f"wrk.headers['Authorization'] = {json.dumps(f'Bearer {token}')}" if token else ""
     script = folder / "post.lua"
-    script.write_text(_WRK_SCRIPT.replace("@BODY@", json.dumps(body)).replace("@TOKEN@", header), encoding="utf-8")
+    rows = [_lua_row(post) for post in posts]
+    text = _WRK_SCRIPT.replace("@TOKEN@", header).replace("@POSTS@", ", ".join(rows))
+    script.write_text(text, encoding="utf-8")
     return script
+
+
+def _lua_row(post: Post) -> str:
+    fields = [urlsplit(post.url).path, post.body, *([post.key] if post.key else [])]
+    return f"{{{', '.join(json.dumps(field) for field in fields)}}}"
 
 
 def parse_wrk(output: str) -> Round:
@@ -73,18 +102,20 @@ def parse_wrk(output: str) -> Round:
     return Round(int(requests - errors), int(errors), elapsed_s, p50_ms, p99_ms)
 
 
-async def _own(url: str, callers: int, duration_s: float, body: str, token: str) -> Round:
+async def _own(posts: Sequence[Post], callers: int, duration_s: float, token: str) -> Round:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     latencies_s: list[float] = []
     error_count = 0
+    numbers = itertools.count(1)
     started = time.perf_counter()
     end = started + duration_s
 
-    async def call_until_the_end(session: aiohttp.ClientSession) -> None:
+    async def call_until_the_end(session: aiohttp.ClientSession, post: Post) -> None:
         nonlocal error_count
         while (before := time.perf_counter()) < end:
+            keyed = {"Idempotency-Key": f"{post.key}{next(numbers)}"} if post.key else None
             try:
-                async with session.post(url, data=body) as response:
+                async with session.post(post.url, data=post.body, headers=keyed) as response:
                     await response.read()
                     is_good = response.status < 300
             except aiohttp.ClientError:
@@ -95,5 +126,5 @@ async def _own(url: str, callers: int, duration_s: float, body: str, token: str)
                 error_count += 1
 
     async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(call_until_the_end(session) for _ in range(callers)))
+        await asyncio.gather(*(call_until_the_end(session, posts[caller % len(posts)]) for caller in range(callers)))
     return measured(latencies_s, error_count, time.perf_counter() - started)

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from boki.bench.rows import Row
@@ -74,7 +74,8 @@ def _tags(number: int, record_count: int, *, unique: bool) -> tuple[str, str]:
     return f"order:{number % distinct}", f"customer:{number * 7919 % distinct}"
 
 
-def _fill(record_count: int, *, unique: bool) -> dict[str, float]:
+def fill(record_count: int, tags: Callable[[int], tuple[str, ...]]) -> dict[str, float]:
+    """Fill an index in this process with records that have the tags of their number."""
     view = View(
         term=_TERM,
         log_count=1,
@@ -88,25 +89,27 @@ def _fill(record_count: int, *, unique: bool) -> dict[str, float]:
     index = Index(_EmptyDisk(), memory_bytes=1 << 40, key_window_us=1)
     index.begin_term(view)
     index.apply(_LOG, OpenShard(_SHARD, _NODE, (_NODE,)))
-    before_bytes = _resident_bytes()
+    before_bytes = resident_bytes()
     for first in range(0, record_count, CHUNK_RECORDS):
         numbers = range(first, min(first + CHUNK_RECORDS, record_count))
-        group = Group([(b"", _tags(number, record_count, unique=unique)) for number in numbers])
+        group = Group([(b"", tags(number)) for number in numbers])
         chunk = encode_chunk("orders", [group])
         batch = Batch(encode_batch(_TERM, _LOG, _SHARD, first, [(chunk, len(numbers))]))
         index.apply(_LOG, Cut(1 + first, ((_SHARD, numbers.stop),)), [batch])
-    after_bytes = _resident_bytes()
+    after_bytes = resident_bytes()
     return {
         "bytes_per_record": round((after_bytes - before_bytes) / record_count, 1),
         "own_bytes_per_record": round(index.memory_bytes_used / record_count, 1),
     }
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Resident memory of this process."""
     gc.collect()
     resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return resident_pages * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":
-    print(json.dumps(_fill(int(sys.argv[1]), unique=sys.argv[2] == "unique")))
+    count, is_unique = int(sys.argv[1]), sys.argv[2] == "unique"
+    print(json.dumps(fill(count, lambda number: _tags(number, count, unique=is_unique))))

@@ -1,13 +1,14 @@
 """`boki bench queue`: messages delivered a second, how long pushes and deliveries take, how soon the idle are woken.
 
-There are as many shards as consumers, as in the paper. The same flow then goes through Redis Streams and NATS
-JetStream, if they are installed.
+The queue has one shard: the fold names the consumer, so consumers do not contend. The same flow goes through Redis
+Streams and NATS JetStream, if they are installed, in alternating rounds: what disturbs the machine disturbs all alike.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -32,32 +33,33 @@ _FIGURES: Final = ("push_p50_ms", "push_p99_ms", "delivery_p50_ms", "delivery_p9
 
 def queue(options: Options, step: Step) -> Iterator[Row]:
     """Pushes and pops at once, at full speed and at an offered rate; idle consumers; pushes in bulk; then peers."""
-    with target(options) as system:
-        yield from _flows(options, step, partial(system.run, "queue_load", kind=QueueRound), _name(options))
+    with target(options) as system, ExitStack() as stack:
+        systems: dict[str, Run] = {_name(options): partial(system.run, "queue_load", kind=QueueRound)}
+        for kind in peers.installed() if not options.url and options.durability == "fsync" else ():
+            peer = stack.enter_context(peers.running(kind, options.folder))
+            systems[f"{kind.name} {peer.version}"] = peer.run
+        for producers, consumers in PAIRS:
+            load = QueueLoad("", producers, consumers, 1, options.size_bytes, options.duration_s)
+            yield from _flow(options, step, systems, "queue", load)
+        load = QueueLoad("", 64, 64, 1, options.size_bytes, options.duration_s, OFFERED_PER_S)
+        yield from _flow(options, step, systems, "queue-offered", load)
         for is_leased in (False, True):
             yield _wake(options, step, system, is_leased=is_leased)
         yield _fill(options, step, system)
-    if not options.url and options.durability == "fsync":
-        for kind in peers.installed():
-            with peers.running(kind, options.folder) as peer:
-                yield from _flows(options, step, peer.run, f"{kind.name} {peer.version}")
 
 
-def _flows(options: Options, step: Step, run: Run, system: str) -> Iterator[Row]:
-    for producers, consumers in PAIRS:
-        load = QueueLoad("", producers, consumers, consumers, options.size_bytes, options.duration_s)
-        yield _flow(options, step, run, system, "queue", load)
-    load = QueueLoad("", 64, 64, 64, options.size_bytes, options.duration_s, OFFERED_PER_S)
-    yield _flow(options, step, run, system, "queue-offered", load)
-
-
-def _flow(options: Options, step: Step, run: Run, system: str, bench: str, load: QueueLoad) -> Row:
-    rounds: list[QueueRound] = []
+def _flow(options: Options, step: Step, systems: dict[str, Run], bench: str, load: QueueLoad) -> Iterator[Row]:
+    rounds: dict[str, list[QueueRound]] = {system: [] for system in systems}
     for number in range(options.rounds + 1):
-        name = f"{bench}-{load.producers}-{load.consumers}-{number}"
-        step(f"{system}: {bench}, {load.producers} producers, {load.consumers} consumers, round {number}")
-        rounds.append(run(msgspec.structs.replace(load, queue=name)))
-    rounds = rounds[1:]  # the first warms up
+        for system, run in systems.items():
+            name = f"{bench}-{load.producers}-{load.consumers}-{number}"
+            step(f"{system}: {bench}, {load.producers} producers, {load.consumers} consumers, round {number}")
+            rounds[system].append(run(msgspec.structs.replace(load, queue=name)))
+    for system in systems:
+        yield _flow_row(options, system, bench, load, rounds[system][1:])  # the first warms up
+
+
+def _flow_row(options: Options, system: str, bench: str, load: QueueLoad, rounds: list[QueueRound]) -> Row:
     figures = {figure: median([getattr(one, figure) for one in rounds]) for figure in _FIGURES}
     details = {"producers": load.producers, "consumers": load.consumers, "shards": load.shards, **figures}
     if load.offered_per_s:

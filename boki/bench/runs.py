@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from boki.bench import faults, index_memory
-from boki.bench.http_load import generator_name, post_load
+from boki.bench.flow import flow
+from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
 from boki.bench.queue import queue
 from boki.bench.rows import Round, Row, measured, rate, summary
 from boki.bench.spark import spark
+from boki.bench.store import store
 from boki.bench.system import Options, Target, target
 from boki.client import BlockingClient
 
@@ -77,7 +79,7 @@ def invoke(options: Options, step: Step) -> Iterator[Row]:
             rounds = []
             for number in range(options.rounds + 1):
                 step(f"invoke, {count} callers, {_round_name(number)}")
-                load = post_load(url, callers=count, duration_s=options.duration_s, token=system.token)
+                load = post_load(Post(url), callers=count, duration_s=options.duration_s, token=system.token)
                 rounds.append(asyncio.run(load))
             yield _row(options, "invoke", count, 4, **summary(rounds[1:]), details={"generator": generator_name()})
 
@@ -150,6 +152,8 @@ BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "restart": restart,
     "memory": memory,
     "queue": queue,
+    "flow": flow,
+    "store": store,
     "spark": spark,
     **CLUSTER_BENCHMARKS,
 }

@@ -42,11 +42,15 @@ class Options:
     """Empty: what the benchmark's targets speak of."""
     size_bytes: int = 1024
     record_count: int = 1_000_000
+    with_peers: bool = False
+    """Measure other systems in the same run, in turns."""
 
     def check(self, names: Collection[str]) -> None:
         """Refuse what no system could be measured with, before anything is. `ConfigError` says why."""
         if not self.is_cluster and (clusters := sorted(NEED_CLUSTER.intersection(names))):
             raise ConfigError(f"{', '.join(clusters)} need a cluster: say --cluster")
+        if self.with_peers and (self.url or self.durability != "fsync"):
+            raise ConfigError("--peers compares systems on this machine that sync: leave --url and --durability out")
         if self.is_cluster and self.url:
             raise ConfigError("--cluster starts a cluster of its own: leave --url out")
         if not self.url:

@@ -9,22 +9,29 @@ import pytest
 from aiohttp import web
 
 from boki.bench import http_load
+from boki.bench.http_load import Post
 from boki.bench.rows import Round
 from boki.errors import BokiError
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-def against(handler: Handler, path: str = "/function/f") -> Round:
+BODY = '{"a": "\\"b"}'
+
+
+def against(handler: Handler, *posts: Post) -> Round:
+    """A round against a server whose functions are all that handler; the URLs of the requests are paths."""
+
     async def run() -> Round:
         application = web.Application()
-        application.router.add_post("/function/f", handler)
+        application.router.add_post("/function/{name}", handler)
         runner = web.AppRunner(application)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
+        host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        there = [post._replace(url=host + post.url) for post in posts or (Post("/function/f", BODY),)]
         try:
-            return await http_load.post_load(url, callers=3, duration_s=0.2, body='{"a": "\\"b"}', token="it's")
+            return await http_load.post_load(*there, callers=3, duration_s=0.2, token="it's")
         finally:
             await runner.cleanup()
 
@@ -47,6 +54,33 @@ def test_our_own_generator_sends_the_body_and_the_token(monkeypatch: pytest.Monk
     assert (one.error_count, one.p50_ms is None) == (0, False)
 
 
+def test_each_caller_has_a_request_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what callers do in common is theirs to choose, as one key of a virtual object or many."""
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    seen = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.add((request.path, await request.text()))
+        return web.json_response(None)
+
+    against(answer, Post("/function/a", "1"), Post("/function/b", "2"))
+    assert seen == {("/function/a", "1"), ("/function/b", "2")}
+
+
+def test_each_request_has_a_key_of_its_own_where_they_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a logged call would be made once, and asked for ever after."""
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    keys = []
+
+    async def answer(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Idempotency-Key", ""))
+        return web.json_response(None)
+
+    one = against(answer, Post("/function/f", "1", "round-1:"))
+    assert len(set(keys)) == len(keys) >= one.op_count > 0
+    assert all(key.startswith("round-1:") for key in keys)
+
+
 def test_answers_that_are_errors_count_as_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that refuses everything has no throughput."""
     monkeypatch.setattr(shutil, "which", lambda _name: None)
@@ -61,8 +95,8 @@ def test_answers_that_are_errors_count_as_errors(monkeypatch: pytest.MonkeyPatch
 
 def test_the_script_for_wrk_quotes_what_it_is_given(tmp_path: Path) -> None:
     """Body and token stand in it as Lua strings, whatever they hold."""
-    text = http_load._write_script(tmp_path, '{"a": "\\"b"}', "it's").read_text()
-    assert r'wrk.body = "{\"a\": \"\\\"b\"}"' in text
+    text = http_load._write_script(tmp_path, [Post("http://here/function/f", BODY)], "it's").read_text()
+    assert r'local posts, turn = {{"/function/f", "{\"a\": \"\\\"b\"}"}}, 0' in text
     assert """wrk.headers['Authorization'] = "Bearer it's\"""" in text
     assert "@" not in text
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 
 from boki import Context, function
-from boki.bench.rows import Round, measured
+from boki.bench.rounds import closed_loop
+from boki.bench.rows import Round
 from boki.errors import BokiError
 
 BOOK = "bench"
@@ -51,10 +51,10 @@ async def append_load(ctx: Context, load: Load) -> Round:
     """Single appends."""
     data = bytes(load.size_bytes)
 
-    async def append() -> None:
+    async def append(_caller: int) -> None:
         await ctx.logbook.append(data, tags=[TAG])
 
-    return await _measure(append, load)
+    return await closed_loop(append, load.inflight, load.duration_s)
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -104,10 +104,10 @@ async def append_many_load(ctx: Context, load: Load) -> Round:
     """`append_many` of 1,000 records of `size_bytes`; one operation is one such call."""
     records = [(bytes(load.size_bytes), [TAG])] * _FILL_RECORDS
 
-    async def append() -> None:
+    async def append(_caller: int) -> None:
         await ctx.logbook.append_many(records)
 
-    return await _measure(append, load)
+    return await closed_loop(append, load.inflight, load.duration_s)
 
 
 @function(book=BOOK, timeout_s=600)
@@ -116,12 +116,12 @@ async def read_next_load(ctx: Context, load: Load) -> Round:
     await ctx.logbook.append_many([(bytes(load.size_bytes), [TAG])] * _FILL_RECORDS)
     next_seqnum = 0
 
-    async def read() -> None:
+    async def read(_caller: int) -> None:
         nonlocal next_seqnum
         record = await ctx.logbook.read_next(TAG, min_seqnum=next_seqnum)
         next_seqnum = 0 if record is None else record.next_seqnum
 
-    return await _measure(read, load)
+    return await closed_loop(read, load.inflight, load.duration_s)
 
 
 @function(book=BOOK, timeout_s=600)
@@ -163,23 +163,3 @@ def _engine_pid() -> str:
     """The process of the engine that this worker belongs to: its parent is a zygote, whose parent is the engine."""
     zygote = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="ascii", errors="replace")
     return zygote.rpartition(")")[2].split()[1]
-
-
-async def _measure(operation: Callable[[], Awaitable[None]], load: Load) -> Round:
-    latencies_s: list[float] = []
-    error_count = 0
-    started = time.perf_counter()
-    end = started + load.duration_s
-
-    async def repeat_until_the_end() -> None:
-        nonlocal error_count
-        while (before := time.perf_counter()) < end:
-            try:
-                await operation()
-            except BokiError:
-                error_count += 1
-            else:
-                latencies_s.append(time.perf_counter() - before)
-
-    await asyncio.gather(*(repeat_until_the_end() for _ in range(load.inflight)))
-    return measured(latencies_s, error_count, time.perf_counter() - started)

@@ -1,0 +1,53 @@
+"""Rounds of several systems in turns, so that a machine that slows down does so for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from boki.bench.rows import Round, Row, median, summary
+from boki.bench.system import Options
+
+Step = Callable[[str], None]
+"""Is told what is measured now."""
+Run = Callable[[], Round]
+
+
+def in_turns(options: Options, step: Step, what: str, runs: Mapping[str, Run]) -> dict[str, list[Round]]:
+    """The measured rounds of each, one after another; the first one of each warms up."""
+    rounds: dict[str, list[Round]] = {name: [] for name in runs}
+    for number in range(options.rounds + 1):
+        for name, run in runs.items():
+            step(f"{what}: {name}, {f'round {number}' if number else 'warming up'}")
+            one = run()
+            if number:
+                rounds[name].append(one)
+    return rounds
+
+
+def ratio(ours: list[Round], others: list[Round], figure: Callable[[Round], float]) -> float | None:
+    """The median of the ratios of rounds that followed each other."""
+    pairs = [(figure(mine), figure(its)) for mine, its in zip(ours, others, strict=True)]
+    return median([round(mine / its, 3) if its else None for mine, its in pairs])
+
+
+def row_of(
+    options: Options,
+    bench: str,
+    inflight: int,
+    rounds: list[Round] | None,
+    details: Mapping[str, Any],
+    system: str = "",
+) -> Row:
+    """The row of these rounds. `system`: a peer's name; "": it is Boki's. None: only the details were measured."""
+    fields = {"ops_per_s": None, "p50_ms": None, "p99_ms": None, "errors": 0} if rounds is None else summary(rounds)
+    return Row(
+        bench=bench,
+        inflight=inflight,
+        size_bytes=0,
+        replicas=1 if system else options.replicas,
+        durability=options.durability,
+        system=system or ("cluster" if options.is_cluster else "one process"),
+        details=dict(details),
+        **fields,
+    )
