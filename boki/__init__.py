@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from boki.calls import Consumption
 from boki.errors import (
+    AlreadyExists,
     BokiError,
     CallCancelled,
     CallLost,
@@ -43,7 +43,7 @@ from boki.runtime.function import function
 from boki.runtime.http_request import Request
 from boki.runtime.http_response import Response
 from boki.runtime.log_calls import NewRecord
-from boki.runtime.logbook import LogBook, Subscription
+from boki.runtime.logbook import LogBook, LogSession, Subscription
 from boki.runtime.streaming import Event
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_SEQNUM",
+    "AlreadyExists",
     "BlockingClient",
     "BokiError",
     "BookInfo",
@@ -61,7 +62,6 @@ __all__ = [
     "ConditionFailed",
     "ConfigError",
     "ConnectionLost",
-    "Consumption",
     "Context",
     "CorruptData",
     "DataDirectoryInUse",
@@ -73,6 +73,7 @@ __all__ = [
     "InvalidArgument",
     "KeyReused",
     "LogBook",
+    "LogSession",
     "NewRecord",
     "NoSuchFunction",
     "NoSuchInvocation",

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -97,10 +97,16 @@ class ZooKeeperAccess(msgspec.Struct, frozen=True, kw_only=True):
     digest: Annotated[
         str, Meta(description="NAME:PASSWORD of the cluster in ZooKeeper; others may not read or write there then.")
     ] = ""
+    exclusive: Annotated[
+        bool, Meta(description="That ZooKeeper serves this cluster alone: others may add nothing at its root, either.")
+    ] = False
     tls: Annotated[bool, Meta(description="Connect by TLS, to its secure client port.")] = False
     ca: Annotated[
-        str, Meta(description="File of the certificates that ZooKeeper's is checked by; empty: the system's.")
+        str, Meta(description="File of certificates that ZooKeeper's is checked by, besides the system's.")
     ] = ""
+    check_host: Annotated[
+        bool, Meta(description="Its certificate must name the host that is connected to, as in zookeeper.")
+    ] = True
     certificate: Annotated[str, Meta(description="File of this node's own certificate, if ZooKeeper wants one.")] = ""
     key: Annotated[str, Meta(description="File of that certificate's key.")] = ""
 
@@ -109,6 +115,10 @@ class ZooKeeperAccess(msgspec.Struct, frozen=True, kw_only=True):
         name, _, password = self.digest.partition(":")
         if self.digest and not (name and password):
             problems.append("zookeeper_access.digest must be NAME:PASSWORD")
+        if self.exclusive and not self.digest:
+            problems.append(
+                "zookeeper_access.exclusive needs zookeeper_access.digest: the root is closed to all others"
+            )
         if (self.ca or self.certificate or self.key) and not self.tls:
             problems.append("zookeeper_access.ca, certificate and key are for TLS: set zookeeper_access.tls, too")
         if bool(self.certificate) != bool(self.key):
@@ -222,6 +232,9 @@ class DevConfig(Config, frozen=True, kw_only=True):
         ]
 
 
+_LISTS: Final = frozenset({"cors.origins", "zookeeper"})
+"""Settings of text with commas between its parts, which may be an array in a file."""
+
 ConfigType = TypeVar("ConfigType", bound=Config)
 StructType = TypeVar("StructType", bound=msgspec.Struct)
 
@@ -318,8 +331,11 @@ def load(
 
 def _converted(item: _Given, setting: Setting) -> tuple[Any, str]:
     """The value as the setting takes it, and why it does not."""
+    value = item.value
+    if setting.name in _LISTS and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        value = ",".join(value)  # what people write in TOML for several
     try:
-        return msgspec.convert(item.value, setting.type, strict=not item.is_text, dec_hook=_to_path), ""
+        return msgspec.convert(value, setting.type, strict=not item.is_text, dec_hook=_to_path), ""
     except msgspec.ValidationError as error:
         expected = _expected(setting.type, error)
         expected = expected.removesuffix(", got str") if item.is_text else expected

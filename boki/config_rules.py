@@ -36,7 +36,9 @@ def quorum_problems(replicas: int, write_quorum: int, sequencers: int) -> list[s
     """Why these could not decide anything, or not well."""
     found = []
     if write_quorum > replicas:
-        found.append(f"write_quorum is {write_quorum}, but there are only {replicas} replicas")
+        found.append(
+            f"write_quorum is {write_quorum}, and replicas {replicas}: each record would need more copies than it gets"
+        )
     if sequencers and sequencers % 2 == 0:
         found.append(f"sequencers is {sequencers}: an even number tolerates no more losses than one less")
     return found

@@ -20,6 +20,7 @@ BokiError
 │   └── NoSuchInvocation
 ├── Trimmed                 it was there and has been trimmed; `next_seqnum` is where reading may go on
 ├── ConditionFailed         `when=` did not hold; `actual_seqnum` is the tag's last record, `actual_count` its count
+├── AlreadyExists           there is a call of the id that was chosen
 ├── KeyReused               the same idempotency key came with another request
 ├── Overloaded              a budget is used up; repeat after `retry_after_s`
 │   └── CallTooDeep           calls are nested deeper than the limit
@@ -45,6 +46,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 __all__ = [
+    "AlreadyExists",
     "BokiError",
     "CallCancelled",
     "CallLost",
@@ -199,6 +201,13 @@ class KeyReused(BokiError):
     """The same idempotency key came with another request. Nothing happened."""
 
     code = "key_reused"
+    http_status = 409
+
+
+class AlreadyExists(BokiError):
+    """There is a call of the id that was chosen, and the start was not to stand for it. Nothing happened."""
+
+    code = "already_exists"
     http_status = 409
 
 

@@ -41,6 +41,13 @@ def layers() -> list[str]:
     return separated.split()
 
 
+def forbidden() -> list[str]:
+    """The libraries that nothing of Boki may import."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (modules,) = (contract["forbidden_modules"] for contract in contracts if contract["type"] == "forbidden")
+    return list(modules)
+
+
 def unlayered(modules: list[str]) -> list[str]:
     known = layers()
     return [module for module in modules if not any(module == name or module.startswith(f"{name}.") for name in known)]
@@ -54,6 +61,12 @@ def test_every_module_stands_in_a_layer() -> None:
     assert len(files) > 20
     missing = unlayered([".".join(path.parts) for path in files])
     assert not missing, f"name them in a layer of pyproject.toml: {missing}"
+
+
+def test_every_library_is_known_to_the_registry_alone() -> None:
+    """A new library cannot be imported by gateways for not being named in the contract. All stand on `fold`."""
+    libraries = {f"boki.libs.{path.parent.name}" for path in (ROOT / "boki/libs").glob("*/__init__.py")}
+    assert libraries - {"boki.libs.fold"} == set(forbidden())
 
 
 def test_a_module_outside_of_all_layers_is_found() -> None:
@@ -77,20 +90,26 @@ def test_the_gate_finds_a_violation(name: str, source: str, gate: tuple[str, ...
 
 
 def test_an_import_upwards_is_found(tmp_path: Path) -> None:
-    """The import contract refuses a core that imports a shell, and a role that imports another."""
-    for layer in layers():
+    """The import contracts refuse a core that imports a shell, a role that imports another, a gateway that imports a
+    library, and a face that imports more than faces may.
+    """
+    for layer in [*layers(), *forbidden(), "boki.libs.bokiqueue.face.http", "boki.deploy"]:
         folder = tmp_path.joinpath(*layer.split("."))
         folder.mkdir(parents=True, exist_ok=True)
         for package in (folder, *folder.relative_to(tmp_path).parents):
             (tmp_path / package / "__init__.py").touch()
     (tmp_path / "boki/storage/core/__init__.py").write_text("import boki.host\n")
     (tmp_path / "boki/gateway/core/__init__.py").write_text("import boki.engine.core\n")
+    (tmp_path / "boki/gateway/http/__init__.py").write_text("import boki.libs.bokiqueue\n")
+    (tmp_path / "boki/libs/bokiqueue/face/http/__init__.py").write_text("import boki.gateway.server\n")
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     (tmp_path / "__init__.py").unlink()
     done = run("lint-imports", "--no-cache", cwd=tmp_path)
     assert done.returncode == 1
     assert "boki.storage.core -> boki.host" in done.stdout, done.stdout + done.stderr
     assert "boki.gateway.core -> boki.engine.core" in done.stdout
+    assert "boki.gateway.http -> boki.libs.bokiqueue" in done.stdout
+    assert "boki.libs.bokiqueue.face.http -> boki.gateway.server" in done.stdout
 
 
 @pytest.mark.xdist_group("gates")

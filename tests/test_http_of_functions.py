@@ -9,11 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from boki import BlockingClient, Client, Response
+from boki import BlockingClient, Client, FunctionFailed, Response
 from boki.dev import Dev
 from tests.contract.live import LoopThread, dev_system
 from tests.gateway.fake_backend import refused
+from tests.gateway.strangers import Raw
 
+_UTF_8 = "; percent-encode the bytes of its UTF-8, as %C3%A9 for é"
 FUNCTIONS = Path(__file__).parent / "http_functions" / "functions"
 
 
@@ -62,13 +64,30 @@ def test_path_query_and_body_fill_the_fields_of_the_payload(
 @pytest.mark.parametrize(
     ("method", "path", "body", "message"),
     [
-        ("GET", "/shops/a/items?count=x", b"", "query parameter count: Expected int, got str"),
-        ("GET", "/shops/a/items?count=1&count=2", b"", "query parameter count may be given only once"),
+        (
+            "GET",
+            "/shops/a/items?count=x",
+            b"",
+            "query parameter count of search (GET /shops/{shop}/items): expected int, got 'x'",
+        ),
+        (
+            "GET",
+            "/shops/a/items?count=1&count=2",
+            b"",
+            "query parameter count of search (GET /shops/{shop}/items) may be given only once",
+        ),
         ("GET", "/shops/a/items?shop=b", b"", "shop is given in the path and in the query: leave one out"),
         ("POST", "/shops/a/items", b'{"shop":"b"}', "shop is given in the URL and in the body: leave one out"),
         ("POST", "/shops/a/items", b"[1]", "the body must be a JSON object: Expected object, got array"),
         ("GET", "/square?number=2", b"3", "number is given in the URL and in the body: leave one out"),
-        ("GET", "/shops/a/items?tags=%ff", b"", "the query is not UTF-8: 'tags=%ff'"),
+        ("GET", "/shops/a/items?tags=%ff", b"", "the query is not UTF-8: 'tags=%ff'" + _UTF_8),
+        ("GET", "/shops/%ff/items", b"", "path parameter shop of GET /shops/{shop}/items is not UTF-8: '%ff'" + _UTF_8),
+        (
+            "GET",
+            "/shops/a/items?day=soon",
+            b"",
+            "query parameter day of search (GET /shops/{shop}/items): invalid RFC3339 encoded date, got 'soon'",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -110,6 +129,27 @@ def test_a_response_is_sent_as_the_function_made_it(system: tuple[LoopThread, De
     over_http(system, work)
 
 
+@pytest.mark.parametrize(
+    "path", ["/square?number=12", "/u/new", "/u/gone", "/long", "/ticks/3", "/shops/a/items?count=x"]
+)
+def test_head_is_answered_where_get_is(system: tuple[LoopThread, Dev], path: str) -> None:
+    """By the same function, with its status and headers, and no body; a stream ends after its head."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        found = []
+        for method in ("GET", "HEAD"):
+            async with http.request(method, path, allow_redirects=False) as response:
+                body = await response.read()
+                changing = {"Boki-Invocation", "Date", "traceparent", "Transfer-Encoding"}
+                headers = sorted((name, value) for name, value in response.headers.items() if name not in changing)
+                headers = [header for header in headers if header != ("Content-Length", "0")]  # says nothing of HEAD
+                found.append((response.status, headers))
+                assert method == "GET" or body == b""
+        assert found[0] == found[1]
+
+    over_http(system, work)
+
+
 def test_a_function_sees_its_request_without_secrets(system: tuple[LoopThread, Dev]) -> None:
     """Method, path, query, headers and address; nothing that proves the caller; nothing if it was not called so."""
 
@@ -146,8 +186,8 @@ def test_paths_and_methods_that_are_nobodys_are_told(system: tuple[LoopThread, D
     async def work(http: aiohttp.ClientSession) -> None:
         async with http.delete("/shops/a/items") as response:
             body = await refused(response, 405, "invalid_argument")
-            assert response.headers["Allow"] == "GET, POST"
-            assert body["message"] == "/shops/a/items takes GET, POST, not DELETE"
+            assert response.headers["Allow"] == "GET, HEAD, POST"
+            assert body["message"] == "/shops/a/items takes GET, HEAD, POST, not DELETE"
         for path in ("/shops//items", "/shops/a", "/none"):
             async with http.get(path) as response:
                 await refused(response, 404, "not_found")
@@ -246,12 +286,51 @@ def test_events_and_lines_are_streamed_by_functions_of_both_kinds(system: tuple[
     over_http(system, work)
 
 
+def test_clients_get_a_stream_whole(system: tuple[LoopThread, Dev]) -> None:
+    """As bytes, or as a response if the function gave it a status of its own."""
+    with BlockingClient(system[1].url) as client:
+        assert client.invoke("ticks", 1) == b'id: 0\ndata: {"n":0}\n\n'
+        answer = client.invoke("lines", 2)
+        assert isinstance(answer, Response)
+        assert (answer.status, answer.header("X-Mine"), answer.body) == (201, "1", "line 0\nline 1\n")
+
+
+@pytest.mark.parametrize("function", ["ticks", "answered_ticks"])
+def test_clients_are_told_that_events_ended_in_an_error(system: tuple[LoopThread, Dev], function: str) -> None:
+    """As for any call: events that look whole are none, whatever status they have; an error event of its own is."""
+    with BlockingClient(system[1].url) as client, pytest.raises(FunctionFailed) as failed:
+        client.invoke(function, -2)
+    assert failed.value.message == f"{function}: ValueError: that was all"
+    assert failed.value.outcome == "failed"
+    with BlockingClient(system[1].url) as client:
+        assert client.invoke("own_error_event") == b"event: error\ndata: mine\n\n"
+
+
 def test_a_failure_before_the_first_item_is_an_ordinary_answer(system: tuple[LoopThread, Dev]) -> None:
     """Nothing has been sent yet."""
 
     async def work(http: aiohttp.ClientSession) -> None:
         async with http.get("/ticks/x") as response:
             await refused(response, 400, "invalid_argument")
+
+    over_http(system, work)
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "text"),
+    [("silent", 200, "data: now\n\n"), ("silent_blocking", 200, "now"), ("silent_response", 202, "now")],
+)
+def test_a_stream_that_is_silent_at_first_has_its_head(
+    system: tuple[LoopThread, Dev], function: str, status: int, text: str
+) -> None:
+    """The first item comes when the client, which has the head, has done something."""
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        log = f"log-{function}"
+        async with Client(system[1].url) as client, http.post(f"/function/{function}", data=log) as response:
+            assert (response.status, response.headers["Boki-Outcome"]) == (status, "streamed")
+            await client.logbook(log).append(b"now")
+            assert await response.text() == text
 
     over_http(system, work)
 
@@ -267,6 +346,24 @@ def test_a_failure_in_the_middle_shows(system: tuple[LoopThread, Dev], function:
             assert got
             with pytest.raises(aiohttp.ClientPayloadError):
                 await response.content.read()
+
+    over_http(system, work)
+
+
+def test_a_failure_in_the_middle_shows_to_old_clients(system: tuple[LoopThread, Dev]) -> None:
+    """As of proxies that speak HTTP/1.0, where the end of the connection is the end of the body: it is reset."""
+
+    async def work(_: aiohttp.ClientSession) -> None:
+        for payload, is_whole in ((3, True), (-3, False)):
+            raw = await Raw.open(system[1].gateway.port)
+            text = str(payload)
+            await raw.send(f"POST /function/lines HTTP/1.0\r\nContent-Length: {len(text)}\r\n\r\n{text}")
+            if is_whole:
+                assert (await raw.reader.read()).endswith(b"line 2\n")
+            else:
+                with pytest.raises(ConnectionResetError):
+                    await raw.reader.read()
+            await raw.close()
 
     over_http(system, work)
 
@@ -304,9 +401,9 @@ def test_who_cannot_take_a_stream_is_told(system: tuple[LoopThread, Dev]) -> Non
 
 @pytest.mark.parametrize("function", ["flood", "flood_blocking"])
 def test_a_client_that_does_not_read_makes_the_function_wait_and_one_that_leaves_ends_it(
-    system: tuple[LoopThread, Dev], function: str
+    system: tuple[LoopThread, Dev], function: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Back-pressure reaches the generator through gateway, engine and worker; then it is closed."""
+    """Back-pressure reaches the generator through gateway, engine and worker; then it is closed, which is no error."""
     _, dev = system
 
     async def work(http: aiohttp.ClientSession) -> None:
@@ -331,5 +428,6 @@ def test_a_client_that_does_not_read_makes_the_function_wait_and_one_that_leaves
                     assert await answer.json() is True
 
     over_http(system, work)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     core = dev.gateway.core
     assert (core.stream_count, core.stream_bytes) == (0, 0)

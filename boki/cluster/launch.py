@@ -66,6 +66,7 @@ def prepare(config: UpConfig) -> Launch:
     hosts = config.zookeeper
     if parts is not None:
         digest = values["zookeeper_access.digest"] = make_digest(keys)
+        values["zookeeper_access.exclusive"] = True
         server = ZooKeeperServer(parts, folder / ZOOKEEPER, [Ports(free_ports(1)[0])], digest=digest)
         hosts = server.address
         processes.append(Process(ZOOKEEPER, ZOOKEEPER, tuple(server.prepare()), _LAST_RANK))

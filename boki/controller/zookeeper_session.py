@@ -30,12 +30,16 @@ from kazoo.security import make_digest_acl
 
 from boki.config import ZooKeeperAccess
 from boki.errors import Unavailable
+from boki.zookeeper.tls import context_of, refusal_of
 
 _log = logging.getLogger("boki.zookeeper")
 # kazoo warns of each attempt to connect again, ten times a second; what has changed is told by the session here.
 _kazoo_log = logging.getLogger("kazoo")
 _kazoo_log.setLevel(logging.ERROR)
 _OPEN = ZooKeeperAccess()
+_SYSTEM = ("/", "/zookeeper", "/zookeeper/quota")
+"""What every server has, and everybody may add to."""
+_PROBE_S = 2.0
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.4, "max_delay": 0.5}
 
 
@@ -78,6 +82,8 @@ class ZooKeeperSession:
         self._loop = asyncio.get_running_loop()
         self._on_state = on_state
         self._acl: list[Any] | None = None
+        self._owned: tuple[str, ...] = ()
+        """Paths of the server that are this cluster's alone, as soon as there is an ACL."""
 
     @classmethod
     async def open(
@@ -96,6 +102,7 @@ class ZooKeeperSession:
         """
         name, _, password = access.digest.partition(":")
         acl = [make_digest_acl(name, password, all=True)] if access.digest else None
+        tls = context_of(access) if access.tls else None
         client = KazooClient(
             hosts=hosts,
             timeout=session_s,
@@ -104,12 +111,14 @@ class ZooKeeperSession:
             auth_data=[("digest", access.digest)] if access.digest else None,
             default_acl=acl,
             use_ssl=access.tls,
+            check_hostname=access.tls and access.check_host,
             ca=access.ca or None,
             certfile=access.certificate or None,
             keyfile=access.key or None,
         )
         session = cls(client, root, on_state)
         session._acl = acl
+        session._owned = (*_SYSTEM, root) if access.exclusive else (root,)
         client.add_listener(session._hear)
         try:
             await session._in_thread(client.start, timeout_s)
@@ -117,7 +126,10 @@ class ZooKeeperSession:
             await session.ensure("")
         except client.handler.timeout_exception:
             await session.close()
-            raise Unavailable(f"no ZooKeeper answers at {hosts} within {timeout_s:g} s") from None
+            why = await asyncio.to_thread(refusal_of, hosts, tls, _PROBE_S) if tls is not None else ""
+            raise Unavailable(
+                f"no ZooKeeper answers at {hosts} within {timeout_s:g} s" + (f": {why}" if why else "")
+            ) from None
         except BaseException:
             await session.close()
             raise
@@ -172,16 +184,18 @@ class ZooKeeperSession:
         await self._repeat(lambda: self._call(self._client.ensure_path_async, self._root + path))
 
     async def protect(self, paths: Sequence[str]) -> None:
-        """Take what was made before there was a digest: these nodes, and the root last, are this cluster's alone."""
+        """Take what was made before there was a digest: these nodes, and the root last, are this cluster's alone. So
+        are the server's own root and its system nodes if access is exclusive.
+        """
         if self._acl is None:
             return
-        wanted = set(self._acl)
-        found, _ = await self._repeat(lambda: self._call(self._client.get_acls_async, self._root))
-        if set(found) == wanted:
-            return
-        for path in (*paths, ""):
-            with contextlib.suppress(NoNodeError):
-                await self._repeat(partial(self._call, self._client.set_acls_async, self._root + path, self._acl))
+        for owned in self._owned:
+            found, _ = await self._repeat(partial(self._call, self._client.get_acls_async, owned))
+            if set(found) == set(self._acl):
+                continue
+            for path in (*(paths if owned == self._root else ()), ""):
+                with contextlib.suppress(NoNodeError):
+                    await self._repeat(partial(self._call, self._client.set_acls_async, owned + path, self._acl))
 
     # kazoo's threads and ours
 

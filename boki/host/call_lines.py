@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from boki.calls import Call, Outcome
-from boki.errors import BokiError, FunctionFailed
+from boki.errors import BokiError, CallCancelled, FunctionFailed
 from boki.host.line_budget import LineBudget
 from boki.host.lines import speaker
 
 MAX_LINES: Final = 20
 """Lines a second for calls that went well, and as many for all others."""
 _MESSAGE_CHARS: Final = 300
+_NO_PROBLEMS: Final = frozenset({"ok", "suspended", CallCancelled.code})
+"""A caller that leaves, or wants the head of a stream only, is no problem of the system."""
 
 Write = Callable[[bool, str, str, Mapping[str, Any]], None]
 """Writes a line: whether it tells of a problem, who says it, the text, and the facts for programs."""
@@ -27,8 +29,8 @@ class CallLines:
     """Told of each end of a call and of each refused request. Used from the event loop's thread only."""
 
     def __init__(self, write: Write, *, who: str, max_lines: int = MAX_LINES, only_problems: bool = False) -> None:
-        """`who` says what belongs to no call. `only_problems`: neither calls that went well, nor exceptions of
-        functions, whose tracebacks stand in the log anyway.
+        """`who` says what belongs to no call. `only_problems`: neither calls that went well, nor functions that
+        failed, because their workers have said why.
         """
         self._write = write
         self._who = who
@@ -45,13 +47,15 @@ class CallLines:
             if self._only_problems:
                 return
             if self._good.admit():
-                self._call(call, "ok", elapsed_us, "")
+                self._call(call, "ok" if outcome.suspended is None else "suspended", elapsed_us, "")
             else:
                 self._slowest_us = max(self._slowest_us, elapsed_us)
-        elif self._only_problems and failure.code == FunctionFailed.code and "traceback" in failure.details:
+        elif self._only_problems and failure.code == FunctionFailed.code:
             return
         elif self._bad.admit():
-            self._call(call, failure.code, elapsed_us, failure.message)
+            # An exception is summed up below its traceback. What is no exception was said in full by the worker.
+            is_told = failure.code == FunctionFailed.code and "traceback" not in failure.details
+            self._call(call, failure.code, elapsed_us, "" if is_told else failure.message)
         else:
             self._codes[failure.code] += 1
 
@@ -77,7 +81,7 @@ class CallLines:
         }
         reason = f": {_first_line(message)}" if message else ""
         who = speaker("", call.function, call.id)
-        self._write(bool(message), who, f"{code} in {_duration(elapsed_us)}{reason}", facts)
+        self._write(code not in _NO_PROBLEMS, who, f"{code} in {_duration(elapsed_us)}{reason}", facts)
 
     def _tell_good(self, count: int) -> None:
         text = f"{count:,} more calls ok in the last second, the slowest in {_duration(self._slowest_us)}"
@@ -87,7 +91,8 @@ class CallLines:
     def _tell_bad(self, count: int) -> None:
         codes = ", ".join(f"{number:,} {code}" for code, number in self._codes.most_common())
         text = f"{count:,} more calls and requests failed in the last second: {codes}"
-        self._write(True, self._who, text, {"count": count, "outcomes": dict(self._codes)})
+        is_problem = not self._codes.keys() <= _NO_PROBLEMS
+        self._write(is_problem, self._who, text, {"count": count, "outcomes": dict(self._codes)})
         self._codes.clear()
 
 

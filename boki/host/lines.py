@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
+SPEAKER: Final = "boki_speaker"
+"""Attribute of a log record: the function or call that it is about, if it is not the node's own."""
+FACTS: Final = "boki_facts"
+"""Attribute of a log record: fields for programs."""
 _ID_DIGITS: Final = 8
 _LEVELS: Final = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 _DAY_TEXT: Final = "{} (UTC)"

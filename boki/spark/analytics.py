@@ -56,9 +56,8 @@ def _fold(rows: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     from boki import Record
-    from boki.libs.bokiqueue.records import Act, Push
+    from boki.libs.bokiqueue.records import Act, Push, sound
     from boki.libs.bokiqueue.state import ShardState
-    from boki.libs.bokiqueue.validity import sound
 
     rows = rows.sort_values("seqnum")
     shard = int(rows["shard"].iloc[0])

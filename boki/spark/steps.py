@@ -1,7 +1,7 @@
-"""Steps: what sinks do to the log, as a dialogue of a core that decides with a shell that carries out.
+"""Steps of Spark's sinks: bodies as in `boki.libs.fold.steps`, whose operations are the log's own.
 
-A core is a generator: it yields an operation and is sent the answer, or the error is thrown into it. So tests carry out
-the steps of several tasks in any order, lose answers and wait for nothing; `run` does it for real.
+Rows travel as whole chunks, and lanes compare columns as they are stored, so operations here are those of
+`boki.log.operations`, carried out by a gateway, and no LogBook makes an object of each record.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 from typing import Final, TypeVar
 
-import msgspec
-
-from boki.errors import BokiError, ConnectionLost, CorruptData, DeadlineExceeded
+from boki.errors import ConnectionLost, CorruptData, DeadlineExceeded
+from boki.libs.fold import steps as fold_steps
+from boki.libs.fold.retrying import Backoff
+from boki.libs.fold.steps import Pause, drive
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Answer, Append, Appended, Found, Operation, Read, TrimBook
@@ -22,21 +23,13 @@ from boki.runtime.log_calls import first_record, records_of
 from boki.spark.gateway import Gateway
 
 TRIES: Final = 30
-"""How often something is tried whose answer is lost, or in which others are faster: about a minute of pauses."""
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.5
+"""Maximum number of tries of what is lost, or in which others are faster: about a minute of pauses."""
+_BACKOFF: Final = Backoff(longest_s=2.5, jitter=0.0, tries=TRIES + 1)
 _PAGE: Final = 1000
 _AT_ONCE: Final = 8
-"""So many trims are on their way together."""
+"""Trims that are on their way together."""
 
 T = TypeVar("T")
-
-
-class Pause(msgspec.Struct, frozen=True):
-    """Wait so long before going on."""
-
-    seconds: float
-
 
 Step = Operation | Pause | tuple[TrimBook, ...]
 Steps = Generator[Step, Answer | None, T]
@@ -44,25 +37,13 @@ Steps = Generator[Step, Answer | None, T]
 
 def run(gateway: Gateway, steps: Steps[T]) -> T:
     """Carry the steps out; what they come to."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                answer = _carry_out(gateway, step)
-            except BokiError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
 
-
-def _carry_out(gateway: Gateway, step: Step) -> Answer | None:
-    if isinstance(step, Pause):
-        sleep(step.seconds)
-        return None
-    if isinstance(step, tuple):
+    def carry_out(step: Step) -> Answer | None:
+        if isinstance(step, Pause):
+            sleep(step.seconds)
+            return None
+        if not isinstance(step, tuple):
+            return gateway.ask(step, is_repeatable=not isinstance(step, Append))
         if len(step) <= _AT_ONCE // 2:
             for trim in step:
                 gateway.ask(trim)
@@ -70,19 +51,18 @@ def _carry_out(gateway: Gateway, step: Step) -> Answer | None:
             with ThreadPoolExecutor(_AT_ONCE) as threads:
                 list(threads.map(gateway.ask, step))
         return None
-    return gateway.ask(step, is_repeatable=not isinstance(step, Append))
+
+    return drive(steps, carry_out)
 
 
 def again(tries: int, what: str) -> Steps[None]:
-    """Wait before the next try, longer each time; after `TRIES` of them say what could not be done."""
-    if tries >= TRIES:
-        raise ConnectionLost(
-            f"{what} in {TRIES} tries: no answer came, or others were always faster. Look at the system with "
-            "`boki status`, and run this again: with its writeId, or its checkpoint, it goes on from what is there; "
-            "what has neither of them appends all its rows once more",
-            outcome="unknown",
-        )
-    yield Pause(min(_FIRST_PAUSE_S * 2**tries, _LONGEST_PAUSE_S))
+    """Pause before the next try, longer each time; after `TRIES` of them say what could not be done."""
+    failure = (
+        f"{what} in {TRIES} tries: no answer came, or others were always faster. Look at the system with "
+        "`boki status`, and run this again: with its writeId, or its checkpoint, it goes on from what is there; "
+        "what has neither of them appends all its rows once more"
+    )
+    yield from fold_steps.again(tries + 1, _BACKOFF, failure)
 
 
 def append(operation: Append) -> Steps[int | None]:

@@ -20,6 +20,7 @@ from boki.errors import ConfigError
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan
 from boki.messages import InstallMembership, InstallPlan
+from boki.zookeeper.server import Ensemble
 from tests.controller.coordinators import ENGINE, joined, run
 from tests.members import view
 
@@ -61,6 +62,32 @@ def test_a_cluster_with_a_digest_is_its_own(zookeeper: str, chroot: str) -> None
                 await ZooKeeperCoordinator.connect(zookeeper, chroot, access=ZooKeeperAccess(digest="boki:wrong"))
             async with joined(zookeeper, chroot, digest="boki:secret") as second:
                 assert second.coordinator.cluster_id == process.coordinator.cluster_id
+
+    run(body())
+
+
+def test_a_cluster_that_is_alone_there_closes_the_root(own_zookeeper: Ensemble, chroot: str) -> None:
+    """`boki up` starts such a server. Strangers add and delete nothing beside the chroot, nor among the quotas."""
+    access = ZooKeeperAccess(digest="boki:secret", exclusive=True)
+
+    async def body() -> None:
+        with stranger(own_zookeeper.hosts) as other:
+            other.create("/before")
+            coordinator = await ZooKeeperCoordinator.connect(own_zookeeper.hosts, chroot, access=access)
+            for attack in (
+                lambda: other.create("/x", b"garbage"),
+                lambda: other.delete("/before"),
+                lambda: other.create("/zookeeper/quota/x"),
+                lambda: other.create("/zookeeper/x"),
+                lambda: other.set_acls("/", OPEN_ACL_UNSAFE),
+                lambda: other.get(f"{chroot}/format"),
+            ):
+                with pytest.raises(NoAuthError):
+                    await asyncio.to_thread(attack)
+            again = await ZooKeeperCoordinator.connect(own_zookeeper.hosts, chroot, access=access)
+            assert again.cluster_id == coordinator.cluster_id
+            await again.close()
+            await coordinator.close()
 
     run(body())
 

@@ -25,7 +25,7 @@ from boki.errors import BokiError
 from boki.local_log import LocalLog
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogAccess, LogBook
+from boki.runtime.logbook import LogBook, LogSession
 from tests.forgetful import ForgetfulDb
 
 BOOKS = ("one", "two", "three")
@@ -71,7 +71,7 @@ async def append_and_trim(log: LogBook, start: int) -> None:
 async def main(settings: dict[str, Any]) -> None:
     config = DevConfig(data=Path(settings["data"]), replicas=settings["replicas"], logs=settings["logs"])
     local = await LocalLog.start(config)
-    access = LogAccess(local.port, AppendGatherer(local.port), Caller())
+    access = LogSession(local.port, AppendGatherer(local.port), Caller())
     for name in (*BOOKS, TRIMMED):
         start = 0
         while (page := await access.logbook(name).read(start=start)).records:

@@ -20,14 +20,14 @@ from boki.host.rocksdb import RocksDb
 from boki.local_log import LocalLog
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogAccess
+from boki.runtime.logbook import LogSession
 
 MARGIN_BYTES = 2 << 30
 """Others write to the file system of this machine, too; never so much in one test."""
 
 
 def book_of(port: EnginePort, name: str = "book") -> LogBook:
-    return LogAccess(port, AppendGatherer(port), Caller()).logbook(name)
+    return LogSession(port, AppendGatherer(port), Caller()).logbook(name)
 
 
 def in_loop(body: Coroutine[Any, Any, None]) -> None:

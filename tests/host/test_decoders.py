@@ -15,10 +15,10 @@ from boki.engine.index.index import _read_small_state
 from boki.engine.index.layout import SMALL_STATE_KEY
 from boki.errors import BokiError, ConnectionLost
 from boki.gateway.http.binary import decode_request
+from boki.libs.fold.codec import RecordCodec
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Chunk, Group, encode_chunk
 from boki.log.cuts import OrderTable
-from boki.log.entries import EntryCodec
 from boki.log.metalog import Cut, OpenShard, Trim, decode_entry, encode_entry
 from boki.log.view import View
 from boki.messages import StateFetched
@@ -32,7 +32,7 @@ SEEDS = 150
 NESTED = (b"\x91" * 5000 + b"\xc0", b"\x81\xa1a" * 5000 + b"\xc0", b"[" * 5000, b"")
 """What makes decoders recurse, and nothing at all."""
 CHUNK = encode_chunk("book", [Group([(b"x", ("tag", "other"))], (), "key"), Group([(b"y", ())])])
-ENTRIES: EntryCodec[Any] = EntryCodec("boki:calls", 1, Trim | OpenShard)
+ENTRIES: RecordCodec[Any] = RecordCodec("boki:calls", 1, Trim | OpenShard)
 TRIM = Trim("book", "täg", 7, False, ENGINE, 1)
 
 

@@ -25,6 +25,7 @@ _PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bytes: _BYTES,
     None: st.none(),
     type(None): st.none(),
+    msgspec.UnsetType: st.just(msgspec.UNSET),
     Retry: st.builds(  # a policy refuses numbers that make no sense
         Retry,
         attempts=st.integers(1, 99),
@@ -50,8 +51,6 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return _PLAIN[kind]
     if isinstance(kind, NewType):
         return values_of(kind.__supertype__)
-    if kind is Retry:  # it refuses what no policy can be when it is made
-        return st.builds(Retry, attempts=st.integers(1, 9), first_s=st.floats(0, 9), errors=st.tuples(st.just("E")))
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):

@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from boki.errors import BokiError, ConnectionLost
+from boki.libs.fold.steps import Pause
 from boki.log.operations import Append
 from boki.spark.lane import Attempt
 from boki.spark.ledger import LaneNote
 from boki.spark.options import WriteOptions
 from boki.spark.sink import writing
-from boki.spark.steps import Pause, Step, Steps
+from boki.spark.steps import Step, Steps
 from tests.spark.memory_gateway import MemorySystem
 
 LOST = ConnectionLost("lost", outcome="unknown")

@@ -100,9 +100,28 @@ ROWS = {
     ),
     "B33 reserved": Row(
         ["log", "append", "b", "x", "--tag", "!q:jobs"],
-        "error: tag '!q:jobs' belongs to Boki's queues or Spark sinks: choose another",
+        "error: tag '!q:jobs' belongs to library bokiqueue: choose another",
     ),
     "B36": Row(["log", "read", "b", "-n", "-1"], usage("boki log read", "--limit must be at least 1, not -1")),
+    "retry of a plain call": Row(
+        ["invoke", "f", "--retry", "{}"],
+        usage("boki invoke", "--retry: only logged calls run again: it needs --key or --async"),
+    ),
+    "retry that is no JSON": Row(
+        ["invoke", "f", "--async", "--retry", "thrice"],
+        'error: --retry must be a JSON object such as {"attempts": 3, "first_s": 1}, not \'thrice\'',
+    ),
+    "retry with a wrong field": Row(
+        ["invoke", "f", "--async", "--retry", '{"attempt": 3}'],
+        "error: Retry has no field attempt; did you mean attempts? Its fields: attempts, first_s, factor, max_s, "
+        "jitter, deadline_s, errors, never",
+    ),
+    "negative delay": Row(["invoke", "f", "--async", "--delay-s", "-5"], "error: --delay-s must be at least 0, not -5"),
+    "no time": Row(["invoke", "f", "--timeout-s", "0"], "error: --timeout-s must be above 0, not 0"),
+    "little time": Row(
+        ["log", "retention", "b", "--age-s", "0", "--url", "http://127.0.0.1:9"],
+        "error: --age-s must be above 0, not 0",
+    ),
     "B43": Row(
         ["status", "--url", "127.0.0.1:8123"],
         "error: the URL of a gateway looks like http://127.0.0.1:8080, not like '127.0.0.1:8123'",
@@ -116,6 +135,13 @@ ROWS = {
     ),
     "B44": Row(
         ["status", "--url", "http://127.0.0.1:9"],
+        "error: nothing answers at http://127.0.0.1:9 (Connection refused): is the system running?\n"
+        "Nothing happened. The same command may work later.\n"
+        "`boki dev` or `boki up` starts a system on this machine.",
+        exit_code=1,
+    ),
+    "nothing answers": Row(
+        ["log", "books", "--url", "http://127.0.0.1:9"],
         "error: nothing answers at http://127.0.0.1:9 (Connection refused): is the system running?\n"
         "Nothing happened. The same command may work later.\n"
         "`boki status` shows what is up; `boki dev` or `boki up` starts a system on this machine.",
@@ -227,6 +253,16 @@ async def square(ctx: Context, n: int) -> int:
     return n * n
 
 
+@function
+async def maybe(ctx: Context, who: str = "you") -> str:
+    return who
+
+
+@function
+async def reverse(ctx: Context, data: bytes) -> bytes:
+    return data[::-1]
+
+
 @function(timeout_s=0.05)
 async def hang(ctx: Context) -> None:
     import asyncio
@@ -248,7 +284,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevConfig]:
 CALLS: dict[str, tuple[list[str], str, int]] = {
     "B22 few": (
         ["invoke", "zzz"],
-        "error: there is no function 'zzz'; there are: chatty, hang, place-order, resolve, square",
+        "error: there is no function 'zzz'; there are: chatty, hang, maybe, place-order, resolve, reverse, square",
         1,
     ),
     "B22 near": (["invoke", "resolv"], "error: there is no function 'resolv'; did you mean resolve?", 1),
@@ -258,6 +294,47 @@ CALLS: dict[str, tuple[list[str], str, int]] = {
         2,
     ),
     "B24": (["invoke", "chatty", "extra"], "error: chatty takes no payload: leave it out", 2),
+    "no payload, text": (
+        ["invoke", "resolve"],
+        (
+            "error: resolve needs a payload (str): write `boki invoke resolve Ada`, or - to read it from stdin; '' is "
+            "an empty one"
+        ),
+        2,
+    ),
+    "no payload, bytes": (
+        ["invoke", "reverse", "--async"],
+        (
+            "error: reverse needs a payload (bytes): write `boki invoke reverse Ada`, or - to read it from stdin; '' "
+            "is an empty one"
+        ),
+        2,
+    ),
+    "no payload, JSON": (
+        ["invoke", "place-order"],
+        """error: place-order needs a payload (an object like {"item": str, "count": int = 1})""",
+        2,
+    ),
+    "empty payload": (["invoke", "resolve", ""], "", 0),
+    "default payload": (["invoke", "maybe"], "you", 0),
+    "nothing to append": (
+        ["log", "append", "guests"],
+        "error: there is nothing on stdin: if it is to be empty, write `boki log append guests ''`",
+        2,
+    ),
+    "nothing to push": (
+        ["queue", "push", "shop", "orders", "-"],
+        "error: there is nothing on stdin: if it is to be empty, write `boki queue push shop orders ''`",
+        2,
+    ),
+    "shards": (
+        ["queue", "configure", "shop", "orders", "--shards", "4"],
+        (
+            "error: the number of shards of queue orders is fixed when it is created: create another queue, as in "
+            "`boki queue create shop orders-4 --shards 4`"
+        ),
+        2,
+    ),
     "B26 taken": (["invoke", "square", "--", "-3"], "9", 0),
     "B34": (
         ["log", "append", "a b", "x"],

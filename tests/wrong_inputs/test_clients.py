@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from boki import BlockingClient, Client, ConnectionLost, InvalidArgument, Unavailable
+from boki import BlockingClient, Client, ConnectionLost, InvalidArgument, Retry, Unavailable
 from boki.runtime.http_exchange import broken, invocations_request, refused
 from tests.gateway.fake_backend import serving
 
 URL = "http://127.0.0.1:8080"
+RETRY_FIELDS = "Its fields: attempts, first_s, factor, max_s, jitter, deadline_s, errors, never"
 NO_URL = f"the URL of a gateway looks like {URL}, not like "
 ROWS: dict[str, tuple[Callable[[], Any], str]] = {
     "no text": (lambda: BlockingClient(5), NO_URL + "5"),  # type: ignore[arg-type]
@@ -21,6 +22,35 @@ ROWS: dict[str, tuple[Callable[[], Any], str]] = {
     "port": (lambda: BlockingClient("http://127.0.0.1:99999"), NO_URL + "'http://127.0.0.1:99999'"),
     "bracket": (lambda: Client("http://[::1"), NO_URL + "'http://[::1'"),
     "token": (lambda: BlockingClient(URL, token=5), "the token must be a str, not int"),  # type: ignore[arg-type]
+    "timeout": (
+        lambda: BlockingClient(URL).invoke("f", timeout_s=1e-6),
+        "timeout_s must be from 0.001 to 86,400 seconds, not 1e-06",
+    ),
+    "long timeout": (
+        lambda: BlockingClient(URL).invoke("f", timeout_s=1e6),
+        "timeout_s must be from 0.001 to 86,400 seconds, not 1e+06",
+    ),
+    "key": (
+        lambda: BlockingClient(URL).invoke("f", key=5),  # type: ignore[call-overload]
+        "key must be 1 to 255 characters of printable ASCII, not 5",
+    ),
+    "position": (
+        lambda: BlockingClient(URL).see("soon"),
+        "position must look like 0:2.7,1:1.3 (log:term.entries), each log once, not 'soon'",
+    ),
+    "no position": (lambda: Client(URL).see(5), "position must be a str, not int"),  # type: ignore[arg-type]
+    "retry": (
+        lambda: Retry(backoff=2),  # type: ignore[call-arg]
+        f"Retry has no field backoff. {RETRY_FIELDS}",
+    ),
+    "retry, nearly": (
+        lambda: Retry(attempt=2),  # type: ignore[call-arg]
+        f"Retry has no field attempt; did you mean attempts? {RETRY_FIELDS}",
+    ),
+    "retry by place": (
+        lambda: Retry(3),  # type: ignore[misc]
+        "Retry takes its fields by name: write Retry(attempts=3)",
+    ),
     "states": (
         lambda: BlockingClient(URL).calls(states="failed"),
         "states must be a list, not one str: write states=['failed']",

@@ -7,6 +7,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,11 +15,13 @@ import pydantic
 import pytest
 
 from boki import Context, function
-from boki.calls import Consumption, FunctionInfo, ModuleInfo, Payload
+from boki.calls import FunctionInfo, ModuleInfo, Payload
+from boki.engine.functions.describing import Description
 from boki.engine.functions.module_news import announce
-from boki.errors import BokiError, FunctionFailed, InvalidArgument
+from boki.errors import FunctionFailed, InvalidArgument
 from boki.libs.bokiqueue import consume
-from boki.runtime.function import Function, check_described
+from boki.runtime.frames import Described
+from boki.runtime.function import Function
 from boki.runtime.loading import Sources
 from boki.runtime.values import NO_PAYLOAD, codec_for, encode_any
 
@@ -72,7 +75,7 @@ MODULES = [
     (
         "decorated twice",
         "@function\n@function\nasync def f(ctx): ...\n",
-        "w.py:4: ConfigError: f (w.py:6) is decorated twice: leave one @function or @consume",
+        "w.py:4: ConfigError: f (w.py:6) is decorated twice: leave one @function",
     ),
     (
         "decorated for both",
@@ -143,18 +146,29 @@ def test_the_console_says_which_functions_a_broken_edit_leaves_running(
         ({"min_workers": 100_000}, "min_workers must be an int from 0 to 256, not 100000"),
         ({"max_workers": 10**9}, "max_workers must be an int from 1 to 256, not 1000000000"),
         (
-            {"consumes": Consumption(queue="q", concurrency=10**6)},
-            "concurrency must be an int from 1 to 1,000, not 1000000",
+            {"consumes": {"queue": "q", "concurrency": 10**6}},
+            "concurrency must be 1 to 1,000, not 1,000,000",
+        ),
+        (
+            {"consumes": {"queue": 7}},
+            "settings of a consumer that cannot be read: Expected `str`, got `int` - at `$.queue`",
         ),
         ({"name": "../x"}, "function name must be 1 to 128 characters of A-Z a-z 0-9 . _ : -, not '../x'"),
     ],
-    ids=["H5-min_workers", "H5-max_workers", "H5-consumers", "name"],
+    ids=["H5-min_workers", "H5-max_workers", "H5-consumers", "consumers", "name"],
 )
 def test_a_worker_cannot_describe_what_no_decorator_registers(options: dict[str, object], told: str) -> None:
     """Code of a user's runs in the process that describes a module: the engine checks what it says."""
-    with pytest.raises(BokiError) as caught:
-        check_described(FunctionInfo(**{"name": "f", "module": "m", "is_async": True, **options}))  # type: ignore[arg-type]
-    assert caught.value.message == told
+    info = FunctionInfo(**{"name": "f", "module": "m", "is_async": True, **options})  # type: ignore[arg-type]
+    ending: Any = SimpleNamespace(tally=SimpleNamespace(close=lambda: None), ending="ended")
+
+    async def described() -> Described:
+        description = Description("m", "m.py", lambda _lines, _dropped: None, lambda: None)
+        description.from_worker(ending, Described(ModuleInfo(module="m", path="m.py", functions=(info,)), {}, True))
+        description.gone(ending)
+        return await description.done
+
+    assert asyncio.run(described()).module.error == f"m.py: {told}"
 
 
 class Decoy:

@@ -42,7 +42,29 @@ ROWS = {
         "it is with the header Content-Type: text/plain or application/octet-stream",
         headers=_FORM,
     ),
-    "path that is not UTF-8": Row("/function/%FF", b"", "the path is not UTF-8: '%FF'"),
+    "path that is not UTF-8": Row(
+        "/function/%FF", b"", "the path is not UTF-8: '%FF'; percent-encode the bytes of its UTF-8, as %C3%A9 for é"
+    ),
+    "a form of several parts": Row(
+        "/function/text",
+        b"--x--",
+        "the function takes text, not a form of several parts (curl -F): send the text itself (curl -d)",
+        headers={"Content-Type": "multipart/form-data; boundary=x"},
+    ),
+    "a long header": Row(
+        "/function/text",
+        b"",
+        "not a valid HTTP request: its URL, or one of its headers, has more than 8,190 bytes: send what is long in the "
+        "body",
+        headers={"X-Long": "x" * 9000},
+    ),
+    "a tag without a name": Row(
+        "/logbook/b/append?tag=",
+        b"",
+        "a tag must not be empty: leave it out (a read without one is of the whole book)",
+        headers={"Content-Type": "text/plain"},
+    ),
+    "a parameter twice": Row("/queue/b/q/pop?count=1&count=2", b"", "query parameter 'count' may be given only once"),
     "B22": Row(
         "/function/greet",
         b"",

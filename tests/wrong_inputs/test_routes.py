@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+import msgspec
 import pytest
+from pydantic import BaseModel
 
 from boki import Context, Response, function
-from boki.calls import FunctionInfo
+from boki.calls import FunctionInfo, Payload, RequestHead
 from boki.errors import ConfigError, InvalidArgument
 from boki.gateway.http.routing import Routes
 from boki.routes import OWN_PATHS, Found, RouteTable, parse_route
-from boki.runtime.function import Registry
+from boki.runtime.function import Function
+from boki.runtime.registry import Registry
 from tests.gateway.fake_backend import run, serving
 
 _SHOWN = 'a route is a method and a path, such as "GET /u/{code}", not'
@@ -89,6 +92,47 @@ def test_variables_are_fields_of_the_payload() -> None:
     told = caught.value.message
     assert told.startswith("http: route 'GET /orders/{id}' of order (")
     assert told.endswith("): the payload has no field 'id'; it has: item, count")
+
+
+class OrderModel(BaseModel):
+    item: str
+    count: int = 1
+
+
+class OrderStruct(msgspec.Struct):
+    item: str
+    count: int = 1
+
+
+class OrderDict(TypedDict):
+    item: str
+    count: NotRequired[int]
+
+
+@pytest.mark.parametrize("kind", [Order, OrderModel, OrderStruct, OrderDict])
+@pytest.mark.parametrize(
+    ("method", "query", "message"),
+    [
+        ("GET", (("count", "3"),), "query parameter item of search (GET /search) is missing"),
+        ("GET", (), "query parameter item of search (GET /search) is missing"),
+        (
+            "POST",
+            (("count", "3"),),
+            "field item of search (POST /search) is missing: send it in the query, or in a JSON body",
+        ),
+    ],
+)
+def test_what_the_query_lacks_is_named(kind: Any, method: str, query: Any, message: str) -> None:
+    """As its sender knows it: of a payload, or of its type, a request by a route says nothing."""
+
+    async def search(ctx: Context, order: Any) -> None: ...
+
+    search.__annotations__["order"] = kind
+    decorated = function(http=[f"{method} /search"])(search)
+    head = RequestHead(method, "/search", query, (), "", f"{method} /search")
+    with pytest.raises(InvalidArgument) as caught:
+        Function.of(decorated).arguments(Payload("json", b""), head)
+    assert caught.value.message == message
 
 
 def test_two_functions_of_a_module_cannot_share_a_route() -> None:

@@ -19,6 +19,17 @@ NO_LIST = "functions must be a list of functions: write functions=[...]"
 PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "function": ({"functions": remind}, NO_LIST),
     "name": ({"functions": "remind"}, NO_LIST),
+    "names": (
+        {"functions": ["w"]},
+        "functions[0] is the name 'w': give the functions themselves, without quotes, as in functions=[greet, remind]",
+    ),
+    "module": (
+        {"functions": [boki.testing]},
+        (
+            "functions[0] is the module 'boki.testing': give the functions themselves, without quotes, as in "
+            "functions=[greet, remind]"
+        ),
+    ),
     "log": ({"log": "x"}, "log must be a MemoryLog, not str"),
     "limits": ({"limits": 5}, "limits must be a Limits, not int"),
     "no limits": ({"limits": None}, "limits must be a Limits, not NoneType"),
@@ -48,3 +59,21 @@ async def test_time_does_not_go_back(seconds: Any, message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         await Clock().advance(seconds)
     assert caught.value.message == message
+
+
+async def test_a_context_that_was_not_opened_says_so() -> None:
+    """By whatever is asked of it first: an attribute, as a function would, or the other kind of `with`."""
+    said = "boki.testing.context() must be opened first: write `async with boki.testing.context() as ctx:`"
+    unopened: Any = boki.testing.context()
+    for mistake in (lambda: unopened.logbook, lambda: unopened.__enter__()):
+        with pytest.raises((AttributeError, TypeError)) as caught:
+            mistake()
+        assert str(caught.value) == said
+    blocking: Any = boki.testing.blocking_context()
+    said = "boki.testing.blocking_context() must be opened first: write `with boki.testing.blocking_context() as ctx:`"
+    with pytest.raises(AttributeError) as missing:
+        _ = blocking.clock
+    with pytest.raises(TypeError) as caught_type:
+        async with blocking:
+            pass
+    assert [str(missing.value), str(caught_type.value)] == [said, said]

@@ -18,6 +18,20 @@ async def ticks(ctx: Context, count: int) -> AsyncIterator[Event]:
 
 
 @function
+async def answered_ticks(ctx: Context, count: int) -> AsyncIterator[Event | Response]:
+    """The same with a status of its own."""
+    yield Response(status=202)
+    async for tick in ticks(ctx, count):
+        yield tick
+
+
+@function
+async def own_error_event(ctx: Context) -> AsyncIterator[Event]:
+    """An event of the function's own that has the name of those that tell of failures."""
+    yield Event("mine", event="error")
+
+
+@function
 def lines(ctx: blocking.Context, count: int) -> Iterator[str | Response]:
     """Lines of text, with a head of its own; a negative number fails in the middle."""
     yield Response(status=201, headers={"X-Mine": "1"})
@@ -93,3 +107,25 @@ async def calls_a_stream(ctx: Context) -> str:
     except InvalidArgument as error:
         return error.message
     return "nothing"
+
+
+@function(http=["GET /silent/{log}"], timeout_s=30)
+async def silent(ctx: Context, log: str) -> AsyncIterator[Event]:
+    """Nothing until there is a record."""
+    record = await ctx.logbook_named(log).read_next(wait_s=25)
+    yield Event("" if record is None else record.data.decode())
+
+
+@function(timeout_s=30)
+def silent_blocking(ctx: blocking.Context, log: str) -> Iterator[str]:
+    """The same, blocking."""
+    record = ctx.logbook_named(log).read_next(wait_s=25)
+    yield "" if record is None else record.data.decode()
+
+
+@function(timeout_s=30)
+async def silent_response(ctx: Context, log: str) -> AsyncIterator[str | Response]:
+    """The same, with a head of its own."""
+    yield Response(status=202)
+    record = await ctx.logbook_named(log).read_next(wait_s=25)
+    yield "" if record is None else record.data.decode()

@@ -107,3 +107,9 @@ async def wrong(ctx: Context) -> Response:
 async def anything(ctx: Context, payload):  # type: ignore[no-untyped-def]
     """Without annotations everything may be returned."""
     return Response(msgspec.json.encode(payload), status=201, content_type="application/vnd.mine+json")
+
+
+@function(http=["GET /long"])
+async def long(ctx: Context) -> Response:
+    """An answer of more bytes than go out in one piece."""
+    return Response("x" * 50_000, headers={"X-Mine": "1"})
