@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError
+from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from boki.config import ZooKeeperAccess
@@ -35,6 +36,18 @@ def stranger(hosts: str) -> Iterator[KazooClient]:
     finally:
         client.stop()
         client.close()
+
+
+def wait_for_value(client: KazooClient, path: str, value: bytes) -> None:
+    """Return when `path` holds `value`: asked again whenever it changes, for 15 s at most."""
+    changed = threading.Event()
+    while True:
+        changed.clear()
+        if client.exists(path, watch=lambda _event: changed.set()) is not None:
+            with suppress(NoNodeError):
+                if client.get(path)[0] == value:
+                    return
+        assert changed.wait(15), f"{path} was not made again"
 
 
 def test_a_cluster_with_a_digest_is_its_own(zookeeper: str, chroot: str) -> None:
@@ -154,19 +167,14 @@ def test_an_entry_that_somebody_removed_is_made_again(zookeeper: str, chroot: st
         async with joined(zookeeper, chroot) as node, joined(zookeeper, chroot) as watcher:
             await node.coordinator.register(ENGINE)
             await watcher.until(lambda: watcher.names == {"engine-1"})
-            for harm in (
-                lambda other: other.delete(f"{chroot}/nodes/engine-1"),
-                lambda other: other.set(f"{chroot}/nodes/engine-1", b"garbage"),
-            ):
-                seen = len(watcher.heard(InstallMembership))
-                with stranger(zookeeper) as other:
-                    harm(other)
-                await watcher.until(
-                    lambda seen=seen: (
-                        len(watcher.heard(InstallMembership)) > seen  # type: ignore[misc]
-                        and watcher.coordinator.membership.find(ENGINE.node) == ENGINE
-                    )
-                )
+            path = f"{chroot}/nodes/engine-1"
+            with stranger(zookeeper) as other:
+                good, _ = other.get(path)
+                for harm in (lambda: other.delete(path), lambda: other.set(path, b"garbage")):
+                    harm()
+                    await asyncio.to_thread(wait_for_value, other, path, good)
+                    # Whether the watcher saw the harm is open: ZooKeeper tells it of changes, not of each value.
+                    await watcher.until(lambda: watcher.coordinator.membership.find(ENGINE.node) == ENGINE)
             await node.coordinator.unregister(ENGINE.node)
             await watcher.until(lambda: watcher.names == set())
             assert node.failures == []
