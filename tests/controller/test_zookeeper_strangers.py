@@ -20,7 +20,7 @@ from boki.controller.zookeeper import ZooKeeperCoordinator
 from boki.errors import ConfigError
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan
-from boki.messages import InstallMembership, InstallPlan
+from boki.messages import InstallPlan
 from boki.zookeeper.server import Ensemble
 from tests.controller.coordinators import ENGINE, joined, run
 from tests.members import view
