@@ -16,6 +16,7 @@ import msgspec
 import boki.testing
 from boki import ConnectionLost, Unavailable
 from boki.extending import Payload, encode_any
+from boki.libs.bokiflow.hooks import Hooks
 from boki.log.memory import MemoryLog
 from boki.log.operations import Answer, Append, Operation
 from boki.runtime.function import Function
@@ -97,11 +98,15 @@ class World:
         await self._boundary()
 
     async def _boundary(self) -> None:
+        if self.pass_boundary():
+            await asyncio.Event().wait()
+
+    def pass_boundary(self) -> bool:
+        """One moment at which the process may die; whether it is dead."""
         self.boundaries += 1
         if self.boundaries == self.log.death.boundary:
             self.log.is_dead = True
-        if self.log.is_dead:
-            await asyncio.Event().wait()
+        return self.log.is_dead
 
     async def run(self, workflow: Callable[..., Any], *payload: Any, death: Death = NO_DEATH) -> Any:
         """Run the workflow in new processes until it comes to its end; one of them dies."""
@@ -111,8 +116,10 @@ class World:
             dies = not death.append or death.process == len(self.appends)
             self.log.begin(death if dies else NO_DEATH)
             self.runs += 1
-            done, value = await self._process(Function.of(workflow), payload)
-            self.appends.append(self.log.append_count)
+            try:
+                done, value = await self._process(Function.of(workflow), payload)
+            finally:
+                self.appends.append(self.log.append_count)
             if self.log.is_dead:
                 death = NO_DEATH
             if done:
@@ -120,7 +127,7 @@ class World:
 
     async def _process(self, function: Function, payload: tuple[Any, ...]) -> tuple[bool, Any]:
         """One process: whether the workflow has ended, and what it returned."""
-        async with boki.testing.context(log=self.log) as outer:
+        async with boki.testing.context(function.info.book or "test", log=self.log) as outer:
             clock: Clock = outer.clock
             clock.now_us = self.now_us
             given = function.encode_payload(payload[0]) if payload else Payload("bytes", b"")
@@ -152,6 +159,16 @@ def in_run(outer: boki.testing.Context, payload: object, run: int = 1, attempt: 
     given = encode_any(payload, "payload")
     call = msgspec.structs.replace(outer._state.call, id=RUN_ID, run=run, attempt=attempt, payload=given)
     return boki.testing.Context(call, outer._calls_made)
+
+
+class AroundSteps(Hooks):
+    """Boundaries before and after the body of each step, for steps whose effects are not those of a `World`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def dies(self, moment: str, step: str) -> bool:
+        return self._world.pass_boundary()
 
 
 async def count_moments(make: Callable[[], tuple[World, Callable[..., Any]]], *payload: Any) -> tuple[list[int], int]:

