@@ -51,6 +51,18 @@ def test_objects_are_set_read_changed_and_deleted(url: str) -> None:
     boki(url, "set", "shop", "ada", "1", "--path", "name.first", code=1)
 
 
+def test_names_are_listed(url: str) -> None:
+    """Page by page, of objects and of maps; a counter is a number."""
+    for name in ("b", "c", "a"):
+        boki(url, "increment", "names", name)
+    with BlockingClient(url) as client:
+        Store(client.logbook("names")).map("users").set("ada", 36)
+    assert boki(url, "get", "names", "a").stdout == "1\n"
+    assert boki(url, "list", "names", "-n", "2").stdout == "a\nb\n"
+    assert boki(url, "list", "names", "--after", "b", "--json").stdout == '{"object":"c"}\n'
+    assert boki(url, "list", "names", "--maps").stdout == "users\n"
+
+
 def test_the_past_and_forks(url: str) -> None:
     """A history in a table and as JSON, a value as of a seqnum, and a copy."""
     for number in range(3):

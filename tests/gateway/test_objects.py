@@ -50,6 +50,24 @@ def test_objects_are_put_read_patched_and_deleted() -> None:
     run(scenario())
 
 
+def test_names_are_listed() -> None:
+    """In pages; what is deleted is not listed."""
+
+    async def scenario() -> None:
+        async with serving() as (_, _backend, http):
+            assert await ask(http, "GET", "") == {"objects": []}
+            for name in ("b", "a", "c", "gone"):
+                await ask(http, "PUT", f"/{name}", json=1)
+            await ask(http, "DELETE", "/gone")
+            assert await ask(http, "GET", "?limit=2") == {"objects": ["a", "b"]}
+            assert await ask(http, "GET", "?after=b&prefix=c") == {"objects": ["c"]}
+            assert await ask(http, "GET", "?kind=maps") == {"maps": []}
+            await refusal(http, "GET", "?kind=cats", 400, "invalid_argument")
+            await refusal(http, "GET", "?limit=0", 400, "invalid_argument")
+
+    run(scenario())
+
+
 def test_json_patch() -> None:
     """All of it or nothing; what is none says so."""
 

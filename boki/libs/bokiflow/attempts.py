@@ -20,6 +20,7 @@ from boki.libs.bokiflow.machine import Command
 from boki.libs.bokiflow.records import Result, Retrying
 from boki.libs.bokiflow.stepping import ATTEMPT, STARTER, Attempt
 from boki.libs.bokiflow.work import StepWork
+from boki.libs.fold.current_step import CURRENT_STEP
 
 Ended = Callable[["Attempts", Result], None]
 Waiting = Callable[[], None]
@@ -144,6 +145,7 @@ class Attempts:
     def _enter(self) -> None:
         """In the context of the attempt."""
         STARTER.set(None)
+        CURRENT_STEP.set(f"{self.command.n} {self.work.name}")
         ATTEMPT.set(Attempt(self._key, self.count, self._said, self._on_beat, self._ctx))
 
     def _on_beat(self, details: Payload) -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from boki.libs.bokistore.collections import Map, StoredSet
+    from boki.libs.bokistore.collections import Counter, Map, StoredList, StoredSet
     from boki.libs.bokistore.determinism import check_deterministic
     from boki.libs.bokistore.machines import ReplicatedObject, accessor, mutator
     from boki.libs.bokistore.past import Version
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConflictError",
+    "Counter",
     "Map",
     "NoSuchObject",
     "ReplicatedObject",
     "Snapshot",
     "Store",
+    "StoredList",
     "StoredObject",
     "StoredSet",
     "Transaction",
@@ -34,7 +36,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    **dict.fromkeys(("Map", "StoredSet"), "collections"),
+    **dict.fromkeys(("Counter", "Map", "StoredList", "StoredSet"), "collections"),
     **dict.fromkeys(("ConflictError", "NoSuchObject", "WrongShape"), "refusals"),
     **dict.fromkeys(("Snapshot", "Store", "StoredObject", "Transaction"), "store"),
     **dict.fromkeys(("ReplicatedObject", "accessor", "mutator"), "machines"),

@@ -8,14 +8,17 @@ still is, and says so as a condition: then it knows the result without that read
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
-from boki import BokiError, ConditionFailed, Expect, KeyReused, TooLarge
+from boki import BokiError, ConditionFailed, Expect, KeyReused, NewRecord, TooLarge
 from boki.libs.bokistore.drafts import Query
+from boki.libs.bokistore.json_values import MISSING
+from boki.libs.bokistore.listing import entry_of, with_names, without_names
 from boki.libs.bokistore.reading import Reader
-from boki.libs.bokistore.records import Author, Write, codec, row_tag, write_records
+from boki.libs.bokistore.records import Author, Write, codec, row_tag, signed, write_records
 from boki.libs.bokistore.refusals import WrongShape
-from boki.libs.bokistore.updates import Update, apply
+from boki.libs.bokistore.updates import Set, Update, apply
 from boki.libs.bokistore.views import OWN_STREAK, Outcome, Row, View, step
 from boki.libs.fold import steps
 from boki.libs.fold.retrying import uncertain
@@ -87,26 +90,27 @@ class Direct:
         view = row.newest
         changed = apply(view.value, view.size_bytes, [update])
         nonce: bytes = self._new_nonce()
-        records = write_records([(row.name, [update])], nonce, self.author, is_transaction=False)
+        records = self._records(row.name, update, nonce)
         awaited = self._reader.rows.awaited
         awaited[nonce] = None  # another reader of this process may meet it first, and must know it for its own
         try:
             (seqnum,) = yield from steps.append(records, when=[Expect(row_tag(row.name), last_seqnum=view.last)])
         finally:
             del awaited[nonce]
-        row.learn(view.last, View(changed.value, changed.size_bytes, seqnum, seqnum, seqnum))
+        is_listed = changed.value is not MISSING
+        row.learn(view.last, View(changed.value, changed.size_bytes, seqnum, seqnum, seqnum, is_listed))
         self._reader.measure(row)
         return changed.results[0]
 
     def _append(self, name: str, update: Update, key: str | None) -> Steps[Any]:
         nonce: bytes = self._new_nonce()
-        records = write_records([(name, [update])], nonce, self.author, is_transaction=False)
+        records = self._records(name, update, nonce)
         awaited = self._reader.rows.awaited
         awaited[nonce] = None
         try:
             (seqnum,) = yield from steps.append(records, key=None if key is None else f"!o:{key}")
             try:
-                yield from self._reader.catch_up(name)
+                row, _ = yield from self._reader.catch_up(name)
                 outcome = awaited[nonce]
                 if outcome is None:
                     outcome = yield from self._outcome_of(name, seqnum, update, nonce, key)
@@ -118,13 +122,32 @@ class Direct:
             del awaited[nonce]
         if outcome.error is not None:
             raise outcome.error
+        if row.newest.value is not MISSING and not row.newest.is_listed:
+            yield from self._list(row)
         return outcome.results[0]
+
+    def _records(self, name: str, update: Update, nonce: bytes) -> list[NewRecord]:
+        updates = with_names([(name, [update])], self._reader.is_listed)
+        return write_records(updates, nonce, signed(self.author), is_transaction=False)
+
+    def _list(self, row: Row) -> Steps[None]:
+        """Put into the list what was deleted by others while this process took it for there, and so is not in it.
+
+        If this is cut off or refused, the next write of the object does it.
+        """
+        entry = entry_of(row.name)
+        if entry is not None:
+            updates: list[Update] = [Set(entry[1:], b"true")]
+            records = write_records([(entry[0], updates)], self._new_nonce(), self.author, is_transaction=False)
+            with suppress(BokiError):
+                yield from steps.append(records, when=[Expect(row_tag(row.name), last_seqnum=row.newest.last)])
 
     def _outcome_of(self, name: str, seqnum: int, update: Update, nonce: bytes, key: str | None) -> Steps[Outcome]:
         """What the log says of a write at that seqnum: of this one, or of the first one under its key."""
         record = yield from steps.get(seqnum)
         write = codec.own(record.data)
-        if not isinstance(write, Write) or (write.nonce != nonce and write.updates != [(name, [update])]):
+        is_own = isinstance(write, Write) and write.nonce == nonce
+        if not isinstance(write, Write) or not (is_own or without_names(write.updates) == [(name, [update])]):
             raise KeyReused(
                 f"key {key!r} was used for another update in book {self._reader.book!r}: nothing was changed; give "
                 "each update a key of its own",

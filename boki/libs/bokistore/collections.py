@@ -1,4 +1,4 @@
-"""Collections of `async` functions: maps and sets. The plain twin is `collections_blocking`.
+"""Collections of `async` functions: maps, sets, lists and counters. The plain twin is `collections_blocking`.
 
 ::
 
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from boki.libs.bokistore.maps import Item, MapRequests
 from boki.libs.bokistore.paths import Path
+from boki.libs.bokistore.requests import Requests
 from boki.libs.bokistore.way import Way
 from boki.libs.fold.steps import Steps
 
@@ -120,3 +121,69 @@ class StoredSet:
         """Members in order; go on with `after` the last one."""
         found = await self._way.run(self._requests.scan(prefix, "", None, after, limit))
         return [member for member, _ in found]
+
+
+class Counter:
+    """A number, which is a whole object. Increments never conflict, and each is given another number."""
+
+    def __init__(self, requests: Requests[Any], way: Way) -> None:
+        self._requests = requests
+        self._way = way
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return self._requests.name
+
+    async def value(self) -> Any:
+        """The number; 0 if nothing was counted."""
+        return await self._way.run(self._requests.number())
+
+    async def increment(self, by: float = 1, *, key: str | None = None) -> Any:
+        """Add to the number; the new one. Under a `key` it counts once in 24 hours."""
+        return await self._way.run(self._requests.increment("", by, key))
+
+    async def set(self, number: float, *, key: str | None = None) -> None:
+        """Count from this number on."""
+        await self._way.run(self._requests.set_number(number, key))
+
+
+class StoredList:
+    """An array of JSON values, which is a whole object of up to 1,000,000 bytes. Index -1 is the last item."""
+
+    def __init__(self, requests: Requests[Any], way: Way) -> None:
+        self._requests = requests
+        self._way = way
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return self._requests.name
+
+    async def append(self, *values: Any, limit: int = 0, key: str | None = None) -> int:
+        """Add items to the end, and drop the first ones beyond `limit`; the new length. For `key` see `Counter`."""
+        return await self._way.run(self._requests.append("", values, limit, key))
+
+    async def insert(self, index: int, value: Any, *, key: str | None = None) -> int:
+        """Put an item before the one at the index, -1: at the end; the new length."""
+        return await self._way.run(self._requests.insert_item(index, value, key))
+
+    async def pop(self, index: int = -1, default: Any = None, *, key: str | None = None) -> Any:
+        """Take the last (-1) or first (0) item out; `default` if there is none."""
+        return await self._way.run(self._requests.pop("", index, default, key))
+
+    async def get(self, index: int, default: Any = None) -> Any:
+        """The item at the index; `default` if there is none."""
+        return await self._way.run(self._requests.item(index, default))
+
+    async def set(self, index: int, value: Any, *, key: str | None = None) -> None:
+        """Put another item at the index of one. `WrongShape`: there is none."""
+        await self._way.run(self._requests.set_item(index, value, key))
+
+    async def items(self, start: int = 0, stop: int | None = None) -> list[Any]:
+        """Items from `start` on and below `stop`, as `list[start:stop]`."""
+        return await self._way.run(self._requests.items(start, stop))
+
+    async def length(self) -> int:
+        """The number of items."""
+        return await self._way.run(self._requests.length(""))

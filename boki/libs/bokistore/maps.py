@@ -12,7 +12,6 @@ the map is first written, and stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
@@ -20,11 +19,11 @@ import msgspec
 
 from boki import InvalidArgument, WrongType
 from boki.libs.bokistore.accesses import Access, Direct
-from boki.libs.bokistore.drafts import Query
 from boki.libs.bokistore.json_values import MISSING, Missing, copy_of, encode, is_same, plain
 from boki.libs.bokistore.paths import MAX_SEGMENT_CHARS, Path, Segments, parse_path
+from boki.libs.bokistore.queries import WHOLE, Count, FirstKeys, Question, Scan, ValueAt
 from boki.libs.bokistore.refusals import ConflictError, NoSuchObject, WrongShape
-from boki.libs.bokistore.requests import data_of
+from boki.libs.bokistore.requests import check_number, data_of
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.updates import Delete, Increment, Set, Update, look_up
 from boki.libs.fold.arguments import check_count
@@ -87,10 +86,10 @@ class MapRequests:
         return known
 
     def _made(self) -> Steps[Shape]:
-        found = yield from self._direct.look(f"{self.name}/", _whole)
+        found = yield from self._direct.look(f"{self.name}/", WHOLE)
         if found is MISSING:
             txn = self._begin()
-            found = yield from txn.look(f"{self.name}/", _whole)
+            found = yield from txn.look(f"{self.name}/", WHOLE)
             if found is MISSING:
                 wished = msgspec.to_builtins(self._wished)
                 yield from txn.change(f"{self.name}/", Set((), encode(wished)))
@@ -107,7 +106,7 @@ class MapRequests:
         """A copy of an item, or of a part of it."""
         segments = (check_item_key(key), *parse_path(path))
         shape = yield from self.shape()
-        found = yield from self._access.look(self._partition(shape, key), partial(look_up, path=segments))
+        found = yield from self._access.look(self._partition(shape, key), ValueAt(segments))
         return default if found is MISSING else copy_of(found)
 
     def get_many(self, keys: Iterable[str]) -> Steps[dict[str, Any]]:
@@ -120,7 +119,7 @@ class MapRequests:
         found = {}
         yield from access.prefetch(list(dict.fromkeys(self._partition(shape, key) for key in keys)))
         for key in keys:
-            value = yield from access.look(self._partition(shape, key), partial(look_up, path=(key,)))
+            value = yield from access.look(self._partition(shape, key), ValueAt((key,)))
             if value is not MISSING:
                 found[key] = copy_of(value)
         return found
@@ -131,9 +130,8 @@ class MapRequests:
 
     def increment(self, key: str, path: Path, by: float) -> Steps[Any]:
         """Add to a number."""
-        if isinstance(by, bool) or not isinstance(by, (int, float)):
-            raise WrongType(f"by must be a number, not {type(by).__name__}", field="by")
-        return (yield from self._change(Increment((check_item_key(key), *parse_path(path)), by)))
+        update = Increment((check_item_key(key), *parse_path(path)), check_number(by, "by"))
+        return (yield from self._change(update))
 
     def delete(self, key: str) -> Steps[bool]:
         """Take an item away."""
@@ -155,7 +153,7 @@ class MapRequests:
         names = [self._partition(shape, key) for key in (*tests, *(update.path[0] for update in new))]
         yield from access.prefetch(list(dict.fromkeys(names)))
         for key, value in tests.items():
-            found = yield from access.look(self._partition(shape, key), partial(look_up, path=(key,)))
+            found = yield from access.look(self._partition(shape, key), ValueAt((key,)))
             if not is_same(None if found is MISSING else found, value):
                 return False
         for update in new:
@@ -172,7 +170,7 @@ class MapRequests:
     def _apply(self, access: Access, shape: Shape, update: Update) -> Steps[Any]:
         """Within a transaction: the item, and what it is found by before and after."""
         partition, key = self._partition(shape, update.path[0]), update.path[0]
-        item = partial(look_up, path=(key,))
+        item = ValueAt((key,))
         before = _indexed(shape, (yield from access.look(partition, item))) if shape.indexes else {}
         result = yield from access.change(partition, update)
         after = _indexed(shape, (yield from access.look(partition, item))) if shape.indexes else {}
@@ -209,10 +207,13 @@ class MapRequests:
     def scan(self, prefix: str, start: str, stop: str | None, after: str | None, limit: int) -> Steps[list[Item]]:
         """Items in the order of their keys."""
         check_count(limit, "limit", MAX_PAGE)
-        query = _range(prefix, start, stop, after, limit)
+        for field, text in (("prefix", prefix), ("start", start), ("stop", stop or ""), ("after", after or "")):
+            if not isinstance(text, str):
+                raise WrongType(f"{field} must be a str, not {type(text).__name__}", field=field)
+        query = Scan(prefix, start, stop, after, limit)
         return (yield from self._together(lambda txn: self._scan(txn, query, limit)))
 
-    def _scan(self, access: Access, query: Query, limit: int) -> Steps[list[Item]]:
+    def _scan(self, access: Access, query: Question, limit: int) -> Steps[list[Item]]:
         shape = yield from self.shape()
         found: list[list[Any]] = []
         yield from access.prefetch(self._partitions(shape))
@@ -229,7 +230,7 @@ class MapRequests:
         total = 0
         yield from access.prefetch(self._partitions(shape))
         for number in range(shape.partitions):
-            total += yield from access.look(f"{self.name}/{number}", _count)
+            total += yield from access.look(f"{self.name}/{number}", Count())
         return total
 
     def where(self, field: str, value: Any, limit: int) -> Steps[list[Item]]:
@@ -244,7 +245,7 @@ class MapRequests:
 
     def _where(self, access: Access, field: str, indexed: str, limit: int) -> Steps[list[Item]]:
         shape = yield from self.shape()
-        keys = yield from access.look(self._index(shape, field, indexed), partial(_keys_with, indexed, limit))
+        keys = yield from access.look(self._index(shape, field, indexed), FirstKeys(indexed, limit))
         items = yield from self._get_many(access, keys)
         return list(items.items())
 
@@ -263,7 +264,7 @@ class MapRequests:
 
 def shape_of(access: Access, name: str) -> Steps[Shape]:
     """How the map of that name was made; `NoSuchObject`"""
-    found = yield from access.look(f"{name}/", _whole)
+    found = yield from access.look(f"{name}/", WHOLE)
     if found is MISSING:
         raise NoSuchObject(f"there is no map {name!r}: its first write makes it", object=name)
     return msgspec.convert(found, Shape)
@@ -290,39 +291,9 @@ def check_item_key(key: object) -> str:
     return key
 
 
-def _whole(value: Any) -> Any:
-    return value
-
-
 def _key_of(item: Sequence[Any]) -> str:
     key: str = item[0]
     return key
-
-
-def _count(value: Any) -> int:
-    return len(value) if isinstance(value, dict) else 0
-
-
-def _range(prefix: str, start: str, stop: str | None, after: str | None, limit: int) -> Query:
-    def items(value: Any) -> list[list[Any]]:
-        if not isinstance(value, dict):
-            return []
-        keys = sorted(
-            key
-            for key in value
-            if key.startswith(prefix)
-            and key >= start
-            and (stop is None or key < stop)
-            and (after is None or key > after)
-        )
-        return [[key, value[key]] for key in keys[:limit]]
-
-    return items
-
-
-def _keys_with(indexed: str, limit: int, value: Any) -> list[str]:
-    found = look_up(value, (indexed,)) if isinstance(value, dict) else MISSING
-    return sorted(found)[:limit] if isinstance(found, dict) else []
 
 
 def _indexed(shape: Shape, item: Any | Missing) -> dict[str, str]:

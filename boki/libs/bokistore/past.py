@@ -10,6 +10,7 @@ import msgspec
 from boki import InvalidArgument, NotFound, Page, Record, Trimmed, WrongType
 from boki.libs.bokistore.drafts import Query
 from boki.libs.bokistore.json_values import MISSING, copy_of
+from boki.libs.bokistore.listing import without_names
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import Write, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.updates import Update
@@ -161,7 +162,7 @@ def _version(record: Record, write: Write, view: View) -> Version:
         write.author.invocation,
         write.author.step,
         write.is_transaction,
-        tuple(dict.fromkeys(name for name, _ in write.updates)),
+        tuple(dict.fromkeys(name for name, _ in without_names(write.updates))),
     )
 
 

@@ -36,6 +36,11 @@ class Reader:
         self.save_after = SAVE_AFTER
         self._other = other or (lambda name: Reader(Rows(), name))
 
+    def is_listed(self, name: str) -> bool:
+        """Whether the object is known to exist, and to be in the list of names."""
+        row = self.rows.find(name)
+        return row is not None and row.newest.is_listed
+
     # the newest view
 
     def catch_up(self, name: str) -> Steps[tuple[Row, int]]:
@@ -140,7 +145,7 @@ class Reader:
         if origin is None:
             return View()
         view = yield from self._other(origin[0].book).view_at(name, origin[0].at)
-        return View(view.value, view.size_bytes, version=view.version)
+        return View(view.value, view.size_bytes, version=view.version, is_listed=view.is_listed)
 
     # as of a seqnum
 

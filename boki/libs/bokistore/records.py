@@ -38,6 +38,7 @@ import msgspec
 from boki import InvalidArgument, NewRecord
 from boki.libs.bokistore.updates import Update
 from boki.libs.fold.codec import RecordCodec
+from boki.libs.fold.current_step import CURRENT_STEP
 
 VERSION: Final = 1
 ROW: Final = "!o:"
@@ -58,10 +59,16 @@ class Author(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     function: str = ""
     invocation: str = ""
     step: str = ""
-    """The step of a workflow."""
+    """The step of a workflow: its place, and its name."""
 
 
 UNKNOWN_AUTHOR: Final = Author()
+
+
+def signed(author: Author) -> Author:
+    """The author as of now: with the step of a workflow, if one runs."""
+    step = CURRENT_STEP.get()
+    return msgspec.structs.replace(author, step=step) if step else author
 
 
 class Write(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
@@ -88,6 +95,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     """From which seqnum on it has this value."""
     value: bytes | None
     """JSON; None: the object does not exist."""
+    is_listed: bool = False
+    """Whether the object is known to be in the list of names."""
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):

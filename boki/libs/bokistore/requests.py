@@ -13,9 +13,9 @@ import msgspec
 
 from boki import InvalidArgument, TooLarge, WrongType
 from boki.libs.bokistore.accesses import Access
-from boki.libs.bokistore.drafts import Query
 from boki.libs.bokistore.json_values import MAX_INT, MIN_INT, MISSING, copy_of, encode, plain
-from boki.libs.bokistore.paths import Path, Segments, parse_path, show
+from boki.libs.bokistore.paths import Path, parse_path
+from boki.libs.bokistore.queries import IsThere, ItemsAt, KeysAt, LengthAt, NumberAt, ValueAt
 from boki.libs.bokistore.records import check_object_name
 from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.bokistore.transactions import check_key
@@ -29,7 +29,6 @@ from boki.libs.bokistore.updates import (
     Pop,
     Set,
     Update,
-    look_up,
 )
 from boki.libs.fold.steps import Steps
 
@@ -51,7 +50,7 @@ class Requests(Generic[T]):
     def get(self, path: Path, default: Any) -> Steps[Any]:
         """A copy of the value at the path."""
         segments = parse_path(path)
-        found = yield from self._access.look(self.name, value_at(segments))
+        found = yield from self._access.look(self.name, ValueAt(segments))
         if found is MISSING:
             return default
         if self._kind is not None and not segments:
@@ -60,19 +59,48 @@ class Requests(Generic[T]):
 
     def exists(self, path: Path) -> Steps[bool]:
         """Whether there is a value at the path."""
-        segments = parse_path(path)
-        found: bool = yield from self._access.look(self.name, lambda value: look_up(value, segments) is not MISSING)
+        found: bool = yield from self._access.look(self.name, IsThere(parse_path(path)))
         return found
 
     def length(self, path: Path) -> Steps[int]:
         """The number of items of an array or object."""
-        found: int = yield from self._access.look(self.name, length_at(parse_path(path)))
+        found: int = yield from self._access.look(self.name, LengthAt(parse_path(path)))
         return found
 
     def keys(self, path: Path) -> Steps[list[str]]:
         """The keys of an object."""
-        found: list[str] = yield from self._access.look(self.name, keys_at(parse_path(path)))
+        found: list[str] = yield from self._access.look(self.name, KeysAt(parse_path(path)))
         return list(found)
+
+    def number(self) -> Steps[Any]:
+        """The number that the object is; 0 if there is none."""
+        return (yield from self._access.look(self.name, NumberAt()))
+
+    def set_number(self, number: float, key: str | None) -> Steps[None]:
+        """Make the object a number."""
+        yield from self._change(Set((), encode(check_number(number, "number"))), key)
+
+    def item(self, index: int, default: Any) -> Steps[Any]:
+        """An item of the array that the object is; `index` may count from its end."""
+        found = yield from self._access.look(self.name, ItemsAt((), _index(index), None if index == -1 else index + 1))
+        return copy_of(found[0]) if found else default
+
+    def set_item(self, index: int, value: Any, key: str | None) -> Steps[None]:
+        """Replace an item of the array that the object is."""
+        yield from self._change(Set((str(_index(index)),), data_of(value)), key)
+
+    def insert_item(self, index: int, value: Any, key: str | None) -> Steps[int]:
+        """Put an item into the array that the object is."""
+        length: int = yield from self._change(Insert((str(_index(index)),), data_of(value)), key)
+        return length
+
+    def items(self, start: int, stop: int | None) -> Steps[list[Any]]:
+        """Items of the array that the object is."""
+        for name, value in (("start", start), ("stop", stop)):
+            if value is not None and (type(value) is not int or not -MAX_ITEMS <= value <= MAX_ITEMS):
+                raise InvalidArgument(f"{name} must be a number of items, not {value!r:.40}", field=name)
+        found: list[Any] = copy_of((yield from self._access.look(self.name, ItemsAt((), start, stop))))
+        return found
 
     def version(self) -> Steps[int]:
         """The seqnum of the last record that changed the object."""
@@ -91,11 +119,7 @@ class Requests(Generic[T]):
 
     def increment(self, path: Path, by: float, key: str | None) -> Steps[Any]:
         """Add to a number."""
-        if isinstance(by, bool) or not isinstance(by, (int, float)):
-            raise WrongType(f"by must be a number, not {type(by).__name__}", field="by")
-        if not (isfinite(by) if isinstance(by, float) else MIN_INT <= by <= MAX_INT):
-            raise InvalidArgument("by must be a finite number of at most 64 bits", field="by")
-        return (yield from self._change(Increment(parse_path(path), by), key))
+        return (yield from self._change(Increment(parse_path(path), check_number(by, "by")), key))
 
     def append(self, path: Path, values: Iterable[Any], limit: int, key: str | None) -> Steps[int]:
         """Add items to an array."""
@@ -126,35 +150,20 @@ class Requests(Generic[T]):
         return self._access.change(self.name, update, check_key(key))
 
 
-def value_at(segments: Segments) -> Query:
-    """What stands at a path."""
-    return lambda value: look_up(value, segments)
+def check_number(number: object, field: str) -> float:
+    """`number`, if JSON can say it."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise WrongType(f"{field} must be a number, not {type(number).__name__}", field=field)
+    if not (isfinite(number) if isinstance(number, float) else MIN_INT <= number <= MAX_INT):
+        raise InvalidArgument(f"{field} must be a finite number of at most 64 bits", field=field)
+    return number
 
 
-def length_at(segments: Segments) -> Query:
-    """How many items stand at a path: 0 if there is nothing."""
-    return lambda value: len(_container(value, segments))
-
-
-def keys_at(segments: Segments) -> Query:
-    """The keys of the object at a path: none if there is nothing."""
-
-    def keys(value: Any) -> list[str]:
-        found = _container(value, segments)
-        if isinstance(found, list):
-            raise WrongShape(f"{show(segments)} is an array, which has no keys")
-        return list(found)
-
-    return keys
-
-
-def _container(value: Any, segments: Segments) -> dict[str, Any] | list[Any]:
-    found = look_up(value, segments)
-    if found is MISSING:
-        return {}
-    if not isinstance(found, (dict, list)):
-        raise WrongShape(f"{show(segments)} is neither an object nor an array")
-    return found
+def _index(index: object) -> int:
+    """`index`, if it may be that of an item."""
+    if type(index) is not int or not -1 <= index <= MAX_ITEMS:
+        raise InvalidArgument(f"index must be 0 or more, or -1 for the last item, not {index!r:.40}", field="index")
+    return index
 
 
 def data_of(value: Any) -> bytes:

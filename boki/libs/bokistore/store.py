@@ -27,9 +27,10 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overloa
 from boki import Context, InvalidArgument, LogBook, NewRecord, Trimmed
 from boki.libs.bokistore import saving
 from boki.libs.bokistore.accesses import Access, Direct
-from boki.libs.bokistore.collections import Map, StoredSet
+from boki.libs.bokistore.collections import Counter, Map, StoredList, StoredSet
+from boki.libs.bokistore.listing import MAP_PARTITIONS, MAPS, OBJECTS, PARTITIONS
 from boki.libs.bokistore.machines import ReplicatedObject, check_kind
-from boki.libs.bokistore.maps import MapRequests, check_shape, shape_of
+from boki.libs.bokistore.maps import MapRequests, Shape, check_shape, shape_of
 from boki.libs.bokistore.past import AsOf, History, Version, Watch, check_moment
 from boki.libs.bokistore.paths import Path
 from boki.libs.bokistore.records import UNKNOWN_AUTHOR, Author, check_object_name, row_tag
@@ -48,6 +49,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 ReplicatedT = TypeVar("ReplicatedT", bound=ReplicatedObject)
 
+_Names = list[str]
+"""Whatever has objects has a method `list`, too."""
 CONFLICTS: Final = Backoff(first_s=0.002, longest_s=0.25, tries=12)
 """How `@store.transactional` runs a transaction again that was in conflict."""
 
@@ -148,15 +151,41 @@ class _Objects:
         """The set of that name, as a map without values."""
         return StoredSet(self._map(name, partitions, ()), self._way)
 
+    def counter(self, name: str) -> Counter:
+        """The object of that name as a number."""
+        return Counter(Requests(self._access, name, None), self._way)
+
+    def list(self, name: str) -> StoredList:
+        """The object of that name as an array."""
+        return StoredList(Requests(self._access, name, None), self._way)
+
+    async def objects(self, *, prefix: str = "", after: str | None = None, limit: int = 1_000) -> _Names:
+        """The names of the objects that exist, in order; as of one moment.
+
+        Go on with `after` the last name of a page: objects that come and go meanwhile move no other one. A transaction
+        does not find the objects here that it has made itself.
+        """
+        return await self._names(OBJECTS, PARTITIONS, prefix, after, limit)
+
+    async def maps(self, *, prefix: str = "", after: str | None = None, limit: int = 1_000) -> _Names:
+        """The names of the maps and sets; see `objects`."""
+        return await self._names(MAPS, MAP_PARTITIONS, prefix, after, limit)
+
+    async def _names(self, listed: str, partitions: int, prefix: str, after: str | None, limit: int) -> _Names:
+        requests = self._map_requests(listed, Shape(partitions), {listed: Shape(partitions)})
+        return [name for name, _ in await self._way.run(requests.scan(prefix, "", None, after, limit))]
+
     def _map(self, name: str, partitions: int, indexes: Iterable[str]) -> MapRequests:
+        return self._map_requests(check_object_name(name), check_shape(partitions, indexes), self._way.shapes)
+
+    def _map_requests(self, name: str, shape: Shape, known: dict[str, Shape]) -> MapRequests:
         way = self._way
         direct = self._access if isinstance(self._access, Direct) else Direct(way.reader, UNKNOWN_AUTHOR, way.new_nonce)
 
         def begin() -> Transacting:
             return Transacting(way.reader, way.new_nonce(), direct.author)
 
-        shape = check_shape(partitions, indexes)
-        return MapRequests(self._access, begin, check_object_name(name), shape, way.shapes, direct)
+        return MapRequests(self._access, begin, name, shape, known, direct)
 
 
 class Snapshot(_Objects):

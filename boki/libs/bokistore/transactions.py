@@ -37,8 +37,10 @@ from boki import (
     WrongState,
 )
 from boki.libs.bokistore.drafts import Draft, Query
+from boki.libs.bokistore.json_values import MISSING
+from boki.libs.bokistore.listing import with_names, without_names
 from boki.libs.bokistore.reading import Reader
-from boki.libs.bokistore.records import ROW, Author, Write, codec, row_tag, write_records
+from boki.libs.bokistore.records import ROW, Author, Write, codec, row_tag, signed, write_records
 from boki.libs.bokistore.refusals import conflict, used_before
 from boki.libs.bokistore.updates import Update
 from boki.libs.bokistore.views import View
@@ -196,8 +198,7 @@ class Transaction:
         self.is_over = True
         if self._earlier:
             return (yield from self._compare())
-        updates = [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
-        self._writes = write_records(updates, self._nonce, self._author, is_transaction=True)
+        self._writes = self._records()
         if not self._writes and not self._extra:
             yield from self.give_up()
             return self.snapshot or 0
@@ -221,9 +222,17 @@ class Transaction:
                 f"object {both[0][len(ROW) :]!r} is in another transaction of this outbox already: use one transaction "
                 "for both"
             )
-        updates = [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
-        self._writes = write_records(updates, self._nonce, self._author, is_transaction=True)
+        self._writes = self._records()
         outbox.add([*self._writes, *self._extra], conditions, on_commit=self._learn)
+
+    def _records(self) -> list[NewRecord]:
+        def is_listed(name: str) -> bool:
+            return self._drafts[name].base.is_listed
+
+        updates = with_names(
+            [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates], is_listed
+        )
+        return write_records(updates, self._nonce, signed(self._author), is_transaction=True)
 
     def conditions(self) -> list[Expect]:
         """What must hold where the commit is appended: nothing has come to the rows that were read or written."""
@@ -248,6 +257,7 @@ class Transaction:
                 if overtaken > MAX_OVERTAKEN:
                     raise conflict(self._drafts, self._reader.book, tries=overtaken) from None
                 yield from self._rebase()
+                self._writes = self._records()  # whether an object is to be listed may be another question now
             except BokiError as error:
                 yield Pause(lost.failed(error))
 
@@ -305,8 +315,9 @@ class Transaction:
         for name, draft in self._drafts.items():
             row = self._reader.rows.find(name)
             last = last_of.get(row_tag(name))
-            if row is not None and last is not None:
-                row.learn(draft.base.last, View(draft.value, draft.size_bytes, last, since, since))
+            if row is not None and last is not None and draft.updates:
+                is_listed = draft.value is not MISSING
+                row.learn(draft.base.last, View(draft.value, draft.size_bytes, last, since, since, is_listed))
                 self._reader.measure(row)
 
     # keys
@@ -325,7 +336,7 @@ class Transaction:
             write = codec.own(record.data)
             if not isinstance(write, Write):
                 break
-            committed += write.updates
+            committed += without_names(write.updates)
             last = seqnum
         wanted = [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
         if _joined(committed) != _joined(wanted):

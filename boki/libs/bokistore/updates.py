@@ -247,9 +247,12 @@ class _Edit:
         return len(items)
 
     def _insert(self, path: Segments, value: Any) -> int:
-        items = self._array(path[:-1]) if path else None
+        if not path:
+            raise WrongShape("there is no index in the path to insert at")
+        items = self._array(path[:-1])
         if items is None:
-            raise WrongShape(f"there is no array at {show(path[:-1])} to insert into")
+            self._put(path[:-1], [], 2)
+            items = []
         index = len(items) if path[-1] == "-1" else _index(path[-1], items, path[:-1])
         if index > len(items):
             raise WrongShape(f"{show(path[:-1])} is an array of {len(items)} items: nothing can be inserted at {index}")

@@ -9,13 +9,14 @@ rows of one book that were used last. Everything here is a cache of the log, and
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from boki import BokiError, InvalidArgument, Page, Record, TooLarge
 from boki.libs.bokistore.json_values import MAX_OBJECT_DEPTH, MISSING, decode_strange, encode
+from boki.libs.bokistore.listing import puts_name
 from boki.libs.bokistore.records import Checkpoint, Write, codec
 from boki.libs.bokistore.refusals import WrongShape
 from boki.libs.bokistore.updates import MAX_OBJECT_BYTES, Changed, apply
@@ -44,6 +45,8 @@ class View(msgspec.Struct, frozen=True):
     """From which seqnum on it has this value, which is that of the record that changed it, or of the last record of its
     transaction; 0: nothing has changed it.
     """
+    is_listed: bool = False
+    """Whether a record is known to have put the object into the list of names since it exists."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -70,7 +73,8 @@ def step(view: View, name: str, record: Record) -> tuple[View, Write | None, Out
     except (WrongShape, TooLarge, InvalidArgument) as error:
         passed = msgspec.structs.replace(view, last=seqnum, since=since)
         return passed, write, Outcome(seqnum, error=error)
-    after = View(changed.value, changed.size_bytes, seqnum, since, seqnum + write.more)
+    is_listed = changed.value is not MISSING and (view.is_listed or puts_name(write.updates, name))
+    after = View(changed.value, changed.size_bytes, seqnum, since, seqnum + write.more, is_listed)
     return after, write, Outcome(seqnum, changed.results)
 
 
@@ -90,13 +94,14 @@ def view_of(checkpoint: Checkpoint) -> View | None:
         return None
     if len(checkpoint.value) > MAX_OBJECT_BYTES:
         return None
-    return View(value, len(encode(value)), checkpoint.last, checkpoint.since, checkpoint.version)
+    size_bytes = len(encode(value))
+    return View(value, size_bytes, checkpoint.last, checkpoint.since, checkpoint.version, checkpoint.is_listed)
 
 
 def checkpoint_of(name: str, view: View) -> Checkpoint:
     """The view as a record, or as auxiliary data."""
     value = None if view.value is MISSING else encode(view.value)
-    return Checkpoint(name, view.last, view.since, view.version, value)
+    return Checkpoint(name, view.last, view.since, view.version, value, view.is_listed)
 
 
 class Row:
@@ -243,16 +248,6 @@ class Rows:
             oldest.append(name)
             left -= self._sizes[name]
         return oldest
-
-
-def newest_in(page: Iterable[Record], name: str) -> View | None:
-    """The newest view that a record of the page carries as auxiliary data."""
-    for record in reversed(list(page)):
-        if record.auxdata is not None:
-            view = view_in(record.auxdata, name, record.seqnum)
-            if view is not None:
-                return view
-    return None
 
 
 def view_in(auxdata: bytes, name: str, seqnum: int) -> View | None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from boki import BokiError
+from boki.libs.bokistore.queries import WHOLE
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import UNKNOWN_AUTHOR
 from boki.libs.bokistore.refusals import ConflictError
-from boki.libs.bokistore.requests import value_at
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.updates import Set
 from boki.libs.bokistore.views import Rows
@@ -28,8 +28,8 @@ def transfer(key: str) -> Callable[[], Steps[tuple[int, int]]]:
     def begin() -> Steps[tuple[int, int]]:
         transaction = Transaction(Reader(Rows(), BOOK), new_nonce(), UNKNOWN_AUTHOR, key)
         yield from transaction.begin(fresh=True)
-        a = amount((yield from transaction.look("a", value_at(()))))
-        b = amount((yield from transaction.look("b", value_at(()))))
+        a = amount((yield from transaction.look("a", WHOLE)))
+        b = amount((yield from transaction.look("b", WHOLE)))
         yield from transaction.change("a", Set((), b"%d" % (a - 1)))
         yield from transaction.change("b", Set((), b"%d" % (b + 1)))
         yield from transaction.commit()

@@ -73,13 +73,16 @@ async def test_results_are_what_the_order_of_the_log_says() -> None:
 
 @asynchronous
 async def test_an_update_is_one_record() -> None:
-    """Of the object's row alone."""
+    """Of the object's row; the first one also lists the object."""
     async with boki.testing.context() as ctx:
         counter = Store(ctx).object("counter")
         for _ in range(3):
             await counter.increment("n")
         records = (await ctx.logbook.read()).records
-        assert [record.tags for record in records] == [(row_tag("counter"),)] * 3
+        assert [record.tags for record in records] == [
+            (row_tag("counter"), row_tag("/56")),
+            *[(row_tag("counter"),)] * 2,
+        ]
 
 
 @asynchronous

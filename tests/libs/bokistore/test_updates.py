@@ -150,7 +150,7 @@ def test_each_update_has_a_result(before: Any, update: Update, outcome: Any) -> 
         ({"a": {}}, Append(("a",), b"[1]"), "a is an object, not an array"),
         ({"a": 1}, Pop(("a",)), "not an array"),
         ({"a": 1}, Delete(("a", "b")), "leads through a"),
-        ({}, Insert(("l", "0"), b"1"), "no array"),
+        ({}, Insert((), b"1"), "no index"),
         ({"l": []}, Insert(("l", "1"), b"1"), "nothing can be inserted at 1"),
     ],
 )

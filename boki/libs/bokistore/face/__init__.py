@@ -42,7 +42,7 @@ FACE: Final = Face(
     commands=CommandGroup(
         name="store",
         help=SUMMARY,
-        order=("get", "set", "patch", "increment", "delete", "scan", "history", "watch", "fork", "configure"),
+        order=("list", "get", "set", "patch", "increment", "delete", "scan", "history", "watch", "fork", "configure"),
         load=_commands,
     ),
     at_gateway=_at_gateway,

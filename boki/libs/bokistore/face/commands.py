@@ -65,6 +65,32 @@ def show(value: Any) -> None:
         print_json(value)
 
 
+@app.command("list")
+@examples(
+    "boki store list shop", "boki store list shop --prefix user: --after user:ada -n 10", "boki store list shop --maps"
+)
+def list_names(
+    book: Book,
+    prefix: Annotated[str, typer.Option(help="Only names that begin so.")] = "",
+    after: Annotated[str | None, typer.Option(help="Only names above this one.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of names.")] = 100,
+    maps: Annotated[bool, typer.Option("--maps", help="List maps and sets instead of objects.")] = False,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """List the names of the objects, in order."""
+
+    async def work(store: Store) -> Any:
+        return await (store.maps if maps else store.objects)(prefix=prefix, after=after, limit=limit)
+
+    for name in with_store(url, token, book, work):
+        if as_json:
+            print_json({"map" if maps else "object": name})
+        else:
+            print(name)
+
+
 @app.command()
 @examples("boki store get shop user:ada", "boki store get shop user:ada --path address.city --at 8796093022215")
 def get(
@@ -127,7 +153,7 @@ def patch(
 def increment(
     book: Book,
     name: Name,
-    path: Annotated[str, typer.Argument(help="Where the number stands.", show_default=False)],
+    path: Annotated[str, typer.Argument(help="Where the number stands; without it, the object is one.")] = "",
     by: Annotated[float, typer.Option(help="How much to add.")] = 1,
     key: Key = None,
     url: Url = "",

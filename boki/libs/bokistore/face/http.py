@@ -57,6 +57,7 @@ class Objects:
         """What is answered here."""
         one = "/store/{book}/{object}"
         return [
+            Route("GET", "/store/{book}", self.names),
             Route("POST", "/store/{book}/transactions", self.transact),
             Route("POST", "/store/{book}/forks", self.fork),
             Route("GET", one, self.get),
@@ -176,6 +177,22 @@ class Objects:
         return self._answer(session, {"result": result})
 
     # Several
+
+    async def names(self, request: BaseRequest, book: str) -> Response:
+        """The names of the objects, or of the maps (`kind=maps`), in order."""
+        values = query(request, {"prefix", "after", "limit", "kind"})
+        kind = values.get("kind", "objects")
+        if kind not in {"objects", "maps"}:
+            raise InvalidArgument(f"kind must be objects or maps, not {kind!r:.40}", field="kind")
+        session = self._gateway.session(request)
+        with self._gateway.admitted():
+            store = self._store(session, book)
+            names = await (store.maps if kind == "maps" else store.objects)(
+                prefix=values.get("prefix", ""),
+                after=values.get("after"),
+                limit=query_int(values, "limit", 100, MAX_PAGE),
+            )
+        return self._answer(session, {kind: names})
 
     async def transact(self, request: BaseRequest, book: str) -> Response:
         """Read, test and update any objects, all or none."""

@@ -71,6 +71,18 @@ _CHANGED: Final = object_of({"version": _VERSION})
 _ONE: Final = "/store/{book}/{object}"
 
 STORE_PATHS: Final[dict[str, Json]] = {
+    "/store/{book}": {
+        "get": _of(
+            "listObjects",
+            "The names of the objects that exist, or of the maps, in order",
+            object_of({}, {"objects": array_of(TEXT), "maps": array_of(TEXT)}),
+            query_parameter("prefix", "Names that begin so"),
+            query_parameter("after", "Above this name: the last one of the page before"),
+            query_parameter("kind", "What is listed", {"enum": ["objects", "maps"], "default": "objects"}),
+            _LIMIT,
+            one=False,
+        )
+    },
     "/store/{book}/transactions": {
         "post": _of(
             "transact",
