@@ -58,7 +58,7 @@ class Dev:
         self.functions = FunctionHost(
             config.functions,
             limits=config.limits,
-            submit=self.service.submit,
+            log=self.service,
             later=self._later,
             ask=self._ask,
             console=console,

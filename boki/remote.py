@@ -58,6 +58,12 @@ class CallEnded(Message, frozen=True):
     outcome: Outcome
 
 
+class AbandonRead(Message, frozen=True):
+    """Nobody waits any more for the read of that `LogRequest`; it may have been answered already."""
+
+    request: int
+
+
 # gateway -> engine with the index, and back: logged calls (`boki.gateway.backend.CallLedger`)
 
 
@@ -256,6 +262,7 @@ FOR_ENGINE_SHELL: Final = (
     StartCall,
     StreamTaken,
     StopCall,
+    AbandonRead,
     AcceptCall,
     CallOnce,
     AskCall,
@@ -289,6 +296,7 @@ SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     ListCalls: _GATEWAY,
     TellCalls: _ENGINE,
     LogRequest: _GATEWAY | _ENGINE,
+    AbandonRead: _GATEWAY | _ENGINE,
     LogReply: _ENGINE,
     Poll: _GATEWAY,
     Load: _ENGINE,

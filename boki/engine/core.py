@@ -195,6 +195,12 @@ class EngineCore:
         wait_until_us = now_us + wait_us if wait_us else 0
         return self.reads.start(PendingRead(operation, waiter, needs, deadline_us, wait_until_us), now_us)
 
+    def give_up(self, token: Any) -> Iterable[Effect]:
+        """The caller behind that token no longer waits for its read, which is not answered if it has not been."""
+        if not self.reads.give_up(token):
+            self.tails.give_up(token)
+        return ()
+
     def fence(self, incarnation: int, deadline_us: int, token: Any) -> Iterable[Effect]:
         """See to it that this incarnation of an engine appends nothing more. `Answer(token, Answered(Done))` follows.
 
@@ -348,6 +354,8 @@ class EngineCore:
             return []
         effects: list[Effect] = []
         books: set[str] = set()
+        rows: set[tuple[str, str]] = set()
+        trimmed: set[str] = set()
         has_applied = False
         while not self.is_fenced() and (found := self.follower.peek(log)) is not None:
             entry = found[1]
@@ -355,15 +363,20 @@ class EngineCore:
             batches = self.gathering.gather(self.follower.term, log, pieces, now_us, effects)
             if batches is None:
                 break
-            if books and isinstance(entry, Trim):
+            if isinstance(entry, Trim):
                 # who waits must have seen what stands before the trim, or it would look as if the trim took it away
-                effects += self.reads.on_applied(books, now_us)
-                books = set()
+                effects += self.reads.on_applied(books, now_us, rows)
+                effects += self.reads.on_applied((entry.book,), now_us)
+                books, rows = set(), set()
             applied = self.index.apply(log, entry, batches)
             self.follower.advance(log)
             has_applied = True
-            books |= applied.books
+            if isinstance(entry, Trim):
+                trimmed |= applied.books
+            else:
+                books |= applied.books
             if applied.watched:
+                rows |= applied.watched
                 effects += self.watches.on_applied(applied.watched)
             if pieces:
                 self.gathering.applied(self.follower.term, log, pieces, batches)
@@ -372,7 +385,9 @@ class EngineCore:
             else:
                 effects += self._note(log, entry, now_us)
         if has_applied:
-            effects += self.reads.on_applied(books, now_us)
+            effects += self.reads.on_applied(books, now_us, rows)
+        if trimmed:
+            effects += self.reads.on_applied(trimmed, now_us)
         return effects
 
     def _note(self, log: LogId, entry: MetalogEntry, now_us: int) -> list[Effect]:

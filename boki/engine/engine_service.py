@@ -19,6 +19,7 @@ from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, ResultChunk, Tak
 from boki.engine.calls.logged_calls import LoggedCalls
 from boki.engine.functions.deployed import DeployedFunctions
 from boki.engine.functions.streams import FORGET_US, Outgoing, Streams
+from boki.engine.functions.worker_link import LogDoor
 from boki.engine.server import Finish
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
 from boki.host.clock import now_us
@@ -26,9 +27,10 @@ from boki.host.links import Diversion
 from boki.log.ids import NodeId
 from boki.log.limits import MIB
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Failure, Operation, Read
+from boki.log.operations import Answer, Failure, Read
 from boki.messages import Message
 from boki.remote import (
+    AbandonRead,
     AcceptCall,
     ActivateBundle,
     AskCall,
@@ -68,13 +70,6 @@ _RETRY_AFTER_S: Final = 1
 
 _Key = tuple[NodeId, int]
 _Asked = StartCall | LogRequest | AcceptCall | CallOnce | AskCall | ChangeCall | ListCalls | ActivateBundle
-
-
-class LogDoor(Protocol):
-    """The log as this process has it: `boki.engine.log_service.LogService`, or the `EnginePort` of a relay."""
-
-    def submit(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
-        """Carry out an operation; `finish(answer, positions)` is called once, maybe before returning."""
 
 
 class Functions(Protocol):
@@ -143,7 +138,7 @@ class EngineService:
         """When each has last polled."""
         self._told: Load | None = None
         self._under_way: set[_Key] = set()
-        self._waiting_reads: dict[_Key, Positions] = {}
+        self._waiting_reads: dict[_Key, tuple[Positions, Finish]] = {}
         """Reads that may wait for long for a record to come: another engine can do that as well."""
         self._outgoing: dict[_Key, Outgoing] = {}
         """Plain calls, with what they stream."""
@@ -165,7 +160,7 @@ class EngineService:
         """Refuse what is new, say so to the gateways, and wait `drain_s` at most for what is under way."""
         self.is_draining = True
         self._tell_all(self._clock())
-        for key, positions in list(self._waiting_reads.items()):
+        for key, (positions, _) in list(self._waiting_reads.items()):
             self._answer_log(key, Failure.of(self._stopping()), positions)
         try:
             async with asyncio.timeout(drain_s):
@@ -193,6 +188,8 @@ class EngineService:
                 self._send(sender, self._load(lacking))
             case StreamTaken(number, count):
                 self._note_taken((sender, number), count)
+            case AbandonRead(number):
+                self._abandon_read((sender, number))
             case StopCall(number):
                 self._stop_call((sender, number))
             case FetchFunctions():
@@ -223,14 +220,13 @@ class EngineService:
                 if len(self._under_way) > _MAX_LOG_REQUESTS + self._capacity:
                     self._answer_log(key, Failure.of(_overloaded(_MAX_LOG_REQUESTS, "log operations")), positions)
                     return
+                finish = partial(self._answer_log, key)
                 if isinstance(operation, Read) and operation.wait_us:
                     if self.is_draining:
                         self._answer_log(key, Failure.of(self._stopping()), positions)
                         return
-                    self._waiting_reads[key] = positions
-                self._service.submit(
-                    operation, positions, timeout_us, lambda answer, seen: self._answer_log(key, answer, seen)
-                )
+                    self._waiting_reads[key] = positions, finish
+                self._service.submit(operation, positions, timeout_us, finish)
             case AcceptCall():
                 self._spawn(self._accept(key, message))
             case CallOnce():
@@ -244,14 +240,15 @@ class EngineService:
             case ActivateBundle():
                 self._spawn(self._activate(key, message))
 
-    def _end(self, key: _Key, answer: Message) -> None:
-        """The request is answered."""
+    def _end(self, key: _Key, answer: Message | None) -> None:
+        """The request is answered; None: its asker does not want to know."""
         self._under_way.discard(key)
         if len(self._ended) == _REMEMBERED:
             self._ended_set.discard(self._ended[0])
         self._ended.append(key)
         self._ended_set.add(key)
-        self._send(key[0], answer)
+        if answer is not None:
+            self._send(key[0], answer)
         if not self._under_way:
             self._is_empty.set()
 
@@ -396,6 +393,12 @@ class EngineService:
         self._waiting_reads.pop(key, None)
         if key in self._under_way:  # else it was told to ask another engine
             self._end(key, LogReply(key[1], seen, answer))
+
+    def _abandon_read(self, key: _Key) -> None:
+        waiting = self._waiting_reads.pop(key, None)
+        if waiting is not None:
+            self._service.abandon(waiting[1])
+            self._end(key, None)
 
     # what gateways want to know
 

@@ -49,6 +49,10 @@ class LogService:
         else:
             self._port.submit(operation, positions, timeout_us, finish)
 
+    def abandon(self, finish: Finish) -> None:
+        """See `EnginePort.abandon`."""
+        self._port.abandon(finish)
+
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
         retention = self.retention

@@ -10,9 +10,9 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from boki.effects import Answer, Effect, Send
 from boki.engine.cache import AuxCache, RecordCache
@@ -114,6 +114,10 @@ class Reads:
         self._tail_of = tail_of
         self._behind: list[PendingRead] = []
         self._watching: dict[str, list[PendingRead]] = {}
+        """Reads that wait for any record of a book."""
+        self._watching_rows: dict[str, dict[str, list[PendingRead]]] = {}
+        """Reads that wait for a record of a tag, by book and tag: a change of other rows costs them nothing."""
+        self._by_token: dict[Any, PendingRead] = {}
         self._due: list[tuple[int, int, PendingRead]] = []
         self._fetches: dict[int, _Fetch] = {}
         self._by_lid: dict[tuple[Place, int], _Fetch] = {}
@@ -121,11 +125,12 @@ class Reads:
         self._silent: dict[NodeId, int] = {}
         """Replicas that did not answer, and until when they are asked last."""
         self._numbers = first_number
+        index.watched += (self._watching_rows,)
 
     @property
     def pending_count(self) -> int:
         """How many reads wait for something."""
-        return sum(not read.is_done for _, _, read in self._due)
+        return len(self._by_token)
 
     # trying
 
@@ -137,6 +142,7 @@ class Reads:
                 raise Overloaded(f"{_MAX_WAITING} reads are waiting; the engine takes no more", retry_after_s=0.1)
         effects = self._try(read, now_us)
         if not read.is_done:
+            self._by_token[read.waiter.token] = read
             self._numbers += 1
             heapq.heappush(self._due, (read.deadline_us, self._numbers, read))
             if read.wait_until_us and read.wait_until_us < read.deadline_us:
@@ -196,12 +202,17 @@ class Reads:
             # what came for it may have been trimmed again before its bytes were here
             read.missed_below = max(read.missed_below, self._first_seqnum(read))
             read.seen_until = self._tail_of(operation.book)
-            self._watching.setdefault(operation.book, []).append(read)
+            self._watchers_of(operation).append(read)
             return []
         next_start = operation.start
         if not operation.backward:
             next_start = max(operation.start, self._looked_until(operation))
         return [self._finish(read, Found((), next_start, self._first_seqnum(read), is_end=True))]
+
+    def _watchers_of(self, operation: Read) -> list[PendingRead]:
+        if operation.tag is None:
+            return self._watching.setdefault(operation.book, [])
+        return self._watching_rows.setdefault(operation.book, {}).setdefault(operation.tag, [])
 
     def _looked_until(self, operation: Read) -> int:
         """A forward read that has come to the end of its range has seen all that stands below this."""
@@ -249,12 +260,27 @@ class Reads:
 
     def _finish(self, read: PendingRead, value: Found | Books | Done | BokiError) -> Effect:
         read.is_done = True
+        self._by_token.pop(read.waiter.token, None)
         return Answer(read.waiter, value)
+
+    def give_up(self, token: Any) -> bool:
+        """The caller behind that token waits no more: forget its read, without an answer. False: there is none."""
+        read = self._by_token.pop(token, None)
+        if read is None:
+            return False
+        read.is_done = True
+        if read.wait_until_us and isinstance(read.operation, Read):
+            self._forget_answered_of(read.operation)
+        return True
 
     # waking up
 
-    def on_applied(self, books: Iterable[str], now_us: int) -> list[Effect]:
-        """The index has gone on, and these books have changed."""
+    def on_applied(
+        self, books: Iterable[str], now_us: int, rows: Collection[tuple[str, str]] | None = None
+    ) -> list[Effect]:
+        """The index has gone on, and these books have changed: in all their rows, or in `rows` of those that are
+        watched.
+        """
         effects: list[Effect] = []
         if self._behind:
             behind, self._behind = self._behind, []
@@ -264,7 +290,21 @@ class Reads:
             for book in sorted(books):  # any order, but one that two runs share
                 for read in self._watching.pop(book, ()):
                     effects += self._try(read, now_us)
+        if self._watching_rows:
+            if rows is None:
+                rows = [(book, tag) for book in books for tag in self._watching_rows.get(book, ())]
+            for book, tag in sorted(rows):
+                for read in self._take_row(book, tag):
+                    effects += self._try(read, now_us)
         return effects
+
+    def _take_row(self, book: str, tag: str) -> list[PendingRead]:
+        """Those that wait for this row, which are to be tried."""
+        tags = self._watching_rows.get(book, {})
+        waiting = tags.pop(tag, [])
+        if waiting and not tags:
+            del self._watching_rows[book]
+        return waiting
 
     def tick(self, now_us: int) -> list[Effect]:
         """End waits and deadlines, ask the next replica where one does not answer."""
@@ -274,10 +314,13 @@ class Reads:
             if read.is_done:
                 continue
             if number < 0 and isinstance(read.operation, Read) and self._is_caught_up(read):
-                read.wait_until_us = 0
+                operation, read.wait_until_us = read.operation, 0
                 effects += self._try(read, now_us)
+                self._forget_answered_of(operation)
             elif number >= 0:
                 effects.append(self._finish(read, _late(read)))
+                if read.wait_until_us and isinstance(read.operation, Read):
+                    self._forget_answered_of(read.operation)
         self._forget_answered()
         for fetch in list(self._fetches.values()):
             effects += self._ask_again(fetch, now_us)
@@ -289,12 +332,22 @@ class Reads:
                 effects += self._try(read, now_us)
         return effects
 
+    def _forget_answered_of(self, operation: Read) -> None:
+        """Among those that wait for the same as this one."""
+        waiting = self._watchers_of(operation)
+        waiting[:] = [read for read in waiting if not read.is_done]
+        if waiting:
+            return
+        if operation.tag is None:
+            del self._watching[operation.book]
+        else:
+            self._take_row(operation.book, operation.tag)
+            if not self._watching_rows.get(operation.book, True):
+                del self._watching_rows[operation.book]
+
     def _forget_answered(self) -> None:
-        for book in [book for book, reads in self._watching.items() if any(read.is_done for read in reads)]:
-            self._watching[book] = [read for read in self._watching[book] if not read.is_done]
-            if not self._watching[book]:
-                del self._watching[book]
-        self._behind = [read for read in self._behind if not read.is_done]
+        if any(read.is_done for read in self._behind):
+            self._behind = [read for read in self._behind if not read.is_done]
 
     # fetching
 

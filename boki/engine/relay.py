@@ -23,7 +23,7 @@ from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
 from boki.log.operations import Append, Failure, Operation, Read, TrimBook
 from boki.messages import InstallMembership, InstallView, Ping, Pong
-from boki.remote import LogReply, LogRequest
+from boki.remote import AbandonRead, LogReply, LogRequest
 
 _LIFE_BITS: Final = 32
 _MAX_PENDING: Final = 10_000
@@ -83,6 +83,14 @@ class RelayCore:
         self._held_bytes += size_bytes
         is_repeatable = not isinstance(operation, Append | TrimBook) or _is_keyed(operation)
         return self._ask(_Pending(operation, positions, deadline_us, token, size_bytes, is_repeatable), now_us)
+
+    def give_up(self, token: Any) -> Iterable[Effect]:
+        """The caller behind that token no longer waits for its read: neither does the engine that has it."""
+        for pending in [p for p in (*self._pending.values(), *self._waiting) if p.token == token and not _writes(p)]:
+            asked = pending.asked
+            self._end(pending, None)
+            if asked is not None:
+                yield Send(asked.node, AbandonRead(pending.number))
 
     def _ask(self, pending: _Pending, now_us: int) -> list[Effect]:
         """Ask the engine whose turn it is, under a new number: an answer to an old one comes too late."""

@@ -49,6 +49,14 @@ class EnginePort:
         self._host.perform(self._core.submit(operation, positions, now + timeout_us, finish, now))
         self._host.settle_soon()
 
+    def abandon(self, finish: Finish) -> None:
+        """Nobody waits any more for the read that was submitted with this `finish`, which is not called from now on.
+
+        What writes is carried out all the same. Repeatable.
+        """
+        if self._host is not None and self._core is not None and not self._host.stopped:
+            self._host.perform(self._core.give_up(finish))
+
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
         return await self._wait(
@@ -95,6 +103,9 @@ class EnginePort:
             answer = future.result() if future.done() else await asyncio.wait_for(future, timeout_s + _GRACE_S)
         except TimeoutError:
             raise DeadlineExceeded(f"the engine did not answer within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            self.abandon(finish)
+            raise
         if isinstance(answer, Failure):
             raise answer.error()
         return answer

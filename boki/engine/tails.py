@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from boki.effects import Answer, Effect, Send
 from boki.engine.waiter import Waiter
@@ -73,6 +73,11 @@ class Tails:
             del self._questions[message.request]
             entries = max(question.answers.values())
             yield question.operation, question.waiter, message.log, entries, question.deadline_us
+
+    def give_up(self, token: Any) -> None:
+        """The caller behind that token waits no more."""
+        for number in [number for number, asked in self._questions.items() if asked.waiter.token == token]:
+            del self._questions[number]
 
     def tick(self, view: View, now_us: int) -> Iterable[Effect]:
         """Repeat questions, and give up those whose deadline has passed."""

@@ -26,7 +26,7 @@ class Watches:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._rows: dict[str, dict[str, tuple[_Watch, ...]]] = {}
-        index.watched = self._rows
+        index.watched += (self._rows,)
 
     @property
     def count(self) -> int:
@@ -53,6 +53,8 @@ class Watches:
     def on_applied(self, rows: Iterable[tuple[str, str]]) -> list[Effect]:
         """These rows may have got records: the index names the ones whose records it has refused, too."""
         effects: list[Effect] = []
+        if not self._rows:
+            return effects
         for book, tag in sorted(rows):  # any order, but one that two runs share
             for min_seqnum, token in self._rows.get(book, {}).get(tag, ()):
                 if self._has(book, tag, min_seqnum):

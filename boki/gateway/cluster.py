@@ -43,10 +43,11 @@ from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.metalog import Positions, merge_positions
-from boki.log.operations import Answer, Append, Failure, ListBooks, Operation, SetRetention, TrimBook
+from boki.log.operations import Answer, Append, Failure, ListBooks, Operation, Read, SetRetention, TrimBook
 from boki.messages import Message
 from boki.remote import (
     MAX_POLLED,
+    AbandonRead,
     AskCall,
     AskStatus,
     CallEnded,
@@ -322,12 +323,17 @@ class ClusterBackend:
         number = self._next_number()
         self._pending[number] = _Pending(node, self._clock(), answered, lost, is_repeatable)
         self._in_flight[node] += 1
-        self._links.send(self.node, node, make(number, max(int(left_s * 1e6), 1)))
+        message = make(number, max(int(left_s * 1e6), 1))
+        self._links.send(self.node, node, message)
         try:
             async with asyncio.timeout(left_s + _GRACE_S):
                 return await future
         except TimeoutError:
             raise DeadlineExceeded(f"{node} did not answer within {left_s:.3g} s") from None
+        except asyncio.CancelledError:
+            if isinstance(message, LogRequest) and isinstance(message.operation, Read) and message.operation.wait_us:
+                self._links.send(self.node, node, AbandonRead(number))
+            raise
         finally:
             self._pending.pop(number, None)
             self._in_flight[node] -= 1

@@ -108,7 +108,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         self.functions = FunctionHost(
             self.config.functions if runs_functions else None,
             limits=self.config.limits,
-            submit=log.submit,
+            log=log,
             later=self._later,
             ask=self._ask,
             console=log_function_line,

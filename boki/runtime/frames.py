@@ -20,7 +20,7 @@ from boki.errors import CorruptData
 from boki.log.limits import KIB, MIB, Limits
 from boki.log.operations import Failure, Reply, Request
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The protocol's version, said in every hello. Both ends are one installation unless it was upgraded under a running
 engine; then the engine must be restarted."""
 
@@ -130,6 +130,12 @@ class Streamed(Frame, frozen=True, tag=10):
     chunk: ResultChunk
 
 
+class AbandonRead(Frame, frozen=True, tag=12):
+    """Nobody waits any more for the read that was asked for with this `LogRequest`, which may be answered already."""
+
+    id: int
+
+
 class AskCall(Frame, frozen=True, tag=11):
     """What is known of this logged call, after waiting at most `wait_s` for its end, or after `change`? → `CallTold`"""
 
@@ -141,7 +147,18 @@ class AskCall(Frame, frozen=True, tag=11):
 
 
 FromWorker = (
-    Hello | Broken | Described | LogRequest | Invoke | InvokeLater | Ended | Said | Abandon | Streamed | AskCall
+    Hello
+    | Broken
+    | Described
+    | LogRequest
+    | Invoke
+    | InvokeLater
+    | Ended
+    | Said
+    | Abandon
+    | AbandonRead
+    | Streamed
+    | AskCall
 )
 
 

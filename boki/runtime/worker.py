@@ -20,7 +20,7 @@ from boki.calls import WINDOW, Call, CallChange, InvocationState, Outcome, Resul
 from boki.errors import BokiError, CorruptData, TooLarge
 from boki.log.limits import KIB, MIB
 from boki.log.metalog import Positions, merge_positions
-from boki.log.operations import Answer, Failure, Operation
+from boki.log.operations import Answer, Failure, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.call_state import CallState
 from boki.runtime.console import SPEAKER, Console, Speaker
@@ -29,6 +29,7 @@ from boki.runtime.ending import Ending, cancelled, unknown
 from boki.runtime.frames import (
     VERSION,
     Abandon,
+    AbandonRead,
     Accepted,
     AskCall,
     Broken,
@@ -303,7 +304,12 @@ class AsyncWorker(asyncio.Protocol):
         request_id = self._next_id
         self._next_id += 1
         frame = encode_frame(LogRequest(request_id, positions, int(timeout_s * 1_000_000), operation))
-        reply = await self.ask(request_id, frame, LogReply)
+        try:
+            reply = await self.ask(request_id, frame, LogReply)
+        except asyncio.CancelledError:
+            if isinstance(operation, Read) and operation.wait_us:
+                self._write(encode_frame(AbandonRead(request_id)))
+            raise
         merge_positions(positions, reply.positions)
         answer = reply.answer
         if isinstance(answer, Failure):

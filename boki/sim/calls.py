@@ -207,7 +207,8 @@ class LoggedEngine:
             self._node.engine.watches.remove(book, tag, done)
 
     async def _await(self, begin: Callable[[Callable[..., None]], None], positions: Positions) -> Answer:
-        return await answer_of(self.loop, begin if not self._is_dead else lambda _done: None, positions)
+        begin = begin if not self._is_dead else lambda _done: None
+        return await answer_of(self.loop, begin, positions, self._node.abandon)
 
     async def _fence(self, incarnation: int) -> None:
         answer = await self._await(lambda done: self._node.fence(incarnation, 10_000_000, done), {})

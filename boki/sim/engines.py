@@ -21,7 +21,7 @@ from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Failure, Operation
+from boki.log.operations import Answer, Failure, Operation, Read
 from boki.messages import InstallMembership
 from boki.remote import FOR_ENGINE_SHELL, LogReply, LogRequest
 from boki.sim.calls import LoggedEngine
@@ -52,6 +52,8 @@ class EngineNode(Node):
 
     def _begin_life(self) -> None:
         """What the shell needs from the first moment on."""
+        self._waiting_reads: dict[Callable[[Any, Positions], None], Callable[[Any, Positions], None]] = {}
+        """By who waits: the token that the core knows it by."""
         self.is_ready = False
         self._membership = None
         self._service = None
@@ -176,8 +178,23 @@ class EngineNode(Node):
         if self.engine is None:
             done(Unavailable("this engine has no index yet"), {})
             return
-        done = self.world.sightings.across_terms(operation, self.engine.appends.term, done)
-        self._submit_to(self.engine, operation, positions, timeout_us, done)
+        token = self.world.sightings.across_terms(operation, self.engine.appends.term, done)
+        if isinstance(operation, Read) and operation.wait_us:
+            self._waiting_reads[done] = token
+        self._submit_to(self.engine, operation, positions, timeout_us, token)
+
+    def abandon(self, done: Callable[[Any, Positions], None]) -> None:
+        """Nobody in this process waits any more for the read that was submitted with this `done`."""
+        token = self._waiting_reads.pop(done, None)
+        reader = self._reader if self.core is not None and not self.is_paused else None
+        if token is not None and reader is not None:
+            self.clock.sometimes("a read that waited was abandoned")
+            self._run(reader.give_up, token)
+
+    @property
+    def _reader(self) -> EngineCore | RelayCore | None:
+        """What carries reads out."""
+        return self.engine
 
     def _submit_to(
         self,
@@ -248,6 +265,11 @@ class RelayNode(EngineNode):
         return None
 
     @property
+    def _reader(self) -> RelayCore:
+        """See `EngineNode`."""
+        return self._relay
+
+    @property
     def has_come(self) -> bool:
         """See `EngineNode`."""
         return self.core is not None and self.is_ready and self._relay.is_ready
@@ -269,6 +291,8 @@ class RelayNode(EngineNode):
             self._asked.pop(id(operation), None)
             done(answer, seen)
 
+        if isinstance(operation, Read) and operation.wait_us:
+            self._waiting_reads[done] = look
         self._submit_to(self._relay, operation, positions, timeout_us, look)
 
     def send(self, to: NodeId, message: Any) -> None:
@@ -283,13 +307,23 @@ class _Log:
 
     def __init__(self, node: EngineNode) -> None:
         self._node = node
+        self._waiting_reads: dict[Finish, Callable[[Any, Positions], None]] = {}
+
+    def abandon(self, finish: Finish) -> None:
+        """See `LogDoor`."""
+        done = self._waiting_reads.pop(finish, None)
+        if done is not None:
+            self._node.abandon(done)
 
     def submit(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
         """Carry out an operation."""
 
         def done(answer: Any, seen: Positions) -> None:
+            self._waiting_reads.pop(finish, None)
             finish(Failure.of(answer) if isinstance(answer, BokiError) else answer, seen)
 
+        if isinstance(operation, Read) and operation.wait_us:
+            self._waiting_reads[finish] = done
         self._node.submit(operation, positions, timeout_us, done)
 
 

@@ -6,6 +6,7 @@ not answered ends as unknown for its clients, who see their connection break.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from boki.gateway.cluster import ClusterBackend
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.metalog import Positions
-from boki.log.operations import Append, Failure, Operation
+from boki.log.operations import Append, Failure, Operation, Read
 from boki.messages import InstallMembership, Ping, Pong
 from boki.remote import Load, LogReply, LogRequest
 from boki.sim.links import LifeLinks
@@ -47,6 +48,8 @@ class GatewayNode(Node):
         self._asked: dict[int, NodeId] = {}
         """By the identity of an operation that is carried out: the engine that was first asked."""
         self._number = 0
+        self._reading: dict[Done, tuple[int, asyncio.Task[None]]] = {}
+        """Clients that wait for records to come."""
 
     def make_core(self) -> Core:
         """See `Node`. A new life of `boki.node.gateway`."""
@@ -95,7 +98,17 @@ class GatewayNode(Node):
             return
         self._number += 1
         self._open[self._number] = done
-        self.loop.create_task(self._carry_out(operation, dict(positions), timeout_us, self._number))
+        task = self.loop.create_task(self._carry_out(operation, dict(positions), timeout_us, self._number))
+        if isinstance(operation, Read) and operation.wait_us:
+            self._reading[done] = self._number, task
+            task.add_done_callback(lambda _task: self._reading.pop(done, None))
+
+    def abandon(self, done: Done) -> None:
+        """The client of the read that was submitted with this `done` has left."""
+        number, task = self._reading.pop(done, (0, None))
+        if task is not None and not self.is_paused:
+            del self._open[number]
+            task.cancel()
 
     async def _carry_out(self, operation: Operation, positions: Positions, timeout_us: int, number: int) -> None:
         answer: object

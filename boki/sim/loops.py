@@ -138,12 +138,19 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(outer)  # noqa: SLF001
 
 
+Answered = Callable[[object, Positions], None]
+"""Takes what a node answers to an operation."""
+
+
 async def answer_of(
-    loop: SimulatedLoop, begin: Callable[[Callable[[object, Positions], None]], None], positions: Positions
+    loop: SimulatedLoop,
+    begin: Callable[[Answered], None],
+    positions: Positions,
+    abandon: Callable[[Answered], None],
 ) -> Answer:
     """What a node answers to the operation that `begin` hands to it; the error that it answers is raised.
 
-    `positions` are raised to what was seen then.
+    `positions` are raised to what was seen then. `abandon` is told if nobody waits for the answer any more.
     """
     future: asyncio.Future[tuple[object, Positions]] = loop.create_future()
 
@@ -152,7 +159,11 @@ async def answer_of(
             future.set_result((answer, seen))
 
     begin(done)
-    answer, seen = await future
+    try:
+        answer, seen = await future
+    except asyncio.CancelledError:
+        abandon(done)
+        raise
     merge_positions(positions, seen)
     if isinstance(answer, Failure):
         raise answer.error()

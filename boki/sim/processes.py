@@ -94,7 +94,10 @@ class Process:
         try:
             await self._travel(operation)
             answer = await answer_of(
-                self.loop, lambda done: target.submit(operation, dict(positions), timeout_us, done), positions
+                self.loop,
+                lambda done: target.submit(operation, dict(positions), timeout_us, done),
+                positions,
+                target.abandon,
             )
             await self._travel(operation)
             if self.loses_next_append and isinstance(operation, Append):

@@ -72,6 +72,7 @@ SITUATIONS: Final = (
     "a transaction was in conflict with another one",
     "a commit whose answer was lost was found in the log",
     "what an object was is too long ago",
+    "a read that waited was abandoned",
     "a workflow went on in another run",
     "two executions of a workflow ran at once",
     "a workflow was taken over by another engine",

@@ -65,14 +65,14 @@ class Host(FunctionHost):
         self.ended: list[WorkerLink] = []
         self.unanswered: list[tuple[Operation, Finish]] = []
         self.holds_appends = False
+        self.holds_reads = False
+        self.abandoned: list[Finish] = []
         self._checks: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._ids = count(1)
         options = {"limits": DEFAULT_LIMITS, "reload": False, **options}
-        super().__init__(
-            folder, submit=self._answer, later=self._log_call, ask=self._tell_call, console=self._hear, **options
-        )
+        super().__init__(folder, log=self, later=self._log_call, ask=self._tell_call, console=self._hear, **options)
 
-    def _answer(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
+    def submit(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
         self.operations.append(operation)
         seen = {0: max(positions.get(0, 0), len(self.operations))}
         if isinstance(operation, Append):
@@ -81,8 +81,13 @@ class Host(FunctionHost):
                 self._look()
             else:
                 finish(Appended(len(self.operations)), seen)
-        else:
+        elif not self.holds_reads:
             finish(RECORD, seen)
+
+    def abandon(self, finish: Finish) -> None:
+        """See `LogDoor`."""
+        self.abandoned.append(finish)
+        self._look()
 
     async def _log_call(self, call: Call, delay_s: float, key: str | None) -> str:
         if key == "bad":

@@ -98,6 +98,10 @@ class Log:
         self.holds = False
         self.operations: list[Operation] = []
         self.refusal: BokiError | None = None
+        self.abandoned: list[Any] = []
+
+    def abandon(self, finish: Any) -> None:
+        self.abandoned.append(finish)
 
     def submit(self, operation: Operation, positions: Any, timeout_us: int, finish: Any) -> None:
         self.operations.append(operation)

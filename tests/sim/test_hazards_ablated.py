@@ -36,8 +36,8 @@ def no_wakes() -> Any:
     """A read that waits is not tried again when its book has changed."""
     on_applied = Reads.on_applied
 
-    def deaf(self: Reads, books: Iterable[str], now_us: int) -> Any:
-        return on_applied(self, (), now_us)
+    def deaf(self: Reads, books: Iterable[str], now_us: int, rows: Any = None) -> Any:
+        return on_applied(self, (), now_us, ())
 
     return patch.object(Reads, "on_applied", deaf)
 

@@ -39,7 +39,7 @@ from boki.engine.functions.orders import (
 )
 from boki.engine.functions.processes import Processes
 from boki.engine.functions.streams import Streams
-from boki.engine.functions.worker_link import Submit, WorkerLink
+from boki.engine.functions.worker_link import LogDoor, WorkerLink
 from boki.errors import BokiError, Unavailable
 from boki.host.clock import now_us
 from boki.log.limits import Limits
@@ -64,7 +64,7 @@ from boki.runtime.frames import (
     Streamed,
 )
 
-__all__ = ["Ask", "ConsoleLine", "FunctionHost", "Later", "Submit"]
+__all__ = ["Ask", "ConsoleLine", "FunctionHost", "Later", "LogDoor"]
 
 _log = logging.getLogger("boki.functions")
 
@@ -93,7 +93,7 @@ class FunctionHost:
         folder: Path | None,
         *,
         limits: Limits,
-        submit: Submit,
+        log: LogDoor,
         later: Later,
         ask: Ask,
         console: Callable[[ConsoleLine], None],
@@ -104,7 +104,6 @@ class FunctionHost:
     ) -> None:
         self._folder = folder.resolve() if folder is not None else None
         self._limits = limits
-        self._submit = submit
         self._logged = LoggedRequests(later, ask)
         self._console = console
         self._reload = reload
@@ -129,7 +128,7 @@ class FunctionHost:
         self._empty: asyncio.Event | None = None
         self._effects: deque[DispatchEffect] = deque()
         self._is_performing = False
-        self._processes = Processes(limits, submit)
+        self._processes = Processes(limits, log)
         self._modules = self._modules_of(self._folder) if self._folder is not None else None
         self._has_started = False
         self._loop: asyncio.AbstractEventLoop

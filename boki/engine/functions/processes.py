@@ -14,7 +14,7 @@ import signal
 import socket
 from typing import Final
 
-from boki.engine.functions.worker_link import LinkOwner, Submit, WorkerLink, ending_of
+from boki.engine.functions.worker_link import LinkOwner, LogDoor, WorkerLink, ending_of
 from boki.engine.functions.zygote_link import Zygote
 from boki.errors import BokiError
 from boki.log.limits import Limits
@@ -32,10 +32,10 @@ _STOP_S: Final = 2.0
 class Processes:
     """A zygote and all that it has forked, by the numbers that the owners choose."""
 
-    def __init__(self, limits: Limits, submit: Submit) -> None:
+    def __init__(self, limits: Limits, log: LogDoor) -> None:
         self.links: dict[int, WorkerLink] = {}
         self._limits = limits
-        self._submit = submit
+        self._log = log
         self._zygote: Zygote | None = None
         self._held: dict[int, tuple[Fork, socket.socket, int]] = {}
         """What a new zygote is to fork: plans, and the socket and tally of each."""
@@ -81,7 +81,7 @@ class Processes:
         """Fork the process `plan.child`. Its owner is told when it is gone, also if it never was there."""
         tally, tally_fd = Tally.create()
         ours, theirs = socket.socketpair()
-        link = WorkerLink(plan.child, owner, self, self._limits, self._submit, tally)
+        link = WorkerLink(plan.child, owner, self, self._limits, self._log, tally)
         self.links[plan.child] = link
         self._held[plan.child] = (plan, theirs, tally_fd)
         self._fork_held()

@@ -17,9 +17,10 @@ from boki.errors import BokiError, CorruptData
 from boki.log.checks import check_request
 from boki.log.limits import MIB, Limits
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Append, Failure, Operation, SetRetention, TrimBook
+from boki.log.operations import Answer, Append, Failure, Operation, Read, SetRetention, TrimBook
 from boki.runtime.frames import (
     VERSION,
+    AbandonRead,
     Frame,
     Hello,
     LogReply,
@@ -30,14 +31,25 @@ from boki.runtime.frames import (
 from boki.runtime.tally import Tally
 
 Finish = Callable[[Answer, Positions], None]
-Submit = Callable[[Operation, Positions, int, Finish], None]
-"""Carries out a log operation within so many microseconds. `finish` is called once, in the same loop, maybe at once."""
 
 _MAX_REQUESTS: Final = 1024
 """A worker with more log operations and later calls under way is not listened to until some are answered."""
 _MAX_UNSENT_BYTES: Final = 64 * MIB
 """Nor is one that does not read what it is sent."""
 _WRITES: Final = (Append, TrimBook, SetRetention)
+
+
+class LogDoor(Protocol):
+    """The log as this process has it: `boki.engine.log_service.LogService`, or the `EnginePort` of a relay."""
+
+    def submit(self, operation: Operation, positions: Positions, timeout_us: int, finish: Finish) -> None:
+        """Carry out an operation; `finish(answer, positions)` is called once, in the same loop, maybe at once."""
+
+    def abandon(self, finish: Finish) -> None:
+        """Nobody waits any more for the read that was submitted with this `finish`, which is not called from now on.
+
+        Repeatable.
+        """
 
 
 class LinkOwner(Protocol):
@@ -67,7 +79,13 @@ class WorkerLink(asyncio.Protocol):
     """One worker, from its fork to its end."""
 
     def __init__(
-        self, number: int, owner: LinkOwner, keeper: LinkKeeper, limits: Limits, submit: Submit, tally: Tally
+        self,
+        number: int,
+        owner: LinkOwner,
+        keeper: LinkKeeper,
+        limits: Limits,
+        log: LogDoor,
+        tally: Tally,
     ) -> None:
         self.number = number
         self.owner = owner
@@ -82,7 +100,8 @@ class WorkerLink(asyncio.Protocol):
         self.is_closed = False
         self._keeper = keeper
         self._limits = limits
-        self._submit = submit
+        self._log = log
+        self._waiting_reads: dict[int, Finish] = {}
         self._decoder = from_worker(limits)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -104,6 +123,8 @@ class WorkerLink(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         if not self.is_closed:
             self.is_closed = True
+            for request_id in list(self._waiting_reads):
+                self._abandon_read(request_id)
             self._keeper.link_closed(self)
             self._check_gone()
 
@@ -137,6 +158,8 @@ class WorkerLink(asyncio.Protocol):
         for frame in frames:
             if isinstance(frame, LogRequest):
                 self._carry_out(frame)
+            elif isinstance(frame, AbandonRead):
+                self._abandon_read(frame.id)
             elif isinstance(frame, Hello) and frame.version != VERSION:
                 self.owner.misbehaved(self, f"speaks version {frame.version} of the protocol, not {VERSION}")
             else:
@@ -203,11 +226,19 @@ class WorkerLink(asyncio.Protocol):
         is_write = isinstance(operation, _WRITES)
         self._writes += is_write
         self.hold()
-        self._submit(
-            operation, request.positions, max(request.timeout_us, 0), partial(self._reply, request.id, is_write)
-        )
+        finish = partial(self._reply, request.id, is_write)
+        if isinstance(operation, Read) and operation.wait_us:
+            self._waiting_reads[request.id] = finish
+        self._log.submit(operation, request.positions, max(request.timeout_us, 0), finish)
+
+    def _abandon_read(self, request_id: int) -> None:
+        finish = self._waiting_reads.pop(request_id, None)
+        if finish is not None:
+            self._log.abandon(finish)
+            self.release()
 
     def _reply(self, request_id: int, is_write: bool, answer: Answer, positions: Positions) -> None:
+        self._waiting_reads.pop(request_id, None)
         if not self.is_closed:
             self.send(LogReply(request_id, positions, answer))
         self.release()

@@ -111,8 +111,8 @@ class Index:
         state = _read_small_state(disk)
         self.applied: Positions = dict(state.applied)
         """Per log, the metalog position until which it has been applied."""
-        self.watched: Mapping[str, Container[str]] = {}
-        """By book, the tags that `Applied.watched` tells of."""
+        self.watched: tuple[Mapping[str, Container[str]], ...] = ()
+        """By book, the tags that `Applied.watched` tells of: those of each who watches."""
         self._log_counts = list(state.log_counts)
         self._first_term = state.first_term
 
@@ -183,9 +183,10 @@ class Index:
     def _apply_chunk(self, log: LogId, chunk: Chunk, first: int, time_us: int, applied: Applied) -> None:
         name = chunk.book
         assert self._is_at_home(name, log), f"book {name!r} does not live in log {log}"
-        if name in self.watched:
-            watched = self.watched[name]
-            applied.watched.update((name, tag) for tag in chunk.strings if tag in watched)
+        for watched in self.watched:
+            tags = watched.get(name)
+            if tags is not None:
+                applied.watched.update([(name, tag) for tag in chunk.strings if tag in tags])
         book = self._book_to_change(name)
         if _hold_all(book, chunk):
             _keep_all(book, chunk, first)

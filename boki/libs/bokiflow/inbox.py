@@ -11,8 +11,8 @@ from boki import BokiError, LogBook
 from boki.libs.bokiflow.records import Note, note_of
 
 PAGE_RECORDS: Final = 1_000
-_POLL_S: Final = 1.0
-"""A read that is given up goes on at its engine until then: many short runs must not leave many long reads."""
+_POLL_S: Final = 5.0
+"""How long one read waits. A read that is given up before ends at its engine, too."""
 _PAUSE_S: Final = 1.0
 
 
