@@ -47,6 +47,7 @@ from boki.engine.calls.ledger import (
 )
 from boki.engine.calls.runs import Runs
 from boki.errors import ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
+from boki.host.clock import now_us
 from boki.libs.fold.follower import PAGE_RECORDS, Follower
 from boki.libs.fold.retrying import Backoff, until_answered, until_decided
 from boki.log.ids import MAX_SEQNUM
@@ -55,7 +56,7 @@ from boki.log.operations import Failure, Found, Read, TrimBook
 from boki.log.record import Expect, Page, Record
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.log_calls import first_record, records_of
+from boki.runtime.log_calls import first_record, one_record, records_of
 from boki.runtime.logbook import LogBook, LogSession
 from boki.runtime.port import LogPort
 
@@ -77,12 +78,15 @@ _LONGEST_POLL_S: Final = 3600.0
 class CallBook:
     """The book and the ledger that it folds into. One per engine; `me` is this engine's incarnation."""
 
-    def __init__(self, port: LogPort, me: Owner, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, port: LogPort, me: Owner, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], int] = now_us
+    ) -> None:
         self.ledger = Ledger()
         self.unsaved_count = 0
         """Records since the last checkpoint."""
         self.me = me
         self._limits = limits
+        self._clock = clock
         deadline = Deadline(clock=lambda: asyncio.get_running_loop().time())
         self._access = LogSession(
             port, AppendGatherer(port, limits), Caller(deadline=deadline, limits=limits, is_runtime=True)
@@ -91,6 +95,8 @@ class CallBook:
         self._floor = 0
         self._follower = Follower(self, None, page_records=min(PAGE_RECORDS, limits.page_records))
         self._is_recovering = False
+        self._ends: dict[str, asyncio.Future[tuple[Finished, int] | None]] = {}
+        """Unfinished calls whose end is waited for here: the record and its time; None: look for yourself."""
         self._on_entry: Callable[[Entry], None] = _ignore
         self._on_recovered: Callable[[], None] = _ignore
 
@@ -114,10 +120,14 @@ class CallBook:
             entry = CODEC.decode(record.data)
             self.ledger.apply(record.seqnum, record.time, entry)
             self.unsaved_count = 0 if isinstance(entry, Checkpoint) else self.unsaved_count + 1
+            if isinstance(entry, Finished):
+                self._tell_end(entry.id, (entry, record.time))
             if not self._is_recovering:
                 self._on_entry(entry)
         if page.is_end and self._is_recovering:
             self._is_recovering = False
+            for invocation_id in list(self._ends):  # it may have ended by what was trimmed
+                self._tell_end(invocation_id, None)
             self._on_recovered()
         return True
 
@@ -146,6 +156,25 @@ class CallBook:
         self._on_entry, self._on_recovered = on_entry, on_recovered
         await self._follower.follow(self._book, _BACKOFF)
 
+    async def end_of(self, invocation_id: str, wait_s: float) -> tuple[Finished, int] | None:
+        """The end of a call that the ledger knows as unfinished, and the time of its record, when the fold comes to it.
+
+        None after `wait_s`, or if it is to be looked for in the book. However many wait, and for whatever calls, the
+        log is read once.
+        """
+        if invocation_id not in self.ledger.waiting:
+            return None
+        end = self._ends.get(invocation_id)
+        if end is None:
+            end = self._ends[invocation_id] = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([end], timeout=wait_s)
+        return end.result() if done else None
+
+    def _tell_end(self, invocation_id: str, found: tuple[Finished, int] | None) -> None:
+        end = self._ends.pop(invocation_id, None)
+        if end is not None:
+            end.set_result(found)
+
     # the life of a call
 
     async def accept(self, entry: Accepted, key: str | None) -> tuple[Accepted, int, Waiting | None]:
@@ -156,9 +185,11 @@ class CallBook:
         """
         tag = id_tag(entry.call.id)
         when = (Expect(tag, 0),) if key is None else ()
-        append = partial(self._book.append, CODEC.encode(entry), [tag, ACCEPTED_TAG], when=when, key=key)
         try:
-            seqnum = await until_decided(append, _WHAT, _BACKOFF, is_patient=False)
+            seqnums = await self._accept(entry, when, key)
+            if isinstance(seqnums, range):  # appended now, and not under this key before
+                return self._accepted_now(entry, seqnums[0])
+            seqnum = seqnums[0]
         except ConditionFailed as error:  # an earlier try, here or at another engine, has been carried out
             seqnum = error.actual_seqnum
         last = await until_answered(partial(self.last, entry.call.id), _WHAT, _BACKOFF)
@@ -171,15 +202,28 @@ class CallBook:
             return known, record.time, waiting_of(known, record.seqnum, record.time)
         return entry, record.time, None
 
-    async def accept_after(self, entry: Accepted, last_seqnum: int) -> None:
-        """Log the acceptance if that record is the last one of its id (0: there is none). Else nothing happens.
+    async def accept_after(self, entry: Accepted, last_seqnum: int) -> tuple[Accepted, int, Waiting | None] | None:
+        """Log the acceptance if that record is the last one of its id (0: there is none); see `accept`. Else nothing
+        happens: None.
 
         What is raised is a definite refusal.
         """
-        tag = id_tag(entry.call.id)
-        append = partial(self._book.append, CODEC.encode(entry), [tag, ACCEPTED_TAG], when=Expect(tag, last_seqnum))
-        with suppress(ConditionFailed):
-            await until_decided(append, _WHAT, _BACKOFF, is_patient=False)
+        try:
+            (seqnum,) = await self._accept(entry, (Expect(id_tag(entry.call.id), last_seqnum),), None)
+        except ConditionFailed:
+            return None
+        return self._accepted_now(entry, seqnum)
+
+    async def _accept(self, entry: Accepted, when: tuple[Expect, ...], key: str | None) -> Sequence[int]:
+        limits = self._limits
+        group = one_record(CODEC.encode(entry), [id_tag(entry.call.id), ACCEPTED_TAG], when, key, limits)
+        return await until_decided(lambda: self._access.append(BOOK, group, None), _WHAT, _BACKOFF, is_patient=False)
+
+    def _accepted_now(self, entry: Accepted, seqnum: int) -> tuple[Accepted, int, Waiting | None]:
+        """The answer to the append tells all but the time of the record: it is about now."""
+        about_us = self._clock()
+        self.ledger.learn(seqnum, about_us, entry)
+        return entry, about_us, waiting_of(entry, seqnum, about_us)
 
     async def newest(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
         """The call's last record, which the ledger learns; None if there is none."""

@@ -16,7 +16,9 @@ async def accept_chosen(book: CallBook, entry: Accepted, chosen: ChosenId) -> tu
     """
     last_seqnum = 0
     while True:
-        await book.accept_after(entry, last_seqnum)
+        accepted = await book.accept_after(entry, last_seqnum)
+        if accepted is not None:
+            return accepted
         found = await book.newest(entry.call.id)
         if found is None:  # all its records were trimmed in this moment
             last_seqnum = 0

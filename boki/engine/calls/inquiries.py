@@ -58,6 +58,10 @@ class Inquiries:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
+            left_s = until - loop.time()
+            ended = await self._book.end_of(invocation_id, left_s) if left_s > 0 else None
+            if ended is not None:
+                return ended_state(*ended)
             entry, record = await self._find(invocation_id)
             left_s = until - loop.time()
             if isinstance(entry, Finished) or left_s <= 0:

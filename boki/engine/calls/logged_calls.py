@@ -87,7 +87,7 @@ class LoggedCalls:
         max_suspended: int = 250_000,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._book = CallBook(port, me, limits)
+        self._book = CallBook(port, me, limits, clock)
         self._inquiries = Inquiries(self._book, keep_s, clock)
         self._runner = Runner(self._book, run, clock)
         self._me = me
