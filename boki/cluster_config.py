@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -42,7 +42,7 @@ from boki.config import (
 from boki.config_rules import address_problems, budget_problems, is_loopback, quorum_problems
 from boki.log.ids import NodeId, check_name
 from boki.log.limits import KIB, MIB, Limits
-from boki.log.membership import ClusterPlan, Role
+from boki.log.membership import ClusterPlan, Role, role_name
 
 _CHROOT = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _HOSTS = re.compile(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
@@ -219,6 +219,59 @@ CONFIGS: Mapping[Role, type[NodeConfig]] = {
 }
 
 
+_HOSTED: Final = (Role.STORAGE, Role.SEQUENCER, Role.ENGINE, Role.CONTROLLER)
+
+
+class HostConfig(NodeConfig, frozen=True, kw_only=True):
+    """`boki start node`: one process that plays several roles, each configured as a node of its own."""
+
+    roles: Annotated[str, Meta(description="What the node does, of storage,sequencer,engine,controller,gateway.")] = (
+        ",".join(_HOSTED)
+    )
+
+    def problems(self) -> list[str]:
+        """See `Config.problems`."""
+        found = NodeConfig.problems(self)
+        words = self.roles.split(",")
+        if unknown := [word for word in words if word not in set(Role)]:
+            found.append(f"roles is {self.roles!r}: {unknown[0]!r} is none of {', '.join(CONFIGS)}")
+        if len(set(words)) < len(words):
+            found.append(f"roles is {self.roles!r}: name each role once")
+        return found
+
+    @property
+    def hosted(self) -> tuple[Role, ...]:
+        """The roles, in an order of their own."""
+        words = self.roles.split(",")
+        return tuple(role for role in (*_HOSTED, Role.GATEWAY) if role in words)
+
+
+ALL_CONFIGS: Final[tuple[type[NodeConfig], ...]] = (HostConfig, *CONFIGS.values())
+
+
+def load_host(
+    *, flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+) -> tuple[HostConfig, dict[Role, NodeConfig]]:
+    """The configuration of a node that plays several roles, and of each of them, as `load_node` finds it.
+
+    Each role has a name, and with it a directory, of its own.
+    """
+    others = _all_settings()
+    given = {name: value for name, value in flags.items() if name in {one.name for one in settings(HostConfig)}}
+    host = load(HostConfig, flags=given, environment=environment, file=file, others=others)
+    roles = {}
+    for role in host.hosted:
+        known = {setting.name for setting in settings(CONFIGS[role])}
+        own = {name: value for name, value in flags.items() if name in known}
+        own["name"] = role_name(host.node, role)
+        roles[role] = load_node(role, flags=own, environment=environment, file=file)
+    return host, roles
+
+
+def _all_settings() -> set[str]:
+    return {setting.name for kind in ALL_CONFIGS for setting in settings(kind)}
+
+
 def load_node(
     role: Role, *, flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
 ) -> NodeConfig:
@@ -226,8 +279,7 @@ def load_node(
 
     Keys that only other roles have are theirs. `ConfigError` lists every problem.
     """
-    others = {setting.name for kind in CONFIGS.values() for setting in settings(kind)}
-    return load(CONFIGS[role], flags=flags, environment=environment, file=file, others=others)
+    return load(CONFIGS[role], flags=flags, environment=environment, file=file, others=_all_settings())
 
 
 def _unusable(path: Path, name: str) -> list[str]:

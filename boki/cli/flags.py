@@ -21,11 +21,11 @@ def file_parameter() -> inspect.Parameter:
 
 
 def command_of(
-    run: Callable[..., None], kind: type[Config], more: Sequence[inspect.Parameter] = ()
+    run: Callable[..., None], *kinds: type[Config], more: Sequence[inspect.Parameter] = ()
 ) -> Callable[..., None]:
-    """`run` as a command with one flag for each setting of `kind`, after `--config` and the parameters in `more`."""
+    """`run` as a command with one flag for each setting of `kinds`, after `--config` and the parameters in `more`."""
     parameters = [file_parameter(), *more]
-    for setting in settings(kind):
+    for setting in {setting.name: setting for kind in reversed(kinds) for setting in settings(kind)}.values():
         spelled = flag(setting.name)
         is_switch = isinstance(setting.default, bool)
         option = typer.Option(

@@ -1,4 +1,4 @@
-"""`boki start ROLE`: one node of a cluster, in this process.
+"""`boki start ROLE` and `boki start node`: one node of a cluster, in this process, with one role or several.
 
 SIGTERM or Ctrl-C: drain with a limit, exit 0. A second one ends the process at once with 130. Exit code 1: its disk or
 its code has failed, or it was refused; the last lines say why.
@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import typer
@@ -20,7 +20,7 @@ from boki.cli.console import function_json
 from boki.cli.dev import INTERRUPTED, spare_the_collector
 from boki.cli.flags import command_of, parameter_name
 from boki.cli.help import Commands, examples
-from boki.cluster_config import CONFIGS, NodeConfig, load_node
+from boki.cluster_config import ALL_CONFIGS, CONFIGS, NodeConfig, load_host, load_node
 from boki.config import LogFormat, settings
 from boki.host.lines import FACTS, SPEAKER, DayLine, console_lines, json_line, speaker
 from boki.host.private_files import keep_private
@@ -42,7 +42,7 @@ _log = logging.getLogger("boki.node")
 app = Commands("Run one node of a cluster, until SIGTERM.")
 
 
-async def serve(role: Role, config: NodeConfig) -> int:
+async def serve(config: NodeConfig, roles: Mapping[Role, NodeConfig]) -> int:
     """Run the node until a signal or a failure ends it; the exit code."""
     from boki.node.run import run_node
 
@@ -59,7 +59,7 @@ async def serve(role: Role, config: NodeConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number.name)
     spare_the_collector()
-    exit_code = await run_node(role, config, stop)
+    exit_code = await run_node(config, roles, stop)
     _log.info("%s has %s", config.name, "failed" if exit_code else "stopped")
     return exit_code
 
@@ -112,6 +112,20 @@ class _JsonLines(logging.Formatter):
         return json_line(round(record.created * 1e6), record.levelno, event, text, facts)
 
 
+def _run(config: NodeConfig, roles: Mapping[Role, NodeConfig]) -> None:
+    log_to(sys.stdout, config.log_format, config.name)
+    import uvloop
+
+    prepare_process()
+    if exit_code := uvloop.run(serve(config, roles)):
+        raise typer.Exit(exit_code)
+
+
+_SHARED = (
+    "Each flag can also be set as BOKI_NAME in the environment or as a key of boki.toml, which all nodes can share."
+)
+
+
 def _runner(role: Role) -> Callable[..., None]:
     names = {parameter_name(setting): setting.name for setting in settings(CONFIGS[role])}
 
@@ -119,21 +133,32 @@ def _runner(role: Role) -> Callable[..., None]:
         file = flags.pop("config")
         given = {names[name]: value for name, value in flags.items()}
         config = load_node(role, flags=given, environment=os.environ, file=file)
-        log_to(sys.stdout, config.log_format, config.name)
-        import uvloop
+        _run(config, {role: config})
 
-        prepare_process()
-        if exit_code := uvloop.run(serve(role, config)):
-            raise typer.Exit(exit_code)
-
-    run.__doc__ = (
-        f"{_HELP[role]}\n\nEach flag can also be set as BOKI_NAME in the environment or as a key of boki.toml, which "
-        "all roles can share."
-    )
+    run.__doc__ = f"{_HELP[role]}\n\n{_SHARED}"
     return examples(f"boki start {role} --name {role}-1", f"boki start {role} --name {role}-2 --config cluster.toml")(
         run
     )
 
 
+@examples(
+    "boki start node --name node-1",
+    "boki start node --name node-2 --config cluster.toml",
+    "boki start node --name node-3 --roles storage,sequencer",
+)
+def _run_host(**flags: Any) -> None:
+    file = flags.pop("config")
+    names = {parameter_name(setting): setting.name for kind in ALL_CONFIGS for setting in settings(kind)}
+    given = {names[name]: value for name, value in flags.items()}
+    config, roles = load_host(flags=given, environment=os.environ, file=file)
+    _run(config, roles)
+
+
+_run_host.__doc__ = (
+    "Play several roles; three such nodes are a cluster.\n\n"
+    f"Each role keeps the name and the directory that it has as a node of its own: node-1 is storage-1, sequencer-1, "
+    f"and so on. {_SHARED}"
+)
+app.command("node")(command_of(_run_host, *ALL_CONFIGS))
 for _role in CONFIGS:
     app.command(_role.value)(command_of(_runner(_role), CONFIGS[_role]))

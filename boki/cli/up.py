@@ -310,4 +310,4 @@ _detach_option = inspect.Parameter(
     default=typer.Option(False, "--detach", help="Leave when the cluster is ready; `boki down` stops it."),
     annotation=bool,
 )
-command = command_of(run, UpConfig, [_detach_option])
+command = command_of(run, UpConfig, more=[_detach_option])

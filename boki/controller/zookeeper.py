@@ -9,16 +9,14 @@
 Every write is idempotent, or is read back when a lost connection left it in doubt: a view is written once and never
 changed, so whoever finds its own there has won; placement and plan carry the token of whoever wrote them.
 
-Names under `/nodes` are unique. A node that begins anew finds its former life's entry until that session expires; both
-carry the id of the data directory (`home`), whose lock says that the former life is over, so the entry is removed. One
-of another home is another node of the same name: it is given the time of a session to go, and then refused.
+Who may stand under `/nodes` is decided in `boki.controller.zookeeper_entries`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -27,12 +25,13 @@ from kazoo.exceptions import BadVersionError, NoAuthError, NodeExistsError, NoNo
 
 from boki.config import ZooKeeperAccess
 from boki.controller.zookeeper_claims import Claims
+from boki.controller.zookeeper_entries import Entries, Registration
 from boki.controller.zookeeper_refresher import Refresher
 from boki.controller.zookeeper_session import Node, SessionState, Unsure, ZooKeeperSession, quietly
 from boki.controller.zookeeper_values import decode, encode, writer_of
 from boki.errors import ConfigError, VersionTooNew
 from boki.log.ids import NodeId, Term
-from boki.log.membership import ClusterPlan, Member, Membership, Placement, Role
+from boki.log.membership import ClusterPlan, Member, Membership, Placement
 from boki.log.view import View
 from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 
@@ -50,13 +49,6 @@ class _Format(msgspec.Struct, frozen=True):
 
     cluster: str
     durability: str
-
-
-class Registration(msgspec.Struct, frozen=True):
-    """An ephemeral entry: who made it, and from which data directory."""
-
-    home: str
-    member: Member
 
 
 class ZooKeeperCoordinator:
@@ -77,6 +69,7 @@ class ZooKeeperCoordinator:
         self.on_failure: Callable[[Exception], None] = _ignore
         self._session: ZooKeeperSession
         self._claims: Claims
+        self._entries: Entries
         self._session_s = 0.0
         self._views: dict[Term, View] = {}
         self._told_term: Term = 0
@@ -84,7 +77,7 @@ class ZooKeeperCoordinator:
         self._membership = Membership(number=0)
         self._plan = ClusterPlan()
         self._is_leader = False
-        self._registered: Member | None = None
+        self._registered: Registration | None = None
         self._entry = asyncio.Lock()
         """Held while this node's own entry is made again, or deleted."""
         self._following: list[Refresher] = []
@@ -125,6 +118,7 @@ class ZooKeeperCoordinator:
 
     async def _begin(self, durability: str) -> None:
         self._claims = Claims(self._session, self.home)
+        self._entries = Entries(self._session, self.home, 2 * self._session_s + 1)
         try:
             for path in _FOLDERS:
                 await self._session.ensure(path)
@@ -268,61 +262,23 @@ class ZooKeeperCoordinator:
 
     # who is here
 
-    async def register(self, member: Member) -> None:
-        """Be seen by everybody under `member.node`, or be seen anew with other properties.
+    async def register(self, *members: Member) -> None:
+        """Be seen by everybody in these roles of one node, or be seen anew with other roles or properties.
 
-        `ConfigError` if another node of that name, from another data directory, stays for longer than a session.
+        `ConfigError` if another node of that name, or one that plays one of these roles, stays for longer than a
+        session. One from our own data directory cannot live any more: its entry is removed.
         """
-        path = f"/nodes/{member.node}"
-        data = encode(Registration(self.home, member))
+        registration = Registration(self.home, members[0], members[1:])
         self._registered = None  # not before it stands there
-        await self._register(path, data, member)
-        self._registered = member
+        await self._entries.register(registration)
+        self._registered = registration
 
-    async def _register(self, path: str, data: bytes, member: Member) -> None:
-        deadline = asyncio.get_running_loop().time() + 2 * self._session_s + 1
-        while True:
-            try:
-                await self._session.create(path, data, ephemeral=True)
-                return
-            except Unsure:
-                continue
-            except NodeExistsError:
-                other = await self._registration(path)
-            if other is None:
-                continue
-            node, registration = other
-            if node.owner == self._session.id:
-                await quietly(self._session.set(path, data, node.version))
-                if node.data == data:
-                    return
-            elif registration.home == self.home:
-                await quietly(self._session.delete(path, node.version))
-            else:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise ConfigError(
-                        f"a node named {member.node} is registered already (incarnation "
-                        f"{registration.member.incarnation}): give each node a name of its own"
-                    )
-                await asyncio.sleep(0.1)
-
-    async def _registration(self, path: str) -> tuple[Node, Registration] | None:
-        """What stands there; one that cannot be read is nobody's."""
-        try:
-            node = await self._session.get(path)
-            return node, decode(path, node.data, Registration)
-        except NoNodeError:
-            return None
-        except (ConfigError, VersionTooNew):
-            return node, _NOBODY
-
-    async def unregister(self, node: NodeId) -> None:
+    async def unregister(self) -> None:
         """Be seen no more, before the session ends."""
-        path = f"/nodes/{node}"
         async with self._entry:  # an entry that is just being made again must not outlive this
-            self._registered = None
-            while (found := await self._registration(path)) is not None and found[0].owner == self._session.id:
-                await quietly(self._session.delete(path, found[0].version))
+            was, self._registered = self._registered, None
+            if was is not None:
+                await self._entries.remove(was)
 
     async def claim_index_slot(self, node: NodeId, count: int) -> int | None:
         """One of `count` slots for engines that hold the index, for as long as the session lasts; None: all taken."""
@@ -332,15 +288,23 @@ class ZooKeeperCoordinator:
         """Free the slots of these engines, whatever they think; which of them had one."""
         return await self._claims.release_slots(nodes)
 
-    async def watch_index_slots(self, on_change: Callable[[], None]) -> None:
-        """Tell whenever a slot is taken or let go, and once at the start."""
+    async def watch_index_slots(self, on_change: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+        """Tell whenever a slot is taken or let go, and once at the start. → what ends that"""
 
         async def look(watch: Callable[[], None]) -> None:
             await self._session.children("/index", watch)
             on_change()
 
-        self._following.append(Refresher(look, self._broken))
-        await self._following[-1].start()
+        refresher = Refresher(look, self._broken)
+        self._following.append(refresher)
+        await refresher.start()
+
+        async def stop() -> None:
+            if refresher in self._following:
+                self._following.remove(refresher)
+            await refresher.stop()
+
+        return stop
 
     # who leads the controllers
 
@@ -398,24 +362,25 @@ class ZooKeeperCoordinator:
         await self._stay_registered(mine, found)
         if self._plan.index_replicas:  # an engine whose slot was taken away does not know it yet
             slots = await self._claims.slot_owners(watch)
-            found = {name: row if owners[name] in slots else _without_index(row) for name, row in found.items()}
+            found = {name: row if owners[name] in slots else row.without_index() for name, row in found.items()}
         if found != self._registrations or self._membership.number == 0:
             self._registrations = found
             self._tell_membership()
 
-    async def _stay_registered(self, mine: Member | None, found: dict[str, Registration]) -> None:
+    async def _stay_registered(self, mine: Registration | None, found: dict[str, Registration]) -> None:
         """Make this node's own entry again if somebody has removed or changed it: it would be gone for all others.
 
         `mine`: what stood there before `found` was read, as far as this node knows.
         """
-        if mine is not None and mine is self._registered and found.get(mine.node, _NOBODY).member != mine:
-            _log.error("the entry of %s in ZooKeeper was removed or changed: it is made again", mine.node)
-            async with self._entry:
-                if mine is self._registered:
-                    await self.register(mine)
+        if mine is None or mine is not self._registered or found.get(mine.process) == mine:
+            return
+        _log.error("the entry of %s in ZooKeeper was removed or changed: it is made again", mine.process)
+        async with self._entry:
+            if mine is self._registered:
+                await self.register(*mine.members)
 
     def _tell_membership(self) -> None:
-        members = tuple(row.member for _, row in sorted(self._registrations.items()))
+        members = tuple(member for _, row in sorted(self._registrations.items()) for member in row.members)
         self._membership = Membership(number=self._membership.number + 1, members=members, draining=self._plan.draining)
         self.tell(InstallMembership(self._membership))
 
@@ -479,14 +444,6 @@ class ZooKeeperCoordinator:
         while (found := await self._find(path, kind)) is None:
             await quietly(self._session.create(path, encode(value)))
         return found[1]
-
-
-_NOBODY: Final = Registration("", Member(node=NodeId(""), role=Role.CONTROLLER, incarnation=0))
-"""Of an entry that cannot be read."""
-
-
-def _without_index(registration: Registration) -> Registration:
-    return msgspec.structs.replace(registration, member=msgspec.structs.replace(registration.member, has_index=False))
 
 
 def _view_path(term: Term) -> str:

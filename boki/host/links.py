@@ -5,7 +5,7 @@ In one process a message is handed over by reference. What is sent to nobody is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from boki.log.ids import NodeId
@@ -52,11 +52,13 @@ class Diversion:
     """Links for a host whose core shares its node with a shell: messages of some classes go to the shell.
 
     The host attaches to this; the shell tells where its messages go with `divert`, and sends as the node itself.
+    `own`: names that this node alone may send to, whatever other nodes of the process call by them.
     """
 
-    def __init__(self, links: NodeLinks, kinds: tuple[type, ...]) -> None:
+    def __init__(self, links: NodeLinks, kinds: tuple[type, ...], own: Mapping[NodeId, Deliver] | None = None) -> None:
         self._links = links
         self._kinds = kinds
+        self._own = own or {}
         self._divert: Deliver | None = None
 
     def divert(self, deliver: Deliver | None) -> None:
@@ -80,4 +82,8 @@ class Diversion:
 
     def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
         """See `NodeLinks.send`."""
-        self._links.send(sender, to, message)
+        deliver = self._own.get(to)
+        if deliver is not None:
+            deliver(sender, message)
+        else:
+            self._links.send(sender, to, message)

@@ -8,6 +8,7 @@ still write. Whoever must be kept from writing is fenced in the metalog (`CloseS
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -27,8 +28,23 @@ class Role(StrEnum):
     CONTROLLER = "controller"
 
 
+_PREFIX: Final = "node-"
+
+
+def role_name(host: NodeId, role: Role) -> NodeId:
+    """The name under which a node that hosts several roles plays one of them.
+
+    It is the name that the role would have as a process of its own, so its data and its place in views outlast a move
+    from one layout to the other.
+
+    >>> role_name(NodeId("node-2"), Role.STORAGE), role_name(NodeId("paris"), Role.ENGINE)
+    ('storage-2', 'engine-paris')
+    """
+    return NodeId(f"{role}-{host.removeprefix(_PREFIX)}")
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One registered node. `lanes`: where it listens, "host:port" per lane of `boki.net`."""
+    """One role that a registered node plays. `lanes`: where it listens, "host:port" per lane of `boki.net`."""
 
     node: NodeId
     role: Role
@@ -38,6 +54,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """CURVE public key, Z85; empty where the links are plain."""
     has_index: bool = False
     """An engine that holds the index of all logs; others ask one that does."""
+    host: NodeId = NodeId("")
+    """The node that plays this role among others, and dies with all of them; empty: it plays no other."""
+
+    @property
+    def process(self) -> NodeId:
+        """What is lost together has the same one."""
+        return self.host or self.node
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):

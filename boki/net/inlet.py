@@ -27,7 +27,7 @@ _MAX_TOLD: Final = 1024
 
 
 class Inlet:
-    """Owns `socket`, a bound ROUTER. `deliver` gets each message that is taken, with its sender."""
+    """Owns `socket`, a bound ROUTER. `deliver(to, sender, message)` gets each message that is taken."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Inlet:
         loop: AbstractEventLoop,
         admission: Admission,
         decoder: Decoder,
-        deliver: Callable[[NodeId, Message], None],
+        deliver: Callable[[NodeId, NodeId, Message], None],
         *,
         has_keys: bool,
         max_pack_bytes: int,
@@ -105,7 +105,7 @@ class Inlet:
             self._strangers.know(origin)
         self._counts.received_count += len(messages)
         for message in messages:
-            self._deliver(sender.node, message)
+            self._deliver(sender.to, sender.node, message)
         return size_bytes
 
     def _user_of(self, frame: zmq.Frame) -> str:

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,26 +23,51 @@ import zmq
 
 from boki.errors import ConfigError
 from boki.log.ids import NodeId, check_name
-from boki.log.membership import Role
+from boki.log.membership import Role, role_name
 
 LIST_NAME: Final = "cluster.keys"
 DIGEST_NAME: Final = "zookeeper.digest"
+_HOSTS: Final = "node:"
 _Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _log = logging.getLogger("boki.net")
 
 
 class Owner(NamedTuple):
-    """Whose key it is."""
+    """Whose key it is, and what it may do."""
 
     node: NodeId
-    role: Role
+    role: str
+    """As `cluster.keys` spells it: a role, or what `roles_text` makes of those that a node may host."""
     public: str
     """Z85, 40 characters."""
+
+    def may_be(self, name: NodeId, role: Role) -> bool:
+        """Whether the node that holds the key may speak as `name` in that role."""
+        if not self.role.startswith(_HOSTS):
+            return (name, role) == (self.node, self.role)
+        return name == role_name(self.node, role) and role in _hosted(self.role)
+
+
+def roles_text(roles: Iterable[Role]) -> str:
+    """How keys spell the roles that a node may host.
+
+    >>> roles_text([Role.STORAGE, Role.ENGINE])
+    'node:storage,engine'
+    """
+    return _HOSTS + ",".join(roles)
+
+
+def _hosted(text: str) -> list[str]:
+    return text.removeprefix(_HOSTS).split(",")
+
+
+def _is_role(text: str) -> bool:
+    return all(role in set(Role) for role in (_hosted(text) if text.startswith(_HOSTS) else [text]))
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: NodeId
-    role: Role
+    role: str
     public: str
     secret: str
 
@@ -92,8 +117,10 @@ class NodeKeys(NamedTuple):
     ring: KeyRing
 
 
-def make_keys(directory: Path, nodes: Mapping[str, Role]) -> list[NodeId]:
+def make_keys(directory: Path, nodes: Mapping[str, str]) -> list[NodeId]:
     """Give a key to each of the nodes that has none, and list them all. Returns the names of those that got one.
+
+    `nodes`: what each may be, as `Owner.role`.
 
     Keys that are there stay as they are, and so do lines of nodes that are not named here: their files may have been
     moved to their machines. `ConfigError` if a name cannot be one, or what is there contradicts itself.
@@ -116,7 +143,7 @@ def make_keys(directory: Path, nodes: Mapping[str, Role]) -> list[NodeId]:
         else:
             owner = _make_key(file, node, role)
             made.append(node)
-        if owner.node != node or owner.role is not role or known not in (None, owner):
+        if owner.node != node or owner.role != role or known not in (None, owner):
             raise ConfigError(f"{file} is not the key of {role} {node} in {path}: delete the file and the line")
         listed[node] = owner
     lines = [f"{owner.node} {owner.role} {owner.public}\n" for owner in sorted(listed.values())]
@@ -141,9 +168,9 @@ def read_list(path: Path) -> list[Owner]:
         if not line.strip() or line.startswith("# "):
             continue
         words = line.split()
-        if len(words) != 3 or words[1] not in set(Role) or not _Z85.fullmatch(words[2]):
+        if len(words) != 3 or not _is_role(words[1]) or not _Z85.fullmatch(words[2]):
             raise ConfigError(f"{path} line {number}: it must hold a node, its role and its public key")
-        owner = Owner(NodeId(words[0]), Role(words[1]), words[2])
+        owner = Owner(NodeId(words[0]), words[1], words[2])
         if any(owner.node == other.node or owner.public == other.public for other in owners):
             raise ConfigError(f"{path} line {number}: {owner.node} or its key stands there twice")
         owners.append(owner)
@@ -164,7 +191,7 @@ def read_digest(directory: Path) -> str:
     return _read(file).strip() if file.exists() else ""
 
 
-def _make_key(file: Path, node: NodeId, role: Role) -> Owner:
+def _make_key(file: Path, node: NodeId, role: str) -> Owner:
     public, secret = (key.decode() for key in zmq.curve_keypair())
     _write(
         file,

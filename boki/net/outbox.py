@@ -1,7 +1,8 @@
-"""What goes to one incarnation of one peer on one lane: a queue bounded in bytes, and the connection that empties it.
+"""What goes to one process on one lane: a queue bounded in bytes, and the connection that empties it.
 
-Messages of one turn of the event loop travel together, as a pack; while the connection takes no more, packs grow by
-themselves. When the queue is full the oldest go: numbers are absolute, so the newest tell the most.
+Messages of one turn of the event loop travel together, as a pack for each pair of names that speak to each other; while
+the connection takes no more, packs grow by themselves. When the queue is full the oldest go: numbers are absolute, so
+the newest tell the most.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 import zmq
@@ -35,6 +36,8 @@ class Parcel(NamedTuple):
 class Outbox:
     """Sends to `address` over sockets from `make`. `what` names the peer in the log.
 
+    Parcels wait with their envelopes, encoded: messages under one that follow each other share a pack.
+
     `zmq.ZMQError` if the address cannot be one.
     """
 
@@ -43,7 +46,6 @@ class Outbox:
         make: Callable[[], zmq.Socket[bytes]],
         address: str,
         loop: AbstractEventLoop,
-        prefix: bytes,
         what: str,
         budget_bytes: int,
         counts: LaneCounts,
@@ -52,23 +54,24 @@ class Outbox:
         self.queued_bytes = 0
         self.is_dirty = False
         """For the owner: whether `flush` is due."""
-        self._prefix = prefix
         self._what = what
         self._budget_bytes = budget_bytes
         self._counts = counts
         self._notices = notices
-        self._queue: deque[Parcel] = deque()
+        self._queue: deque[tuple[bytes, Parcel]] = deque()
+        self._prefix = b""
+        """The envelope of `_pack`."""
         self._pack: list[Parcel] = []
         self._is_blocked = False
         self._is_closed = False
         self._connection = Connection(make, address, loop, self._ready, what, notices)
 
-    def put(self, parcel: Parcel) -> None:
-        """Let the parcel be sent by the next `flush`, or as soon as the connection takes it."""
-        self._queue.append(parcel)
+    def put(self, prefix: bytes, parcel: Parcel) -> None:
+        """Let the parcel be sent under that envelope by the next `flush`, or as soon as the connection takes it."""
+        self._queue.append((prefix, parcel))
         self.queued_bytes += parcel.size_bytes
         while self.queued_bytes > self._budget_bytes and len(self._queue) + len(self._pack) > 1 and self._queue:
-            self.queued_bytes -= self._queue.popleft().size_bytes
+            self.queued_bytes -= self._queue.popleft()[1].size_bytes
             self._counts.dropped_count += 1
             self._notices.say(
                 logging.WARNING,
@@ -122,10 +125,11 @@ class Outbox:
 
     def _next_pack(self) -> list[Parcel]:
         queue = self._queue
-        pack = [queue.popleft()]
-        size_bytes = pack[0].size_bytes
-        while queue and size_bytes < PACK_BYTES and len(pack) < _PACK_MESSAGES:
-            parcel = queue.popleft()
+        self._prefix, first = queue.popleft()
+        pack = [first]
+        size_bytes = first.size_bytes
+        while queue and queue[0][0] == self._prefix and size_bytes < PACK_BYTES and len(pack) < _PACK_MESSAGES:
+            _, parcel = queue.popleft()
             size_bytes += parcel.size_bytes
             pack.append(parcel)
         return pack
@@ -142,6 +146,15 @@ class Outbox:
                 reason = frame[len(REFUSAL) :].decode(errors="replace")
                 self._notices.say(logging.WARNING, f"{self._what} refuses what this node sends: {reason}")
         return events
+
+    def forget(self, prefixes: Collection[bytes]) -> None:
+        """Give up what waits under these envelopes: who it was for has ended."""
+        kept = [item for item in self._queue if item[0] not in prefixes]
+        self.queued_bytes -= sum(parcel.size_bytes for prefix, parcel in self._queue if prefix in prefixes)
+        self._queue = deque(kept)
+        if self._pack and self._prefix in prefixes:
+            self.queued_bytes -= sum(parcel.size_bytes for parcel in self._pack)
+            self._pack = []
 
     def close(self) -> None:
         """Forget what was not sent, and close the connection."""

@@ -1,8 +1,9 @@
 """Links between processes over ZeroMQ: what `boki.host.links.Links` is within one.
 
-Each node listens on one ROUTER per lane. For each peer and lane that it sends to it opens a DEALER, when it first has
-something to send; connections carry messages one way, and refusals back. What is queued belongs to one incarnation of
-a peer at one address: it is never sent to another, and each pack names the incarnation that it is for.
+Each process listens on one ROUTER per lane, whatever roles it plays. For each process and lane that it sends to it
+opens a DEALER, when it first has something to send; connections carry messages one way, and refusals back. What is
+queued belongs to one incarnation of a peer at one address: it is never sent to another, and each pack names the
+incarnation that it is for. What one role of a process says to another is handed over by reference.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ _LANES: Final = tuple(Lane)
 
 
 class _Peer:
-    """One incarnation of another node, and what waits for it."""
+    """One incarnation of a name of another process, the envelopes that it is sent under, and the ways to it."""
 
-    def __init__(self, member: Member, prefix: bytes) -> None:
+    def __init__(self, member: Member) -> None:
         self.member = member
-        self.prefix = prefix
+        self.prefixes: dict[NodeId, bytes] = {}
+        """By the name of this process that speaks."""
         self.outboxes: dict[Lane, Outbox | None] = {}
         """None: it cannot be reached on that lane."""
 
@@ -55,15 +57,11 @@ class _Peer:
         """What could not be connected to may be so now: its key may have been listed."""
         self.outboxes = {lane: outbox for lane, outbox in self.outboxes.items() if outbox is not None}
 
-    def close(self) -> None:
-        for outbox in self.outboxes.values():
-            if outbox is not None:
-                outbox.close()
-
 
 class ZmqLinks:
-    """The links of one incarnation of `node`, open as soon as this is made. `ConfigError` if it cannot listen.
+    """The links of one process, open as soon as this is made. `ConfigError` if it cannot listen.
 
+    `process`: its node's name. `roles`: the names that it plays and their roles; each is heard from `join` on.
     `ports`: a port per lane's name, 0 or none for any. `advertise`: the host under which others reach this one, if it
     is not `host`; a name is looked up as IPv4. `proxy`: "host:port" of a SOCKS5 proxy that all connections to others go
     through.
@@ -71,9 +69,8 @@ class ZmqLinks:
 
     def __init__(
         self,
-        node: NodeId,
-        role: Role,
-        incarnation: int,
+        process: NodeId,
+        roles: Mapping[NodeId, Role],
         cluster_id: str,
         loop: AbstractEventLoop,
         host: str = "127.0.0.1",
@@ -85,33 +82,40 @@ class ZmqLinks:
         budgets_bytes: Mapping[Lane, int] = BUDGETS_BYTES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        if keys is not None and (keys.own.node, keys.own.role) != (node, role):
-            raise ConfigError(f"the key is that of {keys.own.role} {keys.own.node}, and this is {role} {node}")
+        for node, role in roles.items():
+            if keys is not None and not keys.own.may_be(node, role):
+                raise ConfigError(f"the key is that of {keys.own.role} {keys.own.node}, and this is {role} {node}")
         if not advertise and host in _ANY_HOST:
-            raise ConfigError(f"{node} listens on all addresses of its machine: say with `advertise` which one is told")
-        self.node = node
+            raise ConfigError(
+                f"{process} listens on all addresses of its machine: say with `advertise` which one is told"
+            )
+        self.process = process
         self.counts = {lane: LaneCounts() for lane in Lane}
-        self._me = Envelope(cluster_id, node, role, incarnation, node, incarnation)
+        self._roles = roles
+        self._cluster_id = cluster_id
+        self._joined: dict[NodeId, int] = {}
         self._loop = loop
         self._keys = keys
         self._proxy = proxy
         self._budgets_bytes = budgets_bytes
         self._max_message_bytes = max_message_bytes
-        self._notices = Notices(node)
+        self._notices = Notices(process)
         self._nodes: dict[NodeId, Deliver] = {}
         self._peers: dict[NodeId, _Peer] = {}
+        self._outboxes: dict[tuple[Lane, str, str], Outbox] = {}
+        """By lane, address and the key that is expected there: roles of one process share them."""
         self._dirty: dict[Lane, list[Outbox]] = {lane: [] for lane in Lane}
         self._is_flushing = False
         self._is_closed = False
         self._last: tuple[Any, Parcel] | None = None
-        self._admission = Admission(self._me, keys.ring if keys else None)
+        self._admission = Admission(cluster_id, process, self._joined, keys.ring if keys else None)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._doorkeeper = Doorkeeper(self._context, loop, keys.ring, self._notices) if keys else None
         self._inlets: list[Inlet] = []
         self._monitors: list[Monitor] = []
         self.lanes: dict[str, str] = {}
-        """Where this node listens, "host:port" by lane, to be registered as `Member.lanes`."""
+        """Where this process listens, "host:port" by lane, to be registered as `Member.lanes`."""
         try:
             self._listen(host, ports or {}, advertise or host)
         except BaseException:
@@ -129,7 +133,7 @@ class ZmqLinks:
             try:
                 socket.bind(f"tcp://{where}")
             except zmq.ZMQError as error:
-                raise ConfigError(f"{self.node} cannot listen on {where} ({name}): {error}") from None
+                raise ConfigError(f"{self.process} cannot listen on {where} ({name}): {error}") from None
             port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             self.lanes[name] = f"{_bracketed(advertise)}:{port}"
             strangers = Strangers(int(port))
@@ -161,10 +165,18 @@ class ZmqLinks:
 
     # the nodes of this process
 
+    def join(self, node: NodeId, incarnation: int) -> None:
+        """Speak and be heard as this one of `roles` from now on; it was another incarnation before, or none."""
+        assert node in self._roles, f"{node} is none of {', '.join(self._roles)}"
+        self._joined[node] = incarnation
+        self._admission.forget()
+        for peer in self._peers.values():
+            peer.prefixes.pop(node, None)
+
     def attach(self, node: NodeId, deliver: Deliver) -> None:
         """Let `node` receive messages through `deliver(sender, message)`.
 
-        Only the links' own node hears from other processes; any other is known within this one alone.
+        Only those that have joined hear from other processes; any other is known within this one alone.
         """
         assert node not in self._nodes, f"{node} is attached twice"
         self._nodes[node] = deliver
@@ -173,8 +185,8 @@ class ZmqLinks:
         """Messages to `node` are lost from now on."""
         self._nodes.pop(node, None)
 
-    def _deliver(self, sender: NodeId, message: Message) -> None:
-        deliver = self._nodes.get(self.node)
+    def _deliver(self, to: NodeId, sender: NodeId, message: Message) -> None:
+        deliver = self._nodes.get(to)
         if deliver is not None:
             deliver(sender, message)
 
@@ -182,20 +194,28 @@ class ZmqLinks:
 
     def set_peers(self, members: Iterable[Member]) -> None:
         """Know these nodes, and no others. What was queued for one that has changed or gone is forgotten."""
-        known = {member.node: member for member in members if member.node != self.node}
+        known = {member.node: member for member in members if member.node not in self._roles}
         for node, peer in list(self._peers.items()):
             member = known.get(node)
             if member is None or _who(member) != _who(peer.member):
                 del self._peers[node]
-                peer.close()
+                for outbox in filter(None, peer.outboxes.values()):
+                    outbox.forget(set(peer.prefixes.values()))
             else:
                 peer.forget_failures()
         for node, member in known.items():
             if node not in self._peers:
-                me = self._me
-                envelope = Envelope(me.cluster, me.sender, me.role, me.incarnation, node, member.incarnation)
-                self._peers[node] = _Peer(member, encode_envelope(envelope))
+                self._peers[node] = _Peer(member)
         self._admission.set_peers(known.values())
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Close connections that lead to nobody who is known."""
+        used = {id(outbox) for peer in self._peers.values() for outbox in peer.outboxes.values()}
+        for way, outbox in list(self._outboxes.items()):
+            if id(outbox) not in used:
+                del self._outboxes[way]
+                outbox.close()
 
     def send(self, sender: NodeId, to: NodeId, message: Any) -> None:
         """Hand over to a node of this process at once; to others with all that is sent in this turn of the loop.
@@ -208,15 +228,15 @@ class ZmqLinks:
             return
         rule = RULES.get(type(message))
         if rule is None:
-            assert sender != self.node or self._peers.get(to) is None, f"{type(message).__name__} does not travel"
+            assert sender not in self._joined or to not in self._peers, f"{type(message).__name__} does not travel"
             return
         lane = rule.lane
         peer = self._peers.get(to)
         outbox = (peer.outboxes.get(lane) or self._open(peer, lane)) if peer is not None else None
-        if outbox is None:
+        if peer is None or outbox is None:
             self.counts[lane].dropped_count += 1
             return
-        assert sender == self.node, f"{sender} is known in this process alone, and cannot send to {to}"
+        prefix = peer.prefixes.get(sender) or self._address(sender, peer)
         last = self._last
         parcel = last[1] if last is not None and last[0] is message else self._encode(message)
         if parcel.size_bytes > self._max_message_bytes:
@@ -226,13 +246,22 @@ class ZmqLinks:
                 f"a {type(message).__name__} to {to} is larger than {self._max_message_bytes} bytes, and was dropped",
             )
             return
-        outbox.put(parcel)
+        outbox.put(prefix, parcel)
         if not outbox.is_dirty:
             outbox.is_dirty = True
             self._dirty[lane].append(outbox)
             if not self._is_flushing:
                 self._is_flushing = True
                 self._loop.call_soon(self._flush)
+
+    def _address(self, sender: NodeId, peer: _Peer) -> bytes:
+        """The envelope of what one of our names says to that peer."""
+        incarnation = self._joined.get(sender)
+        assert incarnation is not None, f"{sender} is known in this process alone, and cannot send to others"
+        to = peer.member
+        envelope = Envelope(self._cluster_id, sender, self._roles[sender], incarnation, to.node, to.incarnation)
+        prefix = peer.prefixes[sender] = encode_envelope(envelope)
+        return prefix
 
     def _encode(self, message: Message) -> Parcel:
         """The message as it travels. The last one is kept, since what goes to several nodes is sent in one go."""
@@ -255,44 +284,52 @@ class ZmqLinks:
                     outbox.flush()
 
     def _open(self, peer: _Peer, lane: Lane) -> Outbox | None:
-        """Connect to the peer; None, and a word in the log, if that cannot be."""
+        """The way to the peer, made if there is none; None, and a word in the log, if that cannot be."""
         if lane in peer.outboxes or self._is_closed:
             return None
         peer.outboxes[lane] = None
         member, name = peer.member, lane.name.lower()
-        what = f"{member.role} {member.node} (incarnation {member.incarnation}, {name} at {member.lanes.get(name)})"
+        address = member.lanes.get(name, "")
+        who = f"node {member.host}" if member.host else f"{member.role} {member.node}"
+        detail = "" if member.host else f"incarnation {member.incarnation}, "
+        what = f"{who} ({detail}{name} at {address or None})"
         server_key = ""
         if self._keys is None and member.public_key:
             self._notices.say(logging.WARNING, f"{what} is not connected to: it has a key, and this node has none")
             return None
         if self._keys is not None:
-            owner = self._keys.ring.of(member.node)
-            if owner is None or owner.role is not member.role or member.public_key not in ("", owner.public):
+            owner = self._keys.ring.of(member.process)
+            is_its_own = owner is not None and owner.may_be(member.node, member.role)
+            if owner is None or not is_its_own or member.public_key not in ("", owner.public):
                 self._notices.say(logging.WARNING, f"{what} is not connected to: cluster.keys has another key or none")
                 return None
             server_key = owner.public
-        make = partial(make_dealer, self._context, _MAX_REFUSAL_FRAME_BYTES, self._keys, server_key, self._proxy)
-        try:
-            peer.outboxes[lane] = Outbox(
-                make,
-                f"tcp://{member.lanes[name]}",
-                self._loop,
-                peer.prefix,
-                what,
-                self._budgets_bytes[lane],
-                self.counts[lane],
-                self._notices,
-            )
-        except (zmq.ZMQError, KeyError) as error:
-            self._notices.say(logging.WARNING, f"{what} is not connected to: {error}")
-        return peer.outboxes[lane]
+        way = (lane, address, server_key)
+        outbox = self._outboxes.get(way)
+        if outbox is None:
+            make = partial(make_dealer, self._context, _MAX_REFUSAL_FRAME_BYTES, self._keys, server_key, self._proxy)
+            try:
+                outbox = Outbox(
+                    make,
+                    f"tcp://{address}",
+                    self._loop,
+                    what,
+                    self._budgets_bytes[lane],
+                    self.counts[lane],
+                    self._notices,
+                )
+            except zmq.ZMQError as error:
+                self._notices.say(logging.WARNING, f"{what} is not connected to: {error}")
+                return None
+            self._outboxes[way] = outbox
+        peer.outboxes[lane] = outbox
+        return outbox
 
     # for metrics, and the end
 
     def queued_bytes(self, lane: Lane) -> int:
         """What waits for all peers together."""
-        boxes = [peer.outboxes.get(lane) for peer in self._peers.values()]
-        return sum(box.queued_bytes for box in boxes if box is not None)
+        return sum(outbox.queued_bytes for (at, _, _), outbox in self._outboxes.items() if at is lane)
 
     def close(self) -> None:
         """Close everything at once; what was not sent is lost. Repeatable."""
@@ -301,8 +338,9 @@ class ZmqLinks:
         self._is_closed = True
         self._nodes.clear()
         self._dirty = {lane: [] for lane in Lane}
-        for peer in self._peers.values():
-            peer.close()
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._outboxes.clear()
         self._peers.clear()
         for monitor in self._monitors:
             monitor.close()
@@ -314,7 +352,7 @@ class ZmqLinks:
 
 
 def _who(member: Member) -> tuple[object, ...]:
-    return member.role, member.incarnation, member.lanes, member.public_key
+    return member.role, member.incarnation, member.lanes, member.public_key, member.host
 
 
 def _bracketed(host: str) -> str:

@@ -42,7 +42,7 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
         """See `NodeLife`; and a cluster without a plan gets the one of this configuration."""
         await self.coordinator.ensure_plan(self.config.plan)
         self.coordinator.on_leadership = self._on_leadership
-        await self.coordinator.follow(election=True)
+        await self.coordinator.follow()
 
     async def serve(self) -> None:
         """Stand for leader."""

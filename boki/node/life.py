@@ -1,13 +1,14 @@
-"""One life of one node: from a session with the coordinator to the end of that session.
+"""One life of one role: from its start under a session with the coordinator to the end of that session, or earlier.
 
-What all roles share stands here: the links and the disk around the core, what the coordinator tells on its way to the
-core, the registration, the status, and the watch over it all. What differs is in the methods that roles override.
+What all roles share stands here: the disk around the core, what the coordinator tells on its way to the core, the
+registration, the status, and the watch over it all. What differs is in the methods that roles override. Links and
+session are the node's (`boki.node.run`), which may play several roles.
 
 A life ends in one of these ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator gave it up,
 so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. *Stale*: what its index
 lacks is kept by nobody any more, and a newer one must be taken. After these three the role begins anew, as another
 incarnation where that is one of the process. *Promoted*, *demoted*: it has drained, and begins anew as something
-more, or less. *Failed*: its disk, or its code; the process ends.
+more, or less. *Failed*: its disk, or its code; the process ends, with all roles of the node.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from boki.cluster_config import NodeConfig
-from boki.controller.zookeeper import News, ZooKeeperCoordinator
+from boki.controller.zookeeper import News
 from boki.controller.zookeeper_refresher import UNREADABLE
 from boki.controller.zookeeper_session import SessionEnded, SessionState
 from boki.effects import Core, DiskUnreadable, Put
@@ -37,11 +37,10 @@ from boki.host.host import Host
 from boki.host.links import Diversion, NodeLinks
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import FetchView, InstallMembership, InstallView
-from boki.net.keys import load_keys
+from boki.messages import FetchView, InstallView
 from boki.net.notices import LaneCounts
 from boki.net.traffic import Lane
-from boki.net.zmq import ZmqLinks
+from boki.node.coordination import RoleCoordinator, ignore
 from boki.node.home import Home
 from boki.node.watchdog import StallWatch
 from boki.remote import AskStatus, TellStatus
@@ -68,38 +67,15 @@ class PeerLinks(NodeLinks, Protocol):
     """Links to other processes."""
 
     lanes: dict[str, str]
-    """Where this node listens, by lane."""
+    """Where this process listens, by lane."""
     counts: dict[Lane, LaneCounts]
     """What each lane has done."""
 
-    def set_peers(self, members: Iterable[Member]) -> None:
-        """Know these nodes and no others."""
+    def join(self, node: NodeId, incarnation: int) -> None:
+        """Speak and be heard as that node, too."""
 
     def queued_bytes(self, lane: Lane) -> int:
         """What waits for others."""
-
-    def close(self) -> None:
-        """Send and receive nothing any more."""
-
-
-OpenLinks = Callable[[NodeConfig, Role, int, str], PeerLinks]
-"""Makes the links of (configuration, role, incarnation, cluster id)."""
-
-
-def open_links(config: NodeConfig, role: Role, incarnation: int, cluster_id: str) -> PeerLinks:
-    """Links over ZeroMQ, secret and proven if there are keys."""
-    return ZmqLinks(
-        config.node,
-        role,
-        incarnation,
-        cluster_id,
-        asyncio.get_running_loop(),
-        config.link_host,
-        dict(zip(("control", "appends", "reads"), config.link_ports, strict=True)),
-        load_keys(Path(config.keys), config.node) if config.keys else None,
-        advertise=config.advertise,
-        proxy=config.proxy,
-    )
 
 
 class NodeLife(Generic[ConfigType]):
@@ -112,8 +88,9 @@ class NodeLife(Generic[ConfigType]):
     """Whether the incarnation is that of the disk, and not of the process."""
 
     def __init__(
-        self, config: ConfigType, home: Home, coordinator: ZooKeeperCoordinator, make_links: OpenLinks = open_links
+        self, config: ConfigType, home: Home, coordinator: RoleCoordinator, links: PeerLinks, host: NodeId
     ) -> None:
+        """`host`: the node that plays this role among others; empty: it plays no other."""
         self.config = config
         self.node = config.node
         self.coordinator = coordinator
@@ -122,10 +99,10 @@ class NodeLife(Generic[ConfigType]):
         self.is_at_work = False
         self.disk: Disk | None = None
         self.host: Host | None = None
-        self.links: PeerLinks
-        self.diversion: Diversion
+        self.links = links
+        self.diversion = Diversion(links, self.DIVERTED, {COORDINATOR: self._on_question})
+        self._host_name = host
         self._home = home
-        self._make_links = make_links
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Ending] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,7 +111,7 @@ class NodeLife(Generic[ConfigType]):
         self.parts = AsyncExitStack()
         """What is to be closed in the end."""
         self.parts.callback(self._close_disk)
-        self.parts.push_async_callback(self._leave)
+        self.parts.push_async_callback(coordinator.leave)
         self._stalls = StallWatch(self.node, config.stall_s)
 
     # what roles override
@@ -160,6 +137,7 @@ class NodeLife(Generic[ConfigType]):
             role=self.role,
             incarnation=self.incarnation,
             lanes=dict(self.links.lanes),
+            host=self._host_name,
         )
 
     async def serve(self) -> None:
@@ -174,8 +152,6 @@ class NodeLife(Generic[ConfigType]):
 
     def on_news(self, news: News) -> None:
         """The coordinator tells something."""
-        if isinstance(news, InstallMembership):
-            self.links.set_peers(news.membership.members)
         if self.host is not None:
             self.host.deliver(COORDINATOR, news)
 
@@ -236,10 +212,8 @@ class NodeLife(Generic[ConfigType]):
         self._home.bind(self.coordinator.cluster_id)
         await self.choose()
         await self._open_disk()
-        self.links = self._make_links(self.config, self.role, self.incarnation, self.coordinator.cluster_id)
-        self.parts.callback(self.links.close)
-        self.links.attach(COORDINATOR, self._on_question)
-        self.diversion = Diversion(self.links, self.DIVERTED)
+        self.links.join(self.node, self.incarnation)
+        self.parts.callback(self.links.detach, self.node)
         self.diversion.divert(self.divert)
         core = self.make_core() if self.disk is None else self.disk.restore(self.make_core)
         if core is not None:
@@ -293,20 +267,11 @@ class NodeLife(Generic[ConfigType]):
     async def close(self) -> None:
         """Take part in nothing any more, and let go of everything: the last made goes first, whatever fails."""
         self._is_closing = True
-        self.coordinator.tell = _ignore
+        self.coordinator.tell = ignore
         try:
             await self.parts.aclose()
         except Exception:  # noqa: BLE001 - parts of all kinds; what failed is in the log, and the rest is closed
             _log.exception("%s: not everything could be closed", self.node)
-
-    @property
-    def keeps_session(self) -> bool:
-        """Whether the next life keeps this session: else the slot that was claimed would be free again."""
-        is_promoted = self._ended.done() and self._ended.result() is Ending.PROMOTED
-        return is_promoted and self.coordinator.state is not SessionState.EXPIRED
-
-    async def _leave(self) -> None:
-        await (self.coordinator.rest() if self.keeps_session else self.coordinator.close())
 
     async def _cancel_tasks(self) -> None:
         for task in list(self._tasks):
@@ -399,7 +364,3 @@ class NodeLife(Generic[ConfigType]):
         if follower is not None:
             status |= self._stalls.describe(follower)
         return status | self.role_status()
-
-
-def _ignore(*_arguments: Any) -> None:
-    """Nobody listens."""

@@ -1,22 +1,33 @@
-"""Runs a node: one life after the other, until it is told to stop or its disk or code has failed."""
+"""Runs a node: the roles that it plays, each one life after the other, until it is told to stop or a role has failed.
+
+A node is one process, with one session with ZooKeeper and one set of sockets. It plays one role, or several: those
+hand their messages to each other by reference, stand in one registration, and are lost together. Each keeps the name,
+the directory and the disk that it would have as a node of its own (`boki.log.membership.role_name`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from boki.cluster_config import NodeConfig
-from boki.controller.zookeeper import ZooKeeperCoordinator
+from boki.controller.zookeeper import News, ZooKeeperCoordinator
 from boki.controller.zookeeper_session import SessionEnded
 from boki.errors import ConfigError, Unavailable
+from boki.log.ids import NodeId
 from boki.log.membership import Role
+from boki.messages import InstallMembership
+from boki.net.keys import load_keys
+from boki.net.zmq import ZmqLinks
 from boki.node.controller import ControllerLife
+from boki.node.coordination import SharedCoordinator
 from boki.node.engine import EngineLife
 from boki.node.gateway import GatewayLife
 from boki.node.home import Home
-from boki.node.life import Ending, NodeLife, OpenLinks, open_links
+from boki.node.life import Ending, NodeLife
 from boki.node.log_nodes import SequencerLife, StorageLife
 
 _log = logging.getLogger("boki.node")
@@ -24,48 +35,126 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 LIVES: Final[Mapping[Role, type[NodeLife[Any]]]] = {
     Role.GATEWAY: GatewayLife,
     Role.ENGINE: EngineLife,
+    Role.CONTROLLER: ControllerLife,  # before those whose end it would take for a loss
     Role.STORAGE: StorageLife,
     Role.SEQUENCER: SequencerLife,
-    Role.CONTROLLER: ControllerLife,
 }
+"""In the order in which the roles of a node stop: a role is gone before those that serve it."""
+_OVER: Final = (Ending.FAILED, Ending.EXPIRED, Ending.STOPPED)
+"""Endings of a life that are the node's; the first that any role has come to counts."""
+OnLife = Callable[[NodeLife[Any]], None]
 
 
 async def run_node(
-    role: Role,
-    config: NodeConfig,
-    stop: asyncio.Event,
-    *,
-    make_links: OpenLinks = open_links,
-    on_life: Callable[[NodeLife[Any]], None] = lambda _life: None,
+    config: NodeConfig, roles: Mapping[Role, NodeConfig], stop: asyncio.Event, *, on_life: OnLife = lambda _life: None
 ) -> int:
-    """Run the node until `stop` is set: 0; or until it has failed: 1. The log says why.
+    """Run the node until `stop` is set: 0; or until one of its roles has failed: 1. The log says why.
 
-    `on_life` is told of each life as it begins. `ConfigError`: it cannot run like this at all.
+    `config` is that of the node as a whole: name, links, ZooKeeper. `on_life` is told of each life as it begins.
+    `ConfigError`: it cannot run like this at all.
     """
-    home = Home(config.directory, config.node, role)
-    coordinator: ZooKeeperCoordinator | None = None
+    homes: dict[Role, Home] = {}
     try:
+        for role, own in roles.items():
+            homes[role] = Home(own.directory, own.node, role)
         while not stop.is_set():
-            coordinator = coordinator or await _connect(config, home, stop)
+            coordinator = await _connect(config, next(iter(homes.values())), stop)
             if coordinator is None:
                 break
-            life = LIVES[role](config, home, coordinator, make_links)
-            on_life(life)
+            node = _Node(config, roles, homes, coordinator, on_life)
             try:
-                ending = await life.run(stop)
+                ending = await node.run(stop)
             finally:
-                await life.close()
-                coordinator = coordinator if life.keeps_session else None
+                await node.close()
             if ending is Ending.FAILED:
                 return 1
-            if ending is not Ending.STOPPED:
-                level = logging.INFO if ending is Ending.PROMOTED else logging.WARNING
-                _log.log(level, "%s: this life was %s; it begins anew", config.name, ending)
+            if ending is Ending.EXPIRED:
+                _log.warning("%s: session expired; restarting all roles", config.name)
         return 0
     finally:
-        if coordinator is not None:
-            await coordinator.close()
-        home.close()
+        for home in homes.values():
+            home.close()
+
+
+class _Node:
+    """The node under one session."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        roles: Mapping[Role, NodeConfig],
+        homes: Mapping[Role, Home],
+        coordinator: ZooKeeperCoordinator,
+        on_life: OnLife,
+    ) -> None:
+        self._config = config
+        self._roles = roles
+        self._homes = homes
+        self._on_life = on_life
+        self._names = {own.node: role for role, own in roles.items()}
+        self._shared = SharedCoordinator(coordinator, election=Role.CONTROLLER in roles, on_news=self._on_news)
+        self._links: ZmqLinks | None = None
+        self._stops = {role: asyncio.Event() for role in roles}
+        self._running: dict[Role, asyncio.Task[Ending]] = {}
+
+    async def run(self, stop: asyncio.Event) -> Ending:
+        """Run all roles until one of them is over or `stop` is set; then end the others, in order."""
+        links = self._links = self._open_links()
+        self._running = {role: asyncio.create_task(self._run_role(role, links)) for role in self._roles}
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({stopping, *self._running.values()}, return_when=asyncio.FIRST_COMPLETED)
+            for role in LIVES:
+                if role in self._running:
+                    self._stops[role].set()
+                    await asyncio.wait({self._running[role]})
+        finally:
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+        endings = {task.result() for task in self._running.values()}
+        return next(ending for ending in _OVER if ending in endings)
+
+    async def _run_role(self, role: Role, links: ZmqLinks) -> Ending:
+        host = NodeId("") if self._config.node in self._names else self._config.node
+        while True:
+            life = LIVES[role](self._roles[role], self._homes[role], self._shared.join(), links, host)
+            self._on_life(life)
+            try:
+                ending = await life.run(self._stops[role])
+            finally:
+                await life.close()
+            if ending in _OVER:
+                return ending
+            level = logging.INFO if ending is Ending.PROMOTED else logging.WARNING
+            _log.log(level, "%s: this life was %s; it begins anew", life.node, ending)
+
+    def _open_links(self) -> ZmqLinks:
+        """Links over ZeroMQ, secret and proven if there are keys."""
+        config = self._config
+        return ZmqLinks(
+            config.node,
+            self._names,
+            self._shared.coordinator.cluster_id,
+            asyncio.get_running_loop(),
+            config.link_host,
+            dict(zip(("control", "appends", "reads"), config.link_ports, strict=True)),
+            load_keys(Path(config.keys), config.node) if config.keys else None,
+            advertise=config.advertise,
+            proxy=config.proxy,
+        )
+
+    def _on_news(self, news: News) -> None:
+        if isinstance(news, InstallMembership) and self._links is not None:
+            self._links.set_peers(news.membership.members)
+
+    async def close(self) -> None:
+        """End what still runs, the session and the links."""
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._shared.close()
+        if self._links is not None:
+            self._links.close()
 
 
 async def _connect(config: NodeConfig, home: Home, stop: asyncio.Event) -> ZooKeeperCoordinator | None:

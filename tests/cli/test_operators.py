@@ -17,7 +17,7 @@ from boki.errors import InvalidArgument
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Member, Membership, Role
 from boki.log.view import View
-from boki.net.keys import read_list
+from boki.net.keys import read_list, roles_text
 
 PLAN = ClusterPlan(version=4)
 
@@ -41,9 +41,11 @@ def test_keys_are_made_for_a_default_cluster_and_kept(tmp_path: Path) -> None:
     first = run("keygen", str(keys))
     assert first.exit_code == 0, first.output
     owners = read_list(keys / "cluster.keys")
-    assert len(owners) == 11
+    assert {(owner.node, owner.role) for owner in owners} == {
+        (f"node-{number}", "node:gateway,engine,storage,sequencer,controller") for number in (1, 2, 3)
+    }
     assert "have keys already" in run("keygen", str(keys)).output
-    assert "storage-4" in run("keygen", str(keys), "storage-4", "storage-1").output
+    assert "storage-4" in run("keygen", str(keys), "storage-4", "node-1").output
     assert {owner.node for owner in read_list(keys / "cluster.keys")} == {owner.node for owner in owners} | {
         "storage-4"
     }
@@ -52,6 +54,7 @@ def test_keys_are_made_for_a_default_cluster_and_kept(tmp_path: Path) -> None:
 def test_a_name_says_its_role_or_is_told_it() -> None:
     """A role that is none, and a name that comes twice, are refused together."""
     assert roles_of(["engine-3", "eu=storage"]) == {"engine-3": Role.ENGINE, "eu": Role.STORAGE}
+    assert roles_of(["node-7", "eu=node"]) == dict.fromkeys(["node-7", "eu"], roles_text(Role))
     with pytest.raises(InvalidArgument) as caught:
         roles_of(["eu", "x=king", "engine-1", "engine-1"])
     for words in ("eu: write", "x=king: write", "engine-1 is named twice"):

@@ -147,7 +147,7 @@ def test_membership_follows_who_comes_and_goes(zookeeper: str, chroot: str) -> N
                 await watcher.until(lambda: watcher.names == {"engine-1", "storage-1"})
                 await engine.coordinator.register(msgspec.structs.replace(ENGINE, has_index=True))
                 await watcher.until(lambda: [m.has_index for m in watcher.coordinator.membership.members[:1]] == [True])
-                await storage.coordinator.unregister(store.node)
+                await storage.coordinator.unregister()
                 await watcher.until(lambda: watcher.names == {"engine-1"})
                 plan = await watcher.coordinator.ensure_plan(ClusterPlan(draining=(store.node,)))
                 await watcher.until(lambda: watcher.coordinator.membership.draining == plan.draining)

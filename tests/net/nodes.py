@@ -64,7 +64,8 @@ class Node:
         self.inbox: list[tuple[NodeId, Any]] = []
         self._watcher = Watcher()
         loop = asyncio.get_running_loop()
-        self.links = ZmqLinks(self.name, self.role, incarnation, cluster, loop, **settings)
+        self.links = ZmqLinks(self.name, {self.name: self.role}, cluster, loop, **settings)
+        self.links.join(self.name, incarnation)
         self.links.attach(self.name, self._deliver)
 
     def _deliver(self, sender: NodeId, message: Any) -> None:

@@ -79,7 +79,8 @@ def test_a_peer_that_does_not_read_costs_its_budget_and_no_more() -> None:
             assert outbox is not None
             waiting = counts.sent_count + counts.dropped_count + len(outbox._queue) + len(outbox._pack)
             assert waiting == count
-            newest = (outbox._queue or outbox._pack)[-1].frames[0].bytes[:4]
+            parcel = outbox._queue[-1][1] if outbox._queue else outbox._pack[-1]
+            newest = parcel.frames[0].bytes[:4]
             assert int.from_bytes(newest, "big") == count - 1
             engine.links.set_peers([])
             assert engine.links.queued_bytes(Lane.APPENDS) == 0

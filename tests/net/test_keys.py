@@ -9,7 +9,7 @@ import pytest
 from boki.errors import ConfigError, InvalidArgument
 from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.net.keys import LIST_NAME, KeyRing, load_keys, make_keys, read_list
+from boki.net.keys import LIST_NAME, KeyRing, load_keys, make_keys, read_list, roles_text
 
 NODES = {"engine-1": Role.ENGINE, "storage-1": Role.STORAGE}
 ENGINE = NodeId("engine-1")
@@ -64,6 +64,22 @@ def test_a_running_node_learns_new_keys(tmp_path: Path) -> None:
     (tmp_path / LIST_NAME).unlink()
     assert ring.of(NodeId("storage-3")) is None
     assert ring.owner_of(new.public) == new
+
+
+def test_a_node_that_hosts_roles_has_one_key_for_them(tmp_path: Path) -> None:
+    """It may speak under the names of its own roles, and under no other node's."""
+    make_keys(tmp_path, {"node-1": roles_text([Role.STORAGE, Role.ENGINE])})
+    owner = load_keys(tmp_path, NodeId("node-1")).own
+    assert read_list(tmp_path / LIST_NAME) == [owner]
+    assert owner.may_be(NodeId("storage-1"), Role.STORAGE)
+    assert owner.may_be(ENGINE, Role.ENGINE)
+    for name, role in (
+        ("node-1", Role.STORAGE),
+        ("storage-2", Role.STORAGE),
+        ("storage-1", Role.ENGINE),
+        ("sequencer-1", Role.SEQUENCER),
+    ):
+        assert not owner.may_be(NodeId(name), role)
 
 
 def test_what_others_can_read_proves_nothing(tmp_path: Path) -> None:

@@ -59,16 +59,15 @@ def test_a_wrong_envelope_is_refused(wrong: Callable[[bytes], bytes], reason: st
             engine, storage = Node("engine-1"), Node("storage-1")
             with closing(engine, storage):
                 peer = engine.links._peers[NodeId("storage-1")]
-                good, peer.prefix = peer.prefix, wrong(peer.prefix)
+                good = engine.links._address(engine.name, peer)
+                peer.prefixes[engine.name] = wrong(good)
                 engine.send("storage-1", StoreBatch(b"x"))
                 await log.says("storage-1: refused", reason)
                 await log.says("engine-1: storage storage-1", "refuses", reason)
                 for _ in range(2):
                     engine.send("storage-1", StoreBatch(b"x"))
                     engine.links._flush()
-                outbox = peer.outboxes[Lane.APPENDS]
-                assert outbox is not None
-                outbox._prefix = good
+                peer.prefixes[engine.name] = good
                 engine.send("storage-1", StoreBatch(b"y"))
                 assert await storage.received(1) == [StoreBatch(b"y")]
                 assert storage.links.counts[Lane.APPENDS].refused_count == 3
@@ -126,7 +125,8 @@ def test_a_name_must_be_that_of_the_key(tmp_path: Path) -> None:
             storage = Node("storage-1", keys=keys_for(tmp_path, "storage-1"))
             with closing(engine, storage):
                 peer = engine.links._peers[NodeId("storage-1")]
-                peer.prefix = change(peer.prefix, sender="sequencer-1", role=Role.SEQUENCER)
+                prefix = engine.links._address(engine.name, peer)
+                peer.prefixes[engine.name] = change(prefix, sender="sequencer-1", role=Role.SEQUENCER)
                 reason = "it calls itself sequencer 'sequencer-1', and has the key of engine engine-1"
                 engine.send("storage-1", METALOG)
                 await log.says("storage-1: refused", reason)

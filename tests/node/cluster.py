@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from boki.cluster_config import CONFIGS
+from boki.cluster_config import CONFIGS, HostConfig, NodeConfig
 from boki.log.ids import NodeId
-from boki.log.membership import Role
+from boki.log.membership import Role, role_name
 from boki.node.life import NodeLife
 from boki.node.run import run_node
 
@@ -29,19 +29,26 @@ class Cluster:
         self.stops: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[int]] = {}
 
-    def start(self, name: str, **settings: Any) -> None:
-        """Start a node whose role is the first word of its name."""
-        role = Role(name.partition("-")[0])
-        settings = {"session_s": 5.0, "port": 0, "functions": self.folder / "functions"} | settings
-        kind = CONFIGS[role]
-        known = {key: value for key, value in settings.items() if key in kind.__struct_fields__}
-        config = kind(name=name, data=self.folder, zookeeper=self.zookeeper, chroot=self.chroot, **known)
+    def start(self, name: str, hosted: Sequence[Role] = tuple(Role), **settings: Any) -> None:
+        """Start a node whose role is the first word of its name; one that begins with "node" plays all of `hosted`."""
         self.stops[name] = asyncio.Event()
+        if name.startswith("node"):
+            config: NodeConfig = self._config(HostConfig, name, settings)
+            roles = {role: self._config(CONFIGS[role], role_name(NodeId(name), role), settings) for role in hosted}
+        else:
+            role = Role(name.partition("-")[0])
+            config = self._config(CONFIGS[role], name, settings)
+            roles = {role: config}
 
         def on_life(life: NodeLife[Any]) -> None:
-            self.lives[name] = life
+            self.lives[life.node] = life
 
-        self.tasks[name] = asyncio.create_task(run_node(role, config, self.stops[name], on_life=on_life))
+        self.tasks[name] = asyncio.create_task(run_node(config, roles, self.stops[name], on_life=on_life))
+
+    def _config(self, kind: type[NodeConfig], name: str, settings: Mapping[str, Any]) -> NodeConfig:
+        settings = {"session_s": 5.0, "port": 0, "functions": self.folder / "functions"} | dict(settings)
+        known = {key: value for key, value in settings.items() if key in kind.__struct_fields__}
+        return kind(name=name, data=self.folder, zookeeper=self.zookeeper, chroot=self.chroot, **known)
 
     async def stop(self, name: str) -> int:
         """Let a node drain and end; its exit status."""
@@ -50,9 +57,9 @@ class Cluster:
 
     async def kill(self, name: str) -> None:
         """Take a node away without a word: it sends and stores nothing more, and its session ends."""
-        life = self.lives[name]
-        if life.host is not None:
-            life.host.stop()
+        for life in self.lives.values():
+            if name in (life.node, life.member().host) and life.host is not None:
+                life.host.stop()
         self.tasks[name].cancel()
         await asyncio.gather(self.tasks.pop(name), return_exceptions=True)
 

@@ -37,7 +37,7 @@ def test_a_role_whose_session_expires_begins_anew(tmp_path: Path, zookeeper: str
             await watcher.until(lambda: watcher.names == set(names))
             first = dict(nodes.lives)
             for life in first.values():
-                await expire(life.coordinator, zookeeper)
+                await expire(life.coordinator.shared.coordinator, zookeeper)
             await nodes.until(
                 lambda: has_registered(nodes, *names) and all(nodes.lives[n] is not first[n] for n in names)
             )

@@ -1,0 +1,172 @@
+"""One session with the coordinator for all roles of a node.
+
+The first role that follows begins the reading; one that comes later, or begins anew, is first told what is known. The
+roles of a node stand in one registration, which is written again whenever one of them comes, changes or goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from boki.controller.zookeeper import News, ZooKeeperCoordinator
+from boki.controller.zookeeper_session import SessionEnded, SessionState
+from boki.log.ids import NodeId, Term
+from boki.log.membership import Member
+from boki.log.view import View
+from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
+
+_LEAVE_S: Final = 2.0
+
+
+class SharedCoordinator:
+    """The session of one node, and what it has told. `on_news` hears everything once, before the roles do."""
+
+    def __init__(self, coordinator: ZooKeeperCoordinator, *, election: bool, on_news: Callable[[News], None]) -> None:
+        self.coordinator = coordinator
+        self._election = election
+        self._on_news = on_news
+        self._roles: list[RoleCoordinator] = []
+        self._members: dict[NodeId, Member] = {}
+        self._writing = asyncio.Lock()
+        self._following: asyncio.Future[None] | None = None
+        self._views: dict[Term, View] = {}
+        self._last: dict[type[News], News] = {}
+        self._is_leader = False
+        coordinator.tell = self._tell
+        coordinator.on_leadership = self._on_leadership
+        coordinator.on_session = self._on_session
+        coordinator.on_failure = self._on_failure
+
+    def join(self) -> RoleCoordinator:
+        """What one life of a role sees of this."""
+        made = RoleCoordinator(self)
+        self._roles.append(made)
+        return made
+
+    async def leave(self, role: RoleCoordinator) -> None:
+        """Tell that life nothing more, and take it out of the registration. Whether ZooKeeper is there or not."""
+        self._roles.remove(role)
+        if role.member is None or self.coordinator.state is not SessionState.CONNECTED:
+            return  # the entry goes with the session, or is written again by the role's next life
+        with contextlib.suppress(TimeoutError, SessionEnded):
+            async with asyncio.timeout(_LEAVE_S), self._writing:
+                self._members.pop(role.member.node, None)
+                if self._members:
+                    await self.coordinator.register(*self._members.values())
+                else:
+                    await self.coordinator.unregister()
+
+    async def follow(self, role: RoleCoordinator) -> None:
+        """Tell that life what is there, and from now on what changes."""
+        if self._views:
+            role.tell(InstallView(tuple(view for _, view in sorted(self._views.items()))))
+        for kind in (InstallPlan, InstallMembership, InstallPlacement):
+            if kind in self._last:
+                role.tell(self._last[kind])
+        role.is_following = True
+        if self._following is None:
+            self._following = asyncio.ensure_future(self.coordinator.follow(election=self._election))
+        await asyncio.shield(self._following)
+
+    async def register(self, role: RoleCoordinator, member: Member) -> None:
+        """Name that role, too, in the registration."""
+        async with self._writing:
+            role.member = self._members[member.node] = member
+            await self.coordinator.register(*self._members.values())
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node's controller leads."""
+        return self._is_leader
+
+    async def close(self) -> None:
+        """End the session."""
+        if self._following is not None and not self._following.done():
+            self._following.cancel()
+        await self.coordinator.close()
+
+    def _tell(self, news: News) -> None:
+        if isinstance(news, InstallView):
+            self._views |= {view.term: view for view in news.views}
+        else:
+            self._last[type(news)] = news
+        self._on_news(news)
+        for role in list(self._roles):
+            if role.is_following:
+                role.tell(news)
+
+    def _on_leadership(self, is_leader: bool) -> None:
+        self._is_leader = is_leader
+        for role in list(self._roles):
+            role.on_leadership(is_leader)
+
+    def _on_session(self, state: SessionState) -> None:
+        for role in list(self._roles):
+            role.on_session(state)
+
+    def _on_failure(self, error: Exception) -> None:
+        for role in list(self._roles):
+            role.on_failure(error)
+
+
+class RoleCoordinator:
+    """The coordinator for one life of one role: as `boki.controller.zookeeper.ZooKeeperCoordinator`, but shared."""
+
+    def __init__(self, shared: SharedCoordinator) -> None:
+        self.tell: Callable[[News], None] = ignore
+        self.on_leadership: Callable[[bool], None] = ignore
+        self.on_session: Callable[[SessionState], None] = ignore
+        self.on_failure: Callable[[Exception], None] = ignore
+        self.member: Member | None = None
+        """As whom this life stands in the registration; None: it does not."""
+        self.is_following = False
+        self.shared = shared
+        self._watches: list[Callable[[], Awaitable[None]]] = []
+        coordinator = shared.coordinator
+        self.next_incarnation = coordinator.next_incarnation
+        self.views = coordinator.views
+        self.install = coordinator.install
+        self.place = coordinator.place
+        self.wait_for_plan = coordinator.wait_for_plan
+        self.ensure_plan = coordinator.ensure_plan
+        self.claim_index_slot = coordinator.claim_index_slot
+        self.release_index_slots = coordinator.release_index_slots
+        self.campaign = coordinator.campaign
+        self.stand_down = coordinator.stand_down
+
+    @property
+    def cluster_id(self) -> str:
+        """See `ZooKeeperCoordinator`."""
+        return self.shared.coordinator.cluster_id
+
+    @property
+    def state(self) -> SessionState:
+        """See `ZooKeeperCoordinator`."""
+        return self.shared.coordinator.state
+
+    async def follow(self) -> None:
+        """See `ZooKeeperCoordinator.follow`."""
+        await self.shared.follow(self)
+        self.on_leadership(self.shared.is_leader)
+
+    async def register(self, member: Member) -> None:
+        """See `ZooKeeperCoordinator.register`."""
+        await self.shared.register(self, member)
+
+    async def watch_index_slots(self, on_change: Callable[[], None]) -> None:
+        """See `ZooKeeperCoordinator.watch_index_slots`; the watch ends with this life."""
+        self._watches.append(await self.shared.coordinator.watch_index_slots(on_change))
+
+    async def leave(self) -> None:
+        """This life is over: nothing is told to it any more, and it stands in no registration."""
+        self.tell = self.on_leadership = self.on_session = self.on_failure = ignore
+        for stop in self._watches:
+            await stop()
+        await self.shared.leave(self)
+
+
+def ignore(*_arguments: Any) -> None:
+    """Nobody listens."""

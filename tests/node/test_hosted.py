@@ -1,0 +1,129 @@
+"""Nodes that play all roles: three of them are a cluster, which outlives each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from boki.client import Client
+from boki.errors import ConfigError
+from boki.log.membership import Role
+from tests.controller.coordinators import joined
+from tests.node.cluster import DEFAULT, Cluster, cluster
+
+NODES = ("node-1", "node-2", "node-3")
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 120))
+
+
+async def read_all(client: Client) -> list[int]:
+    """The seqnums of everything under the tag: a page may be shorter than what there is."""
+    seqnums: list[int] = []
+    start = 0
+    while (page := await client.logbook("book").read("t", start=start)).records:
+        seqnums += [record.seqnum for record in page.records]
+        start = page.next_start
+    return seqnums
+
+
+async def opened(nodes: Cluster, number: int = 1) -> Client:
+    """A client of a gateway, once that would carry calls out."""
+    name = f"gateway-{number}"
+    await nodes.until(lambda: name in nodes.lives and bool(getattr(nodes.lives[name], "url", "")))
+    gateway: Any = nodes.lives[name]
+    await nodes.until(lambda: gateway.backend.ready)
+    return Client(gateway.url)
+
+
+def test_three_nodes_are_a_cluster(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """They append and read, over the same data a second time; each stands in one registration with all its roles."""
+
+    async def body() -> None:
+        seqnums: list[int] = []
+        for _ in range(2):
+            async with cluster(tmp_path, zookeeper, chroot, *NODES) as nodes:
+                async with await opened(nodes) as client:
+                    book = client.logbook("book")
+                    seqnums += [await book.append(b"%d" % number, tags=["t"]) for number in range(3)]
+                    assert await read_all(client) == seqnums
+                async with joined(zookeeper, chroot) as watcher:
+                    members = watcher.coordinator.membership.members
+                    assert {(m.host, m.node) for m in members} == {
+                        (f"node-{number}", f"{role}-{number}") for role in Role for number in (1, 2, 3)
+                    }
+                    assert len({member.lanes["control"] for member in members}) == 3
+                    assert await watcher.coordinator._session.children("/nodes") == list(NODES)
+                for name in NODES:
+                    assert await nodes.stop(name) == 0
+
+    run(body())
+
+
+def test_appends_go_on_when_a_node_dies_with_all_its_roles(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """Primary, engine and a replica are lost in one fault: a client of another node goes on, and nothing is lost."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, *NODES) as nodes:
+            await opened(nodes)
+            lost = int(nodes.primary.rpartition("-")[2])
+            async with await opened(nodes, lost % 3 + 1) as client:
+                book = client.logbook("book")
+                seqnums = [await book.append(b"before", tags=["t"], timeout_s=20)]
+                await nodes.kill(f"node-{lost}")
+                for number in range(3):
+                    seqnums.append(await book.append(b"%d" % number, tags=["t"], key=f"{number}", timeout_s=30))
+                assert await read_all(client) == seqnums
+
+    run(body())
+
+
+def test_a_cluster_moves_to_nodes_with_all_roles_one_by_one(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """Each node takes over the directories of the processes that it replaces, so no record is copied or lost."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, *DEFAULT) as nodes:
+            client = await opened(nodes)
+            seqnums = []
+            for number in (1, 2, 3):
+                async with client:
+                    book = client.logbook("book")
+                    seqnums += [await book.append(b"%d" % n, tags=["t"], timeout_s=20) for n in range(3)]
+                    for role in Role:
+                        if f"{role}-{number}" in nodes.tasks:
+                            assert await nodes.stop(f"{role}-{number}") == 0
+                            del nodes.lives[f"{role}-{number}"]
+                nodes.start(f"node-{number}")
+                client = await opened(nodes, number)
+                await nodes.until(
+                    lambda n=number: all(f"{r}-{n}" in nodes.lives and nodes.lives[f"{r}-{n}"].is_at_work for r in Role)
+                )
+            async with client:
+                book = client.logbook("book")
+                seqnums.append(await book.append(b"after", tags=["t"], timeout_s=20))
+                assert await read_all(client) == seqnums
+            assert set(nodes.tasks) == set(NODES)
+
+    run(body())
+
+
+def test_a_role_that_still_runs_elsewhere_is_not_taken_over(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """By another directory's node, as when an operator forgot to stop it: the newcomer is refused by name."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, "storage-1") as nodes:
+            await nodes.until(lambda: "storage-1" in nodes.lives and nodes.lives["storage-1"].is_registered)
+            other = Cluster(tmp_path / "elsewhere", zookeeper, chroot)
+            other.folder.mkdir()
+            other.start("node-1", (Role.STORAGE, Role.SEQUENCER), session_s=1.0)
+            try:
+                await other.tasks["node-1"]
+            except ConfigError as error:
+                assert "storage-1 is registered already" in str(error)
+            else:
+                raise AssertionError("two storage nodes have one name")
+
+    run(body())
