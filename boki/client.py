@@ -27,7 +27,7 @@ from urllib.parse import quote
 import msgspec
 
 from boki.calls import CallStatus, FunctionInfo
-from boki.deploy.versions import Deployment, VersionInfo
+from boki.deployments import Deployment, VersionInfo
 from boki.log.checks import check_seconds
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions

@@ -13,7 +13,7 @@ from boki.cli.help import examples
 from boki.cli.terminal import bytes_text, errors, print_json, results
 
 if TYPE_CHECKING:
-    from boki.deploy.versions import Deployment
+    from boki.deployments import Deployment
 
 
 @examples("boki deploy", "boki deploy src/functions --force")

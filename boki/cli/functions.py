@@ -17,7 +17,7 @@ from boki.cli.terminal import bytes_text, print_json, print_table, results, time
 from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from boki.deploy.versions import VersionInfo
+    from boki.deployments import VersionInfo
 
 app = Commands("List the functions, and go back to a deployed version.", no_args_is_help=False)
 

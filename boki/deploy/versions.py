@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from boki.deployments import VersionInfo
 from boki.errors import InvalidArgument, NotFound
 from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.fold import Fold
@@ -53,31 +54,6 @@ class Used(msgspec.Struct, frozen=True, array_like=True, tag="used"):
 Entry = Piece | Deployed | Used
 
 CODEC: Final[RecordCodec[Entry]] = RecordCodec(f"book {BOOK}", VERSION, Entry)
-
-
-class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A version as lists show it."""
-
-    number: int
-    bundle_hash: str
-    deployed_us: int
-    """By the log's time, in microseconds since the epoch."""
-    size_bytes: int
-    functions: tuple[str, ...]
-    broken: tuple[str, ...] = ()
-    is_active: bool = False
-
-
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a deployment, or of going back."""
-
-    version: VersionInfo
-    is_new: bool
-    """False if that version was there before."""
-    engines: dict[str, bool]
-    """The engines that are up, and whether each runs it already; the others follow."""
-    superseded_by: int = 0
-    """The version that runs instead, because it was deployed or chosen meanwhile; 0: none."""
 
 
 class Versions(Fold[Entry]):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Protocol
 
 import msgspec
 
-from boki.engine.index.index import Index
 from boki.errors import BokiError
 from boki.host.clock import now_us
 from boki.libs.fold.fold import Fold
@@ -57,13 +57,23 @@ class Rules(Fold[Rule]):
             self.by_book[rule.book] = rule
 
 
+class Floors(Protocol):
+    """What retention asks of the engine's index: `boki.engine.index.index.Index`."""
+
+    def retention_floor(self, book: str, *, older_than_us: int | None, keep_bytes: int | None) -> int:
+        """Return the trim floor of `book` under a rule of age and size."""
+
+    def floor(self, book: str, tag: str | None) -> int:
+        """Return the present trim floor of `book`."""
+
+
 class Retention:
     """The rules, and the task that applies them every `interval_s`. `index` is the engine's own.
 
     Every engine with the index applies them; who comes second finds nothing to trim.
     """
 
-    def __init__(self, port: LogPort, index: Index, *, interval_s: float = 5.0) -> None:
+    def __init__(self, port: LogPort, index: Floors, *, interval_s: float = 5.0) -> None:
         self._port = port
         self._index = index
         self._interval_s = interval_s

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, ModuleInfo, Outcome, TakeChunk
-from boki.deploy.versions import Deployment, VersionInfo
+from boki.deployments import Deployment, VersionInfo
 from boki.gateway.core import Standing
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions

@@ -7,7 +7,7 @@ from typing import Final
 
 from boki.deploy.bundle import bundle_hash, read_bundle
 from boki.deploy.version_book import VersionBook
-from boki.deploy.versions import Deployment, VersionInfo
+from boki.deployments import Deployment, VersionInfo
 from boki.errors import NotFound
 from boki.gateway.cluster_ledger import Ask
 from boki.log.limits import Limits

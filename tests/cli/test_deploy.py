@@ -15,7 +15,7 @@ from boki.calls import FunctionInfo
 from boki.cli import deploy, functions
 from boki.cli.app import app
 from boki.deploy.bundle import read_bundle
-from boki.deploy.versions import Deployment, VersionInfo
+from boki.deployments import Deployment, VersionInfo
 from boki.errors import InvalidArgument, NotFound
 
 NEW = VersionInfo(number=2, bundle_hash="ab" * 32, deployed_us=1_700_000_000_000_000, size_bytes=2048, functions=("f",))

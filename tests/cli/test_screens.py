@@ -19,7 +19,7 @@ from boki.cluster.core import Process, SupervisorCore
 from boki.cluster.identity import start_mark
 from boki.cluster.state import ProcessState, SupervisorState
 from boki.config import DevConfig
-from boki.deploy.versions import VersionInfo
+from boki.deployments import VersionInfo
 from boki.errors import FunctionFailed
 from boki.libs.bokiqueue.administration import DeadLetter, GroupStats, QueueStats
 from boki.libs.bokiqueue.face import commands as queue

@@ -12,7 +12,8 @@ import pytest
 from boki.client import Client
 from boki.deploy.bundle import MAX_BUNDLE_BYTES, File, bundle_hash, pack_files
 from boki.deploy.version_book import VersionBook
-from boki.deploy.versions import Deployed, Deployment, VersionInfo
+from boki.deploy.versions import Deployed
+from boki.deployments import Deployment, VersionInfo
 from boki.errors import InvalidArgument, NotFound
 from boki.log.ids import NodeId
 from boki.log.operations import Failure
