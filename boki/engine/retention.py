@@ -15,9 +15,9 @@ from typing import Protocol
 
 import msgspec
 
+from boki.engine.retention_rules import BOOK, Rule, Rules
 from boki.errors import BokiError
 from boki.host.clock import now_us
-from boki.libs.fold.fold import Fold
 from boki.libs.fold.follower import Follower, FromTheBeginning
 from boki.log.ids import SYSTEM_BOOK_PREFIX
 from boki.log.metalog import Positions, merge_positions
@@ -27,34 +27,7 @@ from boki.runtime.deadline import Caller
 from boki.runtime.logbook import LogSession
 from boki.runtime.port import LogPort
 
-BOOK = "boki:retention"
 _log = logging.getLogger("boki.retention")
-
-
-class Rule(msgspec.Struct, frozen=True):
-    """What a book keeps; None: without bound."""
-
-    book: str
-    age_s: float | None = None
-    size_bytes: int | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the book keeps everything."""
-        return self.age_s is None and self.size_bytes is None
-
-
-class Rules(Fold[Rule]):
-    """The rule of each book, by folding the records of the system book in order: the last one counts."""
-
-    def __init__(self) -> None:
-        self.by_book: dict[str, Rule] = {}
-
-    def apply(self, seqnum: int, time_us: int, rule: Rule) -> None:  # noqa: ARG002 - when it was set does not matter
-        """Take in the next rule."""
-        self.by_book.pop(rule.book, None)
-        if not rule.is_empty:
-            self.by_book[rule.book] = rule
 
 
 class Floors(Protocol):

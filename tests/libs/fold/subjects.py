@@ -14,7 +14,7 @@ from boki.deploy.versions import Deployed, Used, Versions
 from boki.engine.calls import ledger
 from boki.engine.calls.ledger import Accepted, Finished, Ledger, Owner, Retrying, Started, Suspended, TakenOver
 from boki.engine.calls.runs import Runs
-from boki.engine.retention import Rule, Rules
+from boki.engine.retention_rules import Rule, Rules
 from boki.errors import CallLost, FunctionFailed
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import Continued, Done, Entry, Fired, Marked, Result, encode_entry
