@@ -85,6 +85,21 @@ class Reservation(msgspec.Struct, frozen=True):
     paid_cents: int
 
 
+class Booked(msgspec.Struct, frozen=True):
+    """A trip by the id of its workflow, and who wanted it."""
+
+    id: str
+    traveller: str
+
+
+class Trail(msgspec.Struct, frozen=True):
+    """All that a trip has ever done to its room and its seat, and the purse of its traveller after each payment."""
+
+    room: list[str]
+    seat: list[str]
+    purse_cents: list[int]
+
+
 class SoldOut(TerminalError):
     """Nothing is left."""
 
@@ -221,9 +236,11 @@ async def give_back(book: str, trip: str) -> None:
 
     async def work(txn: Transaction) -> None:
         held = txn.object(f"held:{key_of(trip)}")
-        if await held.get("state") == "taken":
+        state = await held.get("state")
+        if state == "taken":
             await txn.object(await held.get("of")).increment("left", 1)
-        await held.set("state", "given back")
+        if state != "given back":
+            await held.set("state", "given back")
 
     await Store(step.ctx.logbook_named(book)).run(work)
 
@@ -252,3 +269,26 @@ async def reserve(trip: Trip) -> Reservation:
     seat_cents = await take(FLIGHTS, f"flight:{trip.flight}", flow.id)
     await pay(trip.traveller, room_cents + seat_cents)
     return Reservation(flow.id, trip, room_cents + seat_cents)
+
+
+# looking back
+
+
+@function(book=BOOK)
+async def trail(ctx: Context, booked: Booked) -> Trail:
+    """What a trip has done, from the histories of the objects that it has changed."""
+    held = f"held:{key_of(booked.id)}"
+    room, seat = [
+        [version.value["state"] async for version in Store(ctx.logbook_named(book)).history(held)]
+        for book in (HOTELS, FLIGHTS)
+    ]
+    purse = Store(ctx).history(f"purse:{key_of(booked.traveller)}")
+    return Trail(room, seat, [version.value["left"] async for version in purse])
+
+
+@function(book=BOOK)
+async def left_of(ctx: Context, trip: Trip) -> list[int]:
+    """How many rooms and seats are left of those that a trip is about."""
+    room = Store(ctx.logbook_named(HOTELS)).object(f"hotel:{trip.hotel}")
+    seat = Store(ctx.logbook_named(FLIGHTS)).object(f"flight:{trip.flight}")
+    return [await room.get("left"), await seat.get("left")]

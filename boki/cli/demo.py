@@ -28,17 +28,18 @@ if TYPE_CHECKING:
     from boki.demo.acts import CameBack, Compared, Ingested
 
 
-@examples("boki demo", "boki demo --cluster", "boki demo queue", "boki demo store")
+@examples("boki demo", "boki demo --cluster", "boki demo flow", "boki demo queue", "boki demo store")
 def command(
     act: Annotated[
         str,
         typer.Argument(
-            metavar="queue|store",
-            help="queue: departures become alerts. store: a bank and a small Twitter, killed in the middle.",
+            metavar="flow|queue|store",
+            help="flow: trips whose machine dies at random lines. queue: departures become alerts. store: a bank and "
+            "a small Twitter, killed in the middle.",
             show_default=False,
         ),
     ] = "",
-    seed: Annotated[int | None, typer.Option(help="Repeat the moment of the kill of an earlier run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Repeat the moments of the kills of an earlier run.")] = None,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="On a whole cluster, whose primary sequencer is killed half-way, too.")
     ] = False,
@@ -48,21 +49,31 @@ def command(
     What comes out is compared with the table of flights; then a copy is killed and comes back.
     Everything happens in a temporary directory that is removed at the end. Exit code 0 only if all matches.
     """
+    chosen_seed = secrets.randbelow(1 << 32) if seed is None else seed
+    match act:
+        case "":
+            _show_flights(chosen_seed, is_cluster=cluster)
+        case "flow":
+            from boki.cli.demo_flow import show_workflows
+
+            show_workflows(functions_folder(), chosen_seed, is_cluster=cluster)
+        case "queue":
+            _show_queues(is_cluster=cluster)
+        case "store":
+            _show_objects(chosen_seed, is_cluster=cluster)
+        case _:
+            raise InvalidArgument(
+                f"there is no demo {act!r}: write `boki demo`, `boki demo flow`, `boki demo queue` or `boki demo store`"
+            )
+
+
+def _show_flights(chosen_seed: int, *, is_cluster: bool) -> None:
     from boki.demo.flights import table_path
 
-    if act not in ("", "queue", "store"):
-        raise InvalidArgument(f"there is no demo {act!r}: write `boki demo`, `boki demo queue` or `boki demo store`")
-    if act == "store":
-        _show_objects(secrets.randbelow(1 << 32) if seed is None else seed, is_cluster=cluster)
-        return
     table = table_path()
-    if act == "queue":
-        _show_queues(table, is_cluster=cluster)
-        return
-    chosen_seed = secrets.randbelow(1 << 32) if seed is None else seed
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="boki-demo-") as folder:
-        ok = asyncio.run(_perform(Path(folder), table, chosen_seed, is_cluster=cluster))
+        ok = asyncio.run(_perform(Path(folder), table, chosen_seed, is_cluster=is_cluster))
     elapsed_s = time.perf_counter() - started
     if not ok:
         errors().print(f"[bold red]The demo failed[/] (after {elapsed_s:.0f} s; the kill's seed is {chosen_seed}).")
@@ -84,9 +95,10 @@ def command(
         results().print(f"  {what:<{width}}  {why}", markup=False)
 
 
-def _show_queues(table: Path, *, is_cluster: bool) -> None:
+def _show_queues(*, is_cluster: bool) -> None:
     from boki.child import Child
     from boki.client import Client
+    from boki.demo.flights import table_path
     from boki.demo.queue_act import Watched, departures_to_alerts
 
     async def perform(config: DevConfig | UpConfig, step: Callable[[str, int, int], None]) -> Watched:
@@ -97,6 +109,7 @@ def _show_queues(table: Path, *, is_cluster: bool) -> None:
             await asyncio.to_thread(child.stop)
         return watched
 
+    table = table_path()
     with tempfile.TemporaryDirectory(prefix="boki-demo-") as folder, progress() as bar:
         shown = bar.add_task("starting", total=None)
         kind = UpConfig if is_cluster else DevConfig
