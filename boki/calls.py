@@ -9,7 +9,7 @@ import msgspec
 
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions
-from boki.log.operations import Failure
+from boki.log.operations import Append, Failure
 from boki.retry import Retry
 
 Encoding = Literal["json", "text", "bytes", "response"]
@@ -132,6 +132,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     positions: Positions = {}
     suspended: Suspension | None = None
     """The run of a logged call has ended, and the call has not: with neither a result nor a failure."""
+    appends: tuple[Append, ...] = ()
+    """What the engine is to append together with the record of the end, before anyone hears of it; from a worker."""
 
 
 CHUNK_BYTES: Final = 16 * 1024

@@ -13,7 +13,7 @@ from boki.log.operations import Failure
 from boki.retry import check_retry
 from boki.runtime.failures import failure_of
 from boki.runtime.function import Function, register_body
-from boki.runtime.logbook import begin_append
+from boki.runtime.logbook import begin_append, leave_append
 from boki.runtime.suspension import BlockingCallsById, CallsById, Suspend, WakeOn, ends_of, invocation_id_of
 from boki.runtime.values import ValueCodec, codec_for, decode_any, encode_any
 
@@ -38,5 +38,6 @@ __all__ = [
     "ends_of",
     "failure_of",
     "invocation_id_of",
+    "leave_append",
     "register_body",
 ]

@@ -12,6 +12,7 @@ from boki.errors import DeadlineExceeded
 from boki.log.checks import check_seconds, check_writable
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions
+from boki.log.operations import Append
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 """How long an operation may take if its caller does not say."""
@@ -70,10 +71,14 @@ class Caller:
     """Whether it is the runtime itself, which alone writes the books of the runtime."""
     wall_clock: Callable[[], float] = time
     """Seconds since the epoch: in a test they are virtual."""
+    last_appends: list[Append] | None = None
+    """What is appended together with the end of the call; None: this caller cannot leave anything."""
 
     def detached(self) -> Caller:
         """The same, as far as it has seen by now, with all the time in the world."""
-        return replace(self, positions=dict(self.positions), deadline=Deadline(clock=self.deadline.clock))
+        return replace(
+            self, positions=dict(self.positions), deadline=Deadline(clock=self.deadline.clock), last_appends=None
+        )
 
     def check_writable(self, book: str) -> None:
         """`InvalidArgument` if this caller may not write the book."""

@@ -16,6 +16,8 @@ from contextlib import aclosing
 from threading import RLock
 from typing import Any, Final, NoReturn, TypeVar, cast
 
+from msgspec.structs import replace
+
 from boki.calls import WINDOW, Call, CallChange, InvocationState, Outcome, ResultChunk
 from boki.errors import BokiError, CorruptData, TooLarge
 from boki.log.limits import KIB, MIB
@@ -236,6 +238,8 @@ class AsyncWorker(asyncio.Protocol):
             return
         state = CallState(call, limits=self._limits)
         seen = state.caller.positions
+        if call.run:
+            state.caller.last_appends = []
         try:
             arguments = function.arguments(call.payload, call.request)
         except BokiError as error:
@@ -255,6 +259,8 @@ class AsyncWorker(asyncio.Protocol):
                 outcome = cancelled(call.function, seen)
             else:
                 outcome = self._ending.raised(running.speaker, error, seen)
+        if state.caller.last_appends and outcome.suspended is None:
+            outcome = replace(outcome, appends=tuple(state.caller.last_appends))
         self._end(ticket, running, outcome)
 
     async def _stream(

@@ -18,7 +18,7 @@ from boki.calls import Call, CallChange, InvocationState, Outcome
 from boki.extending import Function, Suspend, failure_of
 from boki.libs.bokiflow import Workflow, flow, step, workflow
 from boki.log.metalog import Positions
-from boki.log.operations import Answer, Operation, Read
+from boki.log.operations import Answer, Append, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.call_state import CallState
 from boki.runtime.port import CallPort, LogPort
@@ -180,6 +180,7 @@ def context_of(
         return now_us() / 1e6
 
     state = CallState(call, clock=now_s, wall_clock=now_s, longest_poll_s=_LONGEST_POLL_S)
+    state.caller.last_appends = []
     return Context(state, log, appends, calls)
 
 
@@ -191,5 +192,10 @@ async def run_on_engine(ctx: Context) -> Outcome:
     except Suspend as suspend:
         return Outcome(None, None, ctx.positions, suspend.suspension)
     except Exception as error:  # noqa: BLE001 - whatever a function raises ends its call
-        return Outcome(None, failure_of(known.info.name, error), ctx.positions)
-    return Outcome(known.encode_result(result), None, ctx.positions)
+        return Outcome(None, failure_of(known.info.name, error), ctx.positions, appends=_left_by(ctx))
+    return Outcome(known.encode_result(result), None, ctx.positions, appends=_left_by(ctx))
+
+
+def _left_by(ctx: Context) -> tuple[Append, ...]:
+    """What the run has left to its engine."""
+    return tuple(ctx.logbook.session.caller.last_appends or ())

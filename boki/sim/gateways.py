@@ -107,7 +107,7 @@ class GatewayNode(Node):
         """The client of the read that was submitted with this `done` has left."""
         number, task = self._reading.pop(done, (0, None))
         if task is not None and not self.is_paused:
-            del self._open[number]
+            self._open.pop(number, None)
             task.cancel()
 
     async def _carry_out(self, operation: Operation, positions: Positions, timeout_us: int, number: int) -> None:

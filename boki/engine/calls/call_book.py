@@ -46,13 +46,13 @@ from boki.engine.calls.ledger import (
     waiting_of,
 )
 from boki.engine.calls.runs import Runs
-from boki.errors import ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
+from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
 from boki.host.clock import now_us
 from boki.libs.fold.follower import PAGE_RECORDS, Follower
 from boki.libs.fold.retrying import Backoff, until_answered, until_decided
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import DEFAULT_LIMITS, Limits
-from boki.log.operations import Failure, Found, Read, TrimBook
+from boki.log.operations import Append, Failure, Found, Read, TrimBook
 from boki.log.record import Expect, Page, Record
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.deadline import Caller, Deadline
@@ -277,8 +277,28 @@ class CallBook:
         found = self.ledger.waiting.get(invocation_id)
         return found if found is not None and found.owner == self.me else None
 
-    async def finish(self, entry: Finished) -> Outcome:
-        """Record how the call ended, unless that has been done or it is another's by now: the outcome that counts."""
+    async def finish(self, entry: Finished, appends: Sequence[Append] = ()) -> Outcome:
+        """Record how the call ended, unless that has been done or it is another's by now: the outcome that counts.
+
+        What its run has left to be appended goes into the same batch, and is in the log when this returns.
+        """
+        if not appends:
+            return await self._finish(entry)
+        beside = asyncio.ensure_future(self.append_beside(appends))
+        try:
+            return await self._finish(entry)
+        finally:
+            await beside
+
+    async def append_beside(self, appends: Sequence[Append]) -> None:
+        """Append what a run has left. Of each its condition decides, also when it is repeated."""
+        for append in appends:
+            try:
+                await until_decided(partial(self._access.ask, append), _WHAT, _BACKOFF)
+            except BokiError as error:
+                _log.warning("what a call left to be appended to book %s was refused: %s", append.book, error)
+
+    async def _finish(self, entry: Finished) -> Outcome:
         entry = self._fitting(entry)
         while (waiting := self.ledger.waiting.get(entry.id)) is not None:
             if waiting.owner != self.me:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,7 +30,7 @@ from boki.engine.calls.ledger import (
 from boki.engine.calls.runs import Runs, engine_lost, is_refusal, policy_of, refused_again_us
 from boki.errors import BokiError
 from boki.host.lines import FACTS, SPEAKER, speaker
-from boki.log.operations import Failure
+from boki.log.operations import Append, Failure
 
 _log = logging.getLogger("boki.calls")
 
@@ -183,15 +183,17 @@ class Runner:
 
     async def _settle(self, job: _Job, entry: Accepted, record_time_us: int, outcome: Outcome) -> Next:
         """A run has ended: record when the next one is due, or that the call has ended."""
+        appends, outcome = outcome.appends, msgspec.structs.replace(outcome, appends=())
         failure = outcome.failure
         if failure is None:
-            return await self._finish(job, entry, record_time_us, outcome)
+            return await self._finish(job, entry, record_time_us, outcome, appends)
         job.runs = job.runs.failed(failure)
         again_us = self._again_us(job, entry, record_time_us, failure)
         if again_us is None:
             if job.waiting.starts > 1:
                 _tell(logging.WARNING, job, entry.call, failure, "it has failed for good")
-            return await self._finish(job, entry, record_time_us, outcome)
+            return await self._finish(job, entry, record_time_us, outcome, appends)
+        await self._book.append_beside(appends)
         _tell(logging.INFO, job, entry.call, failure, f"it runs again in {again_us / 1e6:.1f} s")
         next_us = self._clock() + again_us
         waits = await self._book.retry_later(job.waiting, next_us, job.runs)
@@ -204,8 +206,12 @@ class Runner:
         elapsed_us = self._clock() - (job.runs.since_us or due_at(entry, record_time_us))
         return policy_of(entry.call).again_us(failure, job.waiting.starts, entry.call.id, elapsed_us)
 
-    async def _finish(self, job: _Job, entry: Accepted, record_time_us: int, outcome: Outcome) -> Outcome:
+    async def _finish(
+        self, job: _Job, entry: Accepted, record_time_us: int, outcome: Outcome, appends: Sequence[Append] = ()
+    ) -> Outcome:
         call, runs = entry.call, job.runs
+        if (known := self._book.ledger.waiting.get(call.id)) is not None and known.accepted_us:
+            record_time_us += known.accepted_us - accepted_at(entry, record_time_us)  # the fold may know it better
         finished = Finished(
             call.id,
             call.function,
@@ -220,7 +226,7 @@ class Runner:
             reports_to(call),
             name_of(call),
         )
-        return await self._book.finish(finished)
+        return await self._book.finish(finished, appends)
 
 
 def _is_true(done: asyncio.Future[bool]) -> bool:

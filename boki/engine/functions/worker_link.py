@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, cast
 
@@ -21,6 +21,7 @@ from boki.log.operations import Answer, Append, Failure, Operation, Read, SetRet
 from boki.runtime.frames import (
     VERSION,
     AbandonRead,
+    Ended,
     Frame,
     Hello,
     LogReply,
@@ -162,6 +163,8 @@ class WorkerLink(asyncio.Protocol):
                 self._abandon_read(frame.id)
             elif isinstance(frame, Hello) and frame.version != VERSION:
                 self.owner.misbehaved(self, f"speaks version {frame.version} of the protocol, not {VERSION}")
+            elif isinstance(frame, Ended) and not self._are_sound(frame.outcome.appends):
+                self.owner.misbehaved(self, "ended a call with an append that is none")
             else:
                 self.owner.from_worker(self, frame)
 
@@ -215,6 +218,14 @@ class WorkerLink(asyncio.Protocol):
             self._listen()
 
     # the log
+
+    def _are_sound(self, appends: Sequence[Append]) -> bool:
+        try:
+            for append in appends:
+                check_request(append, self._limits)
+        except BokiError:
+            return False
+        return True
 
     def _carry_out(self, request: LogRequest) -> None:
         operation = request.operation

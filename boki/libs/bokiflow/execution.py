@@ -23,7 +23,7 @@ from typing import Any, Final, assert_never
 from boki import BokiError, Context
 from boki.extending import Payload, Suspend, WakeOn, ends_of
 from boki.libs.bokiflow.attempts import Attempts
-from boki.libs.bokiflow.body import Body
+from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
 from boki.libs.bokiflow.clocks import FlowClock, FlowTimer, clock_of
 from boki.libs.bokiflow.history import History
@@ -71,6 +71,7 @@ class Execution:
         self._ctx = ctx
         self._id = ctx.invocation_id
         self._scope = body.scope
+        self._body = body
         self._history = history
         self._is_woken = is_woken
         self._clock: FlowClock = clock_of(ctx)
@@ -117,7 +118,30 @@ class Execution:
         for error in (self.journal.error, self._error, self._suspend, self.machine.diverged):
             if error is not None:
                 raise error
-        return self.machine.result()
+        try:
+            found = self.machine.result()
+        except ContinueAsNew:
+            raise
+        except BaseException:
+            await self._record_last()
+            raise
+        await self._record_last()
+        return found
+
+    async def _record_last(self) -> None:
+        """Leave the last records to the engine, which appends them with the end of the workflow, if nothing that has an
+        effect comes in between: ending children that are left has one.
+        """
+        journal = self.journal
+        if not self._body.children and not hooks().replays and journal.leave():
+            return
+        journal.flush()
+        if not journal.is_firm:
+            await journal.rest()
+        if journal.is_overtaken:
+            raise Overtaken
+        if journal.error is not None:
+            raise journal.error
 
     async def record_continuation(self, payload: Payload) -> None:
         """The workflow begins anew, by a record in front of which the journal is trimmed."""
@@ -125,6 +149,7 @@ class Execution:
         number = history.continued.number + 1 if history.continued is not None else 1
         cursor, taken = machine.mailbox.cursor(machine.seen)
         journal.add(Continued(payload, journal.place, number, taken), cursor, self._clock.now_us(), machine.began_us)
+        journal.flush()
         await journal.rest()
         if journal.error is not None:
             raise journal.error
@@ -202,12 +227,15 @@ class Execution:
                 self._launch(command)
         if machine.mailbox.answers:
             self.journal.seal()
+            self.journal.flush()
             self._on_durable()
         if machine.is_over:
-            self.journal.flush()
-            if self.journal.is_firm and not machine.mailbox.answers and not self._background:
+            if hooks().replays:
+                self.journal.flush()
+            if self.journal.is_sent_firm and not machine.mailbox.answers and not self._background:
                 self._end()
             return
+        self.journal.flush_firm()
         if machine.mailbox.is_listening:
             self.inbox.follow()
         self._arm()
@@ -405,6 +433,7 @@ class Execution:
                 return
             command.is_begun = True
             self._record(Intended(command.n, work.name, work.digest))
+            self.journal.flush()
             self._held.append((self.journal.firm, command))
             return
         if hooks().dies("before", work.name):
@@ -465,3 +494,4 @@ class Execution:
     def _beat(self, command: Command, details: Payload) -> None:
         if command.is_open and not self._ended.done():
             self._record(Beat(command.n, details))
+            self.journal.flush_firm()

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from boki import BokiError, ConditionFailed, Expect, LogBook
-from boki.extending import begin_append
+from boki.extending import begin_append, leave_append
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import Entry, Fact, encode_entry
 
@@ -62,7 +62,7 @@ class JournalWriter:
         self.append_count = 0
 
     def add(self, fact: Fact, seen: int, at_us: int, began_us: int, *, lazily: bool = False) -> None:
-        """Record a fact at the next place. `lazily`: together with the next one; nothing waits for it."""
+        """Record a fact at the next place. It leaves with the next `flush`. `lazily`: nothing waits for it."""
         entry = Entry(self._writer, self._base, seen, at_us, fact, 0 if self.is_begun else began_us, self._life)
         self.is_begun = True
         data = encode_entry(entry)
@@ -70,15 +70,28 @@ class JournalWriter:
         self._kept.append(data)
         self.place += 1
         if not lazily:
-            self.seal()
+            self.firm = self.place
 
     def seal(self) -> None:
         """Something with an effect follows: it waits for all records, those that could have waited included."""
         self.firm = self.place
-        self.flush()
+
+    def flush_firm(self) -> None:
+        """Append what was recorded, unless nothing waits for any of it."""
+        if self._kept and self.firm > self.place - len(self._kept):
+            self.flush()
+
+    def leave(self) -> bool:
+        """Have the engine append what was not sent yet, with the end of the run; False if it is to be appended here."""
+        if self._kept:
+            when = Expect(self._tag, count=self.place - len(self._kept))
+            if not leave_append(self._logbook, self._kept, self._tags, when):
+                return False
+            self._kept.clear()
+        return True
 
     def flush(self) -> None:
-        """Append what waits for the next record."""
+        """Append what was recorded and not sent."""
         if self._kept and not self._is_settling and self.error is None and not self.is_overtaken:
             kept, self._kept = self._kept, []
             self._append(self.place - len(kept), kept)
@@ -87,6 +100,11 @@ class JournalWriter:
     def is_firm(self) -> bool:
         """Whether all is durable that has an effect or came before one."""
         return self.durable >= self.firm
+
+    @property
+    def is_sent_firm(self) -> bool:
+        """The same of what was sent."""
+        return self.durable >= min(self.firm, self.place - len(self._kept))
 
     @property
     def is_quiet(self) -> bool:
