@@ -133,7 +133,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     suspended: Suspension | None = None
     """The run of a logged call has ended, and the call has not: with neither a result nor a failure."""
     appends: tuple[Append, ...] = ()
-    """What the engine is to append together with the record of the end, before anyone hears of it; from a worker."""
+    """What the engine is to append in one batch with the record of the end; from a worker."""
 
 
 CHUNK_BYTES: Final = 16 * 1024

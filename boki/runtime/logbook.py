@@ -270,11 +270,12 @@ class Subscription:
 
 
 def leave_append(logbook: LogBook, data: Sequence[bytes], tags: Tags, when: When) -> bool:
-    """Have records that all have the same tags appended together with the end of this run of a logged call: nobody
-    hears of the end before they are in the log. They ride in its batch, which saves waiting for one of their own.
+    """Have records that all have the same tags appended together with the end of this run of a logged call: they ride
+    in its batch, which saves waiting for one of their own.
 
-    Only for what is decided beforehand: a `when` that does not hold then leaves them out, and the end stands. False if
-    that is not possible here, or if they are too many: then append them.
+    Only for what is decided beforehand, and not needed by anyone who hears of the end: a `when` that does not hold
+    leaves them out, an append that is refused for a moment is repeated, and an engine that is lost meanwhile appends
+    nothing, while the end stands. False if that is not possible here, or if they are too many: then append them.
     """
     caller = logbook.session.caller
     if caller.last_appends is None or sum(map(len, data)) > _MOST_LEFT_BYTES:

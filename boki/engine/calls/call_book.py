@@ -280,7 +280,8 @@ class CallBook:
     async def finish(self, entry: Finished, appends: Sequence[Append] = ()) -> Outcome:
         """Record how the call ended, unless that has been done or it is another's by now: the outcome that counts.
 
-        What its run has left to be appended goes into the same batch, and is in the log when this returns.
+        What its run has left to be appended goes into the same batch. It is in the log when this returns, though others
+        may have read of the end before, if it was refused there and had to be repeated.
         """
         if not appends:
             return await self._finish(entry)
