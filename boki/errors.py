@@ -91,6 +91,9 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     details: dict[str, Any] = {}
 
 
+_BY_CODE: dict[str, type[BokiError]] = {}
+
+
 class BokiError(Exception):
     """The root. `details` are the facts behind the message, as JSON values; each is also an attribute."""
 
@@ -98,6 +101,11 @@ class BokiError(Exception):
     http_status: ClassVar[int] = 500
     default_outcome: ClassVar[Outcome] = "not_applied"
     default_retryable: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Errors of libraries travel, too: where the library is loaded, a peer's error has its class."""
+        if "code" in cls.__dict__ and cls.__init__ is BokiError.__init__:
+            _BY_CODE.setdefault(cls.code, cls)
 
     def __init__(
         self, message: str, *, outcome: Outcome | None = None, retryable: bool | None = None, **details: Any
@@ -326,13 +334,3 @@ class StoreFailed(BokiError):
     code = "store_failed"
     http_status = 503
     default_outcome = "unknown"
-
-
-def _tree(root: type[BokiError]) -> dict[str, type[BokiError]]:
-    found = {root.code: root}
-    for child in root.__subclasses__():
-        found |= _tree(child)
-    return found
-
-
-_BY_CODE = _tree(BokiError)

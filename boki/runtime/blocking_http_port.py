@@ -23,6 +23,8 @@ from boki.runtime.http_exchange import (
     check_url,
     closed,
     late,
+    library_answer,
+    library_request,
     log_answer,
     log_request,
     refused,
@@ -56,6 +58,15 @@ class BlockingHttpPort:
         with self._lock:
             request = log_request(operation, positions, timeout_s)
         answer = log_answer(self.send(request), seen)
+        self.raise_positions(positions, seen)
+        return answer
+
+    def ask_gateway(self, target: str, body: bytes, positions: Positions, timeout_s: float) -> bytes:
+        """See `boki.runtime.port.BlockingGatewayPort`."""
+        seen: Positions = {}
+        with self._lock:
+            request = library_request(target, body, positions, timeout_s)
+        answer = library_answer(self.send(request), seen)
         self.raise_positions(positions, seen)
         return answer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
+from boki.errors import Unavailable
 from boki.log.checks import check_book
 from boki.log.chunk import Group
 from boki.log.ids import MAX_SEQNUM
@@ -17,7 +18,7 @@ from boki.log.record import Page, Record
 from boki.runtime import log_calls
 from boki.runtime.deadline import DEFAULT_TIMEOUT_S, Caller
 from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When, shared
-from boki.runtime.port import BlockingLogPort
+from boki.runtime.port import BlockingGatewayPort, BlockingLogPort
 
 T = TypeVar("T")
 
@@ -52,6 +53,19 @@ class LogSession:
     def saw(self, other: LogSession) -> None:
         """From now on this caller reads what the other one has seen: for one that reads on behalf of many."""
         merge_positions(self.caller.positions, other.caller.positions)
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether the way to the log goes through a gateway, which answers `ask_gateway`."""
+        return isinstance(self.port, BlockingGatewayPort)
+
+    def ask_gateway(self, target: str, body: bytes) -> bytes:
+        """Post JSON to a route of a library, as this caller; the JSON that it answers. Only if `has_gateway`."""
+        port = self.port
+        if not isinstance(port, BlockingGatewayPort):
+            raise Unavailable("no gateway is on the way to the log: ask only if session.has_gateway")
+        timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S)
+        return port.ask_gateway(target, body, self.caller.positions, timeout_s)
 
     def likely_time_us(self) -> int:
         """About what time the log has: by this machine's clock, while records have that of a sequencer. Nothing is

@@ -149,6 +149,27 @@ def log_answer(answer: HttpAnswer, positions: Positions) -> Answer:
     return reply.answer
 
 
+# Routes of libraries
+
+
+def library_request(target: str, body: bytes, positions: Positions, timeout_s: float) -> HttpRequest:
+    """JSON for a route of a library."""
+    timeout_s = min(timeout_s, MAX_TIMEOUT_S)
+    headers = {"Content-Type": "application/json", TIMEOUT: f"{max(timeout_s, MIN_TIMEOUT_S):.6f}"}
+    if positions:
+        headers[POSITION] = format_positions(positions)
+    return HttpRequest("POST", target, timeout_s + _MARGIN_S, headers, body)
+
+
+def library_answer(answer: HttpAnswer, positions: Positions) -> bytes:
+    """What the route answered; raises the error that it told. `positions` are raised to what it has seen."""
+    if answer.status != 200:
+        raise error_of(answer)
+    if position := answer.headers.get(POSITION.lower()):
+        merge_positions(positions, parse_positions(position))
+    return answer.body
+
+
 # Calls
 
 

@@ -19,6 +19,8 @@ from boki.runtime.http_exchange import (
     check_url,
     closed,
     late,
+    library_answer,
+    library_request,
     log_answer,
     log_request,
     of_another_loop,
@@ -45,6 +47,10 @@ class HttpPort:
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `boki.runtime.port.LogPort`."""
         return log_answer(await self.send(log_request(operation, positions, timeout_s)), positions)
+
+    async def ask_gateway(self, target: str, body: bytes, positions: Positions, timeout_s: float) -> bytes:
+        """See `boki.runtime.port.GatewayPort`."""
+        return library_answer(await self.send(library_request(target, body, positions, timeout_s)), positions)
 
     async def send(self, request: HttpRequest) -> HttpAnswer:
         """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""

@@ -6,7 +6,7 @@ values and raises errors; what the values mean stands in `boki.log.operations` a
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from boki.calls import Call, CallChange, InvocationState, Outcome
 from boki.log.metalog import Positions
@@ -29,6 +29,24 @@ class BlockingLogPort(Protocol):
 
     def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
         """See `LogPort.request`."""
+
+
+@runtime_checkable
+class GatewayPort(Protocol):
+    """A `LogPort` that goes through a gateway, and so reaches the gateway's part of a library."""
+
+    async def ask_gateway(self, target: str, body: bytes, positions: Positions, timeout_s: float) -> bytes:
+        """Post JSON to a route of a library, for a caller that has seen `positions`, and raise them to what it has seen
+        then: the JSON that it answers. Raises the `BokiError` that it answers.
+        """
+
+
+@runtime_checkable
+class BlockingGatewayPort(Protocol):
+    """The same for blocking code."""
+
+    def ask_gateway(self, target: str, body: bytes, positions: Positions, timeout_s: float) -> bytes:
+        """See `GatewayPort.ask_gateway`."""
 
 
 class CallPort(Protocol):

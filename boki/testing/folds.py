@@ -34,7 +34,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, assert_never
 
 import msgspec
 
-from boki.errors import BokiError, ConnectionLost
+from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.libs.fold import steps
 from boki.libs.fold.steps import Step, Steps
 from boki.log.memory import MemoryLog
@@ -272,6 +272,8 @@ class World:
             case steps.Trim():
                 self._ask(log_calls.trim(self._book(step), step.before, step.tag, self._caller))
                 return None
+            case steps.AskGateway():
+                raise Unavailable("there is no gateway before a log in memory")
             case steps.Sync():
                 self._ask(Sync(self._book(step)))
                 return None

@@ -12,9 +12,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from boki import BokiError, ConditionFailed, Expect, KeyReused, NewRecord, TooLarge
-from boki.libs.bokistore.drafts import Query
+from boki.libs.bokistore.far import FarViews
 from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.listing import entry_of, with_names, without_names
+from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import Author, Write, codec, row_tag, signed, write_records
 from boki.libs.bokistore.refusals import WrongShape
@@ -25,11 +26,21 @@ from boki.libs.fold.retrying import uncertain
 from boki.libs.fold.steps import Steps
 
 
-class Access(Protocol):
-    """What the handle of an object does its work with."""
+class Looks(Protocol):
+    """What answers questions of objects."""
 
-    def look(self, name: str, query: Query) -> Steps[Any]:
-        """The answer to a query of the object."""
+    def look(self, name: str, query: Question) -> Steps[Any]:
+        """The answer to a question."""
+
+    def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
+        """The answers to several, of the objects that stand with them."""
+
+    def prefetch(self, names: Sequence[str]) -> Steps[None]:
+        """Read several objects at once that are going to be asked, where that is of use."""
+
+
+class Access(Looks, Protocol):
+    """What the handle of an object does its work with."""
 
     def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
         """The result of an update. `key`: it counts once, however often it comes."""
@@ -37,8 +48,14 @@ class Access(Protocol):
     def version_of(self, name: str) -> Steps[int]:
         """From which seqnum on the object has its value; 0: nothing has changed it."""
 
-    def prefetch(self, names: Sequence[str]) -> Steps[None]:
-        """Read several objects at once that are going to be asked, where that is of use."""
+
+def look_all(access: Looks, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
+    """The answers one by one, of objects that are read at once."""
+    yield from access.prefetch(list(dict.fromkeys(name for name, _ in questions)))
+    answers = []
+    for name, question in questions:
+        answers.append((yield from access.look(name, question)))
+    return answers
 
 
 class Direct:
@@ -49,14 +66,30 @@ class Direct:
         self.author = author
         self._new_nonce = new_nonce
 
+    @property
+    def book(self) -> str:
+        """The name of the LogBook."""
+        return self._reader.book
+
+    @property
+    def is_far(self) -> bool:
+        """Whether a gateway's views are nearer than the log."""
+        return self._reader.is_far
+
     def prefetch(self, names: Sequence[str]) -> Steps[None]:  # noqa: ARG002
         """See `Access`: each question reads what is new anyway."""
         yield from ()
 
-    def look(self, name: str, query: Query) -> Steps[Any]:
+    def look(self, name: str, query: Question) -> Steps[Any]:
         """See `Access`."""
+        if self._reader.is_far and self._reader.rows.find(name) is None:
+            return (yield from FarViews(self._reader.book).look(name, query))
         row, _ = yield from self._reader.catch_up(name)
         return query(row.newest.value)
+
+    def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
+        """See `Access`. Each as it is when it is asked."""
+        return (yield from look_all(self, questions))
 
     def version_of(self, name: str) -> Steps[int]:
         """See `Access`."""
@@ -69,6 +102,8 @@ class Direct:
         under a `key`.
         """
         row = self._reader.rows.find(name)
+        if row is None and self._reader.is_far:  # a gateway's view after the append would not tell what came of it
+            row, _ = yield from self._reader.catch_up(name)
         if row is None:
             return (yield from self._append(name, update, key))
         is_first = not row.writing and key is None

@@ -12,13 +12,15 @@ the map is first written, and stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import msgspec
 
 from boki import InvalidArgument, WrongType
-from boki.libs.bokistore.accesses import Access, Direct
+from boki.libs.bokistore.accesses import Access, Direct, Looks
+from boki.libs.bokistore.far import FarViews
 from boki.libs.bokistore.json_values import MISSING, Missing, copy_of, encode, is_same, plain
 from boki.libs.bokistore.paths import MAX_SEGMENT_CHARS, Path, Segments, parse_path
 from boki.libs.bokistore.queries import WHOLE, Count, FirstKeys, Question, Scan, ValueAt
@@ -112,17 +114,13 @@ class MapRequests:
     def get_many(self, keys: Iterable[str]) -> Steps[dict[str, Any]]:
         """Those of the items that there are, as of one moment."""
         wanted = [check_item_key(key) for key in keys]
-        return (yield from self._together(lambda txn: self._get_many(txn, wanted)))
+        return (yield from self._read(lambda access: self._get_many(access, wanted)))
 
-    def _get_many(self, access: Access, keys: Sequence[str]) -> Steps[dict[str, Any]]:
+    def _get_many(self, access: Looks, keys: Sequence[str]) -> Steps[dict[str, Any]]:
         shape = yield from self.shape()
-        found = {}
-        yield from access.prefetch(list(dict.fromkeys(self._partition(shape, key) for key in keys)))
-        for key in keys:
-            value = yield from access.look(self._partition(shape, key), ValueAt((key,)))
-            if value is not MISSING:
-                found[key] = copy_of(value)
-        return found
+        asked = [(self._partition(shape, key), ValueAt((key,))) for key in keys]
+        values = yield from access.look_all(asked)
+        return {key: copy_of(value) for key, value in zip(keys, values, strict=True) if value is not MISSING}
 
     def set(self, key: str, path: Path, value: Any) -> Steps[None]:
         """Put an item, or a part of one."""
@@ -184,6 +182,12 @@ class MapRequests:
                 yield from access.change(self._index(shape, field, new), Set((new, key), b"true"))
         return result
 
+    def _read(self, work: Callable[[Looks], Steps[T]]) -> Steps[T]:
+        """The same for what only reads: a gateway answers those that are far from the log."""
+        if self._access is self._direct and self._direct.is_far:
+            return (yield from work(FarViews(self._direct.book)))
+        return (yield from self._together(work))
+
     def _together(self, work: Callable[[Access], Steps[T]]) -> Steps[T]:
         """In the transaction that this map is used in, or in one of its own, again while it conflicts."""
         if self._access is not self._direct:
@@ -211,27 +215,21 @@ class MapRequests:
             if not isinstance(text, str):
                 raise WrongType(f"{field} must be a str, not {type(text).__name__}", field=field)
         query = Scan(prefix, start, stop, after, limit)
-        return (yield from self._together(lambda txn: self._scan(txn, query, limit)))
+        return (yield from self._read(lambda access: self._scan(access, query, limit)))
 
-    def _scan(self, access: Access, query: Question, limit: int) -> Steps[list[Item]]:
+    def _scan(self, access: Looks, query: Question, limit: int) -> Steps[list[Item]]:
         shape = yield from self.shape()
-        found: list[list[Any]] = []
-        yield from access.prefetch(self._partitions(shape))
-        for number in range(shape.partitions):
-            found += yield from access.look(f"{self.name}/{number}", query)
-        return [(key, copy_of(value)) for key, value in sorted(found, key=_key_of)[:limit]]
+        pages = yield from access.look_all([(name, query) for name in self._partitions(shape)])
+        found = sorted(chain.from_iterable(pages), key=_key_of)
+        return [(key, copy_of(value)) for key, value in found[:limit]]
 
     def length(self) -> Steps[int]:
         """The number of items."""
-        return (yield from self._together(self._length))
+        return (yield from self._read(self._length))
 
-    def _length(self, access: Access) -> Steps[int]:
+    def _length(self, access: Looks) -> Steps[int]:
         shape = yield from self.shape()
-        total = 0
-        yield from access.prefetch(self._partitions(shape))
-        for number in range(shape.partitions):
-            total += yield from access.look(f"{self.name}/{number}", Count())
-        return total
+        return sum((yield from access.look_all([(name, Count()) for name in self._partitions(shape)])))
 
     def where(self, field: str, value: Any, limit: int) -> Steps[list[Item]]:
         """Items whose field has that value, in the order of their keys."""
@@ -241,9 +239,9 @@ class MapRequests:
                 f"map {self.name!r} has no index of {field!r}: it has {list(self._wished.indexes)}", field="field"
             )
         indexed = _spelled(plain(value, "value"))
-        return (yield from self._together(lambda txn: self._where(txn, field, indexed, limit)))
+        return (yield from self._read(lambda access: self._where(access, field, indexed, limit)))
 
-    def _where(self, access: Access, field: str, indexed: str, limit: int) -> Steps[list[Item]]:
+    def _where(self, access: Looks, field: str, indexed: str, limit: int) -> Steps[list[Item]]:
         shape = yield from self.shape()
         keys = yield from access.look(self._index(shape, field, indexed), FirstKeys(indexed, limit))
         items = yield from self._get_many(access, keys)

@@ -8,9 +8,10 @@ from typing import Any, Final
 import msgspec
 
 from boki import InvalidArgument, NotFound, Page, Record, Trimmed, WrongType
-from boki.libs.bokistore.drafts import Query
+from boki.libs.bokistore.accesses import look_all
 from boki.libs.bokistore.json_values import MISSING, copy_of
 from boki.libs.bokistore.listing import without_names
+from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import Write, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.updates import Update
@@ -38,10 +39,14 @@ class AsOf:
         if self.seqnum is not None:
             yield from self._reader.prefetch(names, self.seqnum)
 
-    def look(self, name: str, query: Query) -> Steps[Any]:
+    def look(self, name: str, query: Question) -> Steps[Any]:
         """See `accesses.Access`. `Trimmed`: that is too long ago."""
         view = yield from self._view(name)
         return query(view.value)
+
+    def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
+        """See `accesses.Access`."""
+        return (yield from look_all(self, questions))
 
     def version_of(self, name: str) -> Steps[int]:
         """See `accesses.Access`."""

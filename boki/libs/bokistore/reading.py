@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from boki import MAX_SEQNUM, Page, Record, Trimmed
+from boki.libs.bokistore import far
 from boki.libs.bokistore.records import ORIGIN, Checkpoint, Origin, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.views import Row, Rows, View, checkpoint_of, step, view_in, view_of
 from boki.libs.fold import steps
@@ -34,6 +35,8 @@ class Reader:
         self.due: set[str] = set()
         """Objects that should be saved, for whoever does that in the background."""
         self.save_after = SAVE_AFTER
+        self.is_far = False
+        """Whether a gateway is on the way to the log, whose views are nearer than the records (`far`)."""
         self._other = other or (lambda name: Reader(Rows(), name))
 
     def is_listed(self, name: str) -> bool:
@@ -49,6 +52,8 @@ class Reader:
         is_cold = row is None
         if row is None:
             row = yield from self._open(name)
+            if self.is_far:
+                return row, row.known_to  # a view that the gateway has just read
         row, seen_to = yield from self._read_on(row, None)
         if is_cold and row.replayed >= LEAVE_VIEW_AFTER:
             yield from self._leave_view(row)
@@ -80,8 +85,18 @@ class Reader:
 
     def _open(self, name: str, floor: int = 0) -> Steps[Row]:
         """A row to begin with. `floor`: the lowest seqnum of the row that trims have left."""
+        if self.is_far:
+            [row] = yield from self._open_far([name])
+            return row
         found: list[Record | None] = yield self._beginnings(name)
         return (yield from self._begin(name, found, floor))
+
+    def _open_far(self, names: Sequence[str], at: int = -1) -> Steps[list[Row]]:
+        """Rows that begin with the gateway's views."""
+        views = yield from far.ask(self.book, far.Wanted(objects=list(names), at=at))
+        known_to, awaited = views.seqnum + 1, self.rows.awaited
+        held = zip(names, map(far.view_of, views.objects), strict=True)
+        return [self.rows.put(Row(name, view, known_to, awaited=awaited)) for name, view in held]
 
     def _beginnings(self, name: str) -> tuple[Tail, ...]:
         """Where the view to begin with may be found."""
@@ -104,7 +119,10 @@ class Reader:
     def prefetch(self, names: Sequence[str], seqnum: int) -> Steps[None]:
         """Read the rows of several objects up to that seqnum at once, as far as that goes without a look back."""
         cold = [name for name in names if self.rows.find(name) is None]
-        if cold:
+        if cold and self.is_far:
+            for first in range(0, len(cold), far.MAX_ASKED):
+                yield from self._open_far(cold[first : first + far.MAX_ASKED], seqnum)
+        elif cold:
             found: list[Record | None] = yield tuple(tail for name in cold for tail in self._beginnings(name))
             for number, name in enumerate(cold):
                 yield from self._begin(name, found[3 * number : 3 * number + 3], 0)

@@ -36,9 +36,11 @@ from boki import (
     Trimmed,
     WrongState,
 )
-from boki.libs.bokistore.drafts import Draft, Query
+from boki.libs.bokistore.accesses import look_all
+from boki.libs.bokistore.drafts import Draft
 from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.listing import with_names, without_names
+from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import ROW, Author, Write, codec, row_tag, signed, write_records
 from boki.libs.bokistore.refusals import conflict, used_before
@@ -143,7 +145,7 @@ class Transaction:
                 self.snapshot = max(0, seen_to - 1) if self.snapshot is None else self.snapshot
             yield from self._reader.prefetch(unknown, self.snapshot)
 
-    def look(self, name: str, query: Query) -> Steps[Any]:
+    def look(self, name: str, query: Question) -> Steps[Any]:
         """The answer to a query, as of the snapshot and with the transaction's own writes."""
         draft = yield from self._draft(name)
         return draft.look(query)
@@ -156,6 +158,10 @@ class Transaction:
             )
         draft = yield from self._draft(name)
         return draft.change(update)
+
+    def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
+        """See `accesses.Access`."""
+        return (yield from look_all(self, questions))
 
     def version_of(self, name: str) -> Steps[int]:
         """The version of the object that the transaction has begun with."""

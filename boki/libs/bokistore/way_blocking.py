@@ -22,6 +22,7 @@ class Way:
         self.logbook = logbook
         self._memory: BlockingMemory = logbook.session.shared(BlockingMemory)
         self.reader: Reader = self._memory.reader(logbook.name)
+        self.reader.is_far = logbook.session.has_gateway
         self.shapes: dict[str, Shape] = self._memory.shapes(logbook.name)
         self.new_nonce: Callable[[], bytes] = self._memory.new_nonce
 

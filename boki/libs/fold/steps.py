@@ -91,13 +91,24 @@ class Sync(msgspec.Struct, frozen=True):
     book: str = ""
 
 
+class AskGateway(msgspec.Struct, frozen=True):
+    """Ask the gateway that is the way to the log, at a route of the library: only if `session.has_gateway`. The answer
+    is the JSON that it answers with, as bytes.
+    """
+
+    target: str
+    body: bytes
+    """JSON."""
+    book: str = ""
+
+
 class Pause(msgspec.Struct, frozen=True):
     """Wait before the next operation; the answer is None."""
 
     seconds: float
 
 
-Operation = Append | ReadPage | Tail | Get | SetAuxdata | Trim | Sync | Pause
+Operation = Append | ReadPage | Tail | Get | SetAuxdata | Trim | Sync | AskGateway | Pause
 Step = Operation | tuple[Operation, ...]
 """A tuple is carried out at once, in any order; its answer is the list of theirs."""
 Steps = Generator[Step, Any, T]
@@ -127,7 +138,9 @@ async def run(steps: Steps[T], logbook: LogBook, *, pause: Callable[[float], Awa
         return result
 
 
-def _asked(operation: Append | ReadPage | Tail | Get | SetAuxdata | Trim | Sync, book: LogBook) -> Awaitable[Any]:
+def _asked(
+    operation: Append | ReadPage | Tail | Get | SetAuxdata | Trim | Sync | AskGateway, book: LogBook
+) -> Awaitable[Any]:
     match operation:
         case Append():
             return book.append_many(operation.records, when=tuple(operation.when), key=operation.key)
@@ -143,6 +156,8 @@ def _asked(operation: Append | ReadPage | Tail | Get | SetAuxdata | Trim | Sync,
             return book.trim(operation.before, tag=operation.tag)
         case Sync():
             return book.sync()
+        case AskGateway(target, body):
+            return book.session.ask_gateway(target, body)
         case _:
             assert_never(operation)
 

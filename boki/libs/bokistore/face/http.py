@@ -18,8 +18,9 @@ from boki.errors import BokiError, InvalidArgument, TooLarge, WrongState
 from boki.faces import GatewayPort, Route
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.arguments import json_body, query, query_int, query_seconds
-from boki.libs.bokistore import Store, Transaction, Version
+from boki.libs.bokistore import Store, Transaction, Version, far
 from boki.libs.bokistore.face.changes import MAX_CHANGES, Change, Wanted, carry_out, patched
+from boki.libs.bokistore.face.views import answer
 from boki.libs.bokistore.json_values import is_same
 from boki.libs.bokistore.maps import MAX_PAGE
 from boki.libs.bokistore.refusals import NoSuchObject
@@ -35,6 +36,7 @@ MAX_HISTORY: Final = 1_000
 _ANY: Final = msgspec.json.Decoder(Any)
 _CHANGE: Final = msgspec.json.Decoder(Change)
 _WANTED: Final = msgspec.json.Decoder(Wanted)
+_VIEWS: Final = msgspec.json.Decoder(far.Wanted)
 
 
 class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +62,7 @@ class Objects:
             Route("GET", "/store/{book}", self.names),
             Route("POST", "/store/{book}/transactions", self.transact),
             Route("POST", "/store/{book}/forks", self.fork),
+            Route("POST", "/store/{book}/views", self.views),
             Route("GET", one, self.get),
             Route("PUT", one, self.put),
             Route("PATCH", one, self.patch),
@@ -235,6 +238,16 @@ class Objects:
                 limit=query_int(values, "limit", 100, MAX_PAGE),
             )
         return self._answer(session, {"items": [{"key": key, "value": value} for key, value in items]})
+
+    async def views(self, request: BaseRequest, book: str) -> Response:
+        """Answer questions of many objects as of one moment, and give views, to those who keep none: `boki.Client`."""
+        query(request, ())
+        wanted = json_body(await self._gateway.body(request), _VIEWS)
+        session = self._gateway.session(request)
+        with self._gateway.admitted():
+            store = self._store(session, book)
+            views = await store.way.run(answer(store.way.reader, wanted))
+        return self._answer(session, views)
 
     async def fork(self, request: BaseRequest, book: str) -> Response:
         """Make another book a copy of all objects of this one."""

@@ -24,6 +24,7 @@ _PATH: Final = query_parameter("path", "A value within it, such as cart.items.0;
 _LIMIT: Final = query_parameter("limit", "At most so many", {"type": "integer", "minimum": 1})
 _PLACE: Final[Json] = {"anyOf": [TEXT, array_of({"type": ["string", "integer"]})]}
 _VERSION: Final = TEXT | {"description": "The seqnum of the record that made it what it is, as digits; also the ETag"}
+_NUMBER: Final[Json] = {"type": "integer"}
 _IF_MATCH: Final[Json] = {
     "name": "If-Match",
     "in": "header",
@@ -98,6 +99,17 @@ STORE_PATHS: Final[dict[str, Json]] = {
                         "updates": array_of(object_of({"object": TEXT, **_CHANGE}, _CHANGE_OPTIONS)),
                     },
                 )
+            ),
+            one=False,
+        )
+    },
+    "/store/{book}/views": {
+        "post": _of(
+            "lookAtObjects",
+            "Answer questions of many objects as of one moment, for boki.Client",
+            object_of({"seqnum": _NUMBER, "answers": array_of(array_of({})), "objects": array_of({})}),
+            body=json_of(
+                object_of({}, {"questions": array_of(array_of({})), "objects": array_of(TEXT), "at": _NUMBER})
             ),
             one=False,
         )
