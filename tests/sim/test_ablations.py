@@ -68,7 +68,14 @@ FIRST_CAUGHT = {
 """
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+IN_A_SAMPLE = 3
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All safeguards with `--whole`, otherwise every third."""
+    metafunc.parametrize("name", list(ABLATIONS)[:: 1 if metafunc.config.getoption("whole") else IN_A_SAMPLE])
+
+
 def test_a_safeguard_that_is_off_is_noticed(name: str) -> None:
     """By a checker that sees only what clients saw, in the ordinary swarm, within 400 seeds."""
     likely = FIRST_CAUGHT.get(name, 0)
