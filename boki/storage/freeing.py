@@ -29,6 +29,8 @@ class Freeing(NamedTuple):
 def freeing(chunk: Chunk, first_seqnum: int, floors: Mapping[str | None, int]) -> Freeing:
     """See `Freeing`. `floors` are those of the chunk's book."""
     gone = {i for i in range(chunk.count) if chunk.is_freed(i)} if chunk.has_freed else set()
+    if not any(floor > first_seqnum for floor in floors.values()):
+        return Freeing(sorted(gone), 0, set())  # no trim has come so far: its tags need not be decoded
     passed = {
         tag: min(chunk.count, floor - first_seqnum)
         for tag in (None, DELETED, *chunk.strings[1:])
