@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockingClient", "Client", "Invocation", "Invocations"]
 
-DEPLOY_S: Final = 180.0
-"""How long a deployment may take: every module is imported before it counts."""
+DEPLOY_S: Final = 180.0  # how long a deployment may take: every module is imported before it counts
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -83,8 +82,11 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._port.close()
+        """Close all connections, after what libraries still do beside the calls: at most 10 s."""
+        try:
+            await self._log_access().come_to_rest()
+        finally:
+            await self._port.close()
 
     @property
     def url(self) -> str:

@@ -57,6 +57,14 @@ class LogSession:
         """
         return shared(self.appends.shared, make)
 
+    async def come_to_rest(self, patience_s: float = 10.0) -> None:
+        """Let what libraries share end its work beside the calls, such as giving back what no caller took, for
+        `patience_s` seconds at most: before the connection closes. It is told by a method `come_to_rest(patience_s)`.
+        """
+        for kept in list(self.appends.shared.values()):
+            if hasattr(kept, "come_to_rest"):
+                await kept.come_to_rest(patience_s)
+
     def saw(self, other: LogSession) -> None:
         """From now on this caller reads what the other one has seen: for one that reads on behalf of many."""
         merge_positions(self.caller.positions, other.caller.positions)

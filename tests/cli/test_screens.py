@@ -1,5 +1,6 @@
 """Every screen at 80 and at 120 columns: no line is broken, no cell is torn in the middle of a word."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from boki.cluster.state import ProcessState, SupervisorState
 from boki.config import DevConfig
 from boki.deployments import VersionInfo
 from boki.errors import FunctionFailed
-from boki.libs.bokiqueue.administration import DeadLetter, GroupStats, QueueStats
+from boki.libs.bokiqueue import DeadLetter, GroupStats, QueueStats
 from boki.libs.bokiqueue.face import commands as queue
 from boki.log.record import Record
 from boki.runtime.http_exchange import Invocation, Invocations
@@ -288,14 +289,18 @@ def test_a_screen_of_a_command_is_unbroken(width: int, said: None, words: list[s
     words_are_whole(done.output, *whole)
 
 
-def test_the_screens_of_queues_are_unbroken(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_screens_of_queues_are_unbroken(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Figures, dead letters with their reasons, and what comes next."""
-    monkeypatch.setattr(queue, "with_queue", lambda *_: STATS)
-    queue.stats("shop", "orders")
-    monkeypatch.setattr(queue, "with_queue", lambda *_: LETTERS)
-    queue.dlq("shop", "orders")
+
+    async def letters(_limit: int) -> list[DeadLetter]:
+        return LETTERS
+
+    async def stats() -> QueueStats:
+        return STATS
+
+    handle: Any = SimpleNamespace(name="orders", stats=stats, dead_letters=letters)
+    asyncio.run(queue.stats(handle))
+    asyncio.run(queue.dlq(handle))
     text = "".join(capsys.readouterr())
     is_unbroken(text, width)
     words_are_whole(text, "billing", "1,234.5", "123,456", "0-8796093022208-12", "functions/billing.py,")

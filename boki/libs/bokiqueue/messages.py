@@ -166,44 +166,70 @@ def parse_receipt(receipt: object) -> tuple[int, int, int]:
 # As JSON objects: the same over HTTP and on the command line
 
 
-def message_shape(message: Message[Any]) -> dict[str, Any]:
-    """A message; without a receipt if it was popped or only looked at."""
-    return {
-        "id": message.id,
-        "receipt": message.receipt if message.until else "",
-        "deliveries": message.deliveries,
-        "time_us": message.time,
-        "until_us": message.until,
-        "group_key": message.group_key,
-        **_body(message.form, message.data),
-    }
+class _Data(msgspec.Struct, frozen=True, kw_only=True):
+    """What was pushed: as text or JSON if it was pushed so and is that, else as base64."""
+
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    base64: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def settings_shape(settings: Settings) -> dict[str, Any]:
-    """The settings of a queue."""
-    return {
-        "shards": settings.shards,
-        "max_deliveries": settings.max_deliveries,
-        "max_length": settings.max_length,
-        "retain_s": settings.retain_us / 1e6,
-    }
+class MessageShape(_Data, frozen=True, kw_only=True):
+    """A message. `receipt` names its lease, `until_us` says when that ends: "" and 0 if it was popped, or peeked."""
+
+    id: str
+    receipt: str
+    deliveries: int
+    time_us: int
+    until_us: int
+    group_key: str
 
 
-def letter_shape(letter: DeadLetter) -> dict[str, Any]:
+class LetterShape(_Data, frozen=True, kw_only=True):
     """A dead letter."""
-    return {
-        "handle": letter.handle,
-        "id": letter.id,
-        "reason": letter.reason,
-        "deliveries": letter.deliveries,
-        "pushed_us": letter.pushed_us,
-        "died_us": letter.died_us,
-        **_body(letter.form, letter.data),
-    }
+
+    handle: str
+    id: str
+    reason: str
+    deliveries: int
+    pushed_us: int
+    died_us: int
+
+
+class SettingsShape(msgspec.Struct, frozen=True):
+    """The settings of a queue."""
+
+    shards: int
+    max_deliveries: int
+    max_length: int
+    retain_s: float
+
+
+def message_shape(message: Message[Any]) -> MessageShape:
+    """A message as JSON."""
+    return MessageShape(
+        id=message.id,
+        receipt=message.receipt if message.until else "",
+        deliveries=message.deliveries,
+        time_us=message.time,
+        until_us=message.until,
+        group_key=message.group_key,
+        **_body(message.form, message.data),
+    )
+
+
+def settings_shape(held: Settings) -> SettingsShape:
+    """Settings as JSON."""
+    return SettingsShape(held.shards, held.max_deliveries, held.max_length, held.retain_us / 1e6)
+
+
+def letter_shape(letter: DeadLetter) -> LetterShape:
+    """A dead letter as JSON."""
+    told = msgspec.structs.asdict(letter)
+    return LetterShape(**_body(told.pop("form"), told.pop("data")), **told)
 
 
 def _body(form: int, data: bytes) -> dict[str, Any]:
-    """What was pushed: as text or JSON if it was pushed so and is that, else as base64."""
     try:
         if form == JSON:
             msgspec.json.decode(data)

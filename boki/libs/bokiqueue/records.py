@@ -27,16 +27,18 @@ Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from boki import Record, VersionTooNew
 from boki.libs.fold.codec import RecordCodec
+
+T = TypeVar("T")
 
 QUEUES_TAG: Final = "!queues"
 NOW: Final = (1 << 63) - 1
@@ -328,6 +330,19 @@ def ends_leases(record: Kind) -> bool:
 
 
 # Forms and tags
+
+
+def runs(items: Sequence[T], size_of: Callable[[T], int], most_bytes: int, most: int = MAX_BATCH) -> Iterator[list[T]]:
+    """The items in runs that fit together: by their sizes in bytes, and their number. Each run has one at least."""
+    start = size_bytes = 0
+    for at, item in enumerate(items):
+        own = size_of(item)
+        size_bytes += own
+        if at > start and (size_bytes > most_bytes or at - start == most):
+            yield list(items[start:at])
+            start, size_bytes = at, own
+    if items:
+        yield list(items[start:])
 
 
 def form_of(forms: bytes, index: int) -> int:

@@ -67,10 +67,10 @@ class Memory:
         except BokiError as error:  # it is due again after as many updates
             _log.info("object %s of book %s was not saved: %s", name, logbook.name, error)
 
-    async def come_to_rest(self) -> None:
-        """Until nothing goes on beside the calls."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def come_to_rest(self, patience_s: float | None = None) -> None:
+        """Until nothing goes on beside the calls, or for that long."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=patience_s)
 
 
 class BlockingMemory(Memory):

@@ -10,6 +10,7 @@ import pytest
 import boki.testing
 from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
 from boki.libs.bokiqueue import LeaseLost, Queue, bodies, demand
+from boki.libs.bokiqueue.followed import following
 from boki.libs.bokiqueue.records import Act, OpenGroup, Push, decode
 from boki.log.operations import Append, Get
 from boki.runtime.deadline import Caller, Deadline
@@ -317,3 +318,25 @@ def test_what_one_record_gave_to_two_groups_is_given_back_to_both() -> None:
     line.begin(stream.state, 0)
     line.give_back_unknown()
     assert sorted(one.settle.group for one in line.settlements) == ["", "copy"]
+
+
+@asynchronous
+async def test_a_consumer_that_rests_leaves_no_credit_behind() -> None:
+    """What is pushed after a quick consumer has left is given to nobody that cannot take it."""
+    port = MemoryPort()
+    leaving, pushing = Process(port), Process(port)
+    queue, other = Queue[str](leaving.logbook(), "q"), Queue[str](pushing.logbook(), "q")
+    await other.push("first")
+    first = await queue.pop(wait_s=10)
+    waiting = asyncio.ensure_future(queue.pop_many(5, wait_s=10))
+    await turns(50)
+    assert any(one.available for one in following(queue.logbook, "q", 1).lines[0].state.standing)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await leaving.access.come_to_rest()
+    assert first is not None
+    assert not any(one.available for one in following(queue.logbook, "q", 1).lines[0].state.standing)
+    await other.push("second")
+    second = await other.pop()
+    assert second is not None
+    assert second.value == "second"

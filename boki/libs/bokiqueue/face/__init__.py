@@ -6,7 +6,6 @@ It is imported whenever the CLI starts, so it imports nothing of the queue befor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from boki.faces import CommandGroup, Face, GatewayPart, GatewayPort
@@ -18,10 +17,8 @@ SUMMARY: Final = "Push to, pop from and look into message queues."
 
 
 def _commands() -> Typer:
-    from boki.libs.bokiqueue.face.commands import app
+    from boki.libs.bokiqueue.face.settings_commands import app  # which adds its commands to the others
 
-    for module in ("lease_commands", "settings_commands"):
-        import_module(f"{__name__}.{module}")  # adds its commands
     return app
 
 
@@ -33,16 +30,16 @@ def _names(url: str, token: str, given: Mapping[str, str]) -> Sequence[str]:
 
 def _at_gateway(gateway: GatewayPort) -> GatewayPart:
     from boki.libs.bokiqueue.face.consumers import Consumers
-    from boki.libs.bokiqueue.face.http import Queues
+    from boki.libs.bokiqueue.face.http import ENDPOINTS
 
     consumers = Consumers(gateway)
-    return GatewayPart(routes=Queues(gateway).routes(), driver=consumers, metrics=consumers)
+    return GatewayPart(routes=ENDPOINTS.routes(gateway), driver=consumers, metrics=consumers)
 
 
 def _openapi() -> Mapping[str, Any]:
-    from boki.libs.bokiqueue.face.openapi import QUEUE_PATHS
+    from boki.libs.bokiqueue.face.http import ENDPOINTS
 
-    return QUEUE_PATHS
+    return ENDPOINTS.paths()
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

@@ -1,17 +1,20 @@
-"""`boki queue`: look into queues, push and pop, and see to dead letters."""
+"""`boki queue`: push, take and settle messages, look into queues, and see to settings, groups and dead letters.
+
+A receipt names a lease: it is good in any later command, on any machine, until the lease ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect, connect_async
-from boki.cli.help import Commands, examples
+from boki.cli.help import examples
 from boki.cli.log import say_if_missing
 from boki.cli.terminal import (
     Sure,
@@ -28,44 +31,38 @@ from boki.cli.terminal import (
     results,
     time_cell,
 )
+from boki.cli.things import Book, ThingCommands
 from boki.errors import InvalidArgument
 from boki.libs.bokiqueue.face import SUMMARY
 from boki.runtime.values import is_json
 
 if TYPE_CHECKING:
+    from boki import LogBook
     from boki.libs.bokiqueue import Message, Queue
-
-
-app = Commands(SUMMARY)
-
-R = TypeVar("R")
 
 PART_BYTES: Final = 3_000_000
 """So much is pushed at once."""
-REST_S: Final = 10.0
-"""A checkpoint that is being written when a command is done has so long."""
 
-Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
-Group = Annotated[str, typer.Option("--group", "-g", help="The consumer group; without it, the default one.")]
+Count = Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")]
+WaitS = Annotated[float, typer.Option(min=0, help="Seconds to wait for the first message.")]
+Receipts = Annotated[list[str], typer.Argument(help="Receipts, as `lease` prints them; - reads lines from stdin.")]
 Handles = Annotated[list[str] | None, typer.Argument(help="Dead letters, as `dlq` names them; without any, all.")]
 
 
-def with_queue(url: str, token: str, book: str, name: str, group: str, work: Callable[[Queue[Any]], Awaitable[R]]) -> R:
-    """Do the work with the queue of a running system."""
+def _opened(logbook: LogBook, name: str, group: str = "") -> Queue[Any]:
+    from boki.libs.bokiqueue import Queue
 
-    async def run() -> R:
-        from boki.libs.bokiqueue import Queue
-        from boki.libs.bokiqueue.followed import queues_of
+    return Queue(logbook, name, group=group)
 
-        async with connect_async(url, token) as client:
-            logbook = client.logbook(book)
-            try:
-                return await work(Queue(logbook, name, group=group))
-            finally:
-                await queues_of(logbook).come_to_rest(REST_S)
 
-    return asyncio.run(run())
+app = ThingCommands(
+    SUMMARY,
+    name=Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)],
+    opened=_opened,
+    shared={
+        "group": (Annotated[str, typer.Option("--group", "-g", help="The consumer group; else the default one.")], "")
+    },
+)
 
 
 def names_of(url: str, token: str, book: str) -> list[str]:
@@ -78,6 +75,11 @@ def names_of(url: str, token: str, book: str) -> list[str]:
             return await queue_names(client.logbook(book))
 
     return asyncio.run(run())
+
+
+def say(text: str, style: str = "dim") -> None:
+    """A line for people, beside the results."""
+    errors().print(text, style=style, markup=False)
 
 
 @app.command("list")
@@ -95,15 +97,16 @@ def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token
             results().print(name, markup=False)
 
 
-@app.command()
-@examples(
+# Messages
+
+
+@app.of_thing(
     'boki queue push shop orders "two teas"',
     'boki queue push shop orders \'{"item": "tea"}\' --key order-17',
     "boki queue push shop orders --lines < orders.txt",
 )
-def push(
-    book: Book,
-    name: Name,
+async def push(
+    queue: Queue[Any],
     data: Annotated[str, typer.Argument(help="The message; - reads it from stdin.")] = "-",
     lines: Annotated[bool, typer.Option("--lines", help="Each line becomes a message.")] = False,
     json: Annotated[bool, typer.Option("--json-value", help="The message, or each line, is a JSON value.")] = False,
@@ -113,8 +116,6 @@ def push(
     delay_s: Annotated[float, typer.Option(min=0, help="Delay delivery by this many seconds.")] = 0,
     ttl_s: Annotated[float, typer.Option(min=0, help="Drop it if it is not taken within this time.")] = 0,
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Push a message, and print its id once it is durable.
 
@@ -124,245 +125,269 @@ def push(
     if json and text:
         raise typer.BadParameter("a message is one of them", param_hint="--json-value / --text")
     read = _json_value if json else _text if text else _value
-    content = content_of(data, f"boki queue push {book} {name} ''", may_be_empty=lines)
-    bodies = lines_of(content) if lines else [content]
-    parts = [[read(body) for body in part] for part in _parts(bodies)]
-
-    async def work(queue: Queue[Any]) -> list[str]:
-        ids: list[str] = []
-        for number, part in enumerate(parts):
-            own_key = f"{key}/{number}" if key is not None and number else key
-            keys = [group_key] * len(part) if group_key else ()
-            ids += await queue.push_many(part, key=own_key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys)
-        return ids
-
-    for message in with_queue(url, token, book, name, "", work) if parts else []:
-        if as_json:
-            print_json({"queue": name, "id": message})
-        else:
-            results().print(message)
+    content = content_of(data, f"boki queue push {queue.logbook.name} {queue.name} ''", may_be_empty=lines)
+    parts = [[read(body) for body in part] for part in _parts(lines_of(content) if lines else [content])]
+    for number, part in enumerate(parts):
+        own_key = f"{key}/{number}" if key is not None and number else key
+        keys = [group_key] * len(part) if group_key else ()
+        for one in await queue.push_many(part, key=own_key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys):
+            if as_json:
+                print_json({"queue": queue.name, "id": one})
+            else:
+                results().print(one)
 
 
-@app.command()
-@examples("boki queue pop shop orders", "boki queue pop shop orders --count 10 --wait-s 5 --json")
-def pop(
-    book: Book,
-    name: Name,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")] = 1,
-    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for the first message.")] = 0,
+@app.of_thing(
+    "boki queue pop shop orders", "boki queue pop shop orders --count 10 --wait-s 5 --json", shared=("group",)
+)
+async def pop(
+    queue: Queue[Any],
+    count: Count = 1,
+    wait_s: WaitS = 0,
     op: Annotated[str | None, typer.Option(help="The same op within an hour gives the same messages.")] = None,
-    group: Group = "",
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Take messages for good, and print them whole. Exit code 1 if there is none.
 
     One message (without --count) goes into a pipe or file as it is, without a line end of ours.
     """
-    found = with_queue(url, token, book, name, group, lambda queue: queue.pop_many(count, wait_s=wait_s, op=op))
+    found = await queue.pop_many(count, wait_s=wait_s, op=op)
     if found and count == 1 and not as_json and not results().is_terminal:
         sys.stdout.buffer.write(found[0].data)
         sys.stdout.buffer.flush()
     else:
         show(found, as_json=as_json, is_whole=True)
+    _exit_if_none(queue, found)
+
+
+@app.of_thing(
+    "boki queue lease shop orders", "boki queue lease shop orders --count 10 --lease-s 300 --json", shared=("group",)
+)
+async def lease(
+    queue: Queue[Any],
+    count: Count = 1,
+    lease_s: Annotated[float, typer.Option(min=0.001, help="Length of the lease.")] = 60,
+    wait_s: WaitS = 0,
+    op: Annotated[str | None, typer.Option(help="The same op gives the same leases while they last.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take messages under a lease, and print them with receipts. Exit code 1 if there is none.
+
+    `boki queue ack` with a receipt says that a message is done, `boki queue nack` that it failed. A message that is
+    not acked in time can be taken again, and becomes a dead letter when that was too often.
+    """
+    found = await queue.lease_many(count, lease_s, wait_s=wait_s, op=op)
+    _exit_if_none(queue, found)
+    if as_json:
+        show(found, as_json=True)
+        return
+    rows = [(one.receipt, str(one.deliveries), time_cell(one.until), _cut(one.data)) for one in found]
+    print_table(["receipt", "deliveries>", "leased until (UTC)", "data…"], rows)
+
+
+def _exit_if_none(queue: Queue[Any], found: list[Message[Any]]) -> None:
     if not found:
-        errors().print(f"no message in {name}", style="dim", markup=False)
+        say(f"no message in {queue.name}")
         raise typer.Exit(1)
 
 
-@app.command()
-@examples("boki queue peek shop orders --count 3")
-def peek(
-    book: Book,
-    name: Name,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")] = 10,
-    group: Group = "",
+@app.of_thing("boki queue ack shop orders 0-17-8796093022208", shared=("group",))
+async def ack(queue: Queue[Any], receipts: Receipts, as_json: AsJson = False) -> None:
+    """Say that leased messages are done. If a lease is over, all others are acked."""
+    await _settle(queue, receipts, "ack", queue.ack, as_json=as_json)
+
+
+@app.of_thing("boki queue nack shop orders 0-17-8796093022208 --reason 'no flour'", shared=("group",))
+async def nack(
+    queue: Queue[Any],
+    receipts: Receipts,
+    delay_s: Annotated[float, typer.Option(min=0, help="Delay the next delivery by this many seconds.")] = 0,
+    reason: Annotated[str, typer.Option(help="What a dead letter says.")] = "",
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
+    """Say that leased messages failed. They come back, or become dead letters."""
+
+    async def settle(*some: str) -> None:
+        await queue.nack(*some, delay_s=delay_s, reason=reason)
+
+    await _settle(queue, receipts, "nack", settle, as_json=as_json)
+
+
+async def _settle(
+    queue: Queue[Any],
+    receipts: list[str],
+    verb: str,
+    settle: Callable[..., Coroutine[Any, Any, None]],
+    *,
+    as_json: bool,
+) -> None:
+    """Settle what the receipts name; with JSON, one object for each says whether it was leased."""
+    from boki.libs.bokiqueue import LeaseLost
+
+    wanted = sys.stdin.read().split() if receipts == ["-"] else list(dict.fromkeys(receipts))
+    if not wanted:
+        raise InvalidArgument("stdin holds no receipt: `boki queue lease` prints them")
+    lost: LeaseLost | None = None
+    try:
+        await settle(*wanted)
+    except LeaseLost as error:
+        lost = error
+    gone = set(lost.details.get("receipts", wanted)) if lost is not None else set()
+    if as_json:
+        for one in wanted:
+            print_json({"queue": queue.name, "receipt": one, "verb": verb, "done": one not in gone})
+    elif len(gone) < len(wanted):
+        errors().print(f"{verb}: {len(wanted) - len(gone):,} of {count_text(len(wanted), 'message')}", markup=False)
+    if lost is not None:
+        raise lost
+
+
+# Looking
+
+
+@app.of_thing("boki queue peek shop orders --count 3", shared=("group",))
+async def peek(queue: Queue[Any], count: Count = 10, as_json: AsJson = False) -> None:
     """Print what comes next, without taking it."""
-    waiting = with_queue(url, token, book, name, group, lambda queue: queue.peek(count))
+    waiting = await queue.peek(count)
     if not waiting and not as_json:
-        errors().print(f"nothing to take in {name}", style="dim", markup=False)
+        say(f"nothing to take in {queue.name}")
     show(waiting, as_json=as_json)
 
 
-@app.command()
-@examples("boki queue stats shop orders", "boki queue stats shop orders --json")
-def stats(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """Print depth, ages and rates of a queue, by group."""
-    found = with_queue(url, token, book, name, "", lambda queue: queue.stats())
+@app.of_thing("boki queue stats shop orders", "boki queue stats shop orders --json")
+async def stats(queue: Queue[Any], as_json: AsJson = False) -> None:
+    """Print depth, ages and counts of a queue, by group."""
+    found = await queue.stats()
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
-    results().print(
-        f"{name}: {found.pushed:,} pushed, {found.pushed_per_s:,.1f}/s, {found.depth:,} to be done, "
-        f"{count_text(found.shards, 'shard')}",
-        markup=False,
-    )
-    results().print(settings_text(found.max_deliveries, found.max_length, found.retain_s), style="dim", markup=False)
+    shards = count_text(found.shards, "shard")
+    pushed = f"{found.pushed:,} pushed, {found.pushed_per_s:,.1f}/s"
+    results().print(f"{found.name}: {pushed}, {found.depth:,} to be done, {shards}", markup=False)
+    results().print(settings_text(found), style="dim", markup=False)
+    columns = ["group", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>", "expired>"]
     rows = [
         (
-            one.name or "(default)",
-            f"{one.depth:,}",
-            f"{one.in_flight:,}",
-            f"{one.delayed:,}",
-            f"{one.dead:,}",
-            age_text(one.oldest_age_s),
-            f"{one.done:,}",
-            f"{one.done_per_s:,.1f}",
-            f"{one.expired:,}",
+            *(one.name or "(default)", f"{one.depth:,}", f"{one.in_flight:,}", f"{one.delayed:,}", f"{one.dead:,}"),
+            *(age_text(one.oldest_age_s), f"{one.done:,}", f"{one.done_per_s:,.1f}", f"{one.expired:,}"),
         )
         for one in found.groups
     ]
-    columns = ["group", "depth>", "in flight>", "delayed>", "dead>", "oldest>", "done>", "done/s>", "expired>"]
     if rows:
         print_table(columns, rows)
     else:
-        errors().print("no consumer group yet: the first pop or lease makes the default one", style="dim")
+        say("no consumer group yet: the first pop or lease makes the default one")
     if found.passed_by:
-        errors().print(
+        say(
             f"{count_text(found.passed_by, 'invalid record')} under the queue's tags, passed by: something other than "
             "the queue library appends there",
             style="yellow",
-            markup=False,
         )
     for one in found.groups:
+        group = f"group {one.name or '(default)'}"
         if one.unconfirmed:
-            results().print(
-                f"group {one.name or '(default)'}: {one.unconfirmed:,} popped, and not known to be received yet",
-                style="dim",
-                markup=False,
-            )
+            text = f"{group}: {one.unconfirmed:,} popped, and not known to be received yet"
+            results().print(text, style="dim", markup=False)
         if one.blocked:
-            errors().print(
-                f"group {one.name or '(default)'} is blocked: its limit of leased, delayed, parked and dead "
-                "messages is reached, and nothing more is delivered until some are done, due or purged",
+            say(
+                f"{group} is blocked: its limit of leased, delayed, parked and dead messages is reached, and nothing "
+                "more is delivered until some are done, due or purged",
                 style="yellow",
-                markup=False,
             )
 
 
-@app.command()
-@examples("boki queue dlq shop orders", "boki queue dlq shop orders --group billing")
-def dlq(
-    book: Book,
-    name: Name,
+# Dead letters and groups
+
+
+@app.of_thing("boki queue dlq shop orders", "boki queue dlq shop orders --group billing", shared=("group",))
+async def dlq(
+    queue: Queue[Any],
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of messages.")] = 100,
-    group: Group = "",
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """List dead letters, with the reasons."""
     from boki.libs.bokiqueue.messages import letter_shape
 
-    letters = with_queue(url, token, book, name, group, lambda queue: queue.dead_letters(limit))
+    letters = await queue.dead_letters(limit)
     if as_json:
         for one in letters:
-            print_shape(letter_shape(one))
-        return
-    if not letters:
-        errors().print(f"no dead letters in {name}", style="dim", markup=False)
-        return
-    rows = [
-        (one.handle, time_cell(one.died_us), str(one.deliveries), one.reason, data_text(one.data, shown_chars()))
-        for one in letters
-    ]
-    print_table(["handle", "since (UTC)", "deliveries>", "reason~", "data…"], rows)
+            _print_shape(letter_shape(one))
+    elif not letters:
+        say(f"no dead letters in {queue.name}")
+    else:
+        rows = [
+            (one.handle, time_cell(one.died_us), str(one.deliveries), one.reason, _cut(one.data)) for one in letters
+        ]
+        print_table(["handle", "since (UTC)", "deliveries>", "reason~", "data…"], rows)
 
 
-@app.command()
-@examples("boki queue redrive shop orders  # all dead letters")
-def redrive(
-    book: Book, name: Name, handles: Handles = None, group: Group = "", url: Url = "", token: Token = ""
-) -> None:
+@app.of_thing("boki queue redrive shop orders  # all dead letters", shared=("group",))
+async def redrive(queue: Queue[Any], handles: Handles = None) -> None:
     """Let dead letters be delivered again."""
-    count = with_queue(url, token, book, name, group, lambda queue: queue.redrive(*(handles or ())))
+    count = await queue.redrive(*(handles or ()))
     errors().print(f"{count_text(count, 'dead letter')} can be delivered again")
 
 
-@app.command()
-@examples("boki queue purge shop orders --yes")
-def purge(
-    book: Book,
-    name: Name,
-    handles: Handles = None,
-    sure: Sure = False,
-    group: Group = "",
-    url: Url = "",
-    token: Token = "",
-) -> None:
+@app.of_thing("boki queue purge shop orders --yes", shared=("group",))
+async def purge(queue: Queue[Any], handles: Handles = None, sure: Sure = False) -> None:
     """Drop dead letters, for good."""
     confirm(sure, "this drops dead letters for good", "Drop them, for good?")
-    count = with_queue(url, token, book, name, group, lambda queue: queue.purge(*(handles or ())))
+    count = await queue.purge(*(handles or ()))
     errors().print(f"{count_text(count, 'dead letter')} dropped")
 
 
-@app.command()
-@examples(
+@app.of_thing(
     "boki queue replay shop orders --group audit --start earliest",
     "boki queue replay shop orders --start-time-s 1700000000",
+    shared=("group",),
 )
-def replay(
-    book: Book,
-    name: Name,
+async def replay(
+    queue: Queue[Any],
     start: Annotated[str, typer.Option(help="A seqnum, `earliest` or `now`.")] = "earliest",
     start_time_s: Annotated[float | None, typer.Option(help="From that time on, in seconds since the epoch.")] = None,
-    group: Group = "",
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Let a group begin again from any point that is kept.
 
     A group that does not exist yet is created.
     """
+    from boki.libs.bokiqueue import NoSuchGroup
+
     at: int | str = int(start) if start.isascii() and start.isdecimal() and len(start) < 20 else start
-
-    async def work(queue: Queue[Any]) -> bool:
-        from boki.libs.bokiqueue import NoSuchGroup
-
-        try:
-            await queue.replay(start=at, start_time_s=start_time_s)
-        except NoSuchGroup:
-            await queue.create_group(group, start=at, start_time_s=start_time_s)
-            return True
-        return False
-
-    is_new = with_queue(url, token, book, name, group, work)
-    if is_new and group:
-        text = f"group {group} is new: every message is kept until it has done it, or until `boki queue drop-group`"
-    else:
-        text = f"group {group or '(default)'} begins {'' if is_new else 'again '}from {start}"
+    text = f"group {queue.group or '(default)'} begins again from {start}"
+    try:
+        await queue.replay(start=at, start_time_s=start_time_s)
+    except NoSuchGroup:
+        await queue.create_group(queue.group, start=at, start_time_s=start_time_s)
+        text = f"group {queue.group or '(default)'} begins from {start}"
+        if queue.group:
+            text = f"group {queue.group} is new: every message is kept until it has done it, or until "
+            text += "`boki queue drop-group`"
     errors().print(text, markup=False)
 
 
-@app.command("drop-group")
-@examples("boki queue drop-group shop orders audit --yes")
-def drop_group(
-    book: Book,
-    name: Name,
+@app.of_thing("boki queue drop-group shop orders audit --yes")
+async def drop_group(
+    queue: Queue[Any],
     group: Annotated[str, typer.Argument(help="The consumer group; '' is the default one.", show_default=False)],
     sure: Sure = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Delete a consumer group with its dead letters."""
     confirm(sure, "this drops a group, with its dead letters and all that it has still to do", "Drop it, for good?")
-    with_queue(url, token, book, name, "", lambda queue: queue.drop_group(group))
+    await queue.drop_group(group)
     errors().print(f"group {group or '(default)'} is gone", markup=False)
 
 
-def settings_text(max_deliveries: int, max_length: int, retain_s: float) -> str:
+def settings_text(held: Any) -> str:
     """What holds for a queue, on one line."""
-    held = [
-        f"{max_deliveries:,} deliveries, then a dead letter" if max_deliveries else "no dead letters",
-        f"maximum length {max_length:,}" if max_length else "no maximum length",
-        f"retained for {duration_text(retain_s)}" if retain_s else "nothing retained",
-    ]
-    return " · ".join(held)
+    held_texts = (
+        f"{held.max_deliveries:,} deliveries, then a dead letter" if held.max_deliveries else "no dead letters",
+        f"maximum length {held.max_length:,}" if held.max_length else "no maximum length",
+        f"retained for {duration_text(held.retain_s)}" if held.retain_s else "nothing retained",
+    )
+    return " · ".join(held_texts)
+
+
+# Bodies
 
 
 def _text(content: bytes) -> str | bytes:
@@ -375,17 +400,9 @@ def _text(content: bytes) -> str | bytes:
 
 def _parts(bodies: list[bytes]) -> Iterator[list[bytes]]:
     """Bodies as they are pushed together."""
-    from boki.libs.bokiqueue.records import MAX_BATCH
+    from boki.libs.bokiqueue.records import MAX_BATCH, runs
 
-    start = size = 0
-    for index, body in enumerate(bodies):
-        own = len(body) + 100
-        size += own
-        if index > start and (size > PART_BYTES or index - start == MAX_BATCH):
-            yield bodies[start:index]
-            start, size = index, own
-    if bodies:
-        yield bodies[start:]
+    return runs(bodies, lambda body: len(body) + 100, PART_BYTES, MAX_BATCH)
 
 
 def _value(body: bytes) -> Any:
@@ -405,13 +422,15 @@ def _json_value(body: bytes) -> Any:
 
 def show(messages: list[Message[Any]], *, as_json: bool, is_whole: bool = False) -> None:
     """Print messages without receipts: as rows, or as one JSON object each."""
-    if as_json:
-        from boki.libs.bokiqueue.messages import message_shape
+    from boki.libs.bokiqueue.messages import message_shape
 
+    if as_json:
         for one in messages:
-            print_shape(message_shape(one))
+            _print_shape(message_shape(one))
         return
-    rows = [(one.id, time_cell(one.time), data_text(one.data, None if is_whole else shown_chars())) for one in messages]
+    rows = [
+        (one.id, time_cell(one.time), data_text(one.data, None) if is_whole else _cut(one.data)) for one in messages
+    ]
     if rows and is_whole and results().is_terminal:
         for identity, time, data in rows:
             print(f"{identity}  {time}Z  {data}")
@@ -419,11 +438,11 @@ def show(messages: list[Message[Any]], *, as_json: bool, is_whole: bool = False)
         print_table(["id", "pushed (UTC)", "data…"], rows)
 
 
-def shown_chars() -> int | None:
+def _cut(data: bytes) -> str:
     """For a screen, what is only looked at is cut to more than fits; in a pipe it is whole."""
-    return 300 if results().is_terminal else None
+    return data_text(data, 300 if results().is_terminal else None)
 
 
-def print_shape(shape: dict[str, Any]) -> None:
+def _print_shape(shape: object) -> None:
     """In the same form as over HTTP, and JSON that was pushed as it was."""
     print(msgspec.json.encode(shape).decode(), flush=True)

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
-from boki.cli.connection import AsJson, Token, Url
-from boki.cli.help import examples
+from boki.cli.connection import AsJson
 from boki.cli.terminal import count_text, errors, print_json, results
 from boki.errors import InvalidArgument
-from boki.libs.bokiqueue.face.commands import Book, Name, app, settings_text, with_queue
+from boki.libs.bokiqueue.face.commands import app, settings_text
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue import Queue
-    from boki.libs.bokiqueue.records import Settings
 
 __all__ = ["app"]
 
-MAX_DELIVERIES: Final = "Deliveries without an ack that make a dead letter; 0: none."
-MAX_LENGTH: Final = "Maximum number of messages to be taken; 0: no bound."
-RETAIN: Final = "Keep messages that are done for this many seconds, to replay them."
+_DELIVERIES: Final = "Deliveries without an ack that make a dead letter; 0: none."
+_LENGTH: Final = "Maximum number of messages to be taken; 0: no bound."
+_RETAIN: Final = "Keep messages that are done for this many seconds, to replay them."
 
 
-@app.command()
-@examples("boki queue create shop orders", "boki queue create shop orders --shards 8 --max-deliveries 3")
-def create(
-    book: Book,
-    name: Name,
+@app.of_thing("boki queue create shop orders", "boki queue create shop orders --shards 8 --max-deliveries 3")
+async def create(
+    queue: Queue[Any],
     shards: Annotated[
         int | None, typer.Option(min=1, help="Number of parts, which can never be changed.", show_default="1")
     ] = None,
-    max_deliveries: Annotated[int | None, typer.Option(min=0, help=MAX_DELIVERIES, show_default="10")] = None,
-    max_length: Annotated[int | None, typer.Option(min=0, help=MAX_LENGTH)] = None,
-    retain_s: Annotated[float | None, typer.Option(min=0, help=RETAIN)] = None,
+    max_deliveries: Annotated[int | None, typer.Option(min=0, help=_DELIVERIES, show_default="10")] = None,
+    max_length: Annotated[int | None, typer.Option(min=0, help=_LENGTH)] = None,
+    retain_s: Annotated[float | None, typer.Option(min=0, help=_RETAIN)] = None,
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Create a queue, and print its settings. If there is one its settings stay as they are.
 
@@ -45,53 +39,32 @@ def create(
     """
     options = {"shards": shards, "max_deliveries": max_deliveries, "max_length": max_length, "retain_s": retain_s}
     asked: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
-
-    async def work(queue: Queue[Any]) -> tuple[bool, Settings]:
-        was_there = await queue.read_settings(fresh=True) is not None
-        return was_there, await queue.create(**asked)
-
-    was_there, settings = with_queue(url, token, book, name, "", work)
-    _show_settings(name, settings, as_json=as_json)
-    if was_there:
-        _say_what_differs(book, name, asked, settings)
-
-
-def _say_what_differs(book: str, name: str, asked: Mapping[str, float], settings: Settings) -> None:
-    """Of a queue that is there already; ends the command if it is not as it was asked for."""
-    has: dict[str, float] = {
-        "shards": settings.shards,
-        "max_deliveries": settings.max_deliveries,
-        "max_length": settings.max_length,
-        "retain_s": settings.retain_us / 1e6,
-    }
-    wanted = {option: value for option, value in asked.items() if value != has[option]}
-    text = f"queue {name} is there already"
-    if not wanted:
-        errors().print(text, markup=False)
+    was_there = await queue.read_settings(fresh=True) is not None
+    has = _show(queue, await queue.create(**asked), as_json=as_json)
+    if not was_there:
         return
-    options = {option: f"--{option.replace('_', '-')}" for option in wanted}
-    text += ", with " + ", ".join(f"{options[option]} {has[option]:.15g}" for option in wanted)
-    if "shards" in wanted:
-        remedy = "the number of shards is fixed: create another queue"
-    else:
-        change = " ".join(f"{options[option]} {value:.15g}" for option, value in wanted.items())
-        remedy = f"`boki queue configure {book} {name} {change}` changes that"
-    errors().print(f"{text}: {remedy}", markup=False)
-    raise typer.Exit(1)
+    text, wanted = f"queue {queue.name} is there already", {name for name, value in asked.items() if value != has[name]}
+    flags = {option: f"--{option.replace('_', '-')}" for option in asked if option in wanted}
+    if flags:
+        text += ", with " + ", ".join(f"{flag} {has[option]:.15g}" for option, flag in flags.items())
+        change = " ".join(f"{flag} {asked[option]:.15g}" for option, flag in flags.items())
+        remedy = f"`boki queue configure {queue.logbook.name} {queue.name} {change}` changes that"
+        text += ": " + ("the number of shards is fixed: create another queue" if "shards" in wanted else remedy)
+    errors().print(text, markup=False)
+    if flags:
+        raise typer.Exit(1)
 
 
-@app.command()
-@examples("boki queue configure shop orders --max-deliveries 3", "boki queue configure shop orders --retain-s 86400")
-def configure(
-    book: Book,
-    name: Name,
-    max_deliveries: Annotated[int | None, typer.Option(min=0, help=MAX_DELIVERIES, show_default=False)] = None,
-    max_length: Annotated[int | None, typer.Option(min=0, help=MAX_LENGTH, show_default=False)] = None,
-    retain_s: Annotated[float | None, typer.Option(min=0, help=RETAIN, show_default=False)] = None,
+@app.of_thing(
+    "boki queue configure shop orders --max-deliveries 3", "boki queue configure shop orders --retain-s 86400"
+)
+async def configure(
+    queue: Queue[Any],
+    max_deliveries: Annotated[int | None, typer.Option(min=0, help=_DELIVERIES, show_default=False)] = None,
+    max_length: Annotated[int | None, typer.Option(min=0, help=_LENGTH, show_default=False)] = None,
+    retain_s: Annotated[float | None, typer.Option(min=0, help=_RETAIN, show_default=False)] = None,
     shards: Annotated[int | None, typer.Option(hidden=True)] = None,
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Change settings of a queue, and print all of them. What is left out stays.
 
@@ -99,22 +72,21 @@ def configure(
     """
     if shards is not None:
         raise InvalidArgument(
-            f"the number of shards of queue {name} is fixed when it is created: create another queue, as in "
-            f"`boki queue create {book} {name}-{shards} --shards {shards}`",
+            f"the number of shards of queue {queue.name} is fixed when it is created: create another queue, as in "
+            f"`boki queue create {queue.logbook.name} {queue.name}-{shards} --shards {shards}`",
             field="shards",
         )
-
-    async def work(queue: Queue[Any]) -> Settings:
-        return await queue.configure(max_deliveries=max_deliveries, max_length=max_length, retain_s=retain_s)
-
-    _show_settings(name, with_queue(url, token, book, name, "", work), as_json=as_json)
+    settings = await queue.configure(max_deliveries=max_deliveries, max_length=max_length, retain_s=retain_s)
+    _show(queue, settings, as_json=as_json)
 
 
-def _show_settings(name: str, settings: Settings, *, as_json: bool) -> None:
+def _show(queue: Queue[Any], settings: Any, *, as_json: bool) -> dict[str, Any]:
+    """Print them; as their options are called."""
+    from boki.libs.bokiqueue.messages import settings_shape
+
+    shape = settings_shape(settings)
     if as_json:
-        from boki.libs.bokiqueue.messages import settings_shape
-
-        print_json({"queue": name, **settings_shape(settings)})
-        return
-    held = settings_text(settings.max_deliveries, settings.max_length, settings.retain_us / 1e6)
-    results().print(f"{name}: {count_text(settings.shards, 'shard')} · {held}", markup=False)
+        print_json({"queue": queue.name, **msgspec.to_builtins(shape)})
+    else:
+        results().print(f"{queue.name}: {count_text(shape.shards, 'shard')} · {settings_text(shape)}", markup=False)
+    return msgspec.structs.asdict(shape)

@@ -34,14 +34,9 @@ def with_store(url: str, token: str, book: str, work: Callable[[Store], Awaitabl
 
     async def run() -> R:
         from boki.libs.bokistore import Store
-        from boki.libs.bokistore.memory import Memory
 
         async with connect_async(url, token) as client:
-            logbook = client.logbook(book)
-            try:
-                return await work(Store(logbook))
-            finally:
-                await logbook.session.shared(Memory).come_to_rest()
+            return await work(Store(client.logbook(book)))
 
     return asyncio.run(run())
 
