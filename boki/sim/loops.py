@@ -49,6 +49,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._clock.after(0, self._turn)
         return handle
 
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """See `asyncio`. There are no threads here."""
+        return self.call_soon(callback, *args, context=context)
+
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:

@@ -154,12 +154,14 @@ class Body:
 
     def now(self) -> datetime:
         """The workflow's time."""
+        self.machine.is_time_used = True
         return datetime.fromtimestamp(self.machine.now_us / 1e6, UTC)
 
     @property
     def random(self) -> Random:
         """The workflow's random numbers."""
         if self._random is None:
+            self.machine.is_time_used = True
             self._random = Random(f"{self.scope} {self.machine.began_us}")
         return self._random
 

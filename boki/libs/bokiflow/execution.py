@@ -33,7 +33,6 @@ from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.machine import Command
 from boki.libs.bokiflow.records import (
     Beat,
-    Began,
     CancelRequested,
     Continued,
     Fact,
@@ -97,7 +96,6 @@ class Execution:
         self._timer_n = -1
         self._listen_timer: FlowTimer | None = None
         self._rest_timer: FlowTimer | None = None
-        self._is_resting = False
         self._is_paused = ""
         self._events = 0
         """Counts what has happened, to notice that nothing has."""
@@ -228,7 +226,7 @@ class Execution:
         if machine.mailbox.answers:
             self.journal.seal()
             self.journal.flush()
-            self._on_durable()
+            self._send_answers()
         if machine.is_over:
             if hooks().replays:
                 self.journal.flush()
@@ -285,10 +283,14 @@ class Execution:
             _, command = self._held.popleft()
             if command.is_open:
                 self._carry_out(command)
-        if self.machine.mailbox.answers and self.journal.is_firm:
-            self._spawn(self._answer())
+        self._send_answers()
         if self.machine.is_over or (self._rest_timer is None and self._is_idle):
             self._loop.call_soon(self._turn)
+
+    def _send_answers(self) -> None:
+        """Answer updates once what they were answered with is certain."""
+        if self.machine.mailbox.answers and self.journal.is_firm:
+            self._spawn(self._answer())
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)
@@ -378,8 +380,7 @@ class Execution:
         for attempts in self._steps.values():
             if (retrying := attempts.retrying()) is not None:
                 journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
-        if not journal.is_begun:
-            journal.add(Began(), machine.seen, machine.now_us, machine.began_us)
+        journal.begin(machine.seen, machine.now_us, machine.began_us)
         journal.flush()
         await journal.rest()
         await self.inbox.read_to_end()
@@ -407,9 +408,12 @@ class Execution:
 
     def _launch(self, command: Command) -> None:
         work: Works = command.work  # type: ignore[assignment] # bodies start nothing else
-        if work.waits:
+        machine, waits = self.machine, work.waits
+        if machine.is_time_used and not work.is_pure:  # a run that begins again must have the same time, and chance
+            waits |= self.journal.begin(machine.seen, machine.now_us, machine.began_us)
+        if waits:
             self.journal.seal()  # also the order of what has ended so far decides what follows
-        if work.waits and not self.journal.is_firm:
+        if waits and not self.journal.is_firm:
             self._held.append((self.journal.firm, command))
         else:
             self._carry_out(command)
@@ -475,9 +479,7 @@ class Execution:
         if hooks().dies("after", attempts.work.name):
             self._die()
             return
-        size_bytes = len(result.value.data) if result.value is not None else 0
-        if size_bytes > self._most_bytes:
-            result = Result(None, attempts.work.step.too_large(size_bytes, self._most_bytes))
+        result = attempts.work.step.bounded(result, self._most_bytes)
         self._finish(attempts.command, result, attempts.began_us, attempts.count)
 
     def _finish(self, command: Command, result: Result, began_us: int, attempts: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from boki import BokiError, ConditionFailed, Expect, LogBook
 from boki.extending import begin_append, leave_append
 from boki.libs.bokiflow.history import History
-from boki.libs.bokiflow.records import Entry, Fact, encode_entry
+from boki.libs.bokiflow.records import Began, Entry, Fact, encode_entry
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
@@ -71,6 +71,13 @@ class JournalWriter:
         self.place += 1
         if not lazily:
             self.firm = self.place
+
+    def begin(self, seen: int, at_us: int, began_us: int) -> bool:
+        """Record when the workflow began; False if the journal says so already."""
+        if self.is_begun:
+            return False
+        self.add(Began(), seen, at_us, began_us)
+        return True
 
     def seal(self) -> None:
         """Something with an effect follows: it waits for all records, those that could have waited included."""

@@ -102,6 +102,8 @@ class Machine:
         self.began_us = 0
         self.seen = 0
         """The last message of the inbox that was delivered."""
+        self.is_time_used = False
+        """Whether the body depends on when it began: that must be certain before it has an effect."""
         self.is_live = False
         self.is_at_end = not history.entries
         """Whether the journal has nothing more to replay."""

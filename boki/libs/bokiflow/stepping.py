@@ -150,15 +150,18 @@ class Step(Generic[P, R]):
             failure.details[_RAISED] = [_plain(part) for part in error.args]
         return failure
 
-    def too_large(self, size_bytes: int, most_bytes: int) -> Failure:
-        """The record of a result that no record holds."""
+    def bounded(self, result: Result, most_bytes: int) -> Result:
+        """The result, or the failure that stands for one that no record holds."""
+        size_bytes = len(result.value.data) if result.value is not None else 0
+        if size_bytes <= most_bytes:
+            return result
         error = TooLarge(
             f"step {self.name} returned {size_bytes:,} bytes, and a result may have {most_bytes:,}: append it to a "
             "LogBook in parts, and return where it is",
             field="result",
             limit=most_bytes,
         )
-        return failure_of(self.name, error)
+        return Result(None, failure_of(self.name, error))
 
     def _error(self, failure: Failure) -> Exception:
         details = dict(failure.details)

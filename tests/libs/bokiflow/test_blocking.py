@@ -70,9 +70,9 @@ def fail() -> None:
 
 
 async def test_a_crash_at_every_append() -> None:
-    """Steps of both kinds, a timer and an error: each outcome counts once."""
+    """Steps of both kinds, a timer and an error: each outcome counts once. The first record says when it began."""
     appends, _ = await count_moments(lambda: (World(), both), 1)
-    assert appends == [2, 2]
+    assert appends == [3, 2]
     for death in all_deaths(appends, 0):
         assert await World().run(both, 1, death=death) == [10, True, "KeyError", 1], death
 
