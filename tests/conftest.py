@@ -31,9 +31,15 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare `--whole`."""
+    """Declare `--whole`, and the part of it that is about workflows."""
     parser.addoption(
         "--whole", action="store_true", help="all of the longest matrices, of which a sample runs otherwise"
+    )
+    parser.addoption(
+        "--flow-modes",
+        choices=("sample", "all"),
+        default="sample",
+        help="every case of the workflows' suite in each of its modes, and the longest workloads",
     )
 
 

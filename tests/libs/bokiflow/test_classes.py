@@ -1,59 +1,46 @@
-"""The failure classes of `tests.libs.bokiflow.classes`, each in every mode that is cheap to switch.
+"""The failure classes of `tests.libs.bokiflow.classes`, in the modes of `tests.libs.bokiflow.modes`.
 
-With `BOKI_FLOW_MODES=all` also in those that multiply: a crash at every moment under forced replay and with every wait
-suspended.
+A run of the tests has a sample; `--flow-modes all` (or `--whole`) runs every case in every mode.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
-
 import pytest
 
-import boki.testing
-from boki.libs.bokiflow import execution
-from boki.testing import flows
-from tests.libs.bokiflow.classes import CASES, Case, calls, forget, messages, steps, time
+from tests.libs.bokiflow.classes import CASES, Case, bodies, calls, control, messages, steps, time, values
+from tests.libs.bokiflow.modes import EIGHT, MODES, Mode, all_of, sample_of, wants_all
 
-assert [steps, messages, calls, time]  # their cases are in the list
+assert [bodies, control, steps, messages, calls, time, values]  # their cases are in the list
 
-PLAIN, REPLAY, LOG, CRASH = "as it is", "forced replay", "waits in the log only", "a crash at every step"
-MODES: list[tuple[str, ...]] = [(PLAIN,), (REPLAY,), (LOG,), (CRASH,)]
-if os.environ.get("BOKI_FLOW_MODES") == "all":
-    MODES += [(CRASH, REPLAY), (CRASH, LOG), (REPLAY, LOG), (CRASH, REPLAY, LOG)]
+SPINNING = "handlers_take_turns"
+"""On a cluster this is a regression, too: an execution that had ended spun until its last answer could be sent."""
 
 
-@contextmanager
-def mode_of(mode: tuple[str, ...]) -> Iterator[None]:
-    """What is switched for a mode."""
-    with ExitStack() as stack:
-        if REPLAY in mode:
-            stack.enter_context(flows.forced_replay())
-        if LOG in mode:  # whatever waits is suspended at once: its timers and messages come from the log alone
-            stack.enter_context(patch.object(execution, "_LINGER_US", 0))
-        yield
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose the modes."""
+    if "mode" not in metafunc.fixturenames:
+        return
+    pairs = all_of(CASES) if wants_all(metafunc.config) else sample_of(CASES)
+    more = (next(case for case in CASES if case.name == SPINNING), EIGHT[1])
+    pairs += [] if more in pairs else [more]
+    metafunc.parametrize(("case", "mode"), pairs, ids=[f"{case.name}-{mode.name}" for case, mode in pairs])
 
 
-@pytest.mark.parametrize("mode", MODES, ids=" and ".join)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_failure_classes(case: Case, mode: tuple[str, ...]) -> None:
+def test_failure_classes(case: Case, mode: Mode) -> None:
     """What users of other systems suffered from does not happen here."""
-    with mode_of(mode):
-        if CRASH not in mode:
-            forget()
-            async with boki.testing.context() as ctx:
-                await case.run(ctx)
-        elif case.crashes:
-            async for ctx in flows.every_crash():
-                forget()
-                await case.run(ctx)
+    mode.run(case)
 
 
 def test_there_are_enough_cases_and_each_names_its_source() -> None:
-    """At least sixty, none of them twice."""
-    assert len(CASES) >= 60
+    """At least a hundred and fifty, none of them twice."""
+    assert len(CASES) >= 150
     assert len({case.name for case in CASES}) == len(CASES)
     assert all(case.source for case in CASES)
+
+
+def test_the_sample_has_every_case_and_every_mode() -> None:
+    """So nothing is ever left out for long."""
+    sample = sample_of(CASES)
+    assert {case.name for case, _ in sample} == {case.name for case in CASES}
+    assert {mode.name for _, mode in sample} == {mode.name for mode in MODES}
+    assert len(all_of(CASES)) > 10 * len(CASES)

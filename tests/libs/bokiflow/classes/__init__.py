@@ -19,11 +19,15 @@ Run = Callable[[boki.testing.Context], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Case:
-    """One case. `crashes`: whether it makes sense with a process that dies at each of its steps."""
+    """One case. `crashes`: whether it makes sense with a process that dies at each of its steps.
+
+    `clusters`: whether it takes so little virtual time that a cluster can be simulated meanwhile.
+    """
 
     source: str
     run: Run
     crashes: bool
+    clusters: bool
 
     @property
     def name(self) -> str:
@@ -34,11 +38,11 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(source: str, *, crashes: bool = True) -> Callable[[Run], Run]:
+def case(source: str, *, crashes: bool = True, clusters: bool = True) -> Callable[[Run], Run]:
     """Add a case that comes from `source`."""
 
     def add(run: Run) -> Run:
-        CASES.append(Case(source, run, crashes))
+        CASES.append(Case(source, run, crashes, clusters))
         return run
 
     return add
