@@ -128,6 +128,9 @@ class GatewayNodeConfig(NodeConfig, frozen=True, kw_only=True):
 
     host: Host = "127.0.0.1"
     port: Port = 8080
+    reuse_port: Annotated[bool, Meta(description="Share the port with other gateways of this machine and user.")] = (
+        False
+    )
     token: Token = ""
     insecure: Insecure = False
     cors: Cors = Cors()

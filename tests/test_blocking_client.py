@@ -24,6 +24,7 @@ from boki.errors import (
     Unauthorized,
     Unavailable,
 )
+from boki.runtime.blocking_http_port import _connect
 from boki.runtime.http_exchange import HttpRequest
 from tests.gateway.fake_backend import FakeBackend, run, serving
 from tests.gateway.strangers import stranger
@@ -149,10 +150,10 @@ def test_connections_are_kept_for_the_next_request() -> None:
 
     def test(client: BlockingClient, backend: FakeBackend) -> None:
         client.invoke("echo", 1)
-        ((connection, _),) = client._port._idle
+        ((connection, *_),) = client._port._idle
         for n in range(100):
             client.invoke("echo", n)
-        assert [kept for kept, _ in client._port._idle] == [connection]
+        assert [kept for kept, *_ in client._port._idle] == [connection]
 
     against(test)
 
@@ -248,16 +249,30 @@ def test_errors_arrive_as_they_were_raised() -> None:
     against(test)
 
 
+def test_the_next_gateway_is_asked_when_one_is_gone() -> None:
+    """And from then on at once; with none left, the error says that nothing was sent."""
+    gone = "http://127.0.0.1:1"
+
+    def test(client: BlockingClient, backend: FakeBackend) -> None:
+        with BlockingClient(f"{gone},{client.url}") as other:
+            other.invoke("echo", 1)
+            assert other._port._gateways.current == client.url
+            assert other.url == f"{gone},{client.url}"
+        with BlockingClient(f"{gone},{gone}") as lost, pytest.raises(Unavailable):
+            lost.invoke("echo", 1)
+
+    against(test)
+
+
 def test_closing_keeps_no_connection() -> None:
     """Also none that comes back later."""
 
     def test(client: BlockingClient, backend: FakeBackend) -> None:
         client.invoke("echo", 1)
-        client._port._connect(1.0).close()
-        connection = client._port._connect(1.0)
+        connection = _connect(client.url, 1.0)
         client.close()
         assert not client._port._idle
-        client._port._give_back(connection)
+        client._port._give_back(client.url, connection)
         assert not client._port._idle
 
     against(test)

@@ -82,7 +82,7 @@ class Cluster:
         """Until every process is there, and every node says that it is at work."""
 
         def is_healthy(status: Status) -> bool:
-            names = {row.node for row in self.state.processes if row.role in set(Role)}
+            names = {name for row in self.state.processes if row.plays or row.role in set(Role) for name in row.names}
             members = {member["node"] for member in status.get("members", ())}
             nodes = status.get("nodes", {}).values()
             answer = all(told and "error" not in told and told.get("ready", True) for told in nodes)
@@ -99,7 +99,9 @@ class Cluster:
             record = self.client.logbook(BOOK).read_next(f"where:{watch.name}", wait_s=1.0)
             if record is not None:
                 pid = int(record.data)
-                return future, next((row.node for row in self.state.processes if row.pid == pid), "")
+                row = next((row for row in self.state.processes if row.pid == pid), None)
+                names = row.names if row is not None else ()
+                return future, next((name for name in names if name.startswith(Role.ENGINE)), "")
         future.result(0)
         raise Unavailable("the load did not begin")
 

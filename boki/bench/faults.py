@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 from boki.bench.cluster import Cluster, Status
@@ -23,26 +24,40 @@ _REPAIR_INFLIGHT: Final = 4
 
 
 def failover(options: Options, step: Step) -> Iterator[Row]:
-    """SIGKILL of one node after the other, under load on an engine that is left alone."""
-    with target(options) as system, Cluster(system) as cluster:
-        for kind in ("storage", "backup", "primary", "controller", "engine"):
-            for number in range(options.rounds):
-                step(f"killing: {kind}, round {number + 1}")
-                yield _killed(options, cluster, kind, number)
+    """SIGKILL of one role after the other, then of whole nodes, under load on an engine that is left alone."""
+    for layout, kinds in (
+        (replace(options, is_separate=True), ("storage", "backup", "primary", "controller", "engine")),
+        (replace(options, is_separate=False), ("node",)),
+    ):
+        with target(layout) as system, Cluster(system) as cluster:
+            for kind in kinds:
+                for number in range(options.rounds):
+                    step(f"killing: {kind}, round {number + 1}")
+                    yield _killed(layout, cluster, kind, number)
 
 
 def _killed(options: Options, cluster: Cluster, kind: str, number: int) -> Row:
     healthy = cluster.wait_healthy()
     watch = Watch(f"{kind}-{number}", _inflight(options), options.size_bytes, _BEFORE_S + _AFTER_S)
     future, engine = cluster.load(watch)
-    node = _victim(healthy, kind, number, engine)
+    node = _other_node(cluster, healthy, engine) if kind == "node" else _victim(healthy, kind, number, engine)
+    has_primary = cluster.pid(node) == cluster.pid(leader_of(healthy)["primaries"][0])
     time.sleep(_BEFORE_S)
     at_us = cluster.kill(node)
     timeline = future.result()
     details: dict[str, Any] = {"killed": kind, "node": node, **compared(timeline, at_us)}
-    if kind == "primary":
+    if kind == "node":
+        details["with_primary"] = has_primary
+    if has_primary:
         details |= _last_change(cluster.wait_healthy(), healthy)
     return _row(options, "failover", watch.inflight, timeline, details)
+
+
+def _other_node(cluster: Cluster, status: Status, engine: str) -> str:
+    """A node that the load does not run on: that of the primary, if it may be."""
+    primary = leader_of(status)["primaries"][0]
+    others = [row for row in cluster.state.processes if row.plays and engine not in row.plays]
+    return next((row.node for row in others if primary in row.plays), others[0].node)
 
 
 def _victim(status: Status, kind: str, number: int, engine: str) -> str:
@@ -74,7 +89,8 @@ def _last_change(status: Status, before: Status) -> dict[str, Any]:
 
 
 def scaling(options: Options, step: Step) -> Iterator[Row]:
-    """A storage node more, one drained, an engine more, under load."""
+    """A storage node more, one drained, an engine more, under load; each role is a process."""
+    options = replace(options, is_separate=True)
     with target(options) as system, Cluster(system) as cluster:
         for what, act in (
             ("add storage", lambda: cluster.add(Role.STORAGE, "storage-4")),
@@ -99,6 +115,7 @@ def scaling(options: Options, step: Step) -> Iterator[Row]:
 
 def repair(options: Options, step: Step) -> Iterator[Row]:
     """A wiped storage node fills itself again: how fast when nothing else happens, and what a load notices of it."""
+    options = replace(options, is_separate=True)
     for is_idle in (True, False):
         with target(options) as system, Cluster(system) as cluster:
             step(f"appending {options.record_count:,} records of {options.size_bytes:,} bytes")

@@ -34,7 +34,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     replicas: int
     durability: str
     system: str = "one process"
-    """"cluster": every role was a process of its own."""
+    """"cluster": several processes."""
     ops_per_s: float | None
     p50_ms: float | None
     p99_ms: float | None

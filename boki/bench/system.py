@@ -31,7 +31,9 @@ class Options:
     url: str = ""
     token: str = ""
     is_cluster: bool = False
-    """A system of one's own is a whole cluster, every role a process."""
+    """A system of one's own is a whole cluster: three nodes that play all roles."""
+    is_separate: bool = False
+    """Every role of that cluster is a process of its own."""
     replicas: int = 1
     logs: int = 1
     durability: Durability = "fsync"
@@ -51,6 +53,8 @@ class Options:
             raise ConfigError(f"{', '.join(clusters)} need a cluster: say --cluster")
         if self.with_peers and (self.url or self.durability != "fsync"):
             raise ConfigError("--peers compares systems on this machine that sync: leave --url and --durability out")
+        if self.is_separate and not self.is_cluster:
+            raise ConfigError("--separate is a layout of clusters: say --cluster")
         if self.is_cluster and self.url:
             raise ConfigError("--cluster starts a cluster of its own: leave --url out")
         if not self.url:
@@ -65,6 +69,7 @@ class Options:
                 data=data,
                 functions=functions,
                 port=0,
+                separate=self.is_separate,
                 replicas=self.replicas,
                 write_quorum=self.replicas // 2 + 1,
                 storage=max(3, self.replicas),

@@ -24,6 +24,7 @@ _LONG_S = (6.5, 9.0)
 _TOGETHER = 0.25
 """How often two faults come at the same time."""
 _FELT_WITHIN_S = 30.0
+_STANDS_WITHIN_S = 5.0
 _POLL_S = 0.1
 
 Links = Collection[tuple[str, str]]
@@ -34,10 +35,10 @@ class Patient(Protocol):
     """A cluster that can be hurt, and looked at while it is."""
 
     def nodes(self, role: Role) -> list[str]:
-        """The nodes of a role, by name."""
+        """The names under which a role is played. What is done to one of them is done to its whole process."""
 
     def all_nodes(self) -> list[str]:
-        """All nodes."""
+        """All processes: links are cut between them."""
 
     async def primary(self) -> str:
         """The sequencer that orders log 0 now, as far as the cluster's status tells."""
@@ -140,10 +141,14 @@ class Fault:
 
 
 def _blow(text: str, is_felt: Callable[[], bool]) -> Blow:
-    async def ask() -> bool:
-        return is_felt()
+    return Blow(text, _asked(is_felt))
 
-    return Blow(text, ask)
+
+def _asked(is_so: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def ask() -> bool:
+        return is_so()
+
+    return ask
 
 
 def _killing(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
@@ -163,7 +168,9 @@ def _pausing(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
         node = await choose(patient, random)
         patient.pause(node)
         try:
-            yield _blow(f"SIGSTOP {node}", lambda: patient.is_paused(node))
+            # looked at now: another fault may kill or wake it meanwhile
+            is_felt = await becomes_so(_asked(lambda: patient.is_paused(node)), _STANDS_WITHIN_S)
+            yield _blow(f"SIGSTOP {node}", lambda: is_felt)
         finally:
             patient.resume(node)
 
@@ -178,7 +185,9 @@ async def _pausing_all(patient: Patient, random: Random) -> AsyncIterator[Blow]:
         patient.pause(node)
     try:
         text = "SIGSTOP of every node, as when a laptop sleeps"
-        yield _blow(text, lambda: all(patient.is_paused(node) for node, pid in before.items() if pid))
+        stand = _asked(lambda: all(patient.is_paused(node) for node, pid in before.items() if pid))
+        is_felt = await becomes_so(stand, _STANDS_WITHIN_S)
+        yield _blow(text, lambda: is_felt)
     finally:
         for node in nodes:
             patient.resume(node)
@@ -239,7 +248,7 @@ async def _resetting(patient: Patient, random: Random) -> AsyncIterator[Blow]:
 
 
 def _linked(patient: Patient) -> list[str]:
-    """Nodes whose links may be cut: without its one gateway, nobody could tell how the rest does."""
+    """Nodes whose links may be cut: without a gateway that stands alone, nobody could tell how the rest does."""
     return [node for node in patient.all_nodes() if node not in patient.nodes(Role.GATEWAY)]
 
 

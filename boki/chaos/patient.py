@@ -1,4 +1,4 @@
-"""A real cluster that can be hurt: every role a process, its links through proxies, its disks behind a shim.
+"""A real cluster that can be hurt: its processes, their links through proxies, their disks behind a shim.
 
 It is the cluster of `boki up`, started by the same supervisor, with three differences: a ZooKeeper of three servers, a
 proxy in front of each node's links (and of its way to ZooKeeper), and `boki.chaos.disks` in front of each database.
@@ -46,8 +46,18 @@ ZOOKEEPER: Final = "zookeeper"
 class Patient:
     """One cluster. `start` brings it up; `stop` ends every process of it."""
 
-    def __init__(self, folder: Path, *, storage: int, tell: Callable[[str], None], functions: Path = FUNCTIONS) -> None:
-        """`functions` holds at least those of `FUNCTIONS`."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        storage: int,
+        tell: Callable[[str], None],
+        functions: Path = FUNCTIONS,
+        is_separate: bool = False,
+    ) -> None:
+        """`functions` holds at least those of `FUNCTIONS`. `is_separate`: every role is a process of its own; else a
+        node dies with all its roles.
+        """
         self._folder = folder
         self._functions = functions
         self._tell = tell
@@ -55,13 +65,8 @@ class Patient:
         self._links = Links(lambda host, port: self._addresses.get((host, port), ""))
         self._ensemble = Ensemble(find_parts(), folder / "zookeeper", 3)
         self._paused_servers: list[ZooKeeperServer] = []
-        self._counts = {
-            Role.GATEWAY: 1,
-            Role.ENGINE: _PLAN.engines,
-            Role.STORAGE: storage,
-            Role.SEQUENCER: _PLAN.sequencers,
-            Role.CONTROLLER: _PLAN.controllers,
-        }
+        self._is_separate = is_separate
+        self._counts = UpConfig(storage=storage, separate=is_separate).counts
         self._supervisor: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
         self._logs = _PLAN.logs
@@ -80,6 +85,7 @@ class Patient:
             zookeeper=self._ensemble.hosts,
             port=port,
             storage=self._counts[Role.STORAGE],
+            separate=self._is_separate,
             drain_s=_DRAIN_S,
             faults=str(self._folder / "faults"),
             flags={
@@ -164,11 +170,13 @@ class Patient:
 
     def nodes(self, role: Role) -> list[str]:
         """See `faults.Patient`."""
-        return [node for node in self.all_nodes() if node.startswith(f"{role.value}-")]
+        return [f"{role}-{number}" for number in range(1, self._counts[role] + 1)]
 
     def all_nodes(self) -> list[str]:
         """See `faults.Patient`."""
-        return [f"{role}-{number}" for role, count in self._counts.items() for number in range(1, count + 1)]
+        if self._is_separate:
+            return [node for role in self._counts for node in self.nodes(role)]
+        return [f"node-{number}" for number in range(1, max(self._counts.values()) + 1)]
 
     async def primary(self) -> str:
         """See `faults.Patient`."""
@@ -183,7 +191,7 @@ class Patient:
 
     def _process(self, node: str) -> ProcessState | None:
         state = read_state(self._cluster_folder)
-        return next((one for one in state.processes if one.node == node), None) if state is not None else None
+        return state.process_of(node) if state is not None else None
 
     def signal(self, node: str, number: Signals) -> None:
         """Send a signal to its process, if it runs."""
@@ -342,11 +350,8 @@ class Patient:
     async def missing(self) -> list[str]:
         """Nodes that are not at work, as far as the cluster's status tells."""
         nodes: dict[str, Any] = (await self.status()).get("nodes", {})
-        return [
-            node
-            for node in self.all_nodes()
-            if node not in self.nodes(Role.GATEWAY) and not (nodes.get(node) or {}).get("at_work")
-        ]
+        wanted = [node for role in self._counts if role is not Role.GATEWAY for node in self.nodes(role)]
+        return [node for node in wanted if not (nodes.get(node) or {}).get("at_work")]
 
     async def _boki(self, *words: str) -> None:
         where = ("--zookeeper", self._ensemble.hosts)

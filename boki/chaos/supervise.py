@@ -21,13 +21,14 @@ from boki.cluster.server import Supervisor
 
 
 class Ward(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster that is to be hurt. `port` is the gateway's. `flags`: by node, what is added to its `boki start`."""
+    """A cluster that is to be hurt. `port` is the gateway's. `flags`: by process, what is added to its `boki start`."""
 
     data: str
     functions: str
     zookeeper: str
     port: int
     storage: int
+    separate: bool
     drain_s: float
     faults: str
     flags: dict[str, list[str]]
@@ -40,6 +41,7 @@ class Ward(msgspec.Struct, frozen=True, kw_only=True):
             functions=Path(self.functions),
             zookeeper=self.zookeeper,
             storage=self.storage,
+            separate=self.separate,
             drain_s=self.drain_s,
             port=self.port,
             log_format="json",
@@ -63,7 +65,8 @@ async def supervise(ward: Ward) -> None:
 
 
 def _exposed(process: Process, ward: Ward) -> Process:
-    Path(ward.faults, process.node).mkdir(parents=True, exist_ok=True)
+    for name in process.plays or (process.node,):  # each role has a disk of its own
+        Path(ward.faults, name).mkdir(parents=True, exist_ok=True)
     return replace(process, command=(*process.command, *ward.flags[process.node]))
 
 

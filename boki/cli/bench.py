@@ -40,8 +40,9 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up; the median counts.")] = 3,
     duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Measure a whole cluster, every role a process: 3 replicas by default.")
+        bool, typer.Option("--cluster", help="Measure a whole cluster, of three nodes: 3 replicas by default.")
     ] = False,
+    separate: Annotated[bool, typer.Option("--separate", help="With --cluster: every role is a process.")] = False,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas of each record in the system that is started.", show_default="1")
     ] = None,
@@ -67,6 +68,7 @@ def command(
         url=url,
         token=token,
         is_cluster=cluster,
+        is_separate=separate,
         replicas=replicas or (3 if cluster else 1),
         logs=logs,
         durability=cast("Durability", durability),
@@ -79,16 +81,20 @@ def command(
         with_peers=peers,
     )
     options.check(wanted)
-    if options.is_in_memory:
-        errors().print(
-            f"[yellow]{options.folder} is in memory, where fsync costs nothing: choose a disk with --scratch[/]"
-        )
+    _warn_of_memory(options)
     rows = _measure(wanted, options, print_json if as_json else None)
     if not as_json:
         _show(rows, options)
     if any(row.errors for row in rows):
         errors().print("[yellow]there were errors: these figures are not those of a healthy system[/]")
         raise typer.Exit(1)
+
+
+def _warn_of_memory(options: Options) -> None:
+    if options.is_in_memory:
+        errors().print(
+            f"[yellow]{options.folder} is in memory, where fsync costs nothing: choose a disk with --scratch[/]"
+        )
 
 
 def _chosen(names: list[str], is_cluster: bool) -> list[str]:
@@ -102,7 +108,7 @@ def _chosen(names: list[str], is_cluster: bool) -> list[str]:
 
 
 def _show(rows: list[Row], options: Options) -> None:
-    kind = "cluster, " if options.is_cluster else ""
+    kind = "separate roles, " if options.is_separate else "cluster, " if options.is_cluster else ""
     system = options.url or f"{kind}{count_text(options.replicas, 'replica')}, {options.durability}"
     columns = ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides~"]
     title = f"{system}, {count_text(options.rounds, 'round')} of {options.duration_s:g} s"

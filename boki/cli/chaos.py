@@ -32,6 +32,7 @@ def command(
     faults: Annotated[
         list[str] | None, typer.Option("--fault", metavar="CLASS", help="Only this class of faults; may be repeated.")
     ] = None,
+    separate: Annotated[bool, typer.Option("--separate", help="Every role is a process of its own.")] = False,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the cluster's files, logs and the history in this folder.")
     ] = None,
@@ -39,7 +40,7 @@ def command(
 ) -> None:
     """Check every promise of a cluster while its parts fail.
 
-    The cluster is under load while its processes, links, disks and ZooKeeper fail.
+    The cluster is under load while its processes, links, disks and ZooKeeper fail. A node dies with all its roles.
 
     Ends with 0 only if no promise was broken and every class of faults has happened.
     """
@@ -62,7 +63,7 @@ def command(
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            report = asyncio.run(_run(folder, seed, minutes * 60, chosen, sessions, tell))
+            report = asyncio.run(_run(folder, seed, minutes * 60, chosen, sessions, tell, is_separate=separate))
         except asyncio.CancelledError:
             raise typer.Exit(_TERMINATED) from None
     if as_json:
@@ -74,7 +75,14 @@ def command(
 
 
 async def _run(
-    folder: Path, seed: int, duration_s: float, faults: Sequence[Fault], sessions: int, tell: Callable[[str], None]
+    folder: Path,
+    seed: int,
+    duration_s: float,
+    faults: Sequence[Fault],
+    sessions: int,
+    tell: Callable[[str], None],
+    *,
+    is_separate: bool,
 ) -> Report:
     from boki.chaos.patient import Patient
     from boki.chaos.run import Chaos
@@ -83,7 +91,7 @@ async def _run(
     assert run is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, run.cancel)  # ends what was started, too
     # one more storage node than replicas, so that one can be drained
-    patient = Patient(folder, storage=4, tell=tell)
+    patient = Patient(folder, storage=4, tell=tell, is_separate=is_separate)
     try:
         await patient.start()
         tell("the cluster serves")

@@ -85,10 +85,10 @@ def check_file(environment: Mapping[str, str]) -> None:
     another command will fail, or look elsewhere than its user expects.
     """
     from boki.cluster.config import UpConfig
-    from boki.cluster_config import CONFIGS
+    from boki.cluster_config import ALL_CONFIGS
     from boki.config import DevConfig, file_problems
 
-    if problems := file_problems([DevConfig, UpConfig, *CONFIGS.values()], environment):
+    if problems := file_problems([DevConfig, UpConfig, *ALL_CONFIGS], environment):
         raise refusal(problems)
 
 

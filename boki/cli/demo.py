@@ -83,7 +83,7 @@ def _show_flights(chosen_seed: int, *, is_cluster: bool) -> None:
     folder_text = path_text(here if (here / "flights.py").exists() else functions_folder())
     next_steps = [
         ("boki dev --functions DIR", "the system with these functions, until Ctrl-C"),
-        ("boki up --functions DIR", "the same as a cluster, every role a process"),
+        ("boki up --functions DIR", "the same as a cluster of three nodes"),
         ("boki new hello", "a project of your own, with a first function and a test"),
         ("boki bench append", "how fast this machine is"),
         ("README.md and docs/", "the LogBook and its promises"),
@@ -179,8 +179,8 @@ async def _perform(folder: Path, table: Path, seed: int, *, is_cluster: bool) ->
     from boki.demo import acts
 
     def config(name: str) -> DevConfig | UpConfig:
-        if is_cluster:
-            return UpConfig(data=folder / name, functions=functions_folder(), port=0)
+        if is_cluster:  # the primary is killed, and the engine that ingests goes on
+            return UpConfig(data=folder / name, functions=functions_folder(), port=0, separate=True)
         return DevConfig(data=folder / name, functions=functions_folder(), port=0, reload=False)
 
     killed: list[str] = []

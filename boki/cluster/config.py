@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -30,10 +31,11 @@ from boki.config import (
 )
 from boki.config_rules import address_problems, budget_problems, quorum_problems
 from boki.log.limits import MIB, Limits
+from boki.log.membership import Role
 
 
 class UpConfig(Config, frozen=True, kw_only=True):
-    """`boki up`: every role as processes of its own on this machine."""
+    """`boki up`: a cluster on this machine, of nodes that play all roles, or (`separate`) one process a role."""
 
     data: Annotated[
         Path, Meta(description="Directory that holds all data, under cluster/; made if it is not there.")
@@ -46,10 +48,17 @@ class UpConfig(Config, frozen=True, kw_only=True):
     port: Port = 8080
     token: Token = ""
     insecure: Insecure = False
-    engines: Annotated[int, Meta(ge=1, le=64, description="Engines: they run functions and serve the log.")] = 2
+    separate: Annotated[
+        bool, Meta(description="Run each role as a process of its own, instead of all roles in each of three nodes.")
+    ] = False
+    engines: Annotated[
+        int, Meta(ge=0, le=64, description="Engines: they run functions and serve the log; 0: 3, separate 2.")
+    ] = 0
     storage: Annotated[int, Meta(ge=1, le=64, description="Storage nodes, each with its own directory.")] = 3
     sequencers: Annotated[int, Meta(ge=1, le=15, description="Sequencers, an odd number.")] = 3
-    controllers: Annotated[int, Meta(ge=1, le=15, description="Controllers; one leads, the others wait.")] = 2
+    controllers: Annotated[
+        int, Meta(ge=0, le=15, description="Controllers: one leads, the others wait; 0: 3, separate 2.")
+    ] = 0
     zookeeper: Annotated[
         str, Meta(description="host:port,... of a ZooKeeper that runs already; empty: one is started.")
     ] = ""
@@ -85,9 +94,10 @@ class UpConfig(Config, frozen=True, kw_only=True):
                 f"replicas is {self.replicas} and storage is {self.storage}: each replica needs a storage node"
             )
         found += quorum_problems(self.replicas, self.write_quorum, self.sequencers)
-        if self.index_replicas > self.engines:
+        engines = self.counts[Role.ENGINE]
+        if self.index_replicas > engines:
             found.append(
-                f"index_replicas is {self.index_replicas} and engines is {self.engines}: each replica needs an engine"
+                f"index_replicas is {self.index_replicas} and engines is {engines}: each replica needs an engine"
             )
         found += budget_problems(
             self.limits,
@@ -102,6 +112,19 @@ class UpConfig(Config, frozen=True, kw_only=True):
                 "its own: set zookeeper, too, or leave the digest out"
             )
         return found
+
+    @property
+    def counts(self) -> Mapping[Role, int]:
+        """How many times each role is played. A gateway stands beside each engine, or there is one."""
+        default = 2 if self.separate else 3
+        engines = self.engines or default
+        return {
+            Role.CONTROLLER: self.controllers or default,
+            Role.SEQUENCER: self.sequencers,
+            Role.STORAGE: self.storage,
+            Role.ENGINE: engines,
+            Role.GATEWAY: 1 if self.separate else engines,
+        }
 
     @property
     def folder(self) -> Path:

@@ -32,6 +32,8 @@ class Process:
     stop_us: int = 5_000_000
     """How long it may take to stop before it is killed."""
     is_boki: bool = False
+    plays: tuple[str, ...] = ()
+    """The names of the roles of a node that plays several."""
 
 
 class State(StrEnum):

@@ -22,8 +22,9 @@ from boki.cluster.identity import start_mark
 from boki.cluster.state import SupervisorState
 from boki.config import ENV_PREFIX, Address, settings
 from boki.host.private_files import make_private_folder, write_new_file
-from boki.log.membership import Role
-from boki.net.keys import make_digest, make_keys
+from boki.log.ids import NodeId
+from boki.log.membership import Role, role_name
+from boki.net.keys import make_digest, make_keys, roles_text
 from boki.zookeeper.parts import find_parts
 from boki.zookeeper.server import Ports, ZooKeeperServer, free_ports
 
@@ -40,7 +41,8 @@ _DRAINING: Final = frozenset({Role.GATEWAY, Role.ENGINE})
 _STOP_S: Final = 10.0
 
 # What `boki up` decides by itself: the counts of nodes, and where they are.
-_OWN: Final = frozenset({"data", "port", "engines", "storage", "controllers", "zookeeper"})
+_OWN: Final = frozenset({"data", "port", "separate", "engines", "storage", "controllers", "zookeeper"})
+_NODE: Final = "node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,13 @@ class Launch:
 def prepare(config: UpConfig) -> Launch:
     """Write what the processes need. `ConfigError` if something that must be installed is not."""
     folder = config.folder
-    nodes = list(_nodes(config))
+    nodes = list(_nodes(config)) if config.separate else list(_hosts(config))
     processes: list[Process] = []
     parts = None if config.zookeeper else find_parts()  # refused before anything is made
     make_private_folder(folder)
     keys = folder / "keys"
-    make_keys(keys, {node: role for role, node in nodes})
-    values: dict[str, Any] = {"keys": str(keys), "data": str(folder / "nodes")}
+    make_keys(keys, {node: roles_text(Role) if role == _NODE else role for role, node, _ in nodes})
+    values: dict[str, Any] = {"keys": str(keys), "data": str(folder / "nodes"), "reuse_port": not config.separate}
     hosts = config.zookeeper
     if parts is not None:
         digest = values["zookeeper_access.digest"] = make_digest(keys)
@@ -73,7 +75,7 @@ def prepare(config: UpConfig) -> Launch:
     port = config.port or free_ports(1)[0]
     file = folder / "boki.toml"
     _write_config(file, config, values | {"zookeeper": hosts, "port": port})
-    processes += [_process(role, node, file, config) for role, node in nodes]
+    processes += [_process(role, node, plays, file, config) for role, node, plays in nodes]
     url = Address(host=config.host, port=port).url
     return Launch(
         processes=tuple(processes),
@@ -102,33 +104,48 @@ def _stop_s(processes: list[Process]) -> float:
     return sum(slowest_us) / 1e6
 
 
-def _nodes(config: UpConfig) -> Iterator[tuple[Role, str]]:
-    """The nodes that are wanted, and the storage nodes and sequencers that were here before: they may hold what
-    others lack.
+def _nodes(config: UpConfig) -> Iterator[tuple[str, str, tuple[Role, ...]]]:
+    """(role, name, nothing) of the nodes that are wanted, and of the storage nodes and sequencers that were here
+    before: they may hold what others lack.
     """
-    wanted = {
-        Role.CONTROLLER: config.controllers,
-        Role.SEQUENCER: config.sequencers,
-        Role.STORAGE: config.storage,
-        Role.ENGINE: config.engines,
-        Role.GATEWAY: 1,
-    }
-    for role, count in wanted.items():
-        names = [f"{role}-{number}" for number in range(1, count + 1)]
+    for role, names in _played(config).items():
+        for name in names:
+            yield role, name, ()
+
+
+def _hosts(config: UpConfig) -> Iterator[tuple[str, str, tuple[Role, ...]]]:
+    """("node", name, roles) of nodes that play together what is wanted, and what was here before."""
+    hosts: dict[str, list[Role]] = {}
+    for role, names in _played(config).items():
+        for name in names:
+            hosts.setdefault(name.replace(role, _NODE, 1), []).append(role)
+    for host, roles in sorted(hosts.items(), key=lambda item: (len(item[0]), item[0])):
+        yield _NODE, host, tuple(roles)
+
+
+def _played(config: UpConfig) -> dict[Role, list[str]]:
+    """The names under which each role is played."""
+    found: dict[Role, list[str]] = {}
+    for role, count in config.counts.items():
+        names = found[role] = [f"{role}-{number}" for number in range(1, count + 1)]
         if role in (Role.STORAGE, Role.SEQUENCER):
             names += sorted(_seen(config.folder / "nodes", role) - set(names), key=lambda name: (len(name), name))
-        for name in names:
-            yield role, name
+    return found
 
 
 def _seen(folder: Path, role: Role) -> set[str]:
     return {entry.name for entry in folder.glob(f"{role}-*") if entry.is_dir()}
 
 
-def _process(role: Role, node: str, file: Path, config: UpConfig) -> Process:
-    command = ("start", role.value, "--name", node, "--config", str(file))
-    stop_s = _STOP_S + (config.drain_s if role in _DRAINING else 0.0)
-    return Process(node, role.value, command, _STOP_RANKS[role], round(stop_s * 1e6), is_boki=True)
+def _process(role: str, node: str, plays: tuple[Role, ...], file: Path, config: UpConfig) -> Process:
+    command: tuple[str, ...] = ("start", role, "--name", node, "--config", str(file))
+    if plays:
+        command += ("--roles", ",".join(plays))
+    roles = plays or (Role(role),)
+    stop_s = _STOP_S + (config.drain_s if _DRAINING.intersection(roles) else 0.0)
+    names = tuple(role_name(NodeId(node), one) for one in plays)
+    rank = min(_STOP_RANKS[one] for one in roles)
+    return Process(node, role, command, rank, round(stop_s * 1e6), is_boki=True, plays=names)
 
 
 def _write_config(file: Path, config: UpConfig, values: Mapping[str, Any]) -> None:

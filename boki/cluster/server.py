@@ -166,6 +166,7 @@ class Supervisor:
             restarts=row.restarts,
             exit_code=row.exit_code,
             log=str(self.log_file(node)),
+            plays=row.process.plays,
         )
 
 

@@ -29,6 +29,13 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     exit_code: int | None = None
     log: str = ""
+    plays: tuple[str, ...] = ()
+    """The names of its roles, if it plays several."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Under which names it takes part in the cluster."""
+        return self.plays or (self.node,)
 
 
 class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +56,14 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
         """Whether that very supervisor still runs."""
         return is_same(self.pid, self.mark)
 
+    def process_of(self, node: str) -> ProcessState | None:
+        """The process that is the node, or plays the role of that name."""
+        return next((process for process in self.processes if node in (process.node, *process.plays)), None)
+
     def pid_of(self, node: str) -> int:
-        """The node's process; 0 if it does not run."""
-        return next((process.pid for process in self.processes if process.node == node), 0)
+        """The process of a node or role; 0 if it does not run."""
+        process = self.process_of(node)
+        return process.pid if process is not None else 0
 
 
 def write_state(folder: Path, state: SupervisorState) -> None:

@@ -41,6 +41,10 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 8080
     """0: any free one."""
+    reuse_port: bool = False
+    """Share the port with other gateways of this machine: each connection goes to one that still listens."""
+    farewell_s: float = 0.0
+    """How long clients are sent elsewhere before their connections are closed, where there are other gateways."""
     token: str = field(default="", repr=False)
     """The bearer token that every request must carry; empty: none."""
     insecure: bool = False

@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable
-from typing import cast
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 from prometheus_client import CollectorRegistry
@@ -89,6 +88,7 @@ class Gateway:
         self._under_way: set[asyncio.Task[object]] = set()
         self._is_cut_off = False
         self._server: asyncio.Server | None = None
+        self._port = 0
         self._connections: Connections | None = None
         backend.watch(self)
 
@@ -101,8 +101,14 @@ class Gateway:
         self.core.make_room = self._connections.arrivals.make_room
         # What waits in the backlog is accepted in one go, before any of it can be refused.
         self._server = await loop.create_server(
-            self._connections, self.config.host, self.config.port, backlog=min(1024, reserved // 2), reuse_address=True
+            self._connections,
+            self.config.host,
+            self.config.port,
+            backlog=min(1024, reserved // 2),
+            reuse_address=True,
+            reuse_port=self.config.reuse_port or None,
         )
+        self._port = self._server.sockets[0].getsockname()[1]
         self._calls.start()
         self._libraries.start()
 
@@ -110,7 +116,7 @@ class Gateway:
     def port(self) -> int:
         """The port that it listens on."""
         assert self._server is not None, "started"
-        return cast("int", self._server.sockets[0].getsockname()[1])
+        return self._port
 
     @property
     def url(self) -> str:
@@ -135,11 +141,14 @@ class Gateway:
     async def stop(self, drain_s: float = 10.0) -> None:
         """Drain, wait for what is in flight at most `drain_s`, answer the rest, then close every connection.
 
-        Until then it listens: probes learn that it lives and is not ready, and callers that they may come again.
+        Until then it listens: probes learn that it lives and is not ready, and callers that they may come again. One
+        that shares its port leaves new connections to the others.
         """
         self.drain()
         if self._server is None or self._connections is None:
             return
+        if self.config.reuse_port:
+            self._server.close()
         try:
             async with asyncio.timeout(drain_s):
                 await self._libraries.finish()
@@ -151,6 +160,8 @@ class Gateway:
             if calls or requests:
                 text = "stopping with %d calls and %d requests in flight: their outcome is unknown"
                 _log.warning(text, calls, requests)
+        if self._connections.connections and drain_s:
+            await asyncio.sleep(self.config.farewell_s)
         self._server.close()
         self._cut_off()
         self._calls.stop()
@@ -205,7 +216,7 @@ class Gateway:
             share.release()
             if self.core.is_draining:
                 self._answered.set()
-        if connection.is_guest:
+        if connection.is_guest or self.core.is_draining:
             answer.force_close()
         if not answer.prepared:
             dress(request, answer)

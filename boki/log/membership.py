@@ -56,6 +56,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that holds the index of all logs; others ask one that does."""
     host: NodeId = NodeId("")
     """The node that plays this role among others, and dies with all of them; empty: it plays no other."""
+    is_leaving: bool = False
+    """The node stops, and this role with it when its turn comes."""
 
     @property
     def process(self) -> NodeId:

@@ -11,14 +11,17 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import msgspec
+
 from boki.controller.zookeeper import News, ZooKeeperCoordinator
 from boki.controller.zookeeper_session import SessionEnded, SessionState
 from boki.log.ids import NodeId, Term
-from boki.log.membership import Member
+from boki.log.membership import Member, Role
 from boki.log.view import View
 from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 
-_LEAVE_S: Final = 2.0
+_WRITE_S: Final = 2.0
+"""How long a node that stops tries to say so: its registration goes with its session anyway."""
 
 
 class SharedCoordinator:
@@ -35,6 +38,8 @@ class SharedCoordinator:
         self._views: dict[Term, View] = {}
         self._last: dict[type[News], News] = {}
         self._is_leader = False
+        self._is_leaving = False
+        self._changed = asyncio.Event()
         coordinator.tell = self._tell
         coordinator.on_leadership = self._on_leadership
         coordinator.on_session = self._on_session
@@ -51,13 +56,43 @@ class SharedCoordinator:
         self._roles.remove(role)
         if role.member is None or self.coordinator.state is not SessionState.CONNECTED:
             return  # the entry goes with the session, or is written again by the role's next life
+        self._members.pop(role.member.node, None)
         with contextlib.suppress(TimeoutError, SessionEnded):
-            async with asyncio.timeout(_LEAVE_S), self._writing:
-                self._members.pop(role.member.node, None)
-                if self._members:
-                    await self.coordinator.register(*self._members.values())
-                else:
-                    await self.coordinator.unregister()
+            async with asyncio.timeout(_WRITE_S):
+                await self._write()
+
+    async def announce_end(self) -> None:
+        """Tell the other nodes that this one stops, so that those that do the same wait for each other."""
+        self._is_leaving = True
+        if self._members and self.coordinator.state is SessionState.CONNECTED:
+            with contextlib.suppress(TimeoutError, SessionEnded):
+                async with asyncio.timeout(_WRITE_S):
+                    await self._write()
+
+    async def engines_left(self, timeout_s: float) -> None:
+        """Wait until no other node that stops has an engine any more: it needs what keeps the log until it is gone.
+
+        Nodes that are stopped one after the other do not wait.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(
+                    member.role is Role.ENGINE and member.is_leaving and member.node not in self._members
+                    for member in self.coordinator.membership.members
+                ):
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def _write(self) -> None:
+        async with self._writing:
+            members = [
+                msgspec.structs.replace(member, is_leaving=True) if self._is_leaving else member
+                for member in self._members.values()
+            ]
+            if members:
+                await self.coordinator.register(*members)
+            else:
+                await self.coordinator.unregister()
 
     async def follow(self, role: RoleCoordinator) -> None:
         """Tell that life what is there, and from now on what changes."""
@@ -73,9 +108,8 @@ class SharedCoordinator:
 
     async def register(self, role: RoleCoordinator, member: Member) -> None:
         """Name that role, too, in the registration."""
-        async with self._writing:
-            role.member = self._members[member.node] = member
-            await self.coordinator.register(*self._members.values())
+        role.member = self._members[member.node] = member
+        await self._write()
 
     @property
     def is_leader(self) -> bool:
@@ -93,6 +127,7 @@ class SharedCoordinator:
             self._views |= {view.term: view for view in news.views}
         else:
             self._last[type(news)] = news
+        self._changed.set()
         self._on_news(news)
         for role in list(self._roles):
             if role.is_following:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from boki.cluster_config import GatewayNodeConfig
 from boki.controller.zookeeper import News
@@ -14,6 +14,8 @@ from boki.log.membership import Role
 from boki.messages import InstallMembership, Ping, Pong
 from boki.node.life import NodeLife
 from boki.remote import AskStatus
+
+_FAREWELL_S: Final = 0.25
 
 
 class GatewayLife(NodeLife[GatewayNodeConfig]):
@@ -50,6 +52,8 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
         config = GatewayConfig(
             host=self.config.host,
             port=self.config.port,
+            reuse_port=self.config.reuse_port,
+            farewell_s=_FAREWELL_S,
             token=self.config.token,
             insecure=self.config.insecure,
             cors=self.config.cors,

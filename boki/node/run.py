@@ -32,6 +32,8 @@ from boki.node.log_nodes import SequencerLife, StorageLife
 
 _log = logging.getLogger("boki.node")
 _CONNECT_TIMEOUT_S: Final = 10.0
+_OTHERS_S: Final = 8.0
+"""How long a node that stops stays for the engines of others that stop at the same time."""
 LIVES: Final[Mapping[Role, type[NodeLife[Any]]]] = {
     Role.GATEWAY: GatewayLife,
     Role.ENGINE: EngineLife,
@@ -57,8 +59,10 @@ async def run_node(
     try:
         for role, own in roles.items():
             homes[role] = Home(own.directory, own.node, role)
+        # What says that the former life of this node is over: the lock of a directory that is least likely to be lost.
+        home = next(homes[role] for role in LIVES if role in homes)
         while not stop.is_set():
-            coordinator = await _connect(config, next(iter(homes.values())), stop)
+            coordinator = await _connect(config, home, stop)
             if coordinator is None:
                 break
             node = _Node(config, roles, homes, coordinator, on_life)
@@ -72,8 +76,8 @@ async def run_node(
                 _log.warning("%s: session expired; restarting all roles", config.name)
         return 0
     finally:
-        for home in homes.values():
-            home.close()
+        for opened in homes.values():
+            opened.close()
 
 
 class _Node:
@@ -104,10 +108,14 @@ class _Node:
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({stopping, *self._running.values()}, return_when=asyncio.FIRST_COMPLETED)
+            if len(self._roles) > 1:
+                await self._shared.announce_end()
             for role in LIVES:
                 if role in self._running:
                     self._stops[role].set()
                     await asyncio.wait({self._running[role]})
+                if role is Role.ENGINE and len(self._roles) > 1:
+                    await self._shared.engines_left(_OTHERS_S)
         finally:
             stopping.cancel()
             await asyncio.gather(stopping, return_exceptions=True)

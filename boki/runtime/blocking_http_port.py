@@ -6,13 +6,15 @@ import http.client
 import select
 import threading
 from collections.abc import Generator
+from itertools import count
 from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
 
-from boki.errors import DeadlineExceeded, Unavailable
+from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
+from boki.runtime.gateways import MAX_FAREWELLS, Gateways, says_goodbye
 from boki.runtime.http_exchange import (
     OUTCOME,
     STREAMED,
@@ -20,7 +22,6 @@ from boki.runtime.http_exchange import (
     HttpRequest,
     authorization,
     broken,
-    check_url,
     closed,
     late,
     library_answer,
@@ -38,18 +39,15 @@ _MAX_IDLE: Final = 64
 
 
 class BlockingHttpPort:
-    """Connections to one gateway, made when they are needed and kept for the next request of any thread."""
+    """Connections to gateways, made when they are needed and kept for the next request of any thread."""
 
     def __init__(self, url: str, token: str = "") -> None:
-        self.url = check_url(url)
-        parts = urlsplit(self.url)
-        self._prefix = parts.path
-        self._host = parts.hostname or ""
-        self._port = parts.port
-        self._connection_kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._gateways = Gateways(url)
+        self.url = ",".join(self._gateways.urls)
         self._headers = {"User-Agent": "boki"} | authorization(token)
         self._lock = threading.Lock()
-        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
+        self._idle: list[tuple[http.client.HTTPConnection, str, float]] = []
+        """With the gateway's address, and since when."""
         self._is_closed = False
 
     def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
@@ -82,32 +80,54 @@ class BlockingHttpPort:
 
     def stream(self, request: HttpRequest) -> Generator[HttpAnswer, None, None]:
         """The answer, as `send`. One that is streamed comes first without a body, then part by part as it arrives."""
+        for attempt in count(1):
+            url = self._gateways.current
+            answers = self._stream(url, request)
+            try:
+                first = next(answers)
+            except Unavailable:
+                self._gateways.leave(url)
+                if self._is_closed or attempt >= len(self._gateways.urls):
+                    raise
+                continue
+            except (ConnectionLost, DeadlineExceeded):
+                self._gateways.leave(url)
+                raise
+            if attempt > MAX_FAREWELLS or not says_goodbye(first):
+                yield first
+                yield from answers
+                return
+            answers.close()
+            self._gateways.leave(url)
+
+    def _stream(self, url: str, request: HttpRequest) -> Generator[HttpAnswer, None, None]:
         if self._is_closed:
             raise closed()
-        connection = self._take() or self._connect(request.timeout_s)
+        connection = self._take(url) or _connect(url, request.timeout_s)
         is_reusable = False
         headers: dict[str, str] = {}
         try:
             connection.sock.settimeout(request.timeout_s)
-            connection.request(
-                request.method, self._prefix + request.target, request.body or None, self._headers | request.headers
-            )
+            target = urlsplit(url).path + request.target
+            connection.request(request.method, target, request.body or None, self._headers | request.headers)
             response = connection.getresponse()
             headers = {name.lower(): value for name, value in response.headers.items()}
             if headers.get(OUTCOME.lower()) == STREAMED:
                 yield HttpAnswer(response.status, headers, b"")
                 while part := response.read1(_PART_BYTES):
                     yield HttpAnswer(response.status, headers, part)
+                is_reusable = not response.will_close
             else:
-                yield HttpAnswer(response.status, headers, response.read())
-            is_reusable = not response.will_close
+                body = response.read()
+                is_reusable = not response.will_close
+                yield HttpAnswer(response.status, headers, body)
         except TimeoutError:
-            raise DeadlineExceeded(late(self.url, request.timeout_s)) from None
+            raise DeadlineExceeded(late(url, request.timeout_s)) from None
         except (http.client.HTTPException, OSError) as error:
-            raise broken(self.url, error, headers) from None
+            raise broken(url, error, headers) from None
         finally:
             if is_reusable:
-                self._give_back(connection)
+                self._give_back(url, connection)
             else:
                 connection.close()
 
@@ -116,35 +136,40 @@ class BlockingHttpPort:
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
-        for connection, _ in idle:
+        for connection, *_ in idle:
             connection.close()
 
-    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        connection = self._connection_kind(self._host, self._port, timeout=min(timeout_s, _CONNECT_TIMEOUT_S))
-        try:
-            connection.connect()
-        except OSError as error:
-            connection.close()
-            raise Unavailable(refused(self.url, error)) from None
-        return connection
-
-    def _take(self) -> http.client.HTTPConnection | None:
+    def _take(self, url: str) -> http.client.HTTPConnection | None:
         """The connection that was used last, unless the gateway has closed it."""
         while True:
             with self._lock:
-                if not self._idle:
+                last = next((kept for kept in reversed(self._idle) if kept[1] == url), None)
+                if last is None:
                     return None
-                connection, idle_since = self._idle.pop()
+                self._idle.remove(last)
+            connection, _, idle_since = last
             if monotonic() - idle_since < _IDLE_S and not _has_ended(connection):
                 return connection
             connection.close()
 
-    def _give_back(self, connection: http.client.HTTPConnection) -> None:
+    def _give_back(self, url: str, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             if not self._is_closed and len(self._idle) < _MAX_IDLE:
-                self._idle.append((connection, monotonic()))
+                self._idle.append((connection, url, monotonic()))
                 return
         connection.close()
+
+
+def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=min(timeout_s, _CONNECT_TIMEOUT_S))
+    try:
+        connection.connect()
+    except OSError as error:
+        connection.close()
+        raise Unavailable(refused(url, error)) from None
+    return connection
 
 
 def _has_ended(connection: http.client.HTTPConnection) -> bool:

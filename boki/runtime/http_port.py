@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from io import BytesIO
+from itertools import count
 from typing import Final
 
 import aiohttp
 
-from boki.errors import DeadlineExceeded, Unavailable
+from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
+from boki.runtime.gateways import MAX_FAREWELLS, Gateways, says_goodbye
 from boki.runtime.http_exchange import (
     HttpAnswer,
     HttpRequest,
     authorization,
     broken,
-    check_url,
     closed,
     late,
     library_answer,
@@ -34,10 +35,11 @@ _ONE_PIECE_BYTES: Final = 256 * 1024
 
 
 class HttpPort:
-    """Connections to one gateway, made when they are needed. Belongs to the event loop that uses it first."""
+    """Connections to gateways, made when they are needed. Belongs to the event loop that uses it first."""
 
     def __init__(self, url: str, token: str = "", *, max_connections: int = 1024) -> None:
-        self.url = check_url(url)
+        self._gateways = Gateways(url)
+        self.url = ",".join(self._gateways.urls)
         self._headers = authorization(token)
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
@@ -54,6 +56,24 @@ class HttpPort:
 
     async def send(self, request: HttpRequest) -> HttpAnswer:
         """The answer, whatever its status. `Unavailable` if nothing was sent; `ConnectionLost`; `DeadlineExceeded`."""
+        for attempt in count(1):
+            url = self._gateways.current
+            try:
+                answer = await self._send(url, request)
+            except Unavailable:
+                self._gateways.leave(url)
+                if self._is_closed or attempt >= len(self._gateways.urls):
+                    raise
+            except (ConnectionLost, DeadlineExceeded):
+                self._gateways.leave(url)
+                raise
+            else:
+                if attempt > MAX_FAREWELLS or not says_goodbye(answer):
+                    break
+                self._gateways.leave(url)
+        return answer
+
+    async def _send(self, url: str, request: HttpRequest) -> HttpAnswer:
         if self._is_closed:
             raise closed()
         timeout = aiohttp.ClientTimeout(total=request.timeout_s, connect=min(_CONNECT_TIMEOUT_S, request.timeout_s))
@@ -61,7 +81,7 @@ class HttpPort:
         try:
             async with self._open().request(
                 request.method,
-                self.url + request.target,
+                url + request.target,
                 data=_readable(request.body),
                 headers=request.headers,
                 timeout=timeout,
@@ -71,11 +91,11 @@ class HttpPort:
                 body = await response.read()
                 return HttpAnswer(response.status, headers, body)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unavailable(refused(self.url, error)) from None
+            raise Unavailable(refused(url, error)) from None
         except TimeoutError:
-            raise DeadlineExceeded(late(self.url, request.timeout_s)) from None
+            raise DeadlineExceeded(late(url, request.timeout_s)) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise broken(self.url, error, headers) from None
+            raise broken(url, error, headers) from None
 
     async def close(self) -> None:
         """Close all connections."""

@@ -81,7 +81,7 @@ def test_only_a_run_that_shows_something_and_finds_nothing_ends_well(
 ) -> None:
     """A violation, a class that was never felt, and a run without an acknowledged append all fail."""
 
-    async def pretend(*_arguments: Any) -> Report:
+    async def pretend(*_arguments: Any, **_settings: Any) -> Report:
         return make()
 
     monkeypatch.setattr(chaos, "_run", pretend)

@@ -397,7 +397,9 @@ def test_the_table_of_boki_bench_is_unbroken(width: int, capsys: pytest.CaptureF
         bench="append", system="cluster", inflight=1024, size_bytes=65_536, ops_per_s=123_456.0, p50_ms=12.345,
         p99_ms=1_234.5, errors=0, details=details,
     )  # fmt: skip
-    options: Any = SimpleNamespace(is_cluster=True, url="", replicas=3, durability="fsync", rounds=3, duration_s=3.0)
+    options: Any = SimpleNamespace(
+        is_cluster=True, is_separate=False, url="", replicas=3, durability="fsync", rounds=3, duration_s=3.0
+    )
     bench._show([row], options)  # type: ignore[list-item]
     text = capsys.readouterr().out
     is_unbroken(text, width)

@@ -9,7 +9,7 @@ import pytest
 from boki.cluster import launch as launching
 from boki.cluster.config import UpConfig
 from boki.cluster.launch import prepare
-from boki.cluster_config import ControllerNodeConfig, EngineNodeConfig, GatewayNodeConfig, load_node
+from boki.cluster_config import ControllerNodeConfig, EngineNodeConfig, GatewayNodeConfig, load_host, load_node
 from boki.config import load, settings
 from boki.errors import ConfigError
 from boki.log.limits import Limits
@@ -33,12 +33,11 @@ def test_the_zookeeper_that_it_starts_is_the_clusters_own(tmp_path: Path, monkey
     monkeypatch.setattr(launching, "find_parts", lambda: Parts(Path("/java"), ()))
     wanted = config(tmp_path, zookeeper="")
     server, node, *_ = prepare(wanted).processes
+    assert node.role == "node"
     digest = read_digest(wanted.folder / "keys")
     assert re.fullmatch("boki:[0-9a-f]{40}", digest)
     assert (wanted.folder / "keys" / DIGEST_NAME).stat().st_mode & 0o077 == 0
-    settings_of = load_node(
-        Role(node.role), flags={"name": node.node}, environment={}, file=wanted.folder / "boki.toml"
-    )
+    settings_of, _ = load_host(flags={"name": node.node}, environment={}, file=wanted.folder / "boki.toml")
     assert settings_of.zookeeper_access.digest == digest
     assert any(word.startswith("-Dzookeeper.DigestAuthenticationProvider.superDigest=boki:") for word in server.command)
     assert digest not in " ".join(server.command)
@@ -58,6 +57,7 @@ def test_every_role_can_read_the_file_that_is_written(tmp_path: Path) -> None:
         cache_bytes=64 << 20,
         drain_s=0.5,
         limits=Limits(tag_bytes=9),
+        separate=True,
     )
     launch = prepare(wanted)
     file = wanted.folder / "boki.toml"
@@ -83,9 +83,39 @@ def test_every_role_can_read_the_file_that_is_written(tmp_path: Path) -> None:
     assert (controller.plan.logs, controller.plan.sequencers, controller.plan.replicas) == (2, 3, 3)
 
 
-def test_the_default_cluster_and_its_keys(tmp_path: Path) -> None:
-    """One gateway, two engines, three storage nodes, three sequencers, two controllers; each with a key of its role."""
+def test_the_default_cluster_is_three_nodes_with_all_roles(tmp_path: Path) -> None:
+    """Each with one key, and a gateway that shares its port with the others."""
     wanted = config(tmp_path)
+    launch = prepare(wanted)
+    assert [process.node for process in launch.processes] == ["node-1", "node-2", "node-3"]
+    for number, process in enumerate(launch.processes, 1):
+        words = dict(zip(process.command[2::2], process.command[3::2], strict=True))
+        host, roles = load_host(
+            flags={name[2:]: value for name, value in words.items() if name != "--config"},
+            environment={},
+            file=wanted.folder / "boki.toml",
+        )
+        assert set(roles) == set(Role)
+        assert set(process.plays) == {own.name for own in roles.values()} == {f"{role}-{number}" for role in Role}
+        gateway = roles[Role.GATEWAY]
+        assert isinstance(gateway, GatewayNodeConfig)
+        assert gateway.reuse_port
+        assert host.directory not in {own.directory for own in roles.values()}
+    owners = read_list(wanted.folder / "keys/cluster.keys")
+    assert [owner.node for owner in owners] == ["node-1", "node-2", "node-3"]
+
+
+def test_counts_say_how_many_nodes_play_a_role(tmp_path: Path) -> None:
+    """A fifth storage node is a node that plays nothing else."""
+    launch = prepare(config(tmp_path, storage=5, controllers=1))
+    plays = {process.node: process.plays for process in launch.processes}
+    assert plays["node-5"] == ("storage-5",)
+    assert set(plays["node-2"]) == {"sequencer-2", "storage-2", "engine-2", "gateway-2"}
+
+
+def test_separate_roles_and_their_keys(tmp_path: Path) -> None:
+    """One gateway, two engines, three storage nodes, three sequencers, two controllers; each with a key of its role."""
+    wanted = config(tmp_path, separate=True)
     launch = prepare(wanted)
     roles = [process.role for process in launch.processes]
     assert {role: roles.count(role) for role in roles} == {
@@ -96,7 +126,7 @@ def test_the_default_cluster_and_its_keys(tmp_path: Path) -> None:
         "gateway": 1,
     }
     owners = read_list(wanted.folder / "keys/cluster.keys")
-    assert {owner.node: owner.role.value for owner in owners} == {one.node: one.role for one in launch.processes}
+    assert {owner.node: owner.role for owner in owners} == {one.node: one.role for one in launch.processes}
     again = prepare(wanted)
     assert read_list(wanted.folder / "keys/cluster.keys") == owners
     assert [one.node for one in again.processes] == [one.node for one in launch.processes]
@@ -107,16 +137,17 @@ def test_nodes_that_were_here_before_are_started_again(tmp_path: Path) -> None:
     wanted = config(tmp_path)
     (wanted.folder / "nodes/storage-10").mkdir(parents=True)
     (wanted.folder / "nodes/engine-9").mkdir()
-    names = [process.node for process in prepare(wanted).processes]
-    assert "storage-10" in names
-    assert "engine-9" not in names
+    for layout in (wanted, config(tmp_path, separate=True)):
+        names = [name for process in prepare(layout).processes for name in process.plays or (process.node,)]
+        assert "storage-10" in names
+        assert "engine-9" not in names
 
 
 def test_whoever_is_served_by_others_stops_before_them(tmp_path: Path) -> None:
     """Gateways, then engines, then controllers, then those that keep the log; a drain has its time."""
-    ranks = {process.role: process.stop_rank for process in prepare(config(tmp_path)).processes}
+    ranks = {process.role: process.stop_rank for process in prepare(config(tmp_path, separate=True)).processes}
     assert ranks["gateway"] < ranks["engine"] < ranks["controller"] < ranks["storage"] == ranks["sequencer"]
-    slow = {process.role: process.stop_us for process in prepare(config(tmp_path, drain_s=60)).processes}
+    slow = {process.role: process.stop_us for process in prepare(config(tmp_path, drain_s=60, separate=True)).processes}
     assert slow["engine"] > 60_000_000 > slow["storage"]
 
 
@@ -132,7 +163,7 @@ def test_a_zookeeper_of_ones_own_is_run_and_stopped_last(tmp_path: Path) -> None
 
 def test_what_cannot_work_is_refused_with_every_problem() -> None:
     """Nobody should have to start a cluster five times to mend five typing errors."""
-    text = problems(storage=2, sequencers=4, index_replicas=3, write_quorum=4, host="0.0.0.0")
+    text = problems(storage=2, sequencers=4, index_replicas=4, write_quorum=4, host="0.0.0.0")
     for words in ("a storage node", "even number", "engines", "replicas", "BOKI_TOKEN"):
         assert words in text
     assert text.startswith("the configuration has 5 problems")

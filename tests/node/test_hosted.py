@@ -81,6 +81,43 @@ def test_appends_go_on_when_a_node_dies_with_all_its_roles(tmp_path: Path, zooke
     run(body())
 
 
+def test_nodes_restart_one_by_one_and_no_append_fails(tmp_path: Path, zookeeper: str, chroot: str) -> None:
+    """Under load: gateways send their clients elsewhere, engines close their shards, and primaries are replaced."""
+
+    async def body() -> None:
+        async with cluster(tmp_path, zookeeper, chroot, *NODES, drain_s=5.0) as nodes:
+            urls = []
+            for number in (1, 2, 3):
+                async with await opened(nodes, number) as client:
+                    urls.append(client.url)
+            is_over = asyncio.Event()
+
+            async def load(client: Client, seqnums: list[int]) -> None:
+                while not is_over.is_set():
+                    seqnums.append(await client.logbook("book").append(b"x", tags=["t"], timeout_s=30))
+
+            told: list[list[int]] = [[], []]
+            async with Client(",".join(urls)) as client:
+                loads = [asyncio.create_task(load(client, seqnums)) for seqnums in told]
+                for number in (1, 2, 3):
+                    assert await nodes.stop(f"node-{number}") == 0
+                    for role in Role:
+                        del nodes.lives[f"{role}-{number}"]
+                    port = int(urls[number - 1].rpartition(":")[2])
+                    nodes.start(f"node-{number}", drain_s=5.0, port=port)
+                    await nodes.until(
+                        lambda n=number: all(
+                            f"{role}-{n}" in nodes.lives and nodes.lives[f"{role}-{n}"].is_at_work for role in Role
+                        )
+                    )
+                is_over.set()
+                await asyncio.gather(*loads)
+                assert all(told)
+                assert await read_all(client) == sorted(seqnum for seqnums in told for seqnum in seqnums)
+
+    run(body())
+
+
 def test_a_cluster_moves_to_nodes_with_all_roles_one_by_one(tmp_path: Path, zookeeper: str, chroot: str) -> None:
     """Each node takes over the directories of the processes that it replaces, so no record is copied or lost."""
 
