@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from boki.bench.flow_apps import apps
 from boki.bench.flow_peers import FLOW_PEERS
 from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.load_functions.flow_load import STEPS, FlowLoad, Many
@@ -38,6 +39,9 @@ _SETTLE_S: Final = 1.0
 
 def flow(options: Options, step: Step) -> Iterator[Row]:
     """Workflows with effects (with the peers in turns) and without, starts, a crash, and sleep."""
+    if options.with_apps:
+        yield from apps(options, step)
+        return
     peers = _wanted_peers(options)
     with contextlib.ExitStack() as stack:
         system = stack.enter_context(target(options))

@@ -46,6 +46,8 @@ class Options:
     record_count: int = 1_000_000
     with_peers: bool = False
     """Measure other systems in the same run, in turns."""
+    with_apps: bool = False
+    """Measure the example applications of workflows instead of single workflows."""
 
     def check(self, names: Collection[str]) -> None:
         """Refuse what no system could be measured with, before anything is. `ConfigError` says why."""

@@ -50,6 +50,9 @@ def command(
     durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
     scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure; else a temporary one.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="For flow and store: other systems in turns.")] = False,
+    apps: Annotated[
+        bool, typer.Option("--apps", help="For flow: travel and movie reviews at 100 requests a second.")
+    ] = False,
     url: Annotated[
         str, typer.Option(metavar="URL", help="Measure the system there, which serves the load functions.")
     ] = "",
@@ -79,6 +82,7 @@ def command(
         size_bytes=size_bytes,
         record_count=records,
         with_peers=peers,
+        with_apps=apps,
     )
     options.check(wanted)
     _warn_of_memory(options)

@@ -21,7 +21,8 @@ from boki.cluster.config import UpConfig
 from boki.cluster.health import leader_of
 from boki.cluster.state import read_state
 from boki.config import DevConfig
-from boki.errors import BokiError, InvalidArgument
+from boki.demo.examples import functions_folder
+from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from boki.client import Client
@@ -160,17 +161,6 @@ def _show_objects(seed: int, *, is_cluster: bool) -> None:
         errors().print(f"[bold red]The demo failed[/] (seed {seed}).")
         raise typer.Exit(1)
     results().print("[bold green]Nothing was lost, and nothing happened twice.[/]")
-
-
-def functions_folder() -> Path:
-    """The example functions: installed inside the package, or beside it in a checkout."""
-    import boki
-
-    package = Path(boki.__file__).parent
-    for folder in (package / "examples", package.parent / "functions"):
-        if (folder / "flights.py").exists():
-            return folder
-    raise BokiError("the example functions are not installed: run the demo from a clone, or install the wheel again")
 
 
 async def _perform(folder: Path, table: Path, seed: int, *, is_cluster: bool) -> bool:

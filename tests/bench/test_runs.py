@@ -53,6 +53,7 @@ def rows(*words: str) -> list[dict[str, object]]:
                 *[("store-conflicts", 16), ("store-open", 1), ("store-memory", 1)],
             ],
         ),
+        (["flow", "--apps", "--duration-s", "0.3"], [("flow-travel", 100), ("flow-movie", 100)]),
         (
             ["flow", "--duration-s", "0.5"],
             [

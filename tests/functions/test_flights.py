@@ -8,7 +8,7 @@ from types import ModuleType
 import msgspec
 
 import boki.testing
-from boki.cli.demo import functions_folder
+from boki.demo.examples import functions_folder
 from boki.demo.flights import flights as rows
 from boki.demo.flights import table_path
 
