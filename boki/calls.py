@@ -53,6 +53,14 @@ IfEnded = Literal["use", "fail", "again", "again_if_failed"]
 "again_if_failed" stands for a call that has ended well."""
 
 
+Attribute = str | int | float | bool
+"""A value of an attribute that a call carries, to be found by."""
+
+
+ATTENDS = "boki:attends"
+"""The attribute of calls that run no function: see `ChosenId.attends`."""
+
+
 class ChosenId(msgspec.Struct, frozen=True, array_like=True):
     """How a call is accepted whose id its caller has chosen, when there is a call of that id."""
 
@@ -64,6 +72,17 @@ class ChosenId(msgspec.Struct, frozen=True, array_like=True):
     """What people call it: the name that the id was made of."""
     reports_to: str = ""
     """The invocation id of a call that waits for its end: the record of the end has the tag `ends_tag` of that one."""
+    attributes: dict[str, Attribute] = {}
+    """By which lists find it. Names that begin with "boki:" are those of libraries."""
+    watcher: str = ""
+    """A second call that waits for its end, as `reports_to` does."""
+
+    @property
+    def attends(self) -> str:
+        """What the call does for the library of its function, such as "schedule". Its body is the library's own, and is
+        given no payload, so what the function takes does not matter. Empty: the call runs the function.
+        """
+        return str(self.attributes.get(ATTENDS, ""))
 
 
 CALLS_BOOK: Final = "boki:calls"
@@ -277,6 +296,8 @@ class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
     """What it waits for, if `state` is "suspended"."""
     name: str = ""
     """What people call it, if its caller chose its id: see `ChosenId`."""
+    attributes: dict[str, Attribute] = {}
+    """See `ChosenId`."""
 
 
 CallChange = Literal["", "cancel", "retry"]
@@ -300,6 +321,18 @@ class CallFilter(msgspec.Struct, frozen=True, array_like=True):
     before: int = MAX_SEQNUM
     """Where the page begins: `CallPage.before` of the page in front of it."""
     limit: int = 100
+    named: str = ""
+    """Only calls whose `ChosenId.name` begins so."""
+    attributes: dict[str, Attribute] = {}
+    """Only calls that have all of these."""
+
+    def matches(self, name: str, attributes: Mapping[str, Attribute] | None) -> bool:
+        """Whether a call of that name and with those attributes is wanted."""
+        if not name.startswith(self.named):
+            return False
+        if not self.attributes:
+            return True
+        return attributes is not None and all(attributes.get(key) == self.attributes[key] for key in self.attributes)
 
 
 class CallPage(msgspec.Struct, frozen=True, array_like=True):

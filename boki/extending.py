@@ -7,7 +7,7 @@ down as the runtime does.
 
 from __future__ import annotations
 
-from boki.calls import OVER, CallStatus, InvocationState, Payload
+from boki.calls import ATTENDS, OVER, Attribute, CallStatus, InvocationState, Payload
 from boki.log.checks import check_seconds
 from boki.log.operations import Failure
 from boki.retry import check_retry
@@ -18,7 +18,9 @@ from boki.runtime.suspension import BlockingCallsById, CallsById, Suspend, WakeO
 from boki.runtime.values import ValueCodec, codec_for, decode_any, encode_any
 
 __all__ = [
+    "ATTENDS",
     "OVER",
+    "Attribute",
     "BlockingCallsById",
     "CallStatus",
     "CallsById",

@@ -132,7 +132,7 @@ class BlockingWorker:
         state = CallState(call, limits=self._limits)
         seen = state.caller.positions
         try:
-            arguments = function.arguments(call.payload, call.request)
+            arguments = function.arguments_of(call)
         except BokiError as error:
             return Outcome(None, Failure.of(error), seen)
         calls = _Calls(self, start.ticket)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from boki.calls import OVER, Call, ChosenId, InvocationState, Outcome
+from boki.calls import OVER, Call, ChosenId, InvocationState, Outcome, Payload
 from boki.errors import DeadlineExceeded, InvalidArgument
 from boki.log.checks import check_book, check_key, check_seconds
 from boki.log.ids import check_name
@@ -136,6 +136,8 @@ class CallState:
 def _encoded(function: Callable[..., Any] | str, payload: Any) -> tuple[str, Any]:
     if isinstance(function, str):
         name = check_name(function, "function")
+        if isinstance(payload, Payload):
+            return name, payload
         return name, NO_PAYLOAD if payload is MISSING else encode_any(payload, f"payload of {name}")
     known = Function.of(function)
     if payload is not MISSING:

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Final, Literal, TypeVar, get_type_hints, overload
 
-from boki.calls import MOST_WORKERS, FunctionInfo, Payload, RequestHead
+from boki.calls import MOST_WORKERS, Call, FunctionInfo, Payload, RequestHead
 from boki.errors import ConfigError, FunctionFailed, InvalidArgument
 from boki.log.checks import check_book, check_seconds
 from boki.log.ids import check_name, check_not_dots
@@ -391,6 +391,12 @@ class Function:
                 f"{fn!r:.80} is not a function to be called: decorate it with @function", field="function"
             )
         return _resolved(definition)
+
+    def arguments_of(self, call: Call) -> tuple[Any, ...]:
+        """What to pass after the context in that call: see `arguments`. Nothing to a library's own body."""
+        if call.chosen is not None and call.chosen.attends:
+            return ()
+        return self.arguments(call.payload, call.request)
 
     def arguments(self, payload: Payload, request: RequestHead | None = None) -> tuple[Any, ...]:
         """What to pass after the context; `InvalidArgument` naming the field if the payload does not fit.

@@ -70,4 +70,5 @@ class LaterCall:
             failure=None if self.outcome is None else self.outcome.failure,
             suspension=self.suspension,
             name="" if self.call.chosen is None else self.call.chosen.name,
+            attributes={} if self.call.chosen is None else self.call.chosen.attributes,
         )

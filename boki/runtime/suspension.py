@@ -18,7 +18,18 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
-from boki.calls import CALLS_BOOK, ChosenId, IfEnded, IfRunning, InvocationState, Payload, Suspension, WakeOn, ends_tag
+from boki.calls import (
+    CALLS_BOOK,
+    Attribute,
+    ChosenId,
+    IfEnded,
+    IfRunning,
+    InvocationState,
+    Payload,
+    Suspension,
+    WakeOn,
+    ends_tag,
+)
 from boki.errors import InvalidArgument, WrongType
 from boki.log.checks import check_book, check_seconds, check_seqnum
 from boki.log.ids import check_tag
@@ -123,15 +134,19 @@ class CallsById:
         start: str | None = None,
         name: str = "",
         reports_to: str = "",
+        attributes: dict[str, Attribute] | None = None,
+        watcher: str = "",
     ) -> str:
         """Log a call under this id, to be run by the system: `invocation_id`, once the call is durable.
 
         If there is a call of that id, `if_running` and `if_ended` decide: `AlreadyExists` for "fail"; with "use" it
         stands for the start if it was asked for the same, else `KeyReused`. Repeated with the same `start` (by default
         each is another) nothing happens twice. `name` is what people call it. `reports_to` is the id of a logged call
-        that waits for the end of this one, maybe suspended for `ends_of(reports_to)`.
+        that waits for the end of this one, maybe suspended for `ends_of(reports_to)`. For the others see `ChosenId`. A
+        `Payload` is passed on as it is.
         """
-        chosen = ChosenId(start or new_invocation_id(), if_running, if_ended, name, reports_to)
+        begins = start or new_invocation_id()
+        chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher)
         call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
         return await self._port.invoke_later(call, delay_s, None)
 
@@ -181,9 +196,12 @@ class BlockingCallsById:
         start: str | None = None,
         name: str = "",
         reports_to: str = "",
+        attributes: dict[str, Attribute] | None = None,
+        watcher: str = "",
     ) -> str:
         """See `CallsById.start`."""
-        chosen = ChosenId(start or new_invocation_id(), if_running, if_ended, name, reports_to)
+        begins = start or new_invocation_id()
+        chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher)
         call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
         return self._port.invoke_later(call, delay_s, None)
 

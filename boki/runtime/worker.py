@@ -241,7 +241,7 @@ class AsyncWorker(asyncio.Protocol):
         if call.run:
             state.caller.last_appends = []
         try:
-            arguments = function.arguments(call.payload, call.request)
+            arguments = function.arguments_of(call)
         except BokiError as error:
             self._end(ticket, running, Outcome(None, Failure.of(error), seen))
             return

@@ -188,7 +188,7 @@ async def run_on_engine(ctx: Context) -> Outcome:
     """One run of a workflow, as a worker tells its engine of it."""
     known = Function.of(WORKFLOWS[ctx.function_name])
     try:
-        result = await known.run(ctx, *known.arguments(ctx._state.call.payload))  # noqa: SLF001 - as a worker does
+        result = await known.run(ctx, *known.arguments_of(ctx._state.call))  # noqa: SLF001 - as a worker does
     except Suspend as suspend:
         return Outcome(None, None, ctx.positions, suspend.suspension)
     except Exception as error:  # noqa: BLE001 - whatever a function raises ends its call

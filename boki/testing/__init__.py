@@ -392,8 +392,11 @@ class _Calls:
 
     def _report(self, logged: LaterCall) -> None:
         """Record the end where a call that waits for it sees it."""
-        if logged.call.chosen is not None and logged.call.chosen.reports_to:
-            group = Group([(b"", (ends_tag(logged.call.chosen.reports_to),))])
+        chosen = logged.call.chosen
+        waiters = () if chosen is None else filter(None, (chosen.reports_to, chosen.watcher))
+        tags = [ends_tag(waiter) for waiter in waiters]
+        if tags:
+            group = Group([(b"", (f"id:{logged.call.id}", *tags))])
             self.port.record(append_operation(CALLS_BOOK, [group], self.port.limits))
 
     async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
@@ -433,7 +436,7 @@ class _Calls:
                 raise NoSuchFunction(f"no function {call.function!r}: give it to boki.testing.context(functions=[...])")
             if call.depth > self.port.limits.call_depth:
                 raise CallTooDeep(f"calls may be nested {self.port.limits.call_depth} deep: {call.function} is deeper")
-            arguments = known.arguments(call.payload, call.request)
+            arguments = known.arguments_of(call)
         except BokiError as error:
             return Outcome(None, Failure.of(error), call.positions)
         return await self._run_known(known, call, arguments)

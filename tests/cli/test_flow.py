@@ -61,6 +61,11 @@ async def travel(city: str) -> str:
 
 
 @workflow(book="trips")
+async def greet(who: str) -> str:
+    return f"{who} in {flow.id}"
+
+
+@workflow(book="trips")
 async def wait_a_year() -> None:
     await book_hotel("Paris")
     await flow.sleep(365 * 24 * 3600)
@@ -211,3 +216,30 @@ def test_new_code_is_checked_against_recorded_workflows(url: str, tmp_path: Path
         done = CliRunner().invoke(app, words)
         assert done.exit_code == code, done.output
         assert said in " ".join(done.output.split())
+
+
+def test_schedules(url: str) -> None:
+    """Created, triggered, shown, listed, paused, resumed and deleted; what cannot be meant is refused with words."""
+    schedule = ["schedule"]
+    made = boki(url, *schedule, "create", "greet", "nightly", "Ada", "--cron", "30 2 * * *", "--attribute", "team=7")
+    assert "30 2 * * * (UTC); its next tick is" in made.stderr
+    assert "replace it" in boki(url, *schedule, "create", "greet", "nightly", "--cron", "@daily", code=1).stderr
+    assert "never fires" in boki(url, *schedule, "create", "greet", "x", "--cron", "0 0 30 2 *", code=2).stderr
+    flow_id = boki(url, *schedule, "trigger", "greet", "nightly").stdout.strip()
+    until(url, "greet", flow_id, "done")
+    assert boki(url, "result", "greet", flow_id).stdout == f"Ada in {flow_id}\n", "it knows its id"
+    boki(url, *schedule, "pause", "greet", "nightly", "--reason", "holidays")
+    seen = json.loads(boki(url, *schedule, "show", "greet", "nightly", "--json").stdout)
+    assert (seen["status"], seen["note"], seen["counts"]) == ("paused", "holidays", {"started": 1})
+    assert "paused: holidays" in boki(url, *schedule, "show", "greet", "nightly").stdout
+    boki(url, *schedule, "resume", "greet", "nightly")
+    boki(url, *schedule, "backfill", "greet", "nightly", "2026-11-01", "2026-11-03", "--overlap", "allow")
+    end = time.monotonic() + 20
+    while json.loads(boki(url, *schedule, "show", "greet", "nightly", "--json").stdout)["counts"] != {"started": 3}:
+        assert time.monotonic() < end, "both ticks are taken"
+    assert "2026-11-02T02:30:00Z" in boki(url, *schedule, "show", "greet", "nightly").stdout
+    assert boki(url, *schedule, "list", "--id", "night").stdout.splitlines()[1].startswith("nightly\tgreet\tactive")
+    assert "nightly\t" not in boki(url, "list", "--workflow", "greet").stdout, "a schedule is no workflow"
+    boki(url, *schedule, "delete", "greet", "nightly")
+    assert boki(url, *schedule, "list").stdout == ""
+    assert "no schedule 'nightly'" in boki(url, *schedule, "show", "greet", "nightly", code=1).stderr

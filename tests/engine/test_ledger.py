@@ -22,13 +22,12 @@ from boki.engine.calls.ledger import (
     Suspended,
     TakenOver,
     Waiting,
-    carry_forward,
     due_at,
     id_of,
     request_hash,
-    run_again,
     runs_of,
 )
+from boki.engine.calls.lives import carry_forward, run_again
 from boki.engine.calls.lost_owners import LostOwners
 from boki.engine.calls.runs import MAX_BACKOFF_US, MAX_NAMES, Runs, cancelled, is_refusal, refused_again_us
 from boki.engine.calls.views import ended_state, state_of
@@ -79,7 +78,7 @@ RUNNING = "a772756e6e696e67"
     [
         (
             Checkpoint(9, (Waiting("ab", 8, 0, A, 1, 5, "running", "f", "b", 1, 2, 3, 4, 6),)),
-            f"0494aa636865636b706f696e740991 dc0010 a2616208009 2a1610101 05{RUNNING}a166a162 01 02 03 04 06 c0a090",
+            f"0494aa636865636b706f696e740991 dc0011 a2616208009 2a1610101 05{RUNNING}a166a162 01 02 03 04 06 c0a0c0 90",
         ),
         (
             Accepted(CALL, b"h", 0, 0, A, 1, "running", 0, Runs(1)),

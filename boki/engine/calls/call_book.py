@@ -37,7 +37,6 @@ from boki.engine.calls.ledger import (
     Suspended,
     TakenOver,
     Waiting,
-    carry_forward,
     end_tags,
     id_of,
     id_tag,
@@ -45,6 +44,7 @@ from boki.engine.calls.ledger import (
     runs_of,
     waiting_of,
 )
+from boki.engine.calls.lives import carry_forward
 from boki.engine.calls.runs import Runs
 from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
 from boki.host.clock import now_us

@@ -28,11 +28,9 @@ from boki.engine.calls.ledger import (
     accepted_at,
     due_at,
     end_tags,
-    name_of,
-    reports_to,
-    run_again,
     runs_of,
 )
+from boki.engine.calls.lives import ended, run_again
 from boki.engine.calls.runs import cancelled, shortened
 from boki.engine.calls.views import ended_state, listed_state, state_of
 from boki.errors import NoSuchInvocation, NotFound, Trimmed, WrongState
@@ -81,20 +79,8 @@ class Inquiries:
             accepted_seqnum = record.seqnum if isinstance(entry, Accepted) else entry.accepted_seqnum
             accepted, accepted_us = await self._acceptance(entry, record)
             runs = runs_of(entry, record.time)
-            end = Finished(
-                invocation_id,
-                accepted.call.function,
-                accepted.call.book,
-                cancelled(runs.total),
-                accepted_at(accepted, accepted_us),
-                due_at(accepted, accepted_us),
-                runs.first_us,
-                runs.total,
-                accepted_seqnum,
-                runs,
-                reports_to(accepted.call),
-                name_of(accepted.call),
-            )
+            times = accepted_at(accepted, accepted_us), due_at(accepted, accepted_us)
+            end = ended(accepted.call, cancelled(runs.total), *times, runs, accepted_seqnum)
             if await self._book.append_after(end, record.seqnum, end_tags(end)):
                 # The time of its record is the log's, and asking again tells the same.
                 found = await until_answered(partial(self._find, invocation_id), f"a look at call {invocation_id}")
@@ -162,6 +148,7 @@ class Inquiries:
                 return found, 0
             for entry, record in page:
                 is_wanted = not wanted.function or entry.function == wanted.function
+                is_wanted = is_wanted and wanted.matches(entry.name, entry.attributes)
                 if is_wanted and (not chosen or entry.state in chosen) and await self._is_last(entry, record):
                     found.append((record.seqnum, _without_result(ended_state(entry, record.time))))
                 if len(found) == wanted.limit:
@@ -211,6 +198,7 @@ def _matches(waiting: Waiting, wanted: CallFilter) -> bool:
         (not wanted.function or waiting.function == wanted.function)
         and (not wanted.states or waiting.state in wanted.states)
         and waiting.changed_us >= wanted.since_us
+        and wanted.matches(waiting.name, waiting.attributes)
     )
 
 

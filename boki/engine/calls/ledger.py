@@ -33,7 +33,7 @@ from typing import Final, Literal, NamedTuple, assert_never
 
 import msgspec
 
-from boki.calls import CALLS_BOOK, Call, CallStatus, Outcome, Suspension, WakeOn, ends_tag
+from boki.calls import CALLS_BOOK, Attribute, Call, CallStatus, Outcome, Suspension, WakeOn, ends_tag
 from boki.engine.calls.runs import Runs
 from boki.errors import CallCancelled
 from boki.libs.fold.codec import RecordCodec
@@ -135,7 +135,9 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     reports_to: str = ""
     """See `boki.calls.ChosenId`."""
     name: str = ""
-    """See `boki.calls.ChosenId`."""
+    """See `boki.calls.ChosenId`, as for the fields below."""
+    attributes: dict[str, Attribute] = {}
+    watcher: str = ""
 
     @property
     def state(self) -> CallStatus:
@@ -176,6 +178,7 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What it waits for, if `state` is "suspended"."""
     name: str = ""
     """See `boki.calls.ChosenId`."""
+    attributes: dict[str, Attribute] | None = None
 
     @property
     def accepted_seqnum(self) -> int:
@@ -245,34 +248,6 @@ def due_at(entry: Accepted, record_time_us: int) -> int:
     return accepted_at(entry, record_time_us) + entry.delay_us
 
 
-def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting, runs: Runs) -> Accepted:
-    """The same call as a new record, of its owner now, as far as it has come: with the runs of its last record."""
-    return msgspec.structs.replace(
-        entry,
-        accepted_us=accepted_at(entry, record_time_us),
-        owner=waiting.owner,
-        starts=waiting.starts,
-        state=waiting.state,
-        next_us=waiting.due_us if waiting.state == "retrying" else 0,
-        runs=runs,
-        suspension=waiting.suspension,
-    )
-
-
-def run_again(entry: Accepted, owner: Owner, finished: Finished, now_us: int) -> Accepted:
-    """The call of a life that has ended, to be run at once: it is due now, and was accepted when it was."""
-    runs = finished.runs if finished.runs.total else Runs(finished.attempts, finished.started_us, finished.started_us)
-    delay_us = max(now_us - finished.accepted_us, 0)
-    return Accepted(
-        entry.call,
-        entry.request_hash,
-        delay_us,
-        finished.accepted_us,
-        owner,
-        runs=msgspec.structs.replace(runs, since_us=0),
-    )
-
-
 def runs_of(entry: Unended, record_time_us: int) -> Runs:
     """The runs of an unfinished call, by its last record. Version 2 only counted them."""
     if not isinstance(entry, Suspended) and entry.starts and not entry.runs.total:
@@ -300,6 +275,7 @@ def waiting_of(entry: Accepted, seqnum: int, record_time_us: int) -> Waiting:
         last_started_us=runs.last_us,
         suspension=None if entry.suspension is None else _shared_names(entry.suspension),
         name=name_of(entry.call),
+        attributes=attributes_of(entry.call) or None,
     )
 
 
@@ -347,14 +323,14 @@ def went_on(known: Waiting | None, entry: Started | Retrying | Suspended, seqnum
         last_started_us=runs.last_us,
         suspension=suspension,
         name=known.name if known else "",
+        attributes=known.attributes if known else None,
     )
 
 
 def end_tags(entry: Finished) -> list[str]:
     """The tags of a call's end beside its id: by which lists find it, and what waits for it."""
     found = [FINISHED_TAG]
-    if entry.reports_to:
-        found.append(ends_tag(entry.reports_to))
+    found += [ends_tag(waiter) for waiter in dict.fromkeys((entry.reports_to, entry.watcher)) if waiter]
     match entry.state:
         case "failed":
             found.append(FAILED_TAG)
@@ -365,14 +341,14 @@ def end_tags(entry: Finished) -> list[str]:
     return found
 
 
-def reports_to(call: Call) -> str:
-    """The call that waits for the end of this one; "" if none does."""
-    return "" if call.chosen is None else call.chosen.reports_to
-
-
 def name_of(call: Call) -> str:
     """What people call it; "" if its caller did not choose its id."""
     return "" if call.chosen is None else call.chosen.name
+
+
+def attributes_of(call: Call) -> dict[str, Attribute]:
+    """By which lists find it."""
+    return {} if call.chosen is None else call.chosen.attributes
 
 
 class Ledger(Learner[CallEntry]):

@@ -23,10 +23,9 @@ from boki.engine.calls.ledger import (
     Waiting,
     accepted_at,
     due_at,
-    name_of,
-    reports_to,
     runs_of,
 )
+from boki.engine.calls.lives import ended
 from boki.engine.calls.runs import Runs, engine_lost, is_refusal, policy_of, refused_again_us
 from boki.errors import BokiError
 from boki.host.lines import FACTS, SPEAKER, speaker
@@ -212,20 +211,8 @@ class Runner:
         call, runs = entry.call, job.runs
         if (known := self._book.ledger.waiting.get(call.id)) is not None and known.accepted_us:
             record_time_us += known.accepted_us - accepted_at(entry, record_time_us)  # the fold may know it better
-        finished = Finished(
-            call.id,
-            call.function,
-            call.book,
-            outcome,
-            accepted_at(entry, record_time_us),
-            due_at(entry, record_time_us),
-            runs.first_us,
-            runs.total,
-            job.waiting.accepted_seqnum,
-            runs,
-            reports_to(call),
-            name_of(call),
-        )
+        times = accepted_at(entry, record_time_us), due_at(entry, record_time_us)
+        finished = ended(call, outcome, *times, runs, job.waiting.accepted_seqnum)
         return await self._book.finish(finished, appends)
 
 

@@ -15,6 +15,7 @@ from boki.engine.calls.ledger import (
     Unfinished,
     Waiting,
     accepted_at,
+    attributes_of,
     due_at,
     name_of,
     runs_of,
@@ -52,6 +53,7 @@ def state_of(accepted: Accepted, accepted_us: int, last: Unended, last_time_us: 
         last_error=runs.last_error,
         suspension=suspension,
         name=name_of(accepted.call),
+        attributes=attributes_of(accepted.call),
     )
 
 
@@ -73,6 +75,7 @@ def ended_state(entry: Finished, record_time_us: int) -> InvocationState:
         errors=entry.runs.errors,
         last_error=entry.runs.last_error,
         name=entry.name,
+        attributes=entry.attributes,
     )
 
 
@@ -92,4 +95,5 @@ def listed_state(waiting: Waiting) -> InvocationState:
         attempts=waiting.attempts,
         suspension=waiting.suspension,
         name=waiting.name,
+        attributes=waiting.attributes or {},
     )

@@ -318,6 +318,8 @@ class Dispatch:
             call.parent,
             request=call.request,
             run=call.run,
+            chosen=call.chosen,
+            attempt=call.attempt,
         )
         self._fleet.effects.append(SendCall(worker.id, live.ticket, told))
 

@@ -67,7 +67,8 @@ class Flow:
     @property
     def is_replaying(self) -> bool:
         """Whether the body repeats what is recorded: for what must be said once, such as a line of a log."""
-        return not body_of("flow.is_replaying").machine.is_live
+        machine = body_of("flow.is_replaying").machine
+        return not (machine.is_live or machine.is_at_end)
 
     # time and chance
 

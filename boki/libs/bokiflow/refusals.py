@@ -6,6 +6,7 @@ BokiError
 ├── FunctionFailed
 │   └── StepFailed          a step failed for good
 ├── NotFound
+│   ├── NoSuchSchedule      no schedule of that id was created
 │   └── NoSuchWorkflow      nothing was started under that id
 ├── WrongState
 │   ├── UnfinishedHandlers  the workflow returned while handlers of messages were running
@@ -75,6 +76,12 @@ class NoSuchWorkflow(NotFound):
     """No workflow was started under that id, or it ended longer ago than calls are kept."""
 
     code = "no_such_workflow"
+
+
+class NoSuchSchedule(NotFound):
+    """No schedule was created under that id, or it was deleted."""
+
+    code = "no_such_schedule"
 
 
 class UnfinishedHandlers(WrongState):

@@ -19,6 +19,7 @@ from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged
 from boki.libs.bokiflow.replaying import Runnable, read_history
+from boki.libs.bokiflow.schedules.attendant import attend_schedule
 
 _NO_PAYLOAD = Payload("bytes", b"")
 _NOTE_CHARS = 200
@@ -30,6 +31,8 @@ _AGAIN = ("again", "again_if_failed")
 async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, ...]) -> Any:
     """The result of the workflow, once it is certain. Raises what the workflow raised, or `Suspend`."""
     chosen = CallsById(ctx).chosen
+    if chosen is not None and chosen.attends:
+        await _attend(ctx, workflow, chosen.attends)
     if not ctx.run_number:
         raise InvalidArgument(
             f"{workflow.name} is a workflow, which must be a logged call: start it with {workflow.name}.start(...), or "
@@ -76,6 +79,15 @@ async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, .
         finally:
             await execution.close()
         history = await read_history(ctx.logbook, tag, life)
+
+
+async def _attend(ctx: Context, workflow: Runnable, what: str) -> NoReturn:
+    """The call is an attendant: see `boki.libs.bokiflow.attending`."""
+    if what == "schedule":
+        await attend_schedule(ctx, workflow.name)
+    raise InvalidArgument(
+        f"{workflow.name} has no attendant {what!r:.40}: a newer Boki has started it", field="attends"
+    )
 
 
 async def _close_children(ctx: Context, body: Body) -> None:

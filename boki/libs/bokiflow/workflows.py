@@ -16,19 +16,23 @@ no clock, draws no random number and speaks to nobody, except through steps and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, Final, Generic, Literal, TypeVar, cast, overload
 from uuid import uuid4
 
 import msgspec
 
 from boki import ConfigError, Context, InvalidArgument, NoSuchInvocation, Retry, WrongState
-from boki.extending import CallsById, Function, Payload, invocation_id_of, register_body
+from boki.extending import ATTENDS, Attribute, CallsById, Function, Payload, invocation_id_of, register_body
 from boki.faces import Use
+from boki.libs.bokiflow.attributes import check_attributes
+from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.handles import Handle
 from boki.libs.bokiflow.run import run_workflow
+from boki.libs.bokiflow.schedules.handle import IfExists, Schedule
+from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
 from boki.libs.fold.arguments import check_key
 
 Pay = TypeVar("Pay")
@@ -143,6 +147,64 @@ class Workflow(Generic[Pay, R]):
         invocation_id = invocation_id_of(info.name, where, flow_id)
         logbook = ctx.logbook_named(where)
         return Handle(info.name, flow_id, invocation_id, CallsById(ctx), logbook, self.decode_result, self)
+
+    async def schedule(
+        self,
+        ctx: Context,
+        /,
+        *payload: Any,
+        id: str,  # noqa: A002
+        cron: str = "",
+        every_s: float = 0,
+        offset_s: float = 0,
+        zone: str = "UTC",
+        overlap: Overlap = "skip",
+        catch_up_s: float = 3_600,
+        jitter_s: float = 0,
+        attributes: Mapping[str, Attribute] | None = None,
+        is_paused: bool = False,
+        if_exists: IfExists = "fail",
+        book: str | None = None,
+    ) -> Schedule:
+        """Have the workflow be started with this payload at each tick of a cron line or an interval.
+
+        The workflow of a tick has the id `{id}@{tick}`, so it is started once. `zone` is that of the cron line. At a
+        tick while an earlier workflow runs, `overlap` decides: "skip" the tick; "queue" one tick, or "queue_all";
+        "allow" both to run; "cancel" or "kill" the earlier one first. Ticks that were missed, as while nothing ran, are
+        made up for if they are not older than `catch_up_s`. `jitter_s` spreads the starts. `InvalidArgument` for a cron
+        line that never fires.
+        """
+        if len(payload) > 1:
+            raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")
+        spec = spec_of(
+            cron=cron,
+            every_s=every_s,
+            offset_s=offset_s,
+            zone=zone,
+            overlap=overlap,
+            catch_up_s=catch_up_s,
+            jitter_s=jitter_s,
+            now_us=clock_of(ctx).now_us(),
+        )
+        found = self.schedule_handle(ctx, id, book=book)
+        start = partial(
+            CallsById(ctx).start,
+            found.invocation_id,
+            self,
+            *payload,
+            if_ended="again",
+            book=book,
+            name=found.id,
+            attributes={**check_attributes(attributes), ATTENDS: "schedule"},
+        )
+        await found.create(spec, start, if_exists=if_exists, is_paused=is_paused)
+        return found
+
+    def schedule_handle(self, ctx: Context, id: str, *, book: str | None = None) -> Schedule:  # noqa: A002
+        """The schedule of that id, whether it was created or not."""
+        info = Function.of(self).info
+        logbook = ctx.logbook_named(book or info.book or ctx.logbook.name)
+        return Schedule(info.name, id, CallsById(ctx), logbook)
 
     def decode_result(self, payload: Payload) -> R:
         """A recorded result as the type that the function is annotated with."""

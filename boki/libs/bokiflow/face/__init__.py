@@ -1,10 +1,11 @@
-"""The face of BokiFlow: `/flow` over HTTP, and the commands `boki flow`.
+"""The face of BokiFlow: `/flow` and `/flow-schedule` over HTTP, and the commands `boki flow`.
 
 It is imported whenever the CLI starts, so it imports nothing of the library before a part of it is asked for.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,7 @@ SUMMARY: Final = "Start workflows, look at them, speak to them."
 def _commands() -> Typer:
     from boki.libs.bokiflow.face.commands import app
 
-    for module in ("message_commands", "check_commands"):
+    for module in ("message_commands", "schedule_commands", "check_commands"):
         import_module(f"{__name__}.{module}")  # adds its commands
     return app
 
@@ -33,25 +34,29 @@ def _names(url: str, token: str, _given: Mapping[str, str]) -> Sequence[str]:
 
 def _at_gateway(gateway: GatewayPort) -> GatewayPart:
     from boki.libs.bokiflow.face.http import Workflows
+    from boki.libs.bokiflow.face.schedules_http import Schedules
 
-    return GatewayPart(routes=Workflows(gateway).routes())
+    return GatewayPart(
+        routes=[*Workflows(gateway).routes(), *Schedules(gateway, lambda: time.time_ns() // 1_000).routes()]
+    )
 
 
 def _openapi() -> Mapping[str, Any]:
     from boki.libs.bokiflow.face.openapi import FLOW_PATHS
+    from boki.libs.bokiflow.face.schedules_openapi import SCHEDULE_PATHS
 
-    return FLOW_PATHS
+    return {**FLOW_PATHS, **SCHEDULE_PATHS}
 
 
 FACE: Final = Face(
     library="bokiflow",
-    tags=("!fj:", "!fi:"),
+    tags=("!fj:", "!fi:", "!fs:"),
     commands=CommandGroup(
         name="flow",
         help=SUMMARY,
         order=(
             *("start", "list", "show", "tail", "result", "signal", "update", "resolve"),
-            *("cancel", "kill", "pause", "resume", "record", "check"),
+            *("cancel", "kill", "pause", "resume", "schedule", "record", "check"),
         ),
         load=_commands,
         completions={"WORKFLOW": _names},

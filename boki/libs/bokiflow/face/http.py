@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, get_args
 
 from aiohttp.web import BaseRequest, Response
 
-from boki import InvalidArgument, NoSuchFunction, NoSuchInvocation
-from boki.calls import MAX_CALLS_PAGE, Call, CallFilter, CallStatus, ChosenId, FunctionInfo, InvocationState, Payload
+from boki import InvalidArgument, NoSuchInvocation
+from boki.calls import (
+    ATTENDS,
+    MAX_CALLS_PAGE,
+    Call,
+    CallFilter,
+    CallStatus,
+    ChosenId,
+    FunctionInfo,
+    InvocationState,
+    Payload,
+)
 from boki.extending import decode_any, invocation_id_of
 from boki.faces import GatewayPort, Route
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.arguments import query, query_int, query_seconds
 from boki.gateway.http.bodies import message_value, payload_encoding
 from boki.libs.bokiflow.face.looking import look
+from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
 from boki.libs.bokiflow.face.shapes import span_shape, state_shape
 from boki.libs.bokiflow.handles import Handle, WorkflowStatus, state_of
 from boki.libs.bokiflow.refusals import no_such_workflow
-from boki.libs.bokiflow.workflows import LIBRARY, MAX_ID_CHARS
+from boki.libs.bokiflow.workflows import MAX_ID_CHARS
 from boki.libs.fold.arguments import check_key
-from boki.log.checks import check_book
 from boki.log.ids import MAX_SEQNUM
 from boki.runtime.http_exchange import MAX_WAIT_S
 from boki.runtime.logbook import LogSession
@@ -72,7 +81,7 @@ class Workflows:
     async def start(self, request: BaseRequest, workflow: str) -> Response:
         """Start a workflow with the body as its payload; its id, once that is durable."""
         values = query(request, {"id", "book", "if_running", "if_ended", "delay_s"})
-        info = self._info(workflow)
+        info = workflow_info(self._gateway, workflow)
         flow_id = check_key(values.get("id") or os.urandom(16).hex(), "id", MAX_ID_CHARS)
         chosen = ChosenId(
             arguments.key(request.headers) or os.urandom(16).hex(),
@@ -81,7 +90,7 @@ class Workflows:
             flow_id,
         )
         delay_s = query_seconds(values, "delay_s", _MAX_DELAY_S)
-        book = _book(values, info)
+        book = book_of(values, info)
         with self._gateway.admitted():
             payload = await self._payload(request, info)
             call = Call(
@@ -115,7 +124,7 @@ class Workflows:
             raise InvalidArgument(f"limit must be from 1 to {MAX_CALLS_PAGE}, not 0", field="limit")
         wanted = values.get("workflow", "")
         if wanted:
-            self._info(wanted)
+            workflow_info(self._gateway, wanted)
         statuses = [_status(text) for text in arguments.query_list(request, "state")]
         states = tuple({_call_status(status) for status in statuses})
         since_us, until_us = query_int(values, "since_us", 0), query_int(values, "until_us", MAX_SEQNUM)
@@ -135,8 +144,7 @@ class Workflows:
         return answers.json_answer(body)
 
     def _is_wanted(self, call: InvocationState, beginning: str, statuses: Sequence[WorkflowStatus]) -> bool:
-        info = self._gateway.functions.get(call.function)
-        if info is None or info.settings_of(LIBRARY) is None:
+        if not is_workflow(self._gateway, call.function) or ATTENDS in call.attributes:
             return False
         found = state_of(call.name or call.id, call)
         return found.id.startswith(beginning) and (not statuses or found.status in statuses)
@@ -205,7 +213,7 @@ class Workflows:
         self, request: BaseRequest, values: Mapping[str, str], workflow: str, flow_id: str, wait_s: float = 0.0
     ) -> tuple[Handle[Any], LogSession]:
         """The workflow of that id, whether it was started or not."""
-        book = _book(values, self._info(workflow))
+        book = book_of(values, workflow_info(self._gateway, workflow))
         check_key(flow_id, "id", MAX_ID_CHARS)
         session = self._gateway.session(request, wait_s)
         call_id = invocation_id_of(workflow, book, flow_id)
@@ -216,33 +224,11 @@ class Workflows:
         self, values: Mapping[str, str], workflow: str, flow_id: str, wait_s: float = 0.0
     ) -> InvocationState:
         """The logged call of a workflow that was started. `NoSuchWorkflow`"""
-        book = _book(values, self._info(workflow))
+        book = book_of(values, workflow_info(self._gateway, workflow))
         try:
             return await self._gateway.ledger.state(invocation_id_of(workflow, book, flow_id), wait_s)
         except NoSuchInvocation:
             raise no_such_workflow(workflow, flow_id) from None
-
-    def _info(self, workflow: str) -> FunctionInfo:
-        """A registered workflow. `NoSuchFunction`, or `InvalidArgument` for a function that is none."""
-        functions = self._gateway.functions
-        info = functions.get(workflow)
-        known = sorted(name for name, one in functions.items() if one.settings_of(LIBRARY) is not None)
-        if info is None:
-            near = get_close_matches(workflow, known, n=1)
-            guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(known[:8]) or 'none'}"
-            raise NoSuchFunction(f"there is no workflow {workflow!r:.100}: {guess}", function=workflow[:128])
-        if info.settings_of(LIBRARY) is None:
-            raise InvalidArgument(
-                f"{workflow} is a function and no workflow: call it at /function/{workflow}, or decorate it with "
-                "@workflow",
-                field="workflow",
-            )
-        return info
-
-
-def _book(values: Mapping[str, str], info: FunctionInfo) -> str:
-    """The LogBook of a workflow: the one that is named, else its own."""
-    return check_book(values["book"]) if "book" in values else info.book or info.name
 
 
 def _one_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> Any:

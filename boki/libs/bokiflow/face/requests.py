@@ -1,4 +1,4 @@
-"""What the commands `boki flow` ask of a gateway: `/flow` over HTTP."""
+"""What the commands `boki flow` ask of a gateway: `/flow` and `/flow-schedule` over HTTP."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from boki.runtime.http_exchange import HttpRequest, json_answer
 from boki.runtime.values import is_json
 
 _TIMEOUT_S: Final = 30.0
+SCHEDULES: Final = "/flow-schedule"
 
 
 class Flows:
     """The workflows of a running system."""
 
-    def __init__(self, url: str, token: str, book: str = "") -> None:
+    def __init__(self, url: str, token: str, book: str = "", root: str = "/flow") -> None:
         self._port = connect_port(url, token)
         self._book = book
+        self._root = root
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +54,7 @@ class Flows:
     def _target(self, path: tuple[str, ...], query: Mapping[str, object] | None) -> str:
         parts = "".join(f"/{quote(part, safe='')}" for part in path)
         given = {name: value for name, value in {"book": self._book, **(query or {})}.items() if value not in ("", 0)}
-        return f"/flow{parts}" + (f"?{urlencode(given, doseq=True)}" if given else "")
+        return f"{self._root}{parts}" + (f"?{urlencode(given, doseq=True)}" if given else "")
 
 
 def typed_value(data: str, command: str) -> tuple[bytes, str]:

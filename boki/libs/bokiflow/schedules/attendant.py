@@ -1,0 +1,130 @@
+"""Acts for one schedule: starts the workflows of its ticks, and ends those that are to make room."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, NoReturn
+
+from boki import Context, KeyReused, NoSuchInvocation, WrongState
+from boki.extending import OVER, CallsById, invocation_id_of
+from boki.libs.bokiflow.attending import Attending
+from boki.libs.bokiflow.clocks import clock_of
+from boki.libs.bokiflow.records import CancelRequested, encode_note, inbox_tag
+from boki.libs.bokiflow.schedules.state import CODEC, Decided, Fold, schedule_tag
+from boki.libs.fold.retrying import until_answered
+
+BY: Final = "boki:schedule"
+"""The attribute of workflows that a schedule has started: its id."""
+_SURE_US: Final = 12 * 3_600 * 1_000_000
+"""A workflow that was decided so long ago and of which nothing is known has ended: calls are kept for longer."""
+
+
+def run_id(schedule: str, key: str) -> str:
+    """The id of the workflow that a schedule starts for a tick."""
+    return f"{schedule}@{key}"
+
+
+async def attend_schedule(ctx: Context, workflow: str) -> NoReturn:
+    """One run of a schedule's attendant."""
+    await _Attendant(ctx, workflow).run()
+
+
+class _Attendant:
+    """See `attend_schedule`."""
+
+    def __init__(self, ctx: Context, workflow: str) -> None:
+        self._ctx = ctx
+        self._calls = CallsById(ctx)
+        self._workflow = workflow
+        chosen = self._calls.chosen
+        assert chosen is not None, "an attendant's id is chosen"
+        self._name = chosen.name
+        own = {name: value for name, value in chosen.attributes.items() if not name.startswith("boki:")}
+        self._attributes = {**own, BY: chosen.name}
+        self._state = _State(chosen.name, workflow, ctx.logbook.name)
+        self._now_us = clock_of(ctx).now_us
+
+    async def run(self) -> NoReturn:
+        """Act, and suspend."""
+        tag = schedule_tag(self._ctx.invocation_id)
+        await Attending(self._ctx, tag, CODEC, self._state, self._act).run(self._recover)
+        raise AssertionError("it was suspended")
+
+    async def _act(self, decided: Decided) -> None:
+        started = [act.key for act in decided.acts if act.verdict == "started"]
+        if decided.closed:
+            await self._close([key for key in self._state.running if key not in started])
+        for key in started:
+            await self._start(key)
+
+    async def _recover(self) -> None:
+        """What was decided before this run."""
+        for key, decided_us in list(self._state.running.items()):
+            try:
+                state = await self._calls.state(self._state.call_id(key))
+            except NoSuchInvocation:
+                if self._now_us() - decided_us < _SURE_US:
+                    await self._start(key)
+                else:
+                    self._state.end(self._state.call_id(key), 0)
+            else:
+                if state.state in OVER:
+                    self._state.end(state.id, 0)
+        if self._state.closing:
+            await self._close(list(self._state.running))
+
+    async def _start(self, key: str) -> None:
+        flow_id, call_id = run_id(self._name, key), self._state.call_id(key)
+        start = partial(
+            self._calls.start,
+            call_id,
+            self._workflow,
+            self._calls.payload,
+            book=self._ctx.logbook.name,
+            start=f"schedule {key}",
+            name=flow_id,
+            reports_to=self._ctx.invocation_id,
+            attributes=self._attributes,
+        )
+        try:
+            await until_answered(start)
+        except KeyReused:
+            self._ctx.log.error("%s was started by somebody else with another payload: the schedule leaves it", flow_id)
+            self._state.end(call_id, 0)
+            return
+        if (await self._calls.state(call_id)).state in OVER:  # that was before: nothing will tell
+            self._state.end(call_id, 0)
+
+    async def _close(self, keys: list[str]) -> None:
+        for key in keys:
+            call_id = self._state.call_id(key)
+            try:
+                if self._state.closing == "kill":
+                    await self._calls.cancel(call_id)
+                    continue
+                note = encode_note(CancelRequested(f"schedule {self._name} has come to its next tick"))
+                await self._ctx.logbook.append(note, [inbox_tag(call_id)], key=f"flow-close:{call_id}")
+            except (WrongState, NoSuchInvocation):
+                pass  # it has ended
+
+
+class _State(Fold):
+    """The fold, which knows the ids of its calls."""
+
+    def __init__(self, name: str, workflow: str, book: str) -> None:
+        super().__init__(name)
+        self._workflow = workflow
+        self._book = book
+        self._keys: dict[str, str] = {}
+
+    def call_id(self, key: str) -> str:
+        """The invocation id of the workflow of a tick."""
+        found = invocation_id_of(self._workflow, self._book, run_id(self.name, key))
+        self._keys[found] = key
+        return found
+
+    def end(self, invocation_id: str, next_seqnum: int) -> None:
+        """See `boki.libs.bokiflow.attending.Deciding`."""
+        key = self._keys.get(invocation_id)
+        if key in self.running:
+            self.ended[key] = next_seqnum

@@ -1,0 +1,215 @@
+"""Schedules, in virtual time: each tick once, overlaps, pauses, triggers, backfills, and what a downtime leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+
+import boki.testing
+from boki import AlreadyExists, InvalidArgument
+from boki.libs.bokiflow import flow, workflow
+from boki.libs.bokiflow.attending import Attending
+from boki.libs.bokiflow.refusals import NoSuchSchedule
+from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
+from boki.libs.bokiflow.schedules.state import CODEC, Decided, Defined, Fold, Note, Resumed, Triggered
+from boki.libs.bokiflow.schedules.state import Paused as PausedNote
+
+RAN: list[str] = []
+ENDED: list[str] = []
+T0 = datetime(2020, 9, 13, 12, 26, 40, tzinfo=UTC)
+"""When virtual time begins."""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    RAN.clear()
+    ENDED.clear()
+
+
+@workflow
+async def report(seconds: int) -> str:
+    """Runs for so long."""
+    if not flow.is_replaying:
+        RAN.append(flow.id)
+    try:
+        await flow.sleep(seconds)
+    except asyncio.CancelledError:
+        ENDED.append(flow.id)
+        raise
+    return flow.id
+
+
+def minutes() -> list[str]:
+    """What has begun, by the minutes of the ticks."""
+    return [flow_id.partition("@")[2][14:16] for flow_id in dict.fromkeys(RAN)]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "expected"),
+    [
+        ("skip", ["27", "29", "31"]),
+        ("queue", ["27", "28", "29", "31"]),
+        ("queue_all", ["27", "28", "29", "30"]),
+        ("allow", ["27", "28", "29", "30", "31"]),
+        ("cancel", ["27", "28", "29", "30", "31"]),
+        ("kill", ["27", "28", "29", "30", "31"]),
+    ],
+)
+async def test_overlap(boki_context: boki.testing.Context, overlap: Overlap, expected: list[str]) -> None:
+    """What happens at a tick while the workflow of an earlier one runs: 90 s of work every minute."""
+    await report.schedule(boki_context, 90, id="m", cron="* * * * *", overlap=overlap)
+    await boki_context.clock.advance(310)
+    assert minutes() == expected
+    assert len(RAN) == len(set(RAN)), "each tick once"
+    assert bool(ENDED) == (overlap == "cancel")
+
+
+async def test_a_tick_is_started_once_however_many_act(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decision that another attendant came before is refused by the log, and made anew from what that one decided."""
+    append = Attending._append
+    overtaken = 0
+
+    async def late(self: Attending[Note, Decided], note: object) -> bool:
+        nonlocal overtaken
+        if isinstance(note, Decided) and note.acts and overtaken < 3:
+            overtaken += 1
+            await self._book.append(CODEC.encode(note), [self._tag])  # a zombie of this attendant was faster
+        return await append(self, note)
+
+    monkeypatch.setattr(Attending, "_append", late)
+    schedule = await report.schedule(boki_context, 1, id="m", cron="* * * * *")
+    await boki_context.clock.advance(400)
+    assert overtaken == 3
+    counts = (await schedule.state()).counts
+    assert counts == {"started": 7}
+    assert len(RAN) == len(set(RAN)) == 7, "what a zombie has decided, and not done, is done"
+
+
+async def test_pause_resume_and_trigger(boki_context: boki.testing.Context) -> None:
+    """Ticks pass by while paused, and stay out; a trigger starts the workflow all the same, once for a key."""
+    ctx = boki_context
+    schedule = await report.schedule(ctx, 1, id="m", cron="* * * * *")
+    await ctx.clock.advance(70)
+    await schedule.pause("the database moves")
+    await ctx.clock.advance(300)
+    state = await schedule.state()
+    assert (state.status, state.note, state.next_us) == ("paused", "the database moves", ())
+    assert [await schedule.trigger(key="a"), await schedule.trigger(key="a")] == ["m@now-a", "m@now-a"]
+    await ctx.clock.advance(10)
+    await schedule.resume()
+    await ctx.clock.advance(60)
+    assert dict.fromkeys(RAN) == dict.fromkeys(["m@2020-09-13T12:27:00Z", "m@now-a", "m@2020-09-13T12:34:00Z"])
+
+
+async def test_backfill(boki_context: boki.testing.Context) -> None:
+    """Ticks of the past, in their order; one whose workflow is kept is not started again."""
+    ctx = boki_context
+    schedule = await report.schedule(ctx, 1, id="m", cron="* * * * *")
+    await ctx.clock.advance(130)
+    assert minutes() == ["27", "28"]
+    count = await schedule.backfill(T0 - timedelta(minutes=3), T0 + timedelta(minutes=2), overlap="queue_all")
+    assert count == 5
+    await ctx.clock.advance(20)
+    assert sorted(minutes()) == ["24", "25", "26", "27", "28", "29"]
+    assert len(RAN) == 6
+    with pytest.raises(InvalidArgument, match="more than 10,000 ticks"):
+        await schedule.backfill(T0 - timedelta(days=30), T0)
+    with pytest.raises(InvalidArgument, match="must be a datetime with a time zone"):
+        await schedule.backfill(datetime(2020, 1, 1), T0)
+
+
+async def test_create_replace_and_delete(boki_context: boki.testing.Context) -> None:
+    """One schedule of an id; what replaces it keeps what was done; what is deleted can be created again."""
+    ctx = boki_context
+    schedule = await report.schedule(ctx, 1, id="m", cron="* * * * *")
+    with pytest.raises(AlreadyExists, match="replace it"):
+        await report.schedule(ctx, 1, id="m", cron="* * * * *")
+    await ctx.clock.advance(30)
+    await report.schedule(ctx, 2, id="m", every_s=120, if_exists="replace")
+    await ctx.clock.advance(240)
+    state = await schedule.state()
+    assert (state.when, state.counts) == ("every 120 s", {"started": 3})
+    await schedule.delete()
+    await ctx.clock.advance(600)
+    assert len(RAN) == 3
+    for said in (schedule.state, schedule.pause, schedule.trigger, schedule.delete):
+        with pytest.raises(NoSuchSchedule, match="no schedule 'm' of report"):
+            await said()
+    await report.schedule(ctx, 1, id="m", every_s=60)
+    await ctx.clock.advance(61)
+    assert len(RAN) == 4
+
+
+async def test_long_life_is_kept_short(boki_context: boki.testing.Context) -> None:
+    """The records of a schedule are trimmed: there are no more after two hours than after one."""
+    ctx = boki_context
+    schedule = await report.schedule(ctx, 0, id="m", every_s=60)
+    await ctx.clock.advance(80 * 60)
+    records = (await ctx.logbook.read(schedule._tag, limit=1_000)).records
+    assert len(records) < 80
+    assert (await schedule.state()).counts == {"started": 80}
+    assert len(RAN) == len(set(RAN)) == 80
+
+
+def defined(spec_start_us: int = 0, **said: object) -> Fold:
+    fold = Fold("m")
+    fold.apply(1, spec_start_us, Defined(spec_of(**said)))  # type: ignore[arg-type]
+    return fold
+
+
+def test_catch_up_after_a_downtime() -> None:
+    """Ticks that were missed are made up for as far as the window reaches; older ones are counted."""
+    fold = defined(every_s=60, catch_up_s=300, overlap="allow")
+    decided = fold.decide(3_600_000_000)
+    assert decided is not None
+    assert [act.tick_us // 60_000_000 for act in decided.acts] == [55, 56, 57, 58, 59, 60]
+    assert decided.missed == 54
+    fold.apply(2, 0, decided)
+    assert fold.decide(3_600_000_000) is None
+    assert fold.next_us() == 3_660_000_000
+
+
+def test_a_downtime_of_a_year_of_seconds() -> None:
+    """It does not take a year to count what was missed."""
+    fold = defined(every_s=1, catch_up_s=10)
+    decided = fold.decide(365 * 24 * 3_600 * 1_000_000)
+    assert decided is not None
+    assert decided.missed == 1_000
+    assert [act.verdict for act in decided.acts] == ["started"] + ["skipped"] * 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_tick_twice(seed: int) -> None:
+    """Whatever is said to it, and whichever ends come when: a tick is started at most once, and in order."""
+    rng = Random(seed)
+    overlap: Overlap = rng.choice(["skip", "queue", "queue_all", "allow", "cancel"])
+    fold = defined(every_s=10, catch_up_s=rng.choice([20, 1_000]), overlap=overlap)
+    now_us, started = 0, []
+    for seqnum in range(2, 400):
+        now_us += rng.choice([0, 1, 5, 25, 300]) * 1_000_000
+        draw = rng.random()
+        if draw < 0.1:
+            fold.apply(seqnum, now_us, rng.choice([PausedNote(), Resumed(), Triggered(str(rng.randrange(50)))]))
+            continue
+        for key in list(fold.running):
+            if rng.random() < 0.4:
+                fold.ended[key] = seqnum
+        decided = fold.decide(now_us)
+        if decided is None:
+            continue
+        if rng.random() < 0.2:
+            continue  # the log has refused it
+        note = CODEC.decode(CODEC.encode(decided))
+        fold.apply(seqnum, now_us, note)
+        started += [act.key for act in decided.acts if act.verdict == "started" and act.tick_us]
+        if overlap in ("skip", "queue"):
+            assert len(fold.running) <= 1
+        if rng.random() < 0.1:
+            fold.apply(seqnum, now_us, CODEC.decode(CODEC.encode(fold.kept())))
+    assert len(started) == len(set(started))
+    assert len(started) > 10
