@@ -28,6 +28,8 @@ Names = Annotated[
     list[str], typer.Argument(metavar="NAME", help=f"Which to run: {', '.join(NAMES)}; or all.", show_default=False)
 ]
 
+Apps = Annotated[bool, typer.Option("--apps", help="For flow: travel and movie reviews at 100 requests a second.")]
+
 
 @examples("boki bench append", "boki bench append read --size-bytes 4096 --inflight 64", "boki bench all --cluster")
 def command(
@@ -50,9 +52,7 @@ def command(
     durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
     scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure; else a temporary one.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="For flow and store: other systems in turns.")] = False,
-    apps: Annotated[
-        bool, typer.Option("--apps", help="For flow: travel and movie reviews at 100 requests a second.")
-    ] = False,
+    apps: Apps = False,
     url: Annotated[
         str, typer.Option(metavar="URL", help="Measure the system there, which serves the load functions.")
     ] = "",
