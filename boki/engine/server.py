@@ -99,16 +99,25 @@ class EnginePort:
                 future.set_result(answer)
 
         begin(finish)
-        try:
-            answer = future.result() if future.done() else await asyncio.wait_for(future, timeout_s + _GRACE_S)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the engine did not answer within {timeout_s:g} s") from None
-        except asyncio.CancelledError:
-            self.abandon(finish)
-            raise
+        if future.done():
+            answer = future.result()
+        else:
+            timer = asyncio.get_running_loop().call_later(timeout_s + _GRACE_S, _give_up, future, timeout_s)
+            try:
+                answer = await future
+            except asyncio.CancelledError:
+                self.abandon(finish)
+                raise
+            finally:
+                timer.cancel()
         if isinstance(answer, Failure):
             raise answer.error()
         return answer
+
+
+def _give_up(future: asyncio.Future[Answer], timeout_s: float) -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceeded(f"the engine did not answer within {timeout_s:g} s"))
 
 
 def answer_waiter(token: Any, value: Any) -> None:

@@ -306,12 +306,17 @@ def check_append(chunk: Chunk, book: str, limits: Limits) -> None:
         raise InvalidArgument("an append needs at least one record", field="records")
     if flags & FREED:
         raise InvalidArgument("a record of an append claims that it has been trimmed", field="chunk")
-    check_sizes(chunk.payload_sizes(), limits)
-    _check_tag_counts(chunk, limits)
+    if chunk.payload_bytes > limits.record_bytes:
+        check_sizes(chunk.payload_sizes(), limits)
+    if chunk.tag_count > limits.tags_per_record:
+        _check_tag_counts(chunk, limits)
     _check_strings(chunk.strings[1:], limits)
-    check_condition_count(max(Counter(record for record, _, _ in chunk.conditions()).values(), default=0))
-    for tag in {tag for _, tag, number in chunk.conditions() if number < 0}:
-        check_counted_tag(tag)
+    conditions = list(chunk.conditions())
+    if len(conditions) > MAX_CONDITIONS:
+        check_condition_count(max(Counter(record for record, _, _ in conditions).values()))
+    for _, tag, number in conditions:
+        if number < 0:
+            check_counted_tag(tag)
 
 
 def check_sizes(sizes: Sequence[int], limits: Limits) -> None:

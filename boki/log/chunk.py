@@ -51,6 +51,8 @@ _STRING_BYTES: Final = 64
 _PAYLOAD_END: Final = 0
 _TAG_END: Final = 1
 _SUMS_AT: Final = 8
+_FEW: Final = 3
+"""So few payloads are checked one by one as fast."""
 _CONDITION: Final = Struct("<IIq")
 
 
@@ -297,6 +299,22 @@ class Chunk:
         """How many tags each record carries, key tags included."""
         return [b - a for a, b in pairwise((0, *self._ends(_TAG_END)))]
 
+    def own_tags(self) -> list[list[str]]:
+        """What `tags` says, of every record."""
+        strings, numbers = self.strings, self._tag_column()
+        found: list[list[str]] = []
+        start = 0
+        for _, stop, _, flags in self._entries():
+            found.append([strings[n] for n in numbers[start + 1 if flags & KEYED else start : stop]])
+            start = stop
+        return found
+
+    @property
+    def tag_count(self) -> int:
+        """How many tags all records carry together, key tags included."""
+        count: int = (self._columns[5] - self._columns[4]) // 4
+        return count
+
     @property
     def payload_bytes(self) -> int:
         """How many bytes of data all records have together."""
@@ -305,6 +323,8 @@ class Chunk:
 
     def payload_sizes(self) -> list[int]:
         """How many bytes of data each record has."""
+        if self.count == 1:
+            return [self.payload_bytes]
         return [b - a for a, b in pairwise((0, *self._ends(_PAYLOAD_END)))]
 
     def outer_conditions(self) -> list[Expect] | None:
@@ -442,9 +462,11 @@ class Chunk:
             raise CorruptData("the records do not add up to the columns")
         if flags_seen & ~(JOINED | KEYED | FREED) or 0 in joined:
             raise CorruptData(f"flags {flags_seen:#x} are unknown, or the first record joins a group before it")
-        self._verify_keys(strings, tags)
+        keys = {n for n, name in enumerate(strings) if name.startswith(KEY_TAG_PREFIX)}
+        if keys or flags_seen & (KEYED | JOINED):
+            self._verify_keys(keys, tags)
         for i, n, number in _CONDITION.iter_unpack(self.buffer[self._columns[5] : self._columns[6]]):
-            if i >= self.count or i in joined or n >= len(strings) or strings[n].startswith(KEY_TAG_PREFIX):
+            if i >= self.count or i in joined or n >= len(strings) or n in keys:
                 raise CorruptData(f"a condition on record {i} and string {n} stands where none may")
             if number < 0 and self._version == 1:
                 raise CorruptData(f"a condition expects the seqnum {number}")
@@ -459,9 +481,8 @@ class Chunk:
             raise CorruptData("the string table holds a string twice")
         return strings
 
-    def _verify_keys(self, strings: list[str], tags: tuple[int, ...]) -> None:
+    def _verify_keys(self, keys: set[int], tags: tuple[int, ...]) -> None:
         """A key tag is the first tag of every record of its group, and nowhere else."""
-        keys = {n for n, name in enumerate(strings) if name.startswith(KEY_TAG_PREFIX)}
         start = expected = 0
         for i, (_, stop, _, flags) in enumerate(self._entries()):
             first = tags[start] if flags & KEYED and stop > start else -1
@@ -475,7 +496,7 @@ class Chunk:
 
     def verify_payloads(self) -> None:
         """Check every payload against its checksum; `CorruptData` names the first record that fails."""
-        if self._are_alike_and_sound():
+        if self.count > _FEW and self._are_alike_and_sound():
             return
         base = self._columns[6]
         view = memoryview(self.buffer)

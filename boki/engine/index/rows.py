@@ -264,7 +264,11 @@ class Row:
 
         Looks at the whole row the first time, and from then on at the newest part, while that stays in memory.
         """
-        newest = self.part_at(END - 1)
+        newest = self.newest
+        if newest is None:
+            newest = self.part_at(END - 1)
+        else:
+            newest.flags |= USED
         if self._base is None:
             at = start = max(low, self.floor)
             count = self.removed(low)
