@@ -28,6 +28,7 @@ Names = Annotated[
     list[str], typer.Argument(metavar="NAME", help=f"Which to run: {', '.join(NAMES)}; or all.", show_default=False)
 ]
 
+Url = Annotated[str, typer.Option(metavar="URL", help="Measure the system there, which serves the load functions.")]
 Apps = Annotated[bool, typer.Option("--apps", help="For flow: travel and movie reviews at 100 requests a second.")]
 
 
@@ -53,9 +54,7 @@ def command(
     scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure; else a temporary one.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="For flow and store: other systems in turns.")] = False,
     apps: Apps = False,
-    url: Annotated[
-        str, typer.Option(metavar="URL", help="Measure the system there, which serves the load functions.")
-    ] = "",
+    url: Url = "",
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
