@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from boki.bench.flow_apps import apps
@@ -23,11 +22,11 @@ from boki.bench.load_functions.flow_load import STEPS, FlowLoad, Many
 from boki.bench.load_functions.load import Load
 from boki.bench.rows import Round, Row, measured, median, rate
 from boki.bench.system import Options, Target, target
-from boki.bench.turns import Run, Step, in_turns, ratio, row_of
+from boki.bench.turns import Run, Step, in_turns, ratio, row_of, wanted_peers
 from boki.calls import MAX_CALLS_PAGE
 from boki.child import Child
 from boki.client import BlockingClient
-from boki.errors import ConfigError
+from boki.engine.functions.machine import resident_bytes
 
 CALLERS: Final = (1, 64)
 _APPENDED_BYTES: Final = 100
@@ -42,7 +41,7 @@ def flow(options: Options, step: Step) -> Iterator[Row]:
     if options.with_apps:
         yield from apps(options, step)
         return
-    peers = _wanted_peers(options)
+    peers = wanted_peers(options, FLOW_PEERS)
     with contextlib.ExitStack() as stack:
         system = stack.enter_context(target(options))
         others = {peer.name: stack.enter_context(peer.running(options.folder)) for peer in peers}
@@ -59,16 +58,7 @@ def flow(options: Options, step: Step) -> Iterator[Row]:
             yield _recovery(options, step, system.child)
     if not options.url:
         with target(options) as system:
-            assert system.child is not None, "a system of one's own"
-            yield _sleep(options, step, system.child, system.client)
-
-
-def _wanted_peers(options: Options) -> list[Any]:
-    if not options.with_peers:
-        return []
-    if lacking := [f"{peer.name}: {lacks}" for peer in FLOW_PEERS if (lacks := peer.lacks())]:
-        raise ConfigError(f"--peers needs {'; '.join(lacking)}")
-    return list(FLOW_PEERS)
+            yield _sleep(options, step, system.client)
 
 
 def _effects(options: Options, step: Step, callers: int, runs: Mapping[str, Run]) -> Iterator[Row]:
@@ -147,34 +137,38 @@ def _until_running(client: BlockingClient) -> int:
         time.sleep(_SETTLE_S)
 
 
-def _sleep(options: Options, step: Step, child: Child, client: BlockingClient) -> Row:
-    """Workflows that sleep until tomorrow: the memory of the system, and how late a timer among them is."""
-    count = max(1_000, options.record_count // 10)
+def _sleep(options: Options, step: Step, client: BlockingClient) -> Row:
+    """Workflows that sleep until tomorrow: the memory of their engine, and how late a timer among them is."""
+    count = options.sleepers or max(1_000, options.record_count // 10)
     client.invoke("alarms", 1, result_type=list[float])  # its worker has started, and is not measured
-    before_bytes = _resident_bytes(child.pid)
+    before_bytes = _engine_bytes(client)
     step(f"{count:,} workflows fall asleep")
     started = time.perf_counter()
     client.invoke("start_sleepers", Many("sleeper:", count), timeout_s=3_600)
     while client.calls(function="sleeper", states=("accepted", "running"), limit=1).calls:
         time.sleep(_SETTLE_S)
     asleep_s = time.perf_counter() - started
-    grown_bytes = _resident_bytes(child.pid) - before_bytes
+    grown_bytes = _engine_bytes(client) - before_bytes
     step("timers among them")
     late_s: list[float] = client.invoke("alarms", _ALARMS, result_type=list[float], timeout_s=600)
     details = {
         "workflows": count,
         "asleep_per_s": round(count / asleep_s, 1),
-        "system_bytes_per_workflow": round(grown_bytes / count, 1),
-        "system_mib": round(grown_bytes / 2**20, 1),
+        "engine_bytes_per_workflow": round(grown_bytes / count, 1),
+        "engine_mib": round(grown_bytes / 2**20, 1),
         "latest_ms": round(max(late_s) * 1e3, 3),
     }
     fields = measured(late_s, 0, sum(late_s))
     return row_of(options, "flow-asleep", count, [fields], details)
 
 
-def _resident_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def _engine_bytes(client: BlockingClient) -> int:
+    """Memory of the process that has the engine: of a cluster the larger one of them; else it is the whole system, with
+    storage, sequencer and their caches.
+    """
+    status = client.status()
+    engines = [node["pid"] for name, node in status.get("nodes", {}).items() if name.startswith("engine")]
+    return max(resident_bytes(pid) for pid in engines or [status["pid"]])
 
 
 def _run(system: Target, name: str, options: Options, callers: int) -> Round:

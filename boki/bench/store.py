@@ -20,8 +20,7 @@ from boki.bench.load_functions.store_load import BUCKETS, READ_TOGETHER, Conflic
 from boki.bench.rows import Round, Row, median, rate
 from boki.bench.store_peers import STORE_PEERS
 from boki.bench.system import Options, Target, target
-from boki.bench.turns import Run, Step, in_turns, ratio, row_of
-from boki.errors import ConfigError
+from boki.bench.turns import Run, Step, in_turns, ratio, row_of, wanted_peers
 
 CALLERS: Final = (1, 64)
 TRANSFERRING: Final = (1, 64, 256)
@@ -31,7 +30,7 @@ _APPENDED_BYTES: Final = 100
 
 def store(options: Options, step: Step) -> Iterator[Row]:
     """Counters (with the peers in turns), reads, transactions, conflicts, memory."""
-    peers = _wanted_peers(options)
+    peers = wanted_peers(options, STORE_PEERS)
     with contextlib.ExitStack() as stack:
         system = stack.enter_context(target(options))
         counts = {peer.name: stack.enter_context(peer.running(options.folder)) for peer in peers}
@@ -50,14 +49,6 @@ def store(options: Options, step: Step) -> Iterator[Row]:
         yield _opened(options, step, system)
     step(f"{options.record_count:,} objects in memory")
     yield row_of(options, "store-memory", 1, None, store_memory.measure(options.record_count))
-
-
-def _wanted_peers(options: Options) -> list[Any]:
-    if not options.with_peers:
-        return []
-    if lacking := [f"{peer.name}: {lacks}" for peer in STORE_PEERS if (lacks := peer.lacks())]:
-        raise ConfigError(f"--peers needs {'; '.join(lacking)}")
-    return list(STORE_PEERS)
 
 
 def _counters(options: Options, step: Step, callers: int, runs: Mapping[str, Run]) -> Iterator[Row]:

@@ -44,6 +44,8 @@ class Options:
     """Empty: what the benchmark's targets speak of."""
     size_bytes: int = 1024
     record_count: int = 1_000_000
+    sleepers: int = 0
+    """Workflows that fall asleep; 0: a tenth of `record_count`."""
     with_peers: bool = False
     """Measure other systems in the same run, in turns."""
     with_apps: bool = False

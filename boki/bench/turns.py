@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from boki.bench.rows import Round, Row, median, summary
 from boki.bench.system import Options
+from boki.errors import ConfigError
 
 Step = Callable[[str], None]
 """Is told what is measured now."""
 Run = Callable[[], Round]
+
+
+class Peer(Protocol):
+    """A system beside Boki."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    def lacks(self) -> str:
+        """What is to be installed before it can be measured; "": nothing."""
+
+
+P = TypeVar("P", bound=Peer)
 
 
 def in_turns(options: Options, step: Step, what: str, runs: Mapping[str, Run]) -> dict[str, list[Round]]:
@@ -23,6 +38,15 @@ def in_turns(options: Options, step: Step, what: str, runs: Mapping[str, Run]) -
             if number:
                 rounds[name].append(one)
     return rounds
+
+
+def wanted_peers(options: Options, peers: Sequence[P]) -> list[P]:
+    """The peers that are measured in turns: all or none. `ConfigError` names those that are not installed."""
+    if not options.with_peers:
+        return []
+    if lacking := [f"{peer.name}: {lacks}" for peer in peers if (lacks := peer.lacks())]:
+        raise ConfigError(f"--peers needs {'; '.join(lacking)}")
+    return list(peers)
 
 
 def ratio(ours: list[Round], others: list[Round], figure: Callable[[Round], float]) -> float | None:

@@ -40,6 +40,10 @@ def command(
     ] = None,
     size_bytes: Annotated[int, typer.Option(min=0, help="Size of a record, where it can be chosen.")] = 1024,
     records: Annotated[int, typer.Option(min=1000, help="Records, for read, restart, memory and spark.")] = 1_000_000,
+    sleepers: Annotated[
+        int | None,
+        typer.Option(min=1000, help="Workflows that fall asleep, for flow.", show_default="a tenth of --records"),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up; the median counts.")] = 3,
     duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
     cluster: Annotated[
@@ -80,6 +84,7 @@ def command(
         inflight=tuple(inflight or ()),
         size_bytes=size_bytes,
         record_count=records,
+        sleepers=sleepers or 0,
         with_peers=peers,
         with_apps=apps,
     )
