@@ -17,7 +17,7 @@ from boki.engine.retention import Retention, list_books
 from boki.engine.server import EnginePort, Finish
 from boki.errors import BokiError, InvalidArgument
 from boki.log.metalog import Positions, merge_positions, split_position
-from boki.log.operations import Answer, Done, Failure, ListBooks, Operation, SetRetention, TrimBook
+from boki.log.operations import Answer, Append, Done, Failure, ListBooks, Operation, SetRetention, TrimBook
 
 
 class LogService:
@@ -71,6 +71,10 @@ class LogService:
                 await retention.forget(book)
                 return answer
         return await self._port.request(operation, positions, timeout_s)
+
+    def begin_request(self, operation: Operation, timeout_s: float, told: Finish) -> bool:
+        """See `boki.runtime.port.BeginningPort`: for what is not composed."""
+        return isinstance(operation, Append) and self._port.begin_request(operation, timeout_s, told)
 
     def watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
         """See `EnginePort.watch`."""

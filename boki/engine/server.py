@@ -65,6 +65,25 @@ class EnginePort:
             timeout_s,
         )
 
+    def begin_request(self, operation: Operation, timeout_s: float, told: Finish) -> bool:
+        """See `boki.runtime.port.BeginningPort`."""
+        timer: asyncio.TimerHandle | None = None
+        is_told = False
+
+        def finish(answer: Answer, seen: Positions) -> None:
+            nonlocal is_told
+            if not is_told:
+                is_told = True
+                if timer is not None:
+                    timer.cancel()
+                told(answer, seen)
+
+        self.submit(operation, {}, int(timeout_s * 1_000_000), finish)
+        if not is_told:
+            late = Failure.of(_too_late(timeout_s))
+            timer = asyncio.get_running_loop().call_later(timeout_s + _GRACE_S, finish, late, {})
+        return True
+
     def watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
         """Call `finish` once, maybe before returning, when the tag has a record at or above `min_seqnum`.
 
@@ -117,7 +136,11 @@ class EnginePort:
 
 def _give_up(future: asyncio.Future[Answer], timeout_s: float) -> None:
     if not future.done():
-        future.set_exception(DeadlineExceeded(f"the engine did not answer within {timeout_s:g} s"))
+        future.set_exception(_too_late(timeout_s))
+
+
+def _too_late(timeout_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the engine did not answer within {timeout_s:g} s")
 
 
 def answer_waiter(token: Any, value: Any) -> None:

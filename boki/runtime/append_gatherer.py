@@ -15,9 +15,9 @@ from boki.errors import BokiError, ConditionFailed, DeadlineExceeded
 from boki.log.chunk import Group
 from boki.log.limits import DEFAULT_LIMITS, KIB, Limits
 from boki.log.metalog import Positions, merge_positions
-from boki.log.operations import Appended
+from boki.log.operations import Answer, Append, Appended, Failure
 from boki.runtime import log_calls
-from boki.runtime.port import LogPort
+from boki.runtime.port import Begin, LogPort
 
 CHUNK_BYTES: Final = 256 * KIB
 """Larger than this, gathering gains nothing more, and a lost chunk would cost much to send again."""
@@ -51,6 +51,7 @@ class AppendGatherer:
         self._chunk_bytes = min(CHUNK_BYTES, limits.request_bytes)
         self._open: dict[str, _Gathering] = {}
         self._full: list[_Gathering] = []
+        self._begin: Begin | None = getattr(port, "begin_request", None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_flush_due = False
         self.shared: dict[Callable[[], Any], Any] = {}
@@ -60,7 +61,7 @@ class AppendGatherer:
         """The seqnums of the group's records, once they are durable; `positions` are raised to have seen them."""
         if not self._is_flush_due:
             self._is_flush_due = True
-            self._start(self._flush())
+            asyncio.get_running_loop().call_soon(self._flush)
         size_bytes = log_calls.group_bytes(group)
         gathering = self._open.get(book)
         if gathering is None:
@@ -73,42 +74,79 @@ class AppendGatherer:
         gathering.size_bytes += size_bytes
         return future
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _flush(self) -> None:
+    def _flush(self) -> None:
         """Runs when all that was ready in this turn has run. Chunks of one book leave in the order of their appends."""
         gatherings = [*self._full, *self._open.values()]
         self._full, self._open = [], {}
         self._is_flush_due = False
-        for gathering in gatherings[1:]:
-            self._start(self._send(gathering))
-        await self._send(gatherings[0])
+        for gathering in gatherings:
+            self._send(gathering)
 
-    async def _send(self, gathering: _Gathering) -> None:
+    def _send(self, gathering: _Gathering) -> None:
         members = [member for member in gathering.members if not member.future.cancelled()]
         if not members:
             return
         timeout_s = max(member.timeout_s for member in members)
-        timers = _expire_earlier(members, timeout_s)
-        seen: Positions = {}
         try:
             operation = log_calls.append_operation(gathering.book, [member.group for member in members], self._limits)
-            answer = await self._port.request(operation, seen, timeout_s)
-            assert isinstance(answer, Appended)
-            _settle(members, answer, gathering.book, seen)
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits
+            _fail(members, error)
+            return
+        sent = _Sent(gathering.book, members, _expire_earlier(members, timeout_s))
+        if self._begin is None or not self._begin(operation, timeout_s, sent.told):
+            self._start(self._request(sent, operation, timeout_s)).add_done_callback(sent.leave)
+
+    async def _request(self, sent: _Sent, operation: Append, timeout_s: float) -> None:
+        seen: Positions = {}
+        try:
+            sent.told(await self._port.request(operation, seen, timeout_s), seen)
         except Exception as error:  # noqa: BLE001 - also a bug of the port is news for all that wait
-            for member in members:
-                if not member.future.done():
-                    own = BokiError.from_body(error.body()) if isinstance(error, BokiError) else error
-                    member.future.set_exception(own)  # with a traceback of its own
-        finally:
-            for timer in timers:
+            sent.fail(error)
+
+
+class _Sent:
+    """Appends that travel as one request."""
+
+    __slots__ = ("_book", "_timers", "members")
+
+    def __init__(self, book: str, members: Sequence[_Waiting], timers: Sequence[asyncio.TimerHandle]) -> None:
+        self._book = book
+        self.members = members
+        self._timers = timers
+
+    def told(self, answer: Answer, seen: Positions) -> None:
+        """The answer to all of them."""
+        if isinstance(answer, Appended):
+            for timer in self._timers:
                 timer.cancel()
-            for member in members:
-                member.future.cancel()  # of those not done: this task was cancelled
+            _settle(self.members, answer, self._book, seen)
+        else:
+            assert isinstance(answer, Failure), "an append is answered by nothing else"
+            self.fail(answer.error())
+
+    def leave(self, _task: asyncio.Task[None]) -> None:
+        """No answer comes any more. Those that wait have one, unless the request was cancelled."""
+        for member in self.members:
+            member.future.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """There is none."""
+        for timer in self._timers:
+            timer.cancel()
+        _fail(self.members, error)
+
+
+def _fail(members: Sequence[_Waiting], error: Exception) -> None:
+    for member in members:
+        if not member.future.done():
+            own = BokiError.from_body(error.body()) if isinstance(error, BokiError) else error
+            member.future.set_exception(own)  # with a traceback of its own
 
 
 def _expire_earlier(members: Sequence[_Waiting], timeout_s: float) -> list[asyncio.TimerHandle]:

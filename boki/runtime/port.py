@@ -6,11 +6,17 @@ values and raises errors; what the values mean stands in `boki.log.operations` a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from boki.calls import Call, CallChange, InvocationState, Outcome
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
+
+Told = Callable[[Answer, Positions], None]
+"""Is told the answer, a `Failure` included, and what has been seen then. It does not raise."""
+Begin = Callable[[Operation, float, Told], bool]
+"""See `BeginningPort.begin_request`."""
 
 
 class LogPort(Protocol):
@@ -21,6 +27,16 @@ class LogPort(Protocol):
 
         Raises the `BokiError` that the log answers; `DeadlineExceeded` after `timeout_s`; `ConnectionLost` if the way
         to the log breaks before the answer.
+        """
+
+
+class BeginningPort(Protocol):
+    """What a `LogPort` may offer besides: requests without a task. Each wake-up of one costs as much as the request."""
+
+    def begin_request(self, operation: Operation, timeout_s: float, told: Told) -> bool:
+        """Carry out the operation; `told` is called once, maybe before this returns. False: not now, make a `request`.
+
+        If the way to the log breaks it is told so, or its process ends.
         """
 
 

@@ -55,6 +55,7 @@ from boki.runtime.frames import (
     to_worker,
 )
 from boki.runtime.function import Function
+from boki.runtime.port import Told
 from boki.runtime.streaming import HEAD_AFTER_S, Chunks
 from boki.runtime.suspension import Suspend
 from boki.runtime.tally import Tally
@@ -106,6 +107,8 @@ class AsyncWorker(asyncio.Protocol):
         self._running: dict[int, Running] = {}
         self._started = 0
         self._answers: dict[int, asyncio.Future[ReplyFrame]] = {}
+        self._told: dict[int, Told] = {}
+        """Who is told the answers to requests that no task waits for."""
         self._next_id = 0
         self._out: list[bytes] = []
         self._saying = RLock()  # a finaliser that prints may run in the thread that has it
@@ -148,7 +151,9 @@ class AsyncWorker(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         for frame in self._decoder.feed(data):
-            if isinstance(frame, ReplyFrame):
+            if isinstance(frame, LogReply) and (told := self._told.pop(frame.id, None)) is not None:
+                told(frame.answer, frame.positions)
+            elif isinstance(frame, ReplyFrame):
                 future = self._answers.pop(frame.id, None)
                 if future is not None and not future.done():
                     future.set_result(frame)
@@ -321,6 +326,18 @@ class AsyncWorker(asyncio.Protocol):
         if isinstance(answer, Failure):
             raise answer.error()
         return answer
+
+    def begin_request(self, operation: Operation, timeout_s: float, told: Told) -> bool:
+        """See `boki.runtime.port.BeginningPort`."""
+        if self._drained is not None:
+            return False
+        request_id = self.next_id()
+        frame = encode_frame(LogRequest(request_id, {}, int(timeout_s * 1_000_000), operation))
+        if len(frame) > self._max_frame_bytes:
+            return False
+        self._told[request_id] = told
+        self._write(frame)
+        return True
 
     def next_id(self) -> int:
         """A number for one request."""

@@ -243,15 +243,12 @@ class FunctionHost:
                 self._watch_calls.cancelled(ticket)
             self._perform(self._dispatch.cancel(ticket, now_us()))
 
-    async def call(self, call: Call, *, until_gone: bool = False) -> Outcome:
-        """Run the call and wait for its end, see `start_call`. Cancelling the waiting task cancels the call."""
+    def call(self, call: Call, *, until_gone: bool = False) -> asyncio.Future[Outcome]:
+        """Run the call, see `start_call`: its end. Cancelling that, or the task that awaits it, cancels the call."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        ticket = self.start_call(call, future.set_result, until_gone=until_gone)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.cancel_call(ticket)
-            raise
+        ticket = self.start_call(call, lambda outcome: _end(future, outcome), until_gone=until_gone)
+        future.add_done_callback(lambda ended: self.cancel_call(ticket) if ended.cancelled() else None)
+        return future
 
     # what dispatch asks
 
@@ -472,3 +469,8 @@ class FunctionHost:
             for name, module in after.items():
                 if name in described or module != before.get(name):
                     announce(module)
+
+
+def _end(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
+    if not future.done():
+        future.set_result(outcome)
