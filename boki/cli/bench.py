@@ -32,6 +32,12 @@ Url = Annotated[str, typer.Option(metavar="URL", help="Measure the system there,
 Apps = Annotated[bool, typer.Option("--apps", help="For flow: travel and movie reviews at 100 requests a second.")]
 
 
+Sleepers = Annotated[
+    int | None,
+    typer.Option(min=1000, help="Workflows that fall asleep, for flow.", show_default="a tenth of --records"),
+]
+
+
 @examples("boki bench append", "boki bench append read --size-bytes 4096 --inflight 64", "boki bench all --cluster")
 def command(
     names: Names,
@@ -40,10 +46,7 @@ def command(
     ] = None,
     size_bytes: Annotated[int, typer.Option(min=0, help="Size of a record, where it can be chosen.")] = 1024,
     records: Annotated[int, typer.Option(min=1000, help="Records, for read, restart, memory and spark.")] = 1_000_000,
-    sleepers: Annotated[
-        int | None,
-        typer.Option(min=1000, help="Workflows that fall asleep, for flow.", show_default="a tenth of --records"),
-    ] = None,
+    sleepers: Sleepers = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up; the median counts.")] = 3,
     duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
     cluster: Annotated[

@@ -308,7 +308,7 @@ def check_append(chunk: Chunk, book: str, limits: Limits) -> None:
         raise InvalidArgument("a record of an append claims that it has been trimmed", field="chunk")
     if chunk.payload_bytes > limits.record_bytes:
         check_sizes(chunk.payload_sizes(), limits)
-    if chunk.tag_count > limits.tags_per_record:
+    if len(chunk.raw.tags) // 4 > limits.tags_per_record:
         _check_tag_counts(chunk, limits)
     _check_strings(chunk.strings[1:], limits)
     conditions = list(chunk.conditions())

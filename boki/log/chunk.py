@@ -51,8 +51,6 @@ _STRING_BYTES: Final = 64
 _PAYLOAD_END: Final = 0
 _TAG_END: Final = 1
 _SUMS_AT: Final = 8
-_FEW: Final = 3
-"""So few payloads are checked one by one as fast."""
 _CONDITION: Final = Struct("<IIq")
 
 
@@ -299,22 +297,6 @@ class Chunk:
         """How many tags each record carries, key tags included."""
         return [b - a for a, b in pairwise((0, *self._ends(_TAG_END)))]
 
-    def own_tags(self) -> list[list[str]]:
-        """What `tags` says, of every record."""
-        strings, numbers = self.strings, self._tag_column()
-        found: list[list[str]] = []
-        start = 0
-        for _, stop, _, flags in self._entries():
-            found.append([strings[n] for n in numbers[start + 1 if flags & KEYED else start : stop]])
-            start = stop
-        return found
-
-    @property
-    def tag_count(self) -> int:
-        """How many tags all records carry together, key tags included."""
-        count: int = (self._columns[5] - self._columns[4]) // 4
-        return count
-
     @property
     def payload_bytes(self) -> int:
         """How many bytes of data all records have together."""
@@ -496,7 +478,7 @@ class Chunk:
 
     def verify_payloads(self) -> None:
         """Check every payload against its checksum; `CorruptData` names the first record that fails."""
-        if self.count > _FEW and self._are_alike_and_sound():
+        if self.count > 3 and self._are_alike_and_sound():
             return
         base = self._columns[6]
         view = memoryview(self.buffer)

@@ -192,7 +192,7 @@ class Index:
             _keep_all(book, chunk, first)
             applied.books.add(name)
             return
-        sizes, names = chunk.payload_sizes(), chunk.own_tags()
+        sizes = chunk.payload_sizes()
         for span in chunk.groups():
             refusal = self._judge(book, span, first, time_us)
             if refusal is not None:
@@ -205,7 +205,7 @@ class Index:
             if span.key_tag is not None:
                 self._sweep.want()
             for i in range(span.start, span.stop):
-                book.append(first + i, names[i], sizes[i], span.key_tag)
+                book.append(first + i, chunk.tags(i), sizes[i], span.key_tag)
 
     def _is_at_home(self, book: str, log: LogId) -> bool:
         count = self._log_counts[-1]
