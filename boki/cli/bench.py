@@ -70,7 +70,6 @@ def command(
     Each benchmark starts a system of its own in a temporary directory, with the load in its worker processes. Figures
     are medians over the rounds. The targets stand in docs/benchmarks.md.
     """
-    wanted = _chosen(names, cluster)
     from boki.bench.system import Options
 
     options = Options(
@@ -91,7 +90,7 @@ def command(
         with_peers=peers,
         with_apps=apps,
     )
-    options.check(wanted)
+    options.check(wanted := _chosen(names, cluster))
     _warn_of_memory(options)
     rows = _measure(wanted, options, print_json if as_json else None)
     if not as_json:

@@ -305,9 +305,7 @@ class Chunk:
 
     def payload_sizes(self) -> list[int]:
         """How many bytes of data each record has."""
-        if self.count == 1:
-            return [self.payload_bytes]
-        return [b - a for a, b in pairwise((0, *self._ends(_PAYLOAD_END)))]
+        return [self.payload_bytes] if self.count == 1 else [b - a for a, b in pairwise((0, *self._ends(_PAYLOAD_END)))]
 
     def outer_conditions(self) -> list[Expect] | None:
         """What its groups depend on, if nothing in this chunk decides about it: then all groups are kept or refused by
@@ -480,8 +478,7 @@ class Chunk:
         """Check every payload against its checksum; `CorruptData` names the first record that fails."""
         if self.count > 3 and self._are_alike_and_sound():
             return
-        base = self._columns[6]
-        view = memoryview(self.buffer)
+        base, view = self._columns[6], memoryview(self.buffer)
         start = 0
         for i, (stop, _, checksum, _) in enumerate(self._entries()):
             if stop < start or base + stop > self.offset + self.size:
