@@ -95,6 +95,10 @@ def command(
     rows = _measure(wanted, options, print_json if as_json else None)
     if not as_json:
         _show(rows, options)
+    _check(rows)
+
+
+def _check(rows: list[Row]) -> None:
     if any(row.errors for row in rows):
         errors().print("[yellow]there were errors: these figures are not those of a healthy system[/]")
         raise typer.Exit(1)
