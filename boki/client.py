@@ -257,7 +257,7 @@ class Client:
         return _document(json_answer(await self._port.send(_get("/status"))))
 
     async def deploy(self, bundle: bytes, *, is_forced: bool = False, timeout_s: float = DEPLOY_S) -> Deployment:
-        """Run the functions of a bundle (`boki.deploy.bundle`) from now on; calls in flight finish as they began.
+        """Run the functions of a bundle from now on; calls in flight finish as they began.
 
         `InvalidArgument` with the errors of modules that cannot be loaded, unless that `is_forced`.
         """
