@@ -33,8 +33,10 @@ def info(name: str, module: str = "m", *, is_async: bool = True, **options: obje
     return FunctionInfo(name=name, module=module, is_async=is_async, **options)
 
 
-def call_of(function: str, *, timeout_us: int = 10 * SECOND_US, data: bytes = b"", depth: int = 0) -> Call:
-    return Call("0" * 32, function, Payload("bytes", data), "", timeout_us, depth)
+def call_of(
+    function: str, *, timeout_us: int = 10 * SECOND_US, data: bytes = b"", depth: int = 0, **more: object
+) -> Call:
+    return Call("0" * 32, function, Payload("bytes", data), "", timeout_us, depth, **more)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from boki.calls import MAX_WORKERS, MEMORY_BYTES
+from boki.calls import MAX_WORKERS, MEMORY_BYTES, ChosenId
 from boki.engine.functions.orders import Budget
 from boki.engine.functions.slots import NEXT, Phase, Pool, PoolKey
 from boki.log.limits import Limits
@@ -41,6 +41,16 @@ def test_a_call_is_told_its_book_and_what_is_left_of_its_time() -> None:
     calls = shell.workers[only(shell)].calls
     assert (calls[first].call.book, calls[first].call.timeout_us) == ("f", 4_000_000)
     assert (calls[second].call.book, calls[second].call.timeout_us) == ("ledger", 2_000_000)
+
+
+def test_a_logged_call_is_told_the_id_that_was_chosen_and_its_runs() -> None:
+    """A workflow is known by its id, and paused when it loses its worker again and again."""
+    shell = ready_shell(info("f"))
+    chosen = ChosenId("start", name="trip-1")
+    ticket = shell.submit("f", chosen=chosen, run=3, attempt=2)
+    shell.hello(only(shell))
+    call = shell.workers[only(shell)].calls[ticket].call
+    assert (call.chosen, call.run, call.attempt) == (chosen, 3, 2)
 
 
 def test_the_smallest_bound_that_is_set_holds_for_the_whole_pool() -> None:
