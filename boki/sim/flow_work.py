@@ -1,122 +1,24 @@
-"""Workflows of the simulator, and what runs them on a simulated engine: the library as workers have it.
-
-An errand does deeds: steps that leave two records each, one as often as the step's body runs and one under the step's
-key. A deed's record says what the errand had come to before it, and its value is the seqnum of that record, so another
-run of the body is another value: if two executions of an errand ever disagreed, some deed would tell of it.
-"""
+"""What runs the workflows of `boki.workloads.errands` on a simulated engine: the library as workers have it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from boki import Context, Retry
+from boki import Context
 from boki.calls import Call, CallChange, InvocationState, Outcome
 from boki.extending import Function, Suspend, failure_of
-from boki.libs.bokiflow import Workflow, flow, step, workflow
+from boki.libs.bokiflow import Workflow
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.runtime.call_state import CallState
 from boki.runtime.port import CallPort, LogPort
+from boki.workloads.errands import chore, errand
 
-BOOK: Final = "errands"
-DEEDS: Final = "deeds"
-DONE, KEYED = "done", "keyed"
-"""Tags of `DEEDS`: a record for each run of a step's body, and one for each `step.key`."""
-ITEM: Final = "item"
-UNDO: Final = "undo"
 _LONGEST_POLL_S: Final = 5.0
-_TRYING: Final = Retry(attempts=1_000, first_s=0.1, max_s=0.4)
-
-
-class Errand(msgspec.Struct, frozen=True, kw_only=True):
-    """What an errand is to do in each of its rounds, and how far it has come."""
-
-    rounds: int = 1
-    items: int = 0
-    """Signals that it takes in each round."""
-    handles: bool = False
-    """Whether a handler takes them, at any time, or the body, when it comes to it."""
-    nap_s: float = 0.0
-    has_child: bool = False
-    is_endless: bool = False
-    """Whether it waits for its cancellation in the end."""
-    round: int = 0
-    taken: list[int] = []
-    said: list[int] = []
-    """The value of each deed of the errand itself."""
-
-
-class Deed(msgspec.Struct, frozen=True):
-    """What a record of `DEEDS` says."""
-
-    errand: str
-    label: str
-    before: list[int]
-    """What the errand had come to when it began this."""
-
-
-@step(retry=_TRYING)
-async def deed(errand: str, label: str, before: list[int]) -> int:
-    """Leave both records; the seqnum of the one that each run of this leaves."""
-    book = step.ctx.logbook_named(DEEDS)
-    data = msgspec.json.encode(Deed(errand, label, before))
-    seqnum = await book.append(data, [DONE])
-    await book.append(data, [KEYED], key=f"deed {step.key}")
-    return seqnum
-
-
-@step(pure=True)
-async def total(values: list[int]) -> int:
-    """What takes no effect, and no record of its own."""
-    return sum(values)
-
-
-@workflow
-async def chore(order: Errand) -> int:
-    """The child of an errand."""
-    if order.is_endless:
-        flow.compensate(deed, flow.id, UNDO, [])
-        await flow.receive("never")
-    await flow.sleep(order.nap_s)
-    return await deed(flow.id, f"chore {order.round}", [])
-
-
-@workflow
-async def errand(order: Errand) -> Errand:
-    """Deeds one after the other and side by side, a timer, signals, a child, and then the next round."""
-    taken = list(order.taken)
-    wanted = order.items * (order.round + 1)
-    if order.handles:
-        flow.on_signal(ITEM, taken.append)
-    if order.is_endless:
-        flow.compensate(deed, flow.id, UNDO, [])
-        await flow.start(chore, order, id=f"{flow.id}/chore", parent_close="cancel")
-    first = await deed(flow.id, f"{order.round} first", [len(taken), *order.said])
-    napping = asyncio.create_task(flow.sleep(order.nap_s))
-    both = await asyncio.gather(*(deed(flow.id, f"{order.round} {side}", [first, len(taken)]) for side in "ab"))
-    await napping
-    if order.has_child:
-        both.append(await flow.call(chore, order))
-    if order.handles:
-        await flow.wait_for(lambda: len(taken) >= wanted)
-    else:
-        for _ in range(order.items):
-            taken.append(await flow.receive(ITEM))
-    if order.is_endless:
-        await flow.receive("never")
-    summed = await total([first, *both])
-    last = await deed(flow.id, f"{order.round} last", [summed, *taken])
-    done = msgspec.structs.replace(order, round=order.round + 1, taken=taken, said=[*order.said, first, *both, last])
-    if done.round < done.rounds:
-        flow.continue_as_new(done)
-    return done
-
-
 WORKFLOWS: Final[dict[str, Workflow[Any, Any]]] = {each.name: each for each in (errand, chore)}
 
 

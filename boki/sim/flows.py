@@ -1,25 +1,15 @@
 """BokiFlow in the simulator: workflows as users write them, on engines that die, in virtual time.
 
 Some processes behind gateways start errands (`boki.sim.flow_work`), signal them before and after the start, and cancel
-those that would wait for ever. Promised is:
-
-- all executions of a workflow agree on every step: whatever follows from an outcome follows from the same one;
-- an effect under a step's key is there once, and none is missing;
-- each signal is taken once and in order, also while the workflow is suspended or continues as new;
-- a workflow that is cancelled undoes what it has done, and so does the child that it leaves behind;
-- whatever becomes of its engines, a workflow ends.
+those that would wait for ever. What is promised stands in `boki.workloads.errand_checks`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-import msgspec
 
 from boki import Context
 from boki.calls import OVER, Call, CallChange, InvocationState, Outcome, Payload
@@ -30,8 +20,10 @@ from boki.libs.bokiflow import Handle, WorkflowEnded
 from boki.log.record import Record
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.sim.calls import CallLedger, doors_of
-from boki.sim.flow_work import BOOK, ITEM, UNDO, Deed, Errand, chore, context_of, errand, to_be_logged
+from boki.sim.flow_work import context_of, to_be_logged
 from boki.sim.processes import Process
+from boki.workloads.errand_checks import Run, find_wrong_flows
+from boki.workloads.errands import BOOK, ITEM, Errand, chore, draw_errand, errand
 
 if TYPE_CHECKING:
     from boki.sim.nodes import World
@@ -42,20 +34,6 @@ _QUOTA: Final = 2
 _PATIENCE_S: Final = 3.0
 _PAUSE_S: Final = 0.1
 _POLL_S: Final = 0.5
-
-
-@dataclass(slots=True)
-class Run:
-    """An errand as its user knows it."""
-
-    id: str
-    order: Errand
-    sent: list[int] = field(default_factory=list)
-    ended: str = ""
-    """How it has ended: "done", or what it failed with."""
-    done: Errand | None = None
-    child: str = ""
-    """How the child has ended that an endless errand leaves behind."""
 
 
 class FlowClients:
@@ -100,24 +78,12 @@ class FlowClients:
             await asyncio.sleep(self._rng.random() * 0.5)
             if self._is_calm:
                 break
-            await self._run(ctx, Run(f"errand-{number}-{count}", self._draw()))
+            await self._run(ctx, Run(f"errand-{number}-{count}", draw_errand(self._rng)))
         self._busy -= 1
 
     def _context(self, process: Process, number: int) -> Context:
         call = Call(f"{number:032x}", "user", Payload("json", b"null"), BOOK, 10**12)
         return context_of(call, process, AppendGatherer(process), _CallsOfUser(self._world), lambda: self._clock.now_us)
-
-    def _draw(self) -> Errand:
-        rng = self._rng
-        is_endless = rng.random() < 0.25
-        return Errand(
-            rounds=rng.choice((1, 2, 3)),
-            items=rng.choice((0, 1, 2)),
-            handles=rng.random() < 0.5,
-            nap_s=round(rng.choice((0.0, 0.2, 1.0)) * rng.random(), 3),
-            has_child=rng.random() < 0.3 and not is_endless,
-            is_endless=is_endless,
-        )
 
     async def _run(self, ctx: Context, run: Run) -> None:
         self._runs.append(run)
@@ -172,17 +138,6 @@ class FlowClients:
         return find_wrong_flows(self._runs, self.deeds, self.keyed_deeds)
 
 
-def find_wrong_flows(runs: list[Run], deeds: list[Record], keyed: list[Record]) -> list[Violation]:
-    """What breaks a promise: see the module. `deeds` and `keyed` are the records of both tags."""
-    stuck, ended = [run for run in runs if not run.ended], [run for run in runs if run.ended]
-    found = [Violation("workflows end", f"{run.id} has not ended: {run.order}") for run in stuck]
-    found += [Violation("executions agree on every step", text) for text in _find_disagreements(deeds)]
-    found += [Violation("signals are taken once, in order", text) for text in _find_wrong_signals(ended)]
-    found += [Violation("each keyed effect is there once", text) for text in _find_wrong_effects(ended, keyed)]
-    found += [Violation("workflows end as they should", text) for text in _find_wrong_ends(ended, deeds)]
-    return found
-
-
 async def _end_of(handle: Handle[Any]) -> tuple[str, Any]:
     """How a workflow has ended, once it has."""
     while True:
@@ -194,54 +149,6 @@ async def _end_of(handle: Handle[Any]) -> tuple[str, Any]:
         return "done", await handle.result(wait_s=0)
     except FunctionFailed as error:
         return str(error.details.get("error_type")), None
-
-
-def _find_disagreements(deeds: list[Record]) -> Iterator[str]:
-    before: dict[tuple[str, str], set[tuple[int, ...]]] = defaultdict(set)
-    for seen in deeds:
-        what = _deed_of(seen)
-        before[what.errand, what.label].add(tuple(what.before))
-    for (flow_id, label), found in before.items():
-        if len(found) > 1:
-            yield f"{flow_id}: '{label}' was begun after {sorted(found)}"
-
-
-def _find_wrong_signals(ended: list[Run]) -> Iterator[str]:
-    for run in ended:
-        if run.done is not None and run.done.taken != run.sent:
-            yield f"{run.id} was sent {run.sent} and took {run.done.taken}"
-
-
-def _find_wrong_effects(ended: list[Run], keyed: list[Record]) -> Iterator[str]:
-    counts = Counter((what.errand, what.label) for what in map(_deed_of, keyed))
-    for (flow_id, label), count in counts.items():
-        if count > 1:
-            yield f"{flow_id}: '{label}' is there {count} times"
-    for run in ended:
-        if run.done is None and not run.order.is_endless:
-            continue
-        wanted = [f"{number} {what}" for number in range(run.order.rounds) for what in ("first", "a", "b", "last")]
-        if run.order.is_endless:
-            wanted = [UNDO]
-        for label in wanted:
-            if not counts[run.id, label]:
-                yield f"{run.id}: '{label}' is missing"
-
-
-def _find_wrong_ends(ended: list[Run], deeds: list[Record]) -> Iterator[str]:
-    values = {seen.seqnum: _deed_of(seen) for seen in deeds}
-    for run in ended:
-        if run.order.is_endless:
-            if (run.ended, run.child) != ("WorkflowCancelled", "WorkflowCancelled"):
-                yield f"{run.id} was cancelled and ended as {run.ended}, its child as {run.child}"
-        elif run.done is None:
-            yield f"{run.id} ended as {run.ended}"
-        elif strange := [value for value in run.done.said if value not in values]:
-            yield f"{run.id} says that it did {strange}, which nothing in the log is"
-
-
-def _deed_of(seen: Record) -> Deed:
-    return msgspec.json.decode(seen.data, type=Deed)
 
 
 class _CallsOfUser:

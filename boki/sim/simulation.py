@@ -30,7 +30,6 @@ from boki.sim.coordinator import Coordinator
 from boki.sim.engines import EngineNode, RelayNode
 from boki.sim.farewell import Farewell
 from boki.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
-from boki.sim.flow_work import DEEDS, DONE, KEYED
 from boki.sim.flows import FlowClients
 from boki.sim.gateways import GatewayNode
 from boki.sim.network import Network
@@ -40,6 +39,7 @@ from boki.sim.probes import probe_all
 from boki.sim.queues import QueueClients
 from boki.sim.sightings import Sightings
 from boki.sim.stores import StoreClients
+from boki.workloads.errands import DEEDS, DONE, KEYED
 
 _PATIENCE_US: Final = 60_000_000
 """After everything is healed, all must work within a virtual minute."""

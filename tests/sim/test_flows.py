@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from boki.log.record import Record
-from boki.sim.flow_work import DONE, Deed, Errand
-from boki.sim.flows import Run, find_wrong_flows
 from boki.sim.options import Options, draw_options
 from boki.sim.simulation import simulate
+from boki.workloads.errand_checks import Run, find_wrong_flows
+from boki.workloads.errands import DONE, Deed, Errand
 
 CALM = Options(seed=3, clients=1, engines=2, chaos_us=2_000_000, flows=2)
 
