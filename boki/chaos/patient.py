@@ -28,10 +28,12 @@ from boki.cluster.identity import is_same, send
 from boki.cluster.state import ProcessState, read_state
 from boki.errors import BokiError, Unavailable
 from boki.log.membership import Role
+from boki.workloads import errands
 from boki.zookeeper.parts import find_parts
 from boki.zookeeper.server import Ensemble, ZooKeeperServer, free_ports
 
-FUNCTIONS: Final = Path(__file__).parent / "functions"
+FUNCTIONS: Final = (*sorted((Path(__file__).parent / "functions").glob("*.py")), Path(errands.__file__))
+"""The modules of functions that a run calls."""
 _LANES: Final = ("control", "appends", "reads")
 _PLAN: Final = UpConfig()
 _START_S: Final = 60.0
@@ -52,11 +54,12 @@ class Patient:
         *,
         storage: int,
         tell: Callable[[str], None],
-        functions: Path = FUNCTIONS,
+        functions: Collection[Path] = FUNCTIONS,
         is_separate: bool = False,
     ) -> None:
-        """`functions` holds at least those of `FUNCTIONS`. `is_separate`: every role is a process of its own; else a
-        node dies with all its roles.
+        """`functions` has at least the modules of `FUNCTIONS`.
+
+        `is_separate`: every role is a process of its own; else a node dies with all its roles.
         """
         self._folder = folder
         self._functions = functions
@@ -77,11 +80,15 @@ class Patient:
 
     async def start(self) -> None:
         """Start everything and wait until it serves. `Unavailable` if it does not."""
+        modules = self._folder / "functions"
+        modules.mkdir()
+        for file in self._functions:
+            shutil.copy(file, modules)
         await asyncio.to_thread(self._ensemble.start)
         port, *ports = free_ports(1 + len(_LANES) * len(self.all_nodes()))
         ward = Ward(
             data=str(self._folder),
-            functions=str(self._functions),
+            functions=str(modules),
             zookeeper=self._ensemble.hosts,
             port=port,
             storage=self._counts[Role.STORAGE],

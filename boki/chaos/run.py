@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from boki.chaos.faults import FAULTS, Fault, Schedule, inflict
+from boki.chaos.flow_watch import FlowWatch
 from boki.chaos.load import Orders
 from boki.chaos.patient import Patient
 from boki.chaos.queue_watch import KILL, STOP, QueueWatch
@@ -44,6 +45,8 @@ class Report:
     accepted_calls: int = 0
     messages: int = 0
     """Messages of queues that have come out, once each."""
+    workflows: int = 0
+    """Workflows that have ended."""
     unknown: int = 0
     """Appends that were not acknowledged and may have happened: to be few, or nothing has been shown."""
     refused: int = 0
@@ -80,6 +83,7 @@ class Report:
             "refused": self.refused,
             "accepted_calls": self.accepted_calls,
             "messages": self.messages,
+            "workflows": self.workflows,
             "faults": dict(sorted(self.faults.items())),
             "faults_unfelt": dict(sorted(self.unfelt.items())),
             "faults_missing": self.missing,
@@ -159,8 +163,10 @@ class Chaos:
         )
         listening = asyncio.create_task(self._listen(load))
         queues = QueueWatch(self._patient.url, self.file.parent, self.report.seed, self._tell)
+        flows = FlowWatch(self._patient.url, self.report.seed, self._tell)
         try:
             await queues.start()
+            flows.start()
             await self._word_of("progress")
             await self._inflict(queues)
             await self._settle()
@@ -169,6 +175,7 @@ class Chaos:
             self.report.acknowledged = stopped["acknowledged"]
             self.report.longest_stall_s = stopped["longest_stall_s"]
             await queues.finish()
+            await flows.finish()
             await self._order(load, "read")
             done = await self._word_of("done")
         finally:
@@ -177,9 +184,11 @@ class Chaos:
                 load.kill()
             await load.wait()
             await queues.close()
+            await flows.close()
+        self.report.workflows = flows.ended_count
         self.report.messages = queues.done_count
         self.report.faults += queues.faults
-        self.report.violations += queues.violations
+        self.report.violations += queues.violations + flows.violations
         self.report.accepted_calls = done["accepted_calls"]
         self.report.violations += [done["problem"]] if done["problem"] else []
         self.report.violations += done["witnessed"] + done["unfinished"]

@@ -110,7 +110,10 @@ def _show(report: Report) -> None:
     out = results()
     told = f"{report.acknowledged:,} acknowledged appends, {report.unknown:,} whose outcome is unknown"
     out.print(f"{told}, {report.refused:,} refused")
-    out.print(f"{report.accepted_calls:,} accepted calls; {report.messages:,} messages of queues")
+    out.print(
+        f"{report.accepted_calls:,} accepted calls; {report.messages:,} messages of queues; "
+        f"{report.workflows:,} workflows"
+    )
     out.print(f"{report.reconfigurations} changes of the plan, {report.terms} terms")
     out.print(f"while no fault was at work, 99% of appends took at most {report.p99_append_s:.3f} s")
     out.print(f"longest stall {report.longest_stall_s:.2f} s, {report.duration_s:.0f} s in all")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from http.client import HTTPException
@@ -31,10 +30,8 @@ class Ward:
     def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
         self.folder = folder
         self.said: list[str] = []
-        shutil.copytree(patients.FUNCTIONS, folder / "functions")
-        for file in FUNCTIONS.glob("*.py"):
-            shutil.copy(file, folder / "functions")
-        self.patient = Patient(folder, storage=4, tell=self.said.append, functions=folder / "functions")
+        functions = (*patients.FUNCTIONS, *FUNCTIONS.glob("*.py"))
+        self.patient = Patient(folder, storage=4, tell=self.said.append, functions=functions)
         self._runner = runner
 
     def run(self, story: Coroutine[Any, Any, T]) -> T:
