@@ -19,7 +19,8 @@ _NO_PAYLOAD: Final = Payload("bytes", b"")
 async def check(workflow: Runnable, recorded: Recorded) -> Diverged | None:
     """How this code diverges from what is recorded; None: it does not.
 
-    The code runs up to the end of the record: steps are not run, and their recorded outcomes are what the code gets.
+    The code runs up to the end of the record, or to where it first reads a store or a LogBook, which are not in the
+    file. Steps are not run, and their recorded outcomes are what the code gets.
     `InvalidArgument` if the payload that is recorded, or that none is, does not fit the code.
     """
     history = recorded.history()
@@ -33,9 +34,12 @@ async def check(workflow: Runnable, recorded: Recorded) -> Diverged | None:
         def hand_over(letter: Letter) -> None:
             machine.deliver(*letter)
 
-        replay(machine, history, letters, 0, context, hand_over)
-        while letters and not machine.is_over:  # behind the last record: nothing had to be recorded after them
-            hand_over(letters.popleft())
+        for _ in replay(machine, history, letters, 0, context, hand_over):
+            return machine.diverged  # it reads the log, which is not here: so far it does what is recorded
+        while letters and not machine.is_over and not machine.is_reading:
+            hand_over(letters.popleft())  # behind the last record: nothing had to be recorded after them
+        if machine.is_reading:
+            return machine.diverged
         if machine.diverged is not None:
             return machine.diverged
         if recorded.has_ended and not machine.is_over:

@@ -12,49 +12,43 @@ execution ends by `Suspend`.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
 from random import Random
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from boki import BokiError, Context
 from boki.extending import Payload, Suspend, WakeOn, ends_of
-from boki.libs.bokiflow.attempts import Attempts
 from boki.libs.bokiflow.body import Body, ContinueAsNew
-from boki.libs.bokiflow.calling import Calling
+from boki.libs.bokiflow.carrying import Carrier
 from boki.libs.bokiflow.clocks import FlowClock, FlowTimer, clock_of
+from boki.libs.bokiflow.continuing import record_continuation
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.hooks import hooks
 from boki.libs.bokiflow.inbox import InboxReader, Letter
 from boki.libs.bokiflow.journal import JournalWriter
-from boki.libs.bokiflow.machine import Command
+from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokiflow.records import (
-    Beat,
     CancelRequested,
-    Continued,
+    Done,
     Fact,
     Fired,
-    Intended,
     Paused,
-    Result,
     Resumed,
     encode_note,
     inbox_tag,
     journal_tag,
 )
 from boki.libs.bokiflow.replaying import prepared, replay
-from boki.libs.bokiflow.work import CallWork, StepWork, Works
-from boki.libs.fold.retrying import until_answered, until_decided
+from boki.libs.bokiflow.work import CallWork
+from boki.libs.fold.retrying import until_decided
 
 WRITER_NAMES: Final = Random()
 """Draws the number by which an execution signs its records: a simulation seeds it."""
 _LISTEN_US: Final = 1_000_000
 """After this time a run reads its inbox in any case: it may hold a request to cancel it."""
-_ENTRY_BYTES: Final = 4_096
-"""What a record of a step's result needs beside the result, at most."""
 _LINGER_US: Final = 300_000
 """How long a run waits for something to happen before it is suspended."""
 
@@ -81,16 +75,14 @@ class Execution:
         )
         taken = history.continued.taken if history.continued is not None else ()
         self.inbox = InboxReader(ctx.logbook, inbox_tag(self._id), history.cursor, taken, self._on_letters)
-        self._calling = Calling(ctx, body.scope)
-        self._most_bytes = ctx.logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
+        self._keeper = Keeper(
+            ctx, body.scope, self.machine, self.journal, self._clock.now_us, self._committed, self._on_kept, self.die
+        )
+        self._carrier = Carrier(
+            self, ctx, body.scope, self._clock, self._outer, self.machine, self.journal, self._keeper
+        )
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._steps: dict[int, Attempts] = {}
-        self._tasks: dict[int, asyncio.Task[Result]] = {}
-        """Calls under way."""
-        self._held: deque[tuple[int, Command]] = deque()
-        """Commands that begin when the journal is durable up to a place."""
-        self._ending: set[asyncio.Future[Any]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._timer: FlowTimer | None = None
         self._timer_n = -1
@@ -143,19 +135,7 @@ class Execution:
 
     async def record_continuation(self, payload: Payload) -> None:
         """The workflow begins anew, by a record in front of which the journal is trimmed."""
-        machine, journal, history = self.machine, self.journal, self._history
-        number = history.continued.number + 1 if history.continued is not None else 1
-        cursor, taken = machine.mailbox.cursor(machine.seen)
-        journal.add(Continued(payload, journal.place, number, taken), cursor, self._clock.now_us(), machine.began_us)
-        journal.flush()
-        await journal.rest()
-        if journal.error is not None:
-            raise journal.error
-        if not journal.is_overtaken:
-            trim = self._ctx.logbook.trim
-            await until_answered(partial(trim, journal.last_seqnum, tag=journal_tag(self._id)), "a trim")
-            if cursor:
-                await until_answered(partial(trim, cursor + 1, tag=inbox_tag(self._id)), "a trim")
+        await record_continuation(self._ctx, self.machine, self.journal, self._history, self._clock.now_us(), payload)
 
     async def close(self) -> None:
         """End whatever still runs, and wait for it: another execution may begin then."""
@@ -163,16 +143,13 @@ class Execution:
         for timer in (self._timer, self._listen_timer, self._rest_timer):
             if timer is not None:
                 timer.cancel()
-        for attempts in self._steps.values():
-            future = attempts.stop()
-            if future is not None:
-                self._ending.add(future)
-        self._steps.clear()
-        for task in (*self._tasks.values(), *self._background):
+        ending = self._carrier.close()
+        for task in self._background:
             task.cancel()
-            self._ending.add(task)
+        ending |= self._background
+        await self._keeper.close()
         await self.inbox.close()
-        waited = {future for future in self._ending if isinstance(future, asyncio.Task) and not future.done()}
+        waited = {future for future in ending if isinstance(future, asyncio.Task) and not future.done()}
         if waited:
             await asyncio.wait(waited)
 
@@ -180,20 +157,46 @@ class Execution:
 
     def _begin(self) -> None:
         machine, letters = self.machine, self.inbox.letters
-        replay(machine, self._history, letters, self._clock.now_us(), self._inner, self._hand_over)
-        machine.go_live()
+        now_us = self._clock.now_us()
+        self._replaying = replay(machine, self._history, letters, now_us, self._inner, self._hand_over)
+        self._replay()
+
+    def _replay(self) -> None:
+        """Go on with the journal; what the body asks of the log is answered in between."""
+        for _ in self._replaying:
+            self._keeper.begin()
+            return
+        self.machine.go_live()
         self._listen_timer = self._clock.call_at(self._clock.now_us() + _LISTEN_US, self.inbox.follow)
         self._deliver()
-        self._turn()
+        self.turn()
+
+    def _on_kept(self, error: BaseException | None) -> None:
+        """A question was answered, or something was written."""
+        if self._ended.done():
+            return
+        if error is not None:
+            self.end(error)
+        elif not self.machine.is_live:
+            self._replay()
+        else:
+            self._on_durable()
+            self._deliver()
+            self.turn()
+
+    def _committed(self, done: Done, at_us: int) -> None:
+        self._events += 1
+        if self.machine.apply(done, at_us):
+            self.machine.position.moved(self.journal.last_seqnum)
 
     def _on_letters(self) -> None:
         self._deliver()
-        self._turn()
+        self.turn()
 
     def _deliver(self) -> None:
         """Deliver what has come, unless the workflow is paused: then only what ends the pause."""
         letters = self.inbox.letters
-        while letters and not self._ended.done() and self.machine.diverged is None:
+        while letters and not self._ended.done() and self.machine.diverged is None and not self._keeper.is_busy:
             if self._is_paused:
                 if not any(isinstance(letter.note, Resumed | CancelRequested) for letter in letters):
                     return
@@ -208,30 +211,34 @@ class Execution:
         self._events += 1
         self.machine.deliver(*letter)
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """After every event: carry out what the body has started, and see whether it has ended."""
         machine = self.machine
         if self._ended.done():
             return
         if machine.diverged is not None:
-            self._end()
+            self.end()
             return
         for mark in machine.take_marks():
             self.journal.add(mark, machine.seen, machine.now_us, machine.began_us)
         for command in machine.take_stopped():
-            self._stop(command)
+            self._carrier.stop(command)
         if not self._is_paused:
             for command in machine.take_started():
-                self._launch(command)
+                self._carrier.launch(command)
         if machine.mailbox.answers:
+            self._keeper.note_position()
             self.journal.seal()
             self.journal.flush()
             self._send_answers()
+        if self._keeper.is_busy and not machine.is_over:
+            self._keeper.begin()
+            return
         if machine.is_over:
             if hooks().replays:
                 self.journal.flush()
             if self.journal.is_sent_firm and not machine.mailbox.answers and not self._background:
-                self._end()
+                self.end()
             return
         self.journal.flush_firm()
         if machine.mailbox.is_listening:
@@ -240,29 +247,38 @@ class Execution:
         if self._rest_timer is None and self._is_idle:
             self._plan_rest()
 
-    def _end(self, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | None = None) -> None:
+        """End the execution; the error is what it ends with."""
         if not self._ended.done():
             self._error = error
             self._ended.set_result(None)
 
-    def _die(self) -> None:
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has come to an end of whatever kind."""
+        return self._ended.done()
+
+    def die(self) -> None:
         """A test wants this process to be lost: what is not durable by now never happened."""
         self._suspend = Suspend(self._clock.now_us() + 1, note="lost, for a test")
-        self._end()
+        self.end()
 
     def _replays(self) -> bool:
         """Whether a test wants a replay now: after a record, while nothing runs that would run again."""
-        is_alone = not self._tasks and not self._background and not self._steps
+        is_alone = self._carrier.is_idle and not self._background
+        is_alone = is_alone and not self._keeper.is_busy and self.machine.is_live
         return hooks().replays and is_alone and self.journal.place > self._history.place and self.journal.is_quiet
 
-    def _record(self, fact: Fact, *, lazily: bool = False) -> None:
+    def record(self, fact: Fact, *, lazily: bool = False) -> None:
         """Record an event, and deliver it."""
         machine = self.machine
         self._events += 1
         # a record that a result does not wait for may be lost: it moves no time that timers could depend on
         now_us = machine.now_us if lazily else max(self._clock.now_us(), machine.now_us)
+        place = self.journal.place
         self.journal.add(fact, machine.seen, now_us, machine.began_us, lazily=lazily)
-        machine.apply(fact, now_us)
+        if machine.apply(fact, now_us):
+            machine.position.moves(place)
 
     def _on_journal(self) -> None:
         """More of the journal is durable, or it was overtaken."""
@@ -270,22 +286,21 @@ class Execution:
             return
         journal = self.journal
         if journal.is_overtaken or journal.error is not None:
-            self._loop.call_soon(self._end)
+            self._loop.call_soon(self.end)
             return
         if self._replays():
-            self._end(Overtaken())
+            self.end(Overtaken())
         else:
             self._on_durable()
 
     def _on_durable(self) -> None:
-        durable = self.journal.durable
-        while self._held and self._held[0][0] <= durable and not self._is_paused:
-            _, command = self._held.popleft()
-            if command.is_open:
-                self._carry_out(command)
+        if self._keeper.is_busy:
+            return  # it comes again
+        if not self._is_paused:
+            self._carrier.release()
         self._send_answers()
         if self.machine.is_over or (self._rest_timer is None and self._is_idle):
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self.turn)
 
     def _send_answers(self) -> None:
         """Answer updates once what they were answered with is certain."""
@@ -300,9 +315,9 @@ class Execution:
     def _on_background(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._end(error)
+            self.end(error)
         else:
-            self._turn()
+            self.turn()
 
     async def _answer(self) -> None:
         """Send the answers to updates; under keys, because a replay makes them again."""
@@ -325,18 +340,20 @@ class Execution:
 
     def _fire(self) -> None:
         self._timer, self._timer_n = None, -1
+        if self._keeper.when_over(self._fire):
+            return
         due = self.machine.due_timer()
         is_due = due is not None and due[0] <= self._clock.now_us()
         if due is not None and is_due and not self._ended.done() and not self._is_paused:
-            self._record(Fired(due[1]))
-        self._turn()
+            self.record(Fired(due[1]))
+        self.turn()
 
     @property
     def _is_idle(self) -> bool:
         """Whether there is nothing to do but to wait."""
-        if self._held and not self._is_paused:
+        if (self._carrier.held and not self._is_paused) or self._keeper.is_busy:
             return False
-        if any(attempts.is_running for attempts in self._steps.values()) or self._background:
+        if any(attempts.is_running for attempts in self._carrier.steps.values()) or self._background:
             return False
         return self.journal.is_firm and not self.machine.is_over
 
@@ -361,12 +378,12 @@ class Execution:
         """When the next timer or attempt is due; 0: none is."""
         due = self.machine.due_timer()
         times = [due[0]] if due is not None else []
-        times += [attempts.due_us for attempts in self._steps.values() if attempts.due_us]
+        times += [attempts.due_us for attempts in self._carrier.steps.values() if attempts.due_us]
         return min(times, default=0)
 
     @property
     def _attempt_count(self) -> int:
-        return sum(attempts.count for attempts in self._steps.values())
+        return sum(attempts.count for attempts in self._carrier.steps.values())
 
     async def _try_to_rest(self) -> None:
         """Suspend the call. What cannot be found out now, such as of a call whose start is under way, may be later."""
@@ -377,7 +394,7 @@ class Execution:
         """Suspend the call, if still nothing has happened when all that this needs is done."""
         events, attempt_count = self._events, self._attempt_count
         machine, journal = self.machine, self.journal
-        for attempts in self._steps.values():
+        for attempts in self._carrier.steps.values():
             if (retrying := attempts.retrying()) is not None:
                 journal.add(retrying, machine.seen, machine.now_us, machine.began_us)
         journal.begin(machine.seen, machine.now_us, machine.began_us)
@@ -391,7 +408,7 @@ class Execution:
             last = await self._ctx.logbook_named(ends.book).check_tail(ends.tag)
             wakes.append(ends_of(self._id, last.next_seqnum if last is not None else 0))
             for command in calls:
-                if isinstance(command.work, CallWork) and await self._calling.has_ended(command.work):
+                if isinstance(command.work, CallWork) and await self._carrier.has_ended(command.work):
                     return
         if self.inbox.letters:
             self._deliver()
@@ -402,98 +419,4 @@ class Execution:
         wake_us = 0 if self._is_paused else self._next_due_us()
         note = f"paused: {self._is_paused}"[:200] if self._is_paused else ""
         self._suspend = Suspend(wake_us, wakes, note)
-        self._end()
-
-    # steps and calls
-
-    def _launch(self, command: Command) -> None:
-        work: Works = command.work  # type: ignore[assignment] # bodies start nothing else
-        machine, waits = self.machine, work.waits
-        if machine.is_time_used and not work.is_pure:  # a run that begins again must have the same time, and chance
-            waits |= self.journal.begin(machine.seen, machine.now_us, machine.began_us)
-        if waits:
-            self.journal.seal()  # also the order of what has ended so far decides what follows
-        if waits and not self.journal.is_firm:
-            self._held.append((self.journal.firm, command))
-        else:
-            self._carry_out(command)
-
-    def _carry_out(self, command: Command) -> None:
-        work: Works = command.work  # type: ignore[assignment]
-        match work:
-            case StepWork():
-                self._begin_step(command, work)
-            case CallWork():
-                task = self._loop.create_task(self._calling.perform(work))
-                self._tasks[command.n] = task
-                task.add_done_callback(lambda done: self._on_called(command, done))
-            case _:
-                assert_never(work)
-
-    def _begin_step(self, command: Command, work: StepWork) -> None:
-        if work.step.options.at_most_once and not command.is_begun:
-            if command.intended:
-                self._finish(command, Result(), 0, 1)
-                return
-            command.is_begun = True
-            self._record(Intended(command.n, work.name, work.digest))
-            self.journal.flush()
-            self._held.append((self.journal.firm, command))
-            return
-        if hooks().dies("before", work.name):
-            self._die()
-            return
-        key = f"{self._scope}:{command.n}"
-        attempts = Attempts(
-            command, work, key, self._clock, self._outer, self._on_ended, self._turn, self._on_beat, self._ctx
-        )
-        self._steps[command.n] = attempts
-        attempts.begin()
-
-    def _stop(self, command: Command) -> None:
-        attempts = self._steps.pop(command.n, None)
-        future = attempts.stop() if attempts is not None else self._tasks.pop(command.n, None)
-        if future is not None:
-            future.cancel()
-            self._ending.add(future)
-            future.add_done_callback(self._ending.discard)
-
-    def _on_called(self, command: Command, task: asyncio.Task[Result]) -> None:
-        self._tasks.pop(command.n, None)
-        if task.cancelled() or self._ended.done():
-            return
-        error = task.exception()
-        if isinstance(error, BokiError):  # that may pass
-            self._clock.call_at(self._clock.now_us() + _LINGER_US, lambda: self._call_again(command))
-        elif error is not None:
-            self._end(error)
-        else:
-            self._finish(command, task.result(), 0, 1)
-
-    def _call_again(self, command: Command) -> None:
-        if command.is_open and not self._ended.done():
-            self._carry_out(command)
-
-    def _on_ended(self, attempts: Attempts, result: Result) -> None:
-        self._steps.pop(attempts.command.n, None)
-        if hooks().dies("after", attempts.work.name):
-            self._die()
-            return
-        result = attempts.work.step.bounded(result, self._most_bytes)
-        self._finish(attempts.command, result, attempts.began_us, attempts.count)
-
-    def _finish(self, command: Command, result: Result, began_us: int, attempts: int) -> None:
-        done = self.machine.end(command, result, began_us, attempts)
-        if done is not None and not self._ended.done():
-            work: Works = command.work  # type: ignore[assignment]
-            self._record(done, lazily=work.is_pure)
-            self._turn()
-
-    def _on_beat(self, attempts: Attempts, details: Payload) -> None:
-        """A heartbeat may come from a thread."""
-        self._loop.call_soon_threadsafe(self._beat, attempts.command, details)
-
-    def _beat(self, command: Command, details: Payload) -> None:
-        if command.is_open and not self._ended.done():
-            self._record(Beat(command.n, details))
-            self.journal.flush_firm()
+        self.end()

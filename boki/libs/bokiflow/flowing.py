@@ -21,6 +21,7 @@ from uuid import UUID
 
 from boki.extending import check_seconds
 from boki.libs.bokiflow.body import body_of
+from boki.libs.bokiflow.state import LOG, STORE, FlowLog, FlowStore
 from boki.libs.bokiflow.work import CallWork, ParentClose
 
 P = ParamSpec("P")
@@ -135,6 +136,18 @@ class Flow:
         body.children[work.invocation_id] = work
         await body.machine.start(work)
         return Child(work)
+
+    # state
+
+    @property
+    def store(self) -> FlowStore:
+        """The objects of the workflow's LogBook: reads need no record, writes happen once. See docs/workflows.md."""
+        return STORE
+
+    @property
+    def log(self) -> FlowLog:
+        """The records of the workflow's LogBook, as of the workflow's position."""
+        return LOG
 
     # messages
 

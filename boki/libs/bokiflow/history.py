@@ -25,6 +25,8 @@ class History:
         self._last_life = 0
         self.entries: list[Entry] = []
         """The records that count, since the last `Continued`, which is not among them."""
+        self.seqnums: list[int] = []
+        """Where each of them stands."""
         self.continued: Continued | None = None
         self.place = 0
         """The place of the next record: how many the tag has ever had."""
@@ -82,10 +84,12 @@ class History:
             case _:
                 pass
         self.entries.append(entry)
+        self.seqnums.append(seqnum)
 
     def _clear(self, began_us: int) -> None:
         self.began_us = began_us
         self.entries.clear()
+        self.seqnums.clear()
         self._facts.clear()
         self.marks.clear()
 

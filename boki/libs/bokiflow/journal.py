@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from boki import BokiError, ConditionFailed, Expect, LogBook
+from boki import BokiError, ConditionFailed, Expect, LogBook, NewRecord
 from boki.extending import begin_append, leave_append
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import Began, Entry, Fact, encode_entry
+from boki.libs.fold.retrying import until_answered
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
@@ -53,24 +54,32 @@ class JournalWriter:
         """Records that are not known to be durable, by place."""
         self._kept: list[bytes] = []
         """Those of them that wait for the next record."""
-        self._arrived: dict[int, tuple[int, int]] = {}
-        """Durable records behind others that are not: from which place on, to which, and the last seqnum."""
+        self._arrived: dict[int, Sequence[int]] = {}
+        """Seqnums of durable records behind others that are not, by their first place."""
         self._in_flight: set[asyncio.Future[Any]] = set()
         self._is_settling = False
         self.is_begun = history.began_us > 0
         """Whether the journal says when the workflow began."""
         self.append_count = 0
+        self.read_at = 0
+        """As of where the body has read since the last record; the next one says so."""
+        self._awaited: dict[int, asyncio.Future[int]] = {}
+        """Whoever waits for the seqnum of a record, by its place."""
 
     def add(self, fact: Fact, seen: int, at_us: int, began_us: int, *, lazily: bool = False) -> None:
         """Record a fact at the next place. It leaves with the next `flush`. `lazily`: nothing waits for it."""
-        entry = Entry(self._writer, self._base, seen, at_us, fact, 0 if self.is_begun else began_us, self._life)
-        self.is_begun = True
+        self._place(fact, seen, at_us, began_us)
+        if not lazily:
+            self.firm = self.place
+
+    def _place(self, fact: Fact, seen: int, at_us: int, began_us: int) -> None:
+        started_us = 0 if self.is_begun else began_us
+        entry = Entry(self._writer, self._base, seen, at_us, fact, started_us, self._life, self.read_at)
+        self.is_begun, self.read_at = True, 0
         data = encode_entry(entry)
         self._sent[self.place] = data
         self._kept.append(data)
         self.place += 1
-        if not lazily:
-            self.firm = self.place
 
     def begin(self, seen: int, at_us: int, began_us: int) -> bool:
         """Record when the workflow began; False if the journal says so already."""
@@ -128,6 +137,71 @@ class JournalWriter:
         while self._in_flight:
             await asyncio.wait(set(self._in_flight))
 
+    def seqnum_at(self, place: int) -> asyncio.Future[int]:
+        """The seqnum of a record that is under way, once it is durable."""
+        self.flush()
+        return self._awaited.setdefault(place, asyncio.get_running_loop().create_future())
+
+    async def commit(
+        self,
+        fact: Fact,
+        seen: int,
+        at_us: int,
+        began_us: int,
+        records: Sequence[NewRecord],
+        conditions: Sequence[Expect],
+    ) -> Sequence[int] | None:
+        """Record a fact in one group with records of another library: all of them or none, and none unless these
+        conditions hold, too. The seqnums of the records; None if nothing was appended: the log has refused the
+        conditions, or this execution was overtaken or cannot write (`is_overtaken`, `error`).
+
+        Call it after `rest`, and add nothing until it returns. If this place of the journal is taken, the group is
+        refused with it: so what is in the group is there once, however many executions of the run try to append it.
+        """
+        read_at, was_begun = self.read_at, self.is_begun
+        self._place(fact, seen, at_us, began_us)
+        mine, self._kept = self._kept, []
+        start = self.place - len(mine)
+        group = [*records, *(NewRecord(data, (self._tag,)) for data in mine)]
+        when = (Expect(self._tag, count=start), *conditions)
+        self.append_count += 1
+        seqnums = await self._decide(group, when, mine)
+        if seqnums is not None:
+            self.firm = self.place
+            self._arrive(start, seqnums[len(records) :])
+            return seqnums[: len(records)]
+        self.place -= 1
+        del self._sent[self.place]
+        self._kept = mine[:-1]
+        self.read_at, self.is_begun = read_at, was_begun
+        return None
+
+    async def _decide(
+        self, group: Sequence[NewRecord], when: Sequence[Expect], mine: list[bytes]
+    ) -> Sequence[int] | None:
+        """Append the group until the log has decided; None: it stands nowhere, and never will."""
+        pause_s, is_doubtful = _FIRST_PAUSE_S, False
+        while True:
+            try:
+                return await self._logbook.append_many(group, when=tuple(when))
+            except BokiError as error:
+                is_refused = isinstance(error, ConditionFailed)
+                is_doubtful = is_doubtful or error.outcome == "unknown"
+                if not is_refused and not is_doubtful and self._is_final(error):
+                    self.error = error
+                    return None
+            if is_refused:
+                if is_doubtful:  # an earlier try may be what stands in the way: see all that was decided before
+                    await until_answered(self._logbook.sync)
+                stood = await until_answered(self._read_unsure)
+                if [data for data, _ in stood[: len(mine)]] == mine:
+                    last = stood[len(mine) - 1][1]
+                    return range(last + 1 - len(group), last + 1)  # a group's records are neighbours
+                self.is_overtaken = bool(stood)
+                return None
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
     def _append(self, place: int, data: list[bytes]) -> None:
         self.append_count += 1
         try:
@@ -145,20 +219,23 @@ class JournalWriter:
         error = appending.exception()
         if error is None:
             seqnums = appending.result()
-            self._arrive(place, place + len(seqnums), seqnums[-1])
+            self._arrive(place, seqnums)
         elif isinstance(error, BokiError):
             self._settle_soon(error)
         else:
             raise error
 
-    def _arrive(self, start: int, stop: int, last_seqnum: int) -> None:
-        """These places are durable."""
-        self._arrived[start] = (stop, last_seqnum)
+    def _arrive(self, start: int, seqnums: Sequence[int]) -> None:
+        """The records from this place on are durable."""
+        self._arrived[start] = seqnums
         before = self.durable
         while (reached := self._arrived.pop(self.durable, None)) is not None:
-            for place in range(self.durable, reached[0]):
+            for place, seqnum in enumerate(reached, self.durable):
                 del self._sent[place]
-            self.durable, self._next_start = reached[0], reached[1] + 1
+                awaited = self._awaited.pop(place, None)
+                if awaited is not None and not awaited.done():
+                    awaited.set_result(seqnum)
+            self.durable, self._next_start = self.durable + len(reached), reached[-1] + 1
         if self.durable != before:
             self._changed()
 
@@ -193,30 +270,31 @@ class JournalWriter:
 
     async def _resend(self) -> None:
         """Compare the journal with what was sent, and append what is missing; raises if that is not decided."""
-        stood, end = await self._read_unsure()
+        stood = await self._read_unsure()
         start, stop = self.durable, self.place
         mine = [self._sent[place] for place in range(start, stop)]
-        if stood != mine[: len(stood)]:
+        if [data for data, _ in stood] != mine[: len(stood)]:
             self.is_overtaken = True
             return
         self._kept.clear()
         self._arrived.clear()
         missing = mine[len(stood) :]
+        seqnums = [seqnum for _, seqnum in stood]
         if missing:
             when = Expect(self._tag, count=start + len(stood))
-            end = (await self._logbook.append_many([(item, self._tags) for item in missing], when=when))[-1] + 1
+            seqnums += await self._logbook.append_many([(item, self._tags) for item in missing], when=when)
         if mine:
-            self._arrive(start, stop, end - 1)
+            self._arrive(start, seqnums)
 
-    async def _read_unsure(self) -> tuple[list[bytes], int]:
-        """What stands in the journal behind the records that are known to be durable, and where it ends."""
-        stood: list[bytes] = []
+    async def _read_unsure(self) -> list[tuple[bytes, int]]:
+        """What stands in the journal behind the records that are known to be durable, with its seqnums."""
+        stood: list[tuple[bytes, int]] = []
         start = self._next_start
         while True:
             page = await self._logbook.read(self._tag, start=start, limit=PAGE_RECORDS)
             if not page.records:
-                return stood, start
-            stood += [record.data for record in page.records]
+                return stood
+            stood += [(record.data, record.seqnum) for record in page.records]
             start = page.records[-1].next_seqnum
 
     @staticmethod

@@ -25,6 +25,7 @@ from boki.extending import Payload, decode_any, encode_any
 from boki.libs.bokiflow.history import History, describe
 from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
 from boki.libs.bokiflow.mailbox import Mailbox
+from boki.libs.bokiflow.positions import Position
 from boki.libs.bokiflow.records import (
     Beat,
     Began,
@@ -47,6 +48,10 @@ class Work(Protocol):
 
     name: str
     digest: bytes
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether nothing waits for the record of its end."""
 
     def value(self, result: Result) -> Any:
         """What the body is given for a result; raises what it ended with."""
@@ -112,6 +117,9 @@ class Machine:
         """What is to be carried out, once it is taken: see `take_started`."""
         self.stopped: list[Command] = []
         """What is no longer wanted."""
+        self.position = Position(history)
+        """As of where the body reads the log."""
+        self._questions: list[tuple[Any, FlowFuture[Any]]] = []
         self._history = history
         self._body = body
         self._next_n = 0
@@ -137,27 +145,31 @@ class Machine:
         self._main = self.loop.create_task(self._body(), name=self.name, context=context.copy())
         self._run()
 
-    def replay(self, entry: Entry) -> None:
+    def replay(self, entry: Entry, seqnum: int) -> None:
         """The next record of the journal. Messages up to its `seen` were delivered before."""
         if self.diverged is None:
             self.is_at_end = entry is self._history.entries[-1]
-            self.apply(entry.fact, entry.at_us)
+            if self.apply(entry.fact, entry.at_us):
+                self.position.moved(seqnum)
 
-    def apply(self, fact: Fact, at_us: int) -> None:
-        """An event, or what is known of a command before its event, at this time."""
+    def apply(self, fact: Fact, at_us: int) -> bool:
+        """An event, or what is known of a command before its event, at this time. Whether it moves the position."""
         self._pass_to(at_us)
+        moves = False
         match fact:
             case Done():
                 command = self._commands.get(fact.n)
                 if command is None or (command.work.name, command.work.digest) != (fact.name, fact.digest):
                     self._diverge(fact)
-                    return
+                    return False
+                moves = not command.work.is_pure
                 self._end(command, fact.result)
             case Fired():
                 handle = self._timers.pop(fact.n, None)
                 if handle is None:
                     self._diverge(fact)
-                    return
+                    return False
+                moves = True
                 self.loop.run_handle(handle)
             case Intended() | Retrying() | Beat():
                 self._keep(fact)
@@ -166,6 +178,7 @@ class Machine:
             case _:
                 assert_never(fact)
         self._run()
+        return moves
 
     def deliver(self, seqnum: int, at_us: int, note: Note) -> None:
         """The next message of the inbox."""
@@ -253,6 +266,33 @@ class Machine:
         else:
             self._conditions.append((condition, future))
         return future
+
+    def ask(self, question: Any) -> FlowFuture[Any]:
+        """The body reads the log: nothing happens in the workflow until that is answered."""
+        future: FlowFuture[Any] = self.loop.create_future()
+        self._questions.append((question, future))
+        return future
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the body has asked something of the log."""
+        return bool(self._questions) and self.diverged is None
+
+    def take_questions(self) -> list[tuple[Any, FlowFuture[Any]]]:
+        """What the body has asked, in order."""
+        questions, self._questions = self._questions, []
+        return questions
+
+    def answer(self, answers: list[tuple[FlowFuture[Any], Any, Exception | None]]) -> None:
+        """Give the body what it has asked for, in the order in which it has asked."""
+        for future, value, error in answers:
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+        self._run()
 
     def decide(self, name: str, new: Any, old: Any) -> Any:
         """A decision by name: `new` where the body comes to it for the first time live, `old` where it had come past

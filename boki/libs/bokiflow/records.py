@@ -114,7 +114,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     `writer` and `base` say who wrote it: a random number, and the place of that writer's first record. `seen` is the
     seqnum of the inbox message that was delivered last before it (0: none). `at_us` is the workflow's time afterwards.
     `began_us` is when the workflow began, in the first record of the journal. `life` tells the runs of one id apart
-    that was started again after its workflow had ended.
+    that was started again after its workflow had ended. `read_at` is the seqnum as of which the body read the log
+    since the record before (0: it read nothing), see `boki.libs.bokiflow.positions`.
     """
 
     writer: int
@@ -124,6 +125,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     fact: Fact
     began_us: int = 0
     life: int = 0
+    read_at: int = 0
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -11,6 +11,7 @@ BokiError
 ├── WrongState
 │   ├── UnfinishedHandlers  the workflow returned while handlers of messages were running
 │   └── WorkflowEnded       nothing can be said to it any more
+├── Unreadable              what a workflow has read was trimmed, and a replay needs it: the workflow is paused
 ├── Diverged                the code does not do what the journal says: the workflow is paused
 ├── CompensationFailed      a workflow failed, and could not undo all that it had done
 ├── OutcomeUnknown          a step that may run at most once was cut off
@@ -97,6 +98,22 @@ def diverged(workflow: str, recorded: str, started: str) -> Diverged:
         "paused: deploy code that does what was recorded, or put the change behind flow.patched(...), then resume it",
         recorded=recorded,
         started=started,
+    )
+
+
+class Unreadable(BokiError):
+    """A workflow read the log as of a moment that was trimmed since; nobody can replay it, so it is paused."""
+
+    code = "workflow_unreadable"
+    http_status = 409
+
+
+def unreadable(workflow: str, seqnum: int, error: BokiError) -> Unreadable:
+    """The error. `error` says what was trimmed."""
+    return Unreadable(
+        f"workflow {workflow} reads as of seqnum {seqnum}, which was trimmed ({error}). It is paused, because a replay "
+        "cannot read the same: kill it and start it again, and keep what workflows read for longer than they take",
+        seqnum=seqnum,
     )
 
 

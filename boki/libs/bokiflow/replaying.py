@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from boki import InvalidArgument, LogBook
 from boki.extending import Function, Payload
@@ -19,12 +19,16 @@ from boki.libs.bokiflow.body import BODY, PAYLOAD_MARK, Body
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.inbox import InboxReader, Letter
 from boki.libs.bokiflow.journal import PAGE_RECORDS
+from boki.libs.bokiflow.keeping import answered
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.stepping import STARTER
+from boki.libs.bokistore.way import Way
 from boki.libs.fold.retrying import until_answered
 
 T = TypeVar("T")
+
+_OVER: Final = object()
 
 
 class Runnable(Protocol):
@@ -62,14 +66,28 @@ def replay(
     now_us: int,
     context: Variables,
     hand_over: Callable[[Letter], None],
-) -> None:
-    """Bring the machine to the end of the journal. Call it between tasks of the running loop."""
+) -> Iterator[None]:
+    """Bring the machine to the end of the journal. Go on with it between tasks of the running loop; it stops wherever
+    the body has asked something of the log, to be answered first.
+    """
+    read_at = [entry.read_at for entry in history.entries] + [0]
     machine.seen = history.cursor
+    machine.position.recorded = read_at[0]
     machine.begin(history.began_us or now_us, context)
-    for entry in history.entries:
+    yield from _questions(machine)
+    for number, entry in enumerate(history.entries):
         while letters and letters[0].seqnum <= entry.seen:
             hand_over(letters.popleft())
-        machine.replay(entry)
+            yield from _questions(machine)
+        machine.replay(entry, history.seqnums[number])
+        machine.position.recorded = read_at[number + 1]
+        yield from _questions(machine)
+
+
+def _questions(machine: Machine) -> Iterator[None]:
+    """Stop for as long as the body asks."""
+    while machine.is_reading:
+        yield
 
 
 async def between_tasks(work: Callable[[], T]) -> T:
@@ -108,21 +126,38 @@ async def ask_query(
     body = Body(history.scope(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
     machine, context = prepared(body, workflow.name, history)
 
-    def ask() -> Any:
-        def hand_over(letter: Letter) -> None:
-            machine.deliver(*letter)
+    def hand_over(letter: Letter) -> None:
+        machine.deliver(*letter)
 
-        replay(machine, history, inbox.letters, 0, context, hand_over)
+    def all_of_it() -> Iterator[None]:
+        yield from replay(machine, history, inbox.letters, 0, context, hand_over)
         while inbox.letters:
             hand_over(inbox.letters.popleft())
+            yield from _questions(machine)
+
+    def ask() -> Any:
         if machine.diverged is not None:
             raise machine.diverged
         return context.run(machine.mailbox.query, query, payload)
 
+    replaying, way = all_of_it(), Way(logbook)
     try:
+        while await between_tasks(lambda: next(replaying, _OVER)) is not _OVER:
+            await _answer(machine, way)
         return await between_tasks(ask)
     finally:
         machine.put_away()
+
+
+async def _answer(machine: Machine, way: Way) -> None:
+    """Answer what the body asks, as its execution would."""
+    position = machine.position
+    if not (position.recorded or position.seqnum):
+        last = await until_answered(way.logbook.check_tail)
+        position.choose(0 if last is None else last.seqnum)
+    at = max(position.recorded or position.seqnum, machine.seen)
+    answers = [(future, *await answered(question, way, at)) for question, future in machine.take_questions()]
+    await between_tasks(lambda: machine.answer(answers))
 
 
 def recorded_payload(history: History) -> Payload | None:

@@ -17,7 +17,7 @@ from boki.libs.bokiflow.calling import Calling
 from boki.libs.bokiflow.execution import Execution, Overtaken
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
-from boki.libs.bokiflow.refusals import Diverged
+from boki.libs.bokiflow.refusals import Diverged, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, read_history
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
 
@@ -68,7 +68,7 @@ async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, .
                 await execution.record_continuation(_payload_of(workflow, again))
             except Overtaken:
                 pass
-            except Diverged as error:
+            except (Diverged, Unreadable) as error:
                 await execution.close()
                 await _pause(ctx, str(error))
             except Suspend:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from boki.extending import Function, decode_any
+from boki.libs.bokiflow.asking import StoreWork
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.records import Result
 from boki.libs.bokiflow.stepping import Step
@@ -60,7 +61,7 @@ class CallWork:
     )
 
     waits = True
-    is_pure = False
+    is_pure: bool = False
 
     def __init__(
         self,
@@ -98,4 +99,4 @@ class CallWork:
         return Function.of(self.target).decode_result(result.value)
 
 
-Works = StepWork | CallWork
+Works = StepWork | CallWork | StoreWork

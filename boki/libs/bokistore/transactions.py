@@ -68,7 +68,8 @@ class Transaction:
     def __init__(self, reader: Reader, nonce: bytes, author: Author, key: str | None = None) -> None:
         self._reader = reader
         self._nonce = nonce
-        self._author = author
+        self.author = author
+        """Who its records say has written them."""
         self._key = None if key is None else f"{_NEVER}:{key}"
         self._shown_key = key
         self._drafts: dict[str, Draft] = {}
@@ -81,6 +82,7 @@ class Transaction:
         self._earlier: list[int] = []
         """The records of an earlier transaction under the same key."""
         self._has_looked = True
+        self._is_fixed = False
 
     def begin(self, *, fresh: bool, looks_up_key: bool = True) -> Steps[None]:
         """`fresh`: see all that was acknowledged to anybody. Under a key that was used, read as of before its use.
@@ -95,6 +97,21 @@ class Transaction:
             self._earlier = yield from self._find_key()
             if self._earlier:
                 self.snapshot = self._earlier[0] - 1
+
+    def begin_at(self, seqnum: int) -> None:
+        """Read as of that seqnum, which another library has chosen. `Trimmed` if that is too long ago: then the
+        transaction is not run again at another moment.
+        """
+        self.snapshot, self._is_fixed = seqnum, True
+
+    def load(self, name: str) -> Steps[None]:
+        """Read an object that is going to be used: from then on nothing that is done with it needs the log."""
+        yield from self._draft(name)
+
+    @property
+    def written(self) -> list[tuple[str, list[Update]]]:
+        """What is to be committed, by object."""
+        return [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
 
     def _find_key(self) -> Steps[list[int]]:
         """The records of the key's first use; none if it was not used."""
@@ -131,7 +148,7 @@ class Transaction:
         try:
             view = yield from self._reader.view_at(name, self.snapshot)
         except Trimmed:
-            if self._earlier:
+            if self._earlier or self._is_fixed:
                 raise
             raise conflict([name], self._reader.book) from None  # it has taken longer than the past is kept
         return self._drafts.setdefault(name, Draft(view))
@@ -238,7 +255,7 @@ class Transaction:
         updates = with_names(
             [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates], is_listed
         )
-        return write_records(updates, self._nonce, signed(self._author), is_transaction=True)
+        return write_records(updates, self._nonce, signed(self.author), is_transaction=True)
 
     def conditions(self) -> list[Expect]:
         """What must hold where the commit is appended: nothing has come to the rows that were read or written."""
@@ -262,12 +279,12 @@ class Transaction:
                 overtaken += 1
                 if overtaken > MAX_OVERTAKEN:
                     raise conflict(self._drafts, self._reader.book, tries=overtaken) from None
-                yield from self._rebase()
+                yield from self.rebase()
                 self._writes = self._records()  # whether an object is to be listed may be another question now
             except BokiError as error:
                 yield Pause(lost.failed(error))
 
-    def _rebase(self) -> Steps[None]:
+    def rebase(self) -> Steps[None]:
         """Try everything that was done on the newest versions; `ConflictError`"""
         names = list(self._drafts)
         _, seen_to = yield from self._reader.catch_up(names[0])
@@ -344,8 +361,7 @@ class Transaction:
                 break
             committed += without_names(write.updates)
             last = seqnum
-        wanted = [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
-        if _joined(committed) != _joined(wanted):
+        if _joined(committed) != _joined(self.written):
             raise KeyReused(
                 f"key {self._shown_key!r} was used for another transaction of book {self._reader.book!r}, which was "
                 "committed: give each transaction a key of its own",

@@ -1,0 +1,199 @@
+"""What the body of a workflow asks of the log, and what it writes to the store: values, which `keeping` carries out.
+
+A **question** is answered as of the workflow's position (`boki.libs.bokiflow.positions`) and needs no record. A
+**write** is a command like a step: it has a number, its end is in the journal, and a replay gets that end. Its record
+and those of the store are one group, so it is in the log once, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from boki import NewRecord, Page, Record
+from boki.extending import decode_any, encode_any
+from boki.libs.bokiflow.digests import digest_of
+from boki.libs.bokiflow.records import Result
+from boki.libs.bokistore.json_values import MISSING, is_same
+from boki.libs.bokistore.paths import Segments
+from boki.libs.bokistore.queries import Question as Query
+from boki.libs.bokistore.queries import ValueAt
+from boki.libs.bokistore.records import Author
+from boki.libs.bokistore.transactions import Transaction
+from boki.libs.bokistore.updates import Update
+from boki.libs.bokistore.way import Way
+from boki.libs.fold import steps
+from boki.libs.fold.steps import ReadPage, Steps
+
+
+class Question(Protocol):
+    """Something to be read."""
+
+    def ask(self, way: Way, position: int) -> Steps[Any]:
+        """The answer as of that seqnum; `Trimmed` if that is not in the log any more."""
+
+
+class Look:
+    """A query of an object."""
+
+    def __init__(self, name: str, query: Query) -> None:
+        self._name = name
+        self._query = query
+
+    def ask(self, way: Way, position: int) -> Steps[Any]:
+        """See `Question`."""
+        view = yield from way.reader.view_at(self._name, position)
+        return self._query(view.value)
+
+
+class VersionAt:
+    """The version of an object."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def ask(self, way: Way, position: int) -> Steps[int]:
+        """See `Question`."""
+        view = yield from way.reader.view_at(self._name, position)
+        version: int = view.version
+        return version
+
+
+class Load:
+    """Objects for a transaction, which reads all of them as of the moment of its first one."""
+
+    def __init__(self, txn: Draft, names: Sequence[str]) -> None:
+        self._txn = txn
+        self._names = names
+
+    def ask(self, way: Way, position: int) -> Steps[None]:
+        """See `Question`."""
+        if self._txn.core is None:
+            self._txn.core = Transaction(way.reader, way.new_nonce(), Author())
+            self._txn.core.begin_at(position)
+        yield from self._txn.core.prefetch(self._names)
+        for name in self._names:
+            yield from self._txn.core.load(name)
+
+
+class ReadLog:
+    """A page of a tag of the LogBook, or its last record."""
+
+    def __init__(self, tag: str | None, start: int, stop: int | None, limit: int) -> None:
+        self._read = ReadPage(tag, start, stop, limit)
+
+    def ask(self, way: Way, position: int) -> Steps[Page]:  # noqa: ARG002
+        """See `Question`."""
+        read = self._read
+        stop = position + 1 if read.stop is None else min(read.stop, position + 1)
+        return (yield from steps.page(ReadPage(read.tag, min(read.start, stop), stop, read.limit)))
+
+
+class ReadLast:
+    """The last record of a tag of the LogBook."""
+
+    def __init__(self, tag: str | None) -> None:
+        self._tag = tag
+
+    def ask(self, way: Way, position: int) -> Steps[Record | None]:  # noqa: ARG002
+        """See `Question`."""
+        return (yield from steps.tail(self._tag, max_seqnum=position))
+
+
+class Draft:
+    """A transaction of a workflow, as far as it has come: made by its first read, in each execution."""
+
+    def __init__(self) -> None:
+        self.core: Transaction | None = None
+        self.extra: list[NewRecord] = []
+        """Records of the application that are appended with it."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has written nothing."""
+        return not self.extra and (self.core is None or not self.core.written)
+
+
+class StoreWork:
+    """Something that is written to the store with the journal: what both kinds have in common."""
+
+    waits = True
+    is_pure: bool = False
+    name: str
+    digest: bytes
+
+    def prepare(self, way: Way, author: Author) -> Steps[tuple[Transaction | None, Any]]:
+        """What to append, with what it comes to; no transaction if nothing is to be changed."""
+        raise NotImplementedError
+
+    def again(self) -> Steps[None]:
+        """The log has refused it, because an object has changed meanwhile. `ConflictError`: that ends it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def result(value: Any) -> Result:
+        """The record of what it comes to."""
+        return Result(encode_any([] if value is MISSING else [value], "what a write came to"))
+
+    @staticmethod
+    def value(result: Result) -> Any:
+        """See `boki.libs.bokiflow.machine.Work`."""
+        if result.failure is not None:
+            raise result.failure.error()
+        if result.value is None:
+            return None
+        found = decode_any(result.value, "what a write came to")
+        return found[0] if found else MISSING
+
+
+class WriteWork(StoreWork):
+    """One update of one object. `expects`: only if that is the value at its path; then it comes to whether it was."""
+
+    def __init__(self, object_name: str, update: Update, expects: tuple[Segments, Any] | None = None) -> None:
+        self.name = f"{type(update).__name__.lower()} {object_name}"
+        self._object = object_name
+        self._update = update
+        self._expects = expects
+        self.digest = digest_of((object_name, update, *(() if expects is None else expects)), {}, self.name)
+
+    def prepare(self, way: Way, author: Author) -> Steps[tuple[Transaction | None, Any]]:
+        """See `StoreWork`."""
+        core = Transaction(way.reader, way.new_nonce(), author)
+        if self._expects is not None:
+            path, expected = self._expects
+            found = yield from core.look(self._object, ValueAt(path))
+            if not is_same(None if found is MISSING else found, expected):
+                return None, False
+        result = yield from core.change(self._object, self._update)
+        return core, result if self._expects is None else True
+
+    def again(self) -> Steps[None]:
+        """See `StoreWork`: it is made again, of the newest version."""
+        yield from ()
+
+
+class CommitWork(StoreWork):
+    """The end of a transaction."""
+
+    name = "commit"
+
+    def __init__(self, txn: Draft) -> None:
+        self._txn = txn
+        written = [] if txn.core is None else txn.core.written
+        self.digest = digest_of((written, [(record.data, record.tags) for record in txn.extra]), {}, self.name)
+
+    def prepare(self, way: Way, author: Author) -> Steps[tuple[Transaction | None, Any]]:
+        """See `StoreWork`."""
+        core = self._txn.core
+        if core is None:
+            core = self._txn.core = Transaction(way.reader, way.new_nonce(), author)
+        core.author = author
+        while core.extra_count < len(self._txn.extra):
+            core.append(self._txn.extra[core.extra_count])
+        yield from ()
+        return core, None
+
+    def again(self) -> Steps[None]:
+        """See `StoreWork`."""
+        assert self._txn.core is not None, "it was prepared"
+        yield from self._txn.core.rebase()

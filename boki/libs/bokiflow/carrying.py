@@ -1,0 +1,217 @@
+"""Carries out the commands of one execution: steps, calls, and writes to the store.
+
+A command with an effect begins when the journal is durable up to where it was started. What a command ends with is
+recorded by the execution, unless the body does not want it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextvars import Context as Variables
+from typing import Any, Final, Protocol, assert_never
+
+from boki import BokiError, Context
+from boki.extending import Payload
+from boki.libs.bokiflow.asking import StoreWork
+from boki.libs.bokiflow.attempts import Attempts
+from boki.libs.bokiflow.calling import Calling
+from boki.libs.bokiflow.clocks import FlowClock
+from boki.libs.bokiflow.hooks import hooks
+from boki.libs.bokiflow.journal import JournalWriter
+from boki.libs.bokiflow.keeping import Keeper
+from boki.libs.bokiflow.machine import Command, Machine
+from boki.libs.bokiflow.records import Beat, Fact, Intended, Result
+from boki.libs.bokiflow.work import CallWork, StepWork, Works
+
+_ENTRY_BYTES: Final = 4_096
+"""What a record of a step's result needs beside the result, at most."""
+_AGAIN_US: Final = 300_000
+"""How long after a call that could not be made it is tried again."""
+
+
+class Shell(Protocol):
+    """The execution, as its carrier knows it."""
+
+    def record(self, fact: Fact, *, lazily: bool = False) -> None:
+        """Record an event, and deliver it."""
+
+    def turn(self) -> None:
+        """Look what the body has started."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the execution."""
+
+    def die(self) -> None:
+        """A test wants this process to be lost."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has."""
+
+
+class Carrier:
+    """See the module."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        ctx: Context,
+        scope: str,
+        clock: FlowClock,
+        variables: Variables,
+        machine: Machine,
+        journal: JournalWriter,
+        keeper: Keeper,
+    ) -> None:
+        self._shell = shell
+        self._ctx = ctx
+        self._scope = scope
+        self._clock = clock
+        self._outer = variables
+        self._machine = machine
+        self._journal = journal
+        self._keeper = keeper
+        self._calling = Calling(ctx, scope)
+        self._most_bytes = ctx.logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
+        self._loop = asyncio.get_running_loop()
+        self.steps: dict[int, Attempts] = {}
+        """Steps under way, or between two attempts."""
+        self.calls: dict[int, asyncio.Task[Result]] = {}
+        """Calls under way."""
+        self.held: deque[tuple[int, Command]] = deque()
+        """Commands that begin when the journal is durable up to a place."""
+        self._ending: set[asyncio.Future[Any]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way that would run again in another execution."""
+        return not self.calls and not self.steps
+
+    async def has_ended(self, work: CallWork) -> bool:
+        """Whether a call has ended by now."""
+        return await self._calling.has_ended(work)
+
+    def release(self) -> None:
+        """Begin what was held until the journal was durable this far."""
+        while self.held and self.held[0][0] <= self._journal.durable:
+            _, command = self.held.popleft()
+            if command.is_open:
+                self._carry_out(command)
+
+    def close(self) -> set[asyncio.Future[Any]]:
+        """End whatever still runs; what is to be waited for."""
+        for attempts in self.steps.values():
+            future = attempts.stop()
+            if future is not None:
+                self._ending.add(future)
+        self.steps.clear()
+        for task in self.calls.values():
+            task.cancel()
+            self._ending.add(task)
+        return self._ending
+
+    def launch(self, command: Command) -> None:
+        """Carry out a command, as soon as what came before it is durable, if it has an effect."""
+        work: Works = command.work  # type: ignore[assignment] # bodies start nothing else
+        if isinstance(work, StoreWork):
+            self._keeper.write(command)
+            return
+        machine, waits = self._machine, work.waits
+        if waits:
+            self._keeper.note_position()
+        if machine.is_time_used and not work.is_pure:  # a run that begins again must have the same time, and chance
+            waits |= self._journal.begin(machine.seen, machine.now_us, machine.began_us)
+        if waits:
+            self._journal.seal()  # also the order of what has ended so far decides what follows
+        if waits and not self._journal.is_firm:
+            self.held.append((self._journal.firm, command))
+        else:
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        work: Works = command.work  # type: ignore[assignment]
+        match work:
+            case StepWork():
+                self._begin_step(command, work)
+            case CallWork():
+                task = self._loop.create_task(self._calling.perform(work))
+                self.calls[command.n] = task
+                task.add_done_callback(lambda done: self._on_called(command, done))
+            case StoreWork():
+                self._keeper.write(command)
+            case _:
+                assert_never(work)
+
+    def _begin_step(self, command: Command, work: StepWork) -> None:
+        if work.step.options.at_most_once and not command.is_begun:
+            if command.intended:
+                self._finish(command, Result(), 0, 1)
+                return
+            command.is_begun = True
+            self._shell.record(Intended(command.n, work.name, work.digest))
+            self._journal.flush()
+            self.held.append((self._journal.firm, command))
+            return
+        if hooks().dies("before", work.name):
+            self._shell.die()
+            return
+        key = f"{self._scope}:{command.n}"
+        attempts = Attempts(
+            command, work, key, self._clock, self._outer, self._on_ended, self._shell.turn, self._on_beat, self._ctx
+        )
+        self.steps[command.n] = attempts
+        attempts.begin()
+
+    def stop(self, command: Command) -> None:
+        """The body does not want it any more."""
+        attempts = self.steps.pop(command.n, None)
+        future = attempts.stop() if attempts is not None else self.calls.pop(command.n, None)
+        if future is not None:
+            future.cancel()
+            self._ending.add(future)
+            future.add_done_callback(self._ending.discard)
+
+    def _on_called(self, command: Command, task: asyncio.Task[Result]) -> None:
+        self.calls.pop(command.n, None)
+        if task.cancelled() or self._shell.has_ended:
+            return
+        error = task.exception()
+        if isinstance(error, BokiError):  # that may pass
+            self._clock.call_at(self._clock.now_us() + _AGAIN_US, lambda: self._call_again(command))
+        elif error is not None:
+            self._shell.end(error)
+        else:
+            self._finish(command, task.result(), 0, 1)
+
+    def _call_again(self, command: Command) -> None:
+        if command.is_open and not self._shell.has_ended:
+            self._carry_out(command)
+
+    def _on_ended(self, attempts: Attempts, result: Result) -> None:
+        self.steps.pop(attempts.command.n, None)
+        if hooks().dies("after", attempts.work.name):
+            self._shell.die()
+            return
+        result = attempts.work.step.bounded(result, self._most_bytes)
+        self._finish(attempts.command, result, attempts.began_us, attempts.count)
+
+    def _finish(self, command: Command, result: Result, began_us: int, attempts: int) -> None:
+        if self._keeper.when_over(lambda: self._finish(command, result, began_us, attempts)):
+            return
+        done = self._machine.end(command, result, began_us, attempts)
+        if done is not None and not self._shell.has_ended:
+            work: Works = command.work  # type: ignore[assignment]
+            self._shell.record(done, lazily=work.is_pure)
+            self._shell.turn()
+
+    def _on_beat(self, attempts: Attempts, details: Payload) -> None:
+        """A heartbeat may come from a thread."""
+        self._loop.call_soon_threadsafe(self._beat, attempts.command, details)
+
+    def _beat(self, command: Command, details: Payload) -> None:
+        if self._keeper.when_over(lambda: self._beat(command, details)):
+            return
+        if command.is_open and not self._shell.has_ended:
+            self._shell.record(Beat(command.n, details))
+            self._journal.flush_firm()

@@ -1,0 +1,222 @@
+"""State of workflows: reads without records, writes once, transactions, whatever crashes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import BokiError, InvalidArgument
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.hooks import installed
+from boki.libs.bokistore import ConflictError, Store
+from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, all_deaths
+
+
+@step
+async def other_writes(name: str, value: int) -> int:
+    """Somebody else changes an object meanwhile."""
+    await Store(step.ctx).object(name).set("", value, key=step.key)
+    return value
+
+
+async def after_each_death(workflow: Any, payload: Any) -> AsyncIterator[tuple[World, Any]]:
+    """What it comes to with each death of a process, and the world that it leaves."""
+
+    async def run(death: Death) -> tuple[World, Any]:
+        world = World()
+        with installed(AroundSteps(world)):
+            return world, await world.run(workflow, payload, death=death)
+
+    first, found = await run(NO_DEATH)
+    yield first, found
+    for death in all_deaths(first.appends, first.boundaries):
+        yield await run(death)
+
+
+async def in_book(world: World, name: str) -> Any:
+    """An object of the world's book."""
+    async with boki.testing.context("test", log=world.log) as ctx:
+        return await Store(ctx).object(name).get()
+
+
+@workflow
+async def ten_reads_and_a_write(n: int) -> int:
+    total = n
+    for number in range(10):
+        total += await flow.store.read(f"in:{number}", default=number)
+    await flow.store.write("out", total)
+    return total
+
+
+async def test_ten_reads_and_one_write_are_one_append() -> None:
+    """With the record of the call's start and that of its end, which the runtime adds, three."""
+    world = World()
+    assert await world.run(ten_reads_and_a_write, 5) == 50
+    assert world.log.append_count == 1
+    assert await in_book(world, "out") == 50
+
+
+@workflow
+async def reads_around_others(_: int) -> list[int]:
+    seen = [await flow.store.read("x", default=0)]
+    await other_writes("x", 1)
+    seen.append(await flow.store.read("x"))
+    seen += await asyncio.gather(*(flow.store.read("x") for _ in range(3)))
+    await flow.store.write("x", 2)
+    seen.append(await flow.store.read("x"))
+    assert await flow.store.cond_write("x", 3, expected=2)
+    assert not await flow.store.cond_write("x", 4, expected=2)
+    seen.append(await flow.store.object("x").increment("", 10))
+    return seen
+
+
+async def test_reads_see_what_was_written_before_and_a_replay_reads_the_same(each_mode: None) -> None:
+    """A position is that of the last step; what others write later is not there, however often it is replayed."""
+    world = World()
+    wanted = [0, 1, 1, 1, 1, 2, 13]
+    assert await world.run(reads_around_others, 0) == wanted
+    async with boki.testing.context("test", log=world.log) as ctx:
+        await Store(ctx).object("x").set("", 99)
+    assert await world.run(reads_around_others, 0) == wanted
+    assert await in_book(world, "x") == 99
+
+
+async def test_writes_are_made_once_whatever_crashes() -> None:
+    """At every append, in the log or not, and at every boundary: the same result, and the same state."""
+    async for world, found in after_each_death(reads_around_others, 0):
+        assert found == [0, 1, 1, 1, 1, 2, 13]
+        assert await in_book(world, "x") == 13
+
+
+@workflow
+async def transfer(amount: int) -> list[int]:
+    async with flow.store.transaction() as txn:
+        left = await txn.object("a").increment("", -amount)
+        right = await txn.object("b").increment("", amount)
+        txn.append(b"moved", ["audit"])
+    async with flow.store.transaction() as txn:
+        total = await txn.object("a").get() + await txn.object("b").get()
+    return [left, right, total]
+
+
+async def test_transactions_commit_once_whatever_crashes() -> None:
+    """Two objects, a record of the application, and the workflow's own record: all or none, once."""
+    async for world, found in after_each_death(transfer, 3):
+        assert found == [-3, 3, 0]
+        async with boki.testing.context("test", log=world.log) as ctx:
+            assert len((await ctx.logbook.read("audit")).records) == 1
+            assert await Store(ctx).object("a").get() == -3
+
+
+@workflow
+async def conflicting(_: int) -> list[Any]:
+    outcomes: list[Any] = []
+    try:
+        async with flow.store.transaction() as txn:
+            seen = await txn.object("x").get("", 0)
+            await other_writes("x", 7)
+            await txn.object("y").set("", seen)
+    except ConflictError as error:
+        outcomes.append(error.details["objects"])
+    tries = 0
+
+    async def work(txn: Any) -> int:
+        nonlocal tries
+        tries += 1
+        seen: int = await txn.object("x").get("", 0)
+        if tries < 3:
+            await other_writes("x", seen + 1)
+        await txn.object("y").set("", seen)
+        return seen
+
+    outcomes += [await flow.store.run(work), tries]
+    return outcomes
+
+
+async def test_a_conflict_is_recorded_and_the_transaction_is_made_again(each_mode: None) -> None:
+    """What has changed meanwhile ends it, with the objects named; `run` begins again as of then."""
+    world = World()
+    assert await world.run(conflicting, 0) == [["x"], 9, 3]
+    assert await world.run(conflicting, 0) == [["x"], 9, 3]
+    assert await in_book(world, "y") == 9
+
+
+@workflow
+async def counting(name: str) -> int:
+    for _ in range(5):
+        await asyncio.gather(*(flow.store.object(name).increment("") for _ in range(2)))
+    found: int = await flow.store.read(name)
+    return found
+
+
+async def test_workflows_that_write_one_object_lose_nothing(each_mode: None) -> None:
+    """What was refused because others were faster is made again."""
+    async with boki.testing.context() as ctx:
+        handles = [await counting.start(ctx, "n", id=str(n)) for n in range(4)]
+        assert max([await handle.result() for handle in handles]) == 40
+        versions = [version async for version in Store(ctx).history("n")]
+        assert len({version.step for version in versions}) == 40
+
+
+@workflow
+async def strange(what: str) -> str:
+    try:
+        match what:
+            case "shape":
+                await flow.store.write("text", "a")
+                await flow.store.object("text").set("b.c", 1)
+            case "key":
+                await flow.store.object("x").set("", 1, key="k")
+            case "name":
+                await flow.store.read("a b")
+            case "ended":
+                async with flow.store.transaction() as txn:
+                    await txn.object("x").set("", 1)
+                await txn.object("x").set("", 2)
+    except BokiError as error:
+        return f"{type(error).__name__}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("shape", "WrongShape"), ("key", "InvalidArgument"), ("name", "InvalidArgument"), ("ended", "WrongState")],
+)
+async def test_what_cannot_be_is_refused_in_each_replay_alike(what: str, error: str, each_mode: None) -> None:
+    """A definite error, and nothing changed."""
+    async with boki.testing.context() as ctx:
+        assert await (await strange.start(ctx, what)).result() == error
+
+
+async def test_state_is_for_workflows() -> None:
+    """Outside of one there is no position to read at."""
+    with pytest.raises(InvalidArgument, match="outside of a workflow"):
+        await flow.store.read("x")
+
+
+@workflow
+async def following(_: int) -> list[Any]:
+    flow.on_query("x", lambda _: seen)
+    seen = [await flow.store.read("x", default=0)]
+    await flow.receive("go")
+    seen.append(await flow.store.read("x", default=0))
+    page = await flow.log.read("notes")
+    last = await flow.log.last("notes")
+    return [*seen, [record.data.decode() for record in page.records], last.data.decode() if last else None]
+
+
+async def test_a_message_moves_the_position_to_itself(each_mode: None) -> None:
+    """So a workflow sees what the sender had written before; also records of its LogBook. Queries replay the same."""
+    async with boki.testing.context() as ctx:
+        handle = await following.start(ctx, 0, id="f")
+        await ctx.clock.advance(5)
+        assert await handle.query("x") == [0]
+        await Store(ctx).object("x").set("", 5)
+        await ctx.logbook.append(b"one", ["notes"])
+        assert await handle.query("x") == [0]
+        await handle.signal("go")
+        assert await handle.result() == [0, 5, ["one"], "one"]
