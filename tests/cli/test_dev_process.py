@@ -193,7 +193,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         running.process.send_signal(signal.SIGTERM)
         running.event("draining")
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(10) == 130
+        assert running.process.wait(60) == 130
         caller.join()
 
 
@@ -203,7 +203,7 @@ def test_a_data_directory_in_use_and_a_taken_port_are_told_without_a_traceback(t
         url = first.event("ready")["url"]
         with Running(tmp_path) as second:
             assert "--data" in second.until("error")
-            assert second.process.wait(10) == 1
+            assert second.process.wait(60) == 1
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = str(taken.getsockname()[1])
             with Running(tmp_path, "--data", "other", "--port", port) as third:
@@ -211,6 +211,6 @@ def test_a_data_directory_in_use_and_a_taken_port_are_told_without_a_traceback(t
                 assert port in line
                 assert "in use" in line
                 assert "--port" in line
-                assert third.process.wait(10) == 1
+                assert third.process.wait(60) == 1
         assert not (tmp_path / "other").exists()
         assert post(f"{url}/function/greet", "Ada") == "Hello Ada"

@@ -188,7 +188,7 @@ def test_what_a_killed_supervisor_left_is_ended(tmp_path: Path) -> None:
     """Where the kernel did not do it, the next start does."""
     orphan, ended = left_behind(tmp_path, lambda mark: mark)
     assert ended == ["storage-1"]
-    assert orphan.wait(10) == -signal.SIGKILL
+    assert orphan.wait(60) == -signal.SIGKILL
 
 
 def test_a_process_that_has_got_the_number_of_another_is_left_alone(tmp_path: Path) -> None:

@@ -100,4 +100,4 @@ async def test_a_caller_that_is_served_as_it_is_woken_to_lead_wakes_another() ->
     await served
     await turns(20)
     await queue.push(1)
-    await asyncio.wait_for(left, 5)
+    await asyncio.wait_for(left, 30)

@@ -223,7 +223,7 @@ async def test_another_leads_when_the_one_that_was_woken_to_lead_is_served_befor
         await asyncio.sleep(0)  # both wait now, for another read than this one
         may_go_on.set()
         for task in (first, second, third):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 30)
 
 
 @pytest.mark.parametrize("seed", range(40))
