@@ -101,9 +101,9 @@ def test_every_class_of_faults_is_felt_and_breaks_no_promise(report: Report, fau
     """Nothing acknowledged is lost or doubled, nobody reads the past, and all goes on: issue 3, point 10."""
     assert report.is_clean, "\n".join([*report.violations, *report.missing, *ward.said])
     assert report.faults.keys() == {KILL, STOP, *(fault.name for fault in faults)}
-    assert report.messages > 100
-    assert report.acknowledged > 100
-    assert report.accepted_calls > 0
+    assert report.messages > 20
+    assert report.acknowledged > 50
+    assert report.workflows > 0
     assert report.terms > 1
 
 

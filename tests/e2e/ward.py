@@ -31,7 +31,8 @@ class Ward:
         self.folder = folder
         self.said: list[str] = []
         functions = (*patients.FUNCTIONS, *FUNCTIONS.glob("*.py"))
-        self.patient = Patient(folder, storage=4, tell=self.said.append, functions=functions)
+        # a story is about the loss of one role
+        self.patient = Patient(folder, storage=4, tell=self.said.append, functions=functions, is_separate=True)
         self._runner = runner
 
     def run(self, story: Coroutine[Any, Any, T]) -> T:
