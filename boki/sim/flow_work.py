@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -11,6 +12,7 @@ from boki import Context
 from boki.calls import Call, CallChange, InvocationState, Outcome
 from boki.extending import Function, Suspend, failure_of
 from boki.libs.bokiflow import Workflow
+from boki.libs.bokistore.memory import Memory
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Operation, Read
 from boki.runtime.append_gatherer import AppendGatherer
@@ -89,6 +91,8 @@ def context_of(
 async def run_on_engine(ctx: Context) -> Outcome:
     """One run of a workflow, as a worker tells its engine of it."""
     known = Function.of(WORKFLOWS[ctx.function_name])
+    nonces = Random(f"{ctx.invocation_id} {ctx.run_number}")
+    ctx.logbook.session.shared(Memory).draw = nonces.randbytes
     try:
         result = await known.run(ctx, *known.arguments_of(ctx._state.call))  # noqa: SLF001 - as a worker does
     except Suspend as suspend:

@@ -17,6 +17,7 @@ import msgspec
 
 from boki import Retry
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.state import FlowTransaction
 
 BOOK: Final = "errands"
 DEEDS: Final = "deeds"
@@ -70,6 +71,29 @@ async def total(values: list[int]) -> int:
     return sum(values)
 
 
+class Misread(Exception):
+    """The store does not hold what the errand has written, or has written it twice."""
+
+
+async def keep_accounts(order: Errand) -> int:
+    """Count this round in an object of all errands, and move something between two others of which the sum is 0.
+
+    What is returned is what other errands change: each execution must see the same.
+    """
+    seen: int = await flow.store.read("east", default=0)
+    count = await flow.store.object("rounds").increment([flow.id])
+    if count != order.round + 1 or await flow.store.read("rounds", [flow.id]) != count:
+        raise Misread(f"round {order.round} was counted as {count}")
+
+    async def move(txn: FlowTransaction) -> None:
+        east, west = [await txn.object(name).increment("", by) for name, by in (("east", 1), ("west", -1))]
+        if east + west:
+            raise Misread(f"east has {east} and west {west}")
+
+    await flow.store.run(move)
+    return seen
+
+
 @workflow
 async def chore(order: Errand) -> int:
     """The child of an errand."""
@@ -104,7 +128,8 @@ async def errand(order: Errand) -> Errand:
     if order.is_endless:
         await flow.receive("never")
     summed = await total([first, *both])
-    last = await deed(flow.id, f"{order.round} last", [summed, *taken])
+    seen = await keep_accounts(order)
+    last = await deed(flow.id, f"{order.round} last", [summed, seen, *taken])
     done = msgspec.structs.replace(order, round=order.round + 1, taken=taken, said=[*order.said, first, *both, last])
     if done.round < done.rounds:
         flow.continue_as_new(done)

@@ -424,6 +424,8 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "wake-ups of workflows": flows.no_wake_up_by_messages,
     "scope of step keys": flows.no_scope_of_numbers,
     "effects wait for the journal": flows.no_wait_for_the_journal,
+    "place of a workflow's write": flows.no_place_of_a_write,
+    "position of a workflow's reads": flows.no_position,
     "end of the fenced": no_end_of_the_fenced,
     "trims carried out once": no_memory_of_trims,
     "copies before a move": no_copies_before_the_move,

@@ -275,10 +275,10 @@ class Execution:
         self._events += 1
         # a record that a result does not wait for may be lost: it moves no time that timers could depend on
         now_us = machine.now_us if lazily else max(self._clock.now_us(), machine.now_us)
-        place = self.journal.place
         self.journal.add(fact, machine.seen, now_us, machine.began_us, lazily=lazily)
         if machine.apply(fact, now_us):
-            machine.position.moves(place)
+            machine.position.moves()
+            self.journal.watch()
 
     def _on_journal(self) -> None:
         """More of the journal is durable, or it was overtaken."""

@@ -63,8 +63,8 @@ class JournalWriter:
         self.append_count = 0
         self.read_at = 0
         """As of where the body has read since the last record; the next one says so."""
-        self._awaited: dict[int, asyncio.Future[int]] = {}
-        """Whoever waits for the seqnum of a record, by its place."""
+        self._watched: tuple[int, asyncio.Future[int]] | None = None
+        """The place of a record, and its seqnum when that is known."""
 
     def add(self, fact: Fact, seen: int, at_us: int, began_us: int, *, lazily: bool = False) -> None:
         """Record a fact at the next place. It leaves with the next `flush`. `lazily`: nothing waits for it."""
@@ -137,10 +137,15 @@ class JournalWriter:
         while self._in_flight:
             await asyncio.wait(set(self._in_flight))
 
-    def seqnum_at(self, place: int) -> asyncio.Future[int]:
-        """The seqnum of a record that is under way, once it is durable."""
+    def watch(self) -> None:
+        """Remember where the last record comes to stand, instead of what was watched before: see `watched`."""
+        self._watched = self.place - 1, asyncio.get_running_loop().create_future()
+
+    async def watched(self) -> int:
+        """The seqnum of the record that is watched, once it is durable."""
         self.flush()
-        return self._awaited.setdefault(place, asyncio.get_running_loop().create_future())
+        assert self._watched is not None, "a record is watched"
+        return await self._watched[1]
 
     async def commit(
         self,
@@ -232,9 +237,8 @@ class JournalWriter:
         while (reached := self._arrived.pop(self.durable, None)) is not None:
             for place, seqnum in enumerate(reached, self.durable):
                 del self._sent[place]
-                awaited = self._awaited.pop(place, None)
-                if awaited is not None and not awaited.done():
-                    awaited.set_result(seqnum)
+                if self._watched is not None and self._watched[0] == place and not self._watched[1].done():
+                    self._watched[1].set_result(seqnum)
             self.durable, self._next_start = self.durable + len(reached), reached[-1] + 1
         if self.durable != before:
             self._changed()

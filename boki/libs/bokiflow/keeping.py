@@ -136,8 +136,8 @@ class Keeper:
         position = self._machine.position
         if position.recorded:
             return position.recorded
-        if position.place >= 0:
-            position.moved(await self._journal.seqnum_at(position.place))
+        if position.is_moving:
+            position.moved(await self._journal.watched())
         if not position.seqnum:
             last = await until_answered(self._ctx.logbook.check_tail)
             position.choose(0 if last is None else last.seqnum)

@@ -20,8 +20,8 @@ class Position:
     def __init__(self, history: History) -> None:
         self.seqnum = history.trimmed_to if history.continued is not None else 0
         """As of where the body reads; 0: nothing says so yet."""
-        self.place = -1
-        """The place of the last event's record in the journal, while its seqnum is not known."""
+        self.is_moving = False
+        """Whether the record of the last event is under way, so that its seqnum is not known."""
         self.recorded = 0
         """As of where the body had read here, by the next record of the journal; 0: that does not say so."""
         self.is_chosen = False
@@ -29,11 +29,11 @@ class Position:
 
     def moved(self, seqnum: int) -> None:
         """The record of an event stands there."""
-        self.seqnum, self.place, self.is_chosen = seqnum, -1, False
+        self.seqnum, self.is_moving, self.is_chosen = seqnum, False, False
 
-    def moves(self, place: int) -> None:
-        """The record of an event is under way to this place of the journal."""
-        self.place, self.is_chosen = place, False
+    def moves(self) -> None:
+        """The record of an event is under way."""
+        self.is_moving, self.is_chosen = True, False
 
     def choose(self, end: int) -> int:
         """Read as of the end of the log, since nothing else was said."""

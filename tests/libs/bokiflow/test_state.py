@@ -220,3 +220,19 @@ async def test_a_message_moves_the_position_to_itself(each_mode: None) -> None:
         assert await handle.query("x") == [0]
         await handle.signal("go")
         assert await handle.result() == [0, 5, ["one"], "one"]
+
+
+@workflow
+async def late_reader(_: int) -> list[int]:
+    found = []
+    for value in range(3):
+        await other_writes("x", value)
+        await other_writes("z", value)
+        await flow.sleep(1)
+        found.append(await flow.store.read("x"))
+    return found
+
+
+async def test_a_read_long_after_the_last_event_is_answered(each_mode: None) -> None:
+    """The record that it reads as of has been durable for a while, or is on its way."""
+    assert await World().run(late_reader, 0) == [0, 1, 2]
