@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.errors import BokiError, Trimmed
+from boki.errors import BokiError
 from boki.histories.objects import Counted
 from boki.histories.txns import Op, Read, Told, Txn, Wrote
-from boki.libs.bokistore import ConflictError, Store, Transaction
+from boki.libs.bokistore import ConflictError, KeyExpired, Store, Transaction
 from boki.libs.bokistore.memory import Memory
 from boki.sim.clockwork import Clockwork
 from boki.sim.processes import Process
@@ -179,7 +179,7 @@ class Worker:
 
     async def _open_accounts(self, store: Store) -> None:
         """Whoever comes first gives each account its money, once."""
-        with suppress(Trimmed):  # it was done so long ago that nobody can tell what it was done to
+        with suppress(KeyExpired):  # it was done so long ago that nobody can tell what it was done to
             async with store.transaction(key="opening") as txn:
                 for name in self._plan.account_names:
                     await txn.object(name).set("balance", OPENING)
@@ -218,7 +218,7 @@ class Worker:
             is_certain = not has_begun or (isinstance(error, BokiError) and error.outcome == "not_applied")
             if planned.key is None:
                 self._note(planned, task, ops, "fail" if is_certain else "info")
-            elif isinstance(error, Trimmed):  # it was committed so long ago that nobody can tell what it has read
+            elif isinstance(error, KeyExpired):  # it was committed so long ago that nobody can tell what it has read
                 self._clock.sometimes("what an object was is too long ago")
                 self._planned = None
                 self._note(planned, task, planned.writes, "info")
@@ -331,7 +331,7 @@ class Worker:
         key, row = self._counting or (None, row)
         try:
             row.number = await store.object(row.counter).increment("n", key=key)
-        except Trimmed:  # it was counted, so long ago that nobody can tell what it came to
+        except KeyExpired:  # it was counted, so long ago that nobody can tell what it came to
             self._counting = None
             return
         except BokiError as error:

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from boki.libs.bokistore.determinism import check_deterministic
     from boki.libs.bokistore.machines import ReplicatedObject, accessor, mutator
     from boki.libs.bokistore.past import Version
-    from boki.libs.bokistore.refusals import ConflictError, NoSuchObject, WrongShape
+    from boki.libs.bokistore.refusals import ConflictError, KeyExpired, NoSuchObject, WrongShape
     from boki.libs.bokistore.store import Snapshot, Store, StoredObject, Transaction
 
 __all__ = [
     "ConflictError",
     "Counter",
+    "KeyExpired",
     "Map",
     "NoSuchObject",
     "ReplicatedObject",
@@ -37,7 +38,7 @@ __all__ = [
 
 _MODULES: Final = {
     **dict.fromkeys(("Counter", "Map", "StoredList", "StoredSet"), "collections"),
-    **dict.fromkeys(("ConflictError", "NoSuchObject", "WrongShape"), "refusals"),
+    **dict.fromkeys(("ConflictError", "KeyExpired", "NoSuchObject", "WrongShape"), "refusals"),
     **dict.fromkeys(("Snapshot", "Store", "StoredObject", "Transaction"), "store"),
     **dict.fromkeys(("ReplicatedObject", "accessor", "mutator"), "machines"),
     "Version": "past",

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from boki import BokiError, ConditionFailed, Expect, KeyReused, NewRecord, TooLarge
+from boki import BokiError, ConditionFailed, Expect, KeyReused, NewRecord, NotFound, TooLarge, Trimmed
 from boki.libs.bokistore.far import FarViews
 from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.listing import entry_of, with_names, without_names
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import Author, Write, codec, row_tag, signed, write_records
-from boki.libs.bokistore.refusals import WrongShape
+from boki.libs.bokistore.refusals import KeyExpired, WrongShape, key_expired
 from boki.libs.bokistore.updates import Set, Update, apply
 from boki.libs.bokistore.views import OWN_STREAK, Outcome, Row, View, step
 from boki.libs.fold import steps
@@ -149,7 +149,7 @@ class Direct:
                 outcome = awaited[nonce]
                 if outcome is None:
                     outcome = yield from self._outcome_of(name, seqnum, update, nonce, key)
-            except KeyReused:
+            except (KeyReused, KeyExpired):
                 raise
             except BokiError as error:  # it stands in the log, whatever a read of it says
                 raise uncertain(error) from error
@@ -179,7 +179,12 @@ class Direct:
 
     def _outcome_of(self, name: str, seqnum: int, update: Update, nonce: bytes, key: str | None) -> Steps[Outcome]:
         """What the log says of a write at that seqnum: of this one, or of the first one under its key."""
-        record = yield from steps.get(seqnum)
+        try:
+            record = yield from steps.get(seqnum)
+        except (NotFound, Trimmed):
+            if key is None:
+                raise
+            raise key_expired(key, self._reader.book, seqnum) from None
         write = codec.own(record.data)
         is_own = isinstance(write, Write) and write.nonce == nonce
         if not isinstance(write, Write) or not (is_own or without_names(write.updates) == [(name, [update])]):
@@ -188,6 +193,11 @@ class Direct:
                 "each update a key of its own",
                 key=key,
             )
-        before = yield from self._reader.view_at(name, seqnum - 1)
+        try:
+            before = yield from self._reader.view_at(name, seqnum - 1)
+        except Trimmed:
+            if key is None:
+                raise
+            raise key_expired(key, self._reader.book, seqnum) from None
         _, _, outcome = step(before, name, record)
         return outcome

@@ -3,6 +3,8 @@
 BokiError
 ├── NotFound
 │   └── NoSuchObject  there is no object, map or value of that name: over HTTP and in a shell
+├── Trimmed
+│   └── KeyExpired  something was committed under the key, so long ago that its result is not kept
 ├── ConflictError   other transactions changed what this one has read: run it again
 └── WrongShape      the object does not have the shape that an update or a path needs
 """
@@ -11,13 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from boki import BokiError, NotFound
+from boki import BokiError, NotFound, Trimmed
 
 
 class NoSuchObject(NotFound):
     """There is no object, map or value of that name."""
 
     code = "no_such_object"
+
+
+class KeyExpired(Trimmed):
+    """An update or a transaction was committed under the key, at `seqnum`, and its result can no longer be told.
+
+    The past that it needs was trimmed: keep more of it by `store.configure(history_s=...)`. This repetition changed
+    nothing, and the first one counts.
+    """
+
+    code = "key_expired"
 
 
 class ConflictError(BokiError):
@@ -51,6 +63,16 @@ def conflict(objects: Iterable[str], book: str, *, tries: int = 0) -> ConflictEr
         f"the transaction {why} {shown} of book {book!r}: nothing was committed; run it again, as "
         "@store.transactional does",
         objects=names,
+    )
+
+
+def key_expired(key: str | None, book: str, seqnum: int) -> KeyExpired:
+    """The error."""
+    return KeyExpired(
+        f"what was committed under key {key!r} in book {book!r} at seqnum {seqnum} counts, but its result was trimmed: "
+        "this repetition changed nothing; have the history last at least as long as keys are repeated",
+        key=key,
+        seqnum=seqnum,
     )
 
 

@@ -32,6 +32,7 @@ from boki import (
     InvalidArgument,
     KeyReused,
     NewRecord,
+    NotFound,
     TooLarge,
     Trimmed,
     WrongState,
@@ -43,7 +44,7 @@ from boki.libs.bokistore.listing import with_names, without_names
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import ROW, Author, Write, codec, row_tag, signed, write_records
-from boki.libs.bokistore.refusals import conflict, used_before
+from boki.libs.bokistore.refusals import conflict, key_expired, used_before
 from boki.libs.bokistore.updates import Update
 from boki.libs.bokistore.views import View
 from boki.libs.fold import steps
@@ -148,7 +149,9 @@ class Transaction:
         try:
             view = yield from self._reader.view_at(name, self.snapshot)
         except Trimmed:
-            if self._earlier or self._is_fixed:
+            if self._earlier:
+                raise key_expired(self._shown_key, self._reader.book, self._earlier[0]) from None
+            if self._is_fixed:
                 raise
             raise conflict([name], self._reader.book) from None  # it has taken longer than the past is kept
         return self._drafts.setdefault(name, Draft(view))
@@ -355,7 +358,10 @@ class Transaction:
         committed: list[tuple[str, list[Update]]] = []
         last = self._earlier[0]
         for seqnum in self._earlier:
-            record = yield from steps.get(seqnum)
+            try:
+                record = yield from steps.get(seqnum)
+            except (NotFound, Trimmed):
+                raise key_expired(self._shown_key, self._reader.book, seqnum) from None
             write = codec.own(record.data)
             if not isinstance(write, Write):
                 break

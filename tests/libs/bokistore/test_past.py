@@ -9,7 +9,7 @@ import pytest
 
 import boki.testing
 from boki import InvalidArgument, Trimmed, WrongType
-from boki.libs.bokistore import Store, Version, saving
+from boki.libs.bokistore import KeyExpired, Store, Version, saving
 from boki.libs.bokistore.memory import Memory
 from boki.libs.bokistore.reading import SAVE_AFTER
 from boki.libs.bokistore.records import checkpoints_tag, row_tag
@@ -75,6 +75,29 @@ async def test_what_is_older_than_the_history_is_trimmed() -> None:
             assert await txn.object("x").increment("n") == 3 * SAVE_AFTER + 1
         versions = await versions_of(store, "x")
         assert [version.value["n"] for version in versions][-3:] == [3 * SAVE_AFTER + 1 - n for n in (2, 1, 0)]
+
+
+@asynchronous
+async def test_a_key_outlives_the_past_that_its_result_needs() -> None:
+    """Then a repetition changes nothing and says that the first one counts; another request is refused as such."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        await store.configure(history_s=0)
+        await store.object("x").increment("n", key="update")
+        async with store.transaction(key="transaction") as txn:
+            await txn.object("x").increment("n")
+        await count_up(ctx, "x", 2 * SAVE_AFTER)
+        before = await store.object("x").get("n")
+        for _ in range(2):
+            with pytest.raises(KeyExpired, match="'update' in book 'test' at seqnum") as update:
+                await store.object("x").increment("n", key="update")
+            with pytest.raises(KeyExpired, match="its result was trimmed") as transaction:
+                async with store.transaction(key="transaction") as txn:
+                    await txn.object("x").increment("n")
+            assert (update.value.outcome, transaction.value.outcome) == ("not_applied", "not_applied")
+            assert update.value.seqnum < transaction.value.seqnum
+            ctx.logbook.session.shared(Memory).forget()
+        assert await store.object("x").get("n") == before
 
 
 def test_a_process_that_has_slept_through_a_trim_begins_with_the_checkpoint() -> None:
