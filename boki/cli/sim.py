@@ -39,6 +39,9 @@ def command(
         bool, typer.Option("--shrink", help="With --seed: make the failure small, and write it as a test.")
     ] = False,
     into: Annotated[Path, typer.Option(help="With --shrink: where the test goes.")] = Path("tests/sim/regressions"),
+    objects: Annotated[
+        bool, typer.Option("--objects", help="Only transactions over objects, and many more in each seed.")
+    ] = False,
     processes: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
 ) -> None:
     """Simulate whole clusters under faults, one for each seed.
@@ -50,8 +53,8 @@ def command(
     _check_usage(context, is_single=seed is not None, shrinks=shrink)
     wanted = _pattern(about)
     if seed is not None:
-        raise typer.Exit(_shrink(seed, into) if shrink else _tell(seed, wanted))
-    raise typer.Exit(_run(start, seeds, processes or os.cpu_count() or 1))
+        raise typer.Exit(_shrink(seed, into, objects) if shrink else _tell(seed, wanted, objects))
+    raise typer.Exit(_run(start, seeds, processes or os.cpu_count() or 1, objects))
 
 
 def _check_usage(context: typer.Context, *, is_single: bool, shrinks: bool) -> None:
@@ -80,16 +83,20 @@ def _pattern(about: str) -> re.Pattern[str] | None:
         raise typer.BadParameter(f"{about!r} is not a regular expression: {error}", param_hint="--about") from None
 
 
-def _run(start: int, count: int, processes: int) -> int:
+def _run(start: int, count: int, processes: int, has_objects_only: bool) -> int:
     from concurrent.futures.process import BrokenProcessPool
 
     from boki.sim.batches import Summary, run_seeds
+    from boki.sim.options import draw_objects, draw_options
+    from boki.sim.sightings import OF_OBJECTS
 
-    summary = Summary()
+    summary = Summary(OF_OBJECTS) if has_objects_only else Summary()
     status = None
     began = monotonic()
     try:
-        for result in run_seeds(range(start, start + count), processes):
+        for result in run_seeds(
+            range(start, start + count), processes, draw_objects if has_objects_only else draw_options
+        ):
             summary.add(result)
             for text in result.violations[:_SHOWN]:
                 print(f"seed {result.seed}: {text}", flush=True)
@@ -97,7 +104,8 @@ def _run(start: int, count: int, processes: int) -> int:
                 print(f"\r{summary.seeds} of {count} seeds, {len(summary.broken)} broken", end="", file=sys.stderr)
     except (KeyboardInterrupt, BrokenProcessPool) as error:
         left = count - summary.seeds
-        go_on = f"boki sim --start {start + summary.seeds} --seeds {left} --processes {processes}"
+        objects = " --objects" if has_objects_only else ""
+        go_on = f"boki sim{objects} --start {start + summary.seeds} --seeds {left} --processes {processes}"
         why = "stopped" if isinstance(error, KeyboardInterrupt) else "a process that ran seeds has died: it ended"
         errors().print(f"\n{why} after {summary.seeds} of {count} seeds; `{go_on}` runs the others, and counts anew")
         status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
@@ -106,16 +114,15 @@ def _run(start: int, count: int, processes: int) -> int:
 
 
 def _report(summary: Summary, start: int, took_s: float) -> None:
-    from boki.sim.sightings import SITUATIONS
-
     if not summary.seeds:
         return
     print(
         f"\nseeds {start} to {start + summary.seeds - 1} in {took_s:.1f} s: {len(summary.broken)} broke a promise; "
         f"{summary.events / took_s:,.0f} events/s, {summary.events // summary.seeds:,} a seed; "
-        f"median of operations {median(summary.operations):.0f}, of terms {median(summary.terms):.0f}"
+        f"median of operations {median(summary.operations):.0f}, of terms {median(summary.terms):.0f}; "
+        f"{summary.transactions:,} transactions over objects committed"
     )
-    for name in sorted({*SITUATIONS, *summary.seen}):
+    for name in sorted({*summary.wanted, *summary.seen}):
         print(f"  {summary.seen[name]:8,}  {name}")
     if summary.unseen:
         print(f"never met: {', '.join(summary.unseen)}")
@@ -124,15 +131,15 @@ def _report(summary: Summary, start: int, took_s: float) -> None:
         print(f"broken: {numbers}\n`boki sim --seed N` tells the story of one, with --shrink it becomes a test")
 
 
-def _tell(seed: int, wanted: re.Pattern[str] | None) -> int:
-    from boki.sim.options import draw_options
+def _tell(seed: int, wanted: re.Pattern[str] | None, has_objects_only: bool) -> int:
+    from boki.sim.options import draw_objects, draw_options
     from boki.sim.simulation import simulate
 
     def tell(line: str) -> None:
         if wanted.search(line) if wanted is not None else not _DULL.search(line):
             print(_BYTES.sub(_shorten, line)[:_LINE_CHARACTERS])
 
-    options = draw_options(seed)
+    options = (draw_objects if has_objects_only else draw_options)(seed)
     try:
         outcome = simulate(options, tell)
     except Exception:  # noqa: BLE001 - the story so far is worth more than a traceback alone
@@ -154,14 +161,14 @@ def _shorten(found: re.Match[str]) -> str:
     return found[0] if len(found[2]) <= _SHORT_BYTES else "<bytes>"
 
 
-def _shrink(seed: int, into: Path) -> int:
-    from boki.sim.options import draw_options
+def _shrink(seed: int, into: Path, has_objects_only: bool) -> int:
+    from boki.sim.options import draw_objects, draw_options
     from boki.sim.shrinking import regression, shrink
 
     if into.exists() and not into.is_dir():  # said before the work
         raise typer.BadParameter(f"{into} is no folder, and tests are written into one", param_hint="--into")
     try:
-        options, promise = shrink(draw_options(seed))
+        options, promise = shrink((draw_objects if has_objects_only else draw_options)(seed))
     except ValueError as error:
         print(error)
         return 0

@@ -124,6 +124,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """As `queue_crashes`, of those processes."""
     store_trouble: float = 0.0
     """As `queue_trouble`, of those processes."""
+    store_work: int = 1
+    """How many times as much as usual each of those processes does."""
     flows: int = 0
     """How many users run workflows."""
 
@@ -131,6 +133,26 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def logs_calls(self) -> bool:
         """Whether engines have logged calls to run."""
         return self.calls > 0 or self.flows > 0
+
+
+def draw_objects(seed: int) -> Options:
+    """The cluster and the faults of a seed, and little else than a long load of transactions."""
+    options = draw_options(seed)
+    rng = Random(f"{seed}:options:objects")
+    return msgspec.structs.replace(
+        options,
+        chaos_us=_OBJECTS_US,
+        clients=1,
+        pause_us=_OBJECTS_PAUSE_US,
+        calls=0,
+        queues=0,
+        flows=0,
+        schemes={},
+        stores=rng.choice((3, 4)),
+        store_crashes=rng.choice((0.0, 0.1, 0.3)),
+        store_trouble=rng.choice((0.0, 0.02, 0.1)),
+        store_work=_OBJECTS_WORK,
+    )
 
 
 def draw_options(seed: int) -> Options:
@@ -191,6 +213,11 @@ def draw_options(seed: int) -> Options:
     if not options.faults:  # who waits must be woken then, however long the wait
         return msgspec.structs.replace(options, poll_us=3_000_000)
     return _draw_beside(_draw_scheme(options)) if len(options.faults) > 1 else options
+
+
+_OBJECTS_US: Final = 12_000_000
+_OBJECTS_PAUSE_US: Final = 200_000
+_OBJECTS_WORK: Final = 12
 
 
 def _draw_beside(options: Options) -> Options:

@@ -76,6 +76,7 @@ def _smaller(options: Options) -> Iterator[Options]:
         ("flows", 0),
         ("queues", 0),
         ("stores", 0),
+        ("store_work", 1),
         ("queue_shards", 1),
     ):
         if getattr(options, name) > least:

@@ -34,6 +34,13 @@ from boki.storage.core import StorageCore
 if TYPE_CHECKING:
     from boki.sim.nodes import Node
 
+OF_OBJECTS: Final = (
+    "a transaction was in conflict with another one",
+    "a commit whose answer was lost was found in the log",
+    "what an object was is too long ago",
+)
+"""Of them those that transactions over objects come to."""
+
 SITUATIONS: Final = (
     "a seal raced with an append",
     "an entry of a zombie primary was rejected",
@@ -69,9 +76,7 @@ SITUATIONS: Final = (
     "a message became a dead letter",
     "a delayed message became due",
     "a term changed while a consumer waited",
-    "a transaction was in conflict with another one",
-    "a commit whose answer was lost was found in the log",
-    "what an object was is too long ago",
+    *OF_OBJECTS,
     "a read that waited was abandoned",
     "a workflow went on in another run",
     "two executions of a workflow ran at once",

@@ -69,6 +69,8 @@ class Outcome:
     trace: str = ""
     events: int = 0
     terms: int = 0
+    transactions: int = 0
+    """How many transactions over objects were committed."""
     virtual_us: int = 0
 
     @property
@@ -160,6 +162,7 @@ class Simulation:
         outcome.trace = self.clock.seal(self.history.to_lines())
         outcome.events = self.clock.event_count
         outcome.terms = len(self.coordinator.views)
+        outcome.transactions = self.stores.transactions if self.stores is not None else 0
         outcome.virtual_us = self.clock.now_us - START_US
         if outcome.terms > 1:
             self.clock.sometimes("a term changed")

@@ -92,6 +92,8 @@ class Ledger:
     seen: list[tuple[str, int, Any]] = field(default_factory=list)
     """Objects as transactions have seen them: name, seqnum of the snapshot, value."""
     moments: int = 0
+    transfers: int = 0
+    """How many transactions over accounts were committed."""
     is_calm: bool = False
     """Nothing strikes any more, and nobody begins anything."""
 
@@ -316,6 +318,7 @@ class Worker:
             if balances[payer] >= amount and self._rng.random() < 0.8:
                 await txn.object(payer).increment("balance", -amount)
                 await txn.object(payee).increment("balance", amount)
+        self._ledger.transfers += txn.seqnum > 0
 
     # Counts
 

@@ -44,7 +44,7 @@ class StoreClients:
         rng = Random(f"{options.seed}:stores")
         self._clock = world.clock
         names = [f"shop-{number + 1}" for number in range(options.stores)]
-        self._plan = _draw_plan(rng, names)
+        self._plan = _draw_plan(rng, names, options.store_work)
         self._ledger = Ledger()
         self._is_over = False
         self._rows: dict[str, dict[int, View]] = {}
@@ -111,6 +111,11 @@ class StoreClients:
                 continue
             if encode(found) != encode(value):
                 self._wrong_past.append(f"{name} was read as {value} as of {seqnum}, where it is {found} later")
+
+    @property
+    def transactions(self) -> int:
+        """How many transactions were committed and are judged: those over lists, and transfers of money."""
+        return sum(txn.told == "ok" for txn in self._ledger.txns) + self._ledger.transfers
 
     def end(self) -> None:
         """All processes end here, and none begins."""
@@ -204,7 +209,9 @@ def _fold(name: str, until: int) -> Steps[dict[int, View]]:
     view = View()
     if page.first_seqnum:
         saved = yield from steps.read_all(checkpoints_tag(name))
-        view = next(found for record in saved if (found := _saved_view(record)) is not None)
+        views_left = [found for record in saved if (found := _saved_view(record)) is not None]
+        # a process may have died between the trim of the row and that of the checkpoints
+        view = next(found for found in views_left if found.last >= page.first_seqnum)
     views = {view.last: view}
     for record in (yield from steps.read_all(row_tag(name), start=view.last + 1, stop=until + 1)):
         view, _, _ = step(view, name, record)
@@ -221,13 +228,13 @@ def _shown(value: Any) -> Any:
     return value if isinstance(value, (dict, list)) else None
 
 
-def _draw_plan(rng: Random, names: list[str]) -> Plan:
+def _draw_plan(rng: Random, names: list[str], work: int) -> Plan:
     return Plan(
         lists=rng.choice((2, 2, 3)),
         accounts=rng.choice((2, 3, 4)),
         counters=[counter_of(name) for name in names],
-        quota=rng.choice((12, 18, 24)),
-        pause_s=rng.choice((0.02, 0.06, 0.15)),
+        quota=work * rng.choice((12, 18, 24)),
+        pause_s=rng.choice((0.02, 0.06, 0.15)) / work,
         forgetting=rng.choice((0.0, 0.1)),
         save_records=rng.choice((6, 15, 256)),
         history_s=rng.choice((None, None, 0.0, 1.0)),

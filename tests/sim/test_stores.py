@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from boki.errors import BokiError
-from boki.sim.options import Options, draw_options
+from boki.sim.options import Options, draw_objects, draw_options
 from boki.sim.simulation import simulate
 
 CALM = Options(seed=3, clients=1, chaos_us=2_000_000, stores=2)
@@ -34,6 +34,16 @@ def test_a_third_of_the_seeds_have_objects_and_the_rest_is_drawn_as_before() -> 
     drawn = [draw_options(seed) for seed in range(500)]
     assert 130 < sum(options.stores > 0 for options in drawn) < 200
     assert len({options.store_crashes > 0 for options in drawn}) == 2
+
+
+def test_a_seed_of_objects_alone_has_many_transactions() -> None:
+    """With the cluster and the faults of the seed; they are counted, and all of them are judged."""
+    options = draw_objects(5)
+    assert options.faults == draw_options(5).faults
+    outcome = simulate(options)
+    assert outcome.violations == []
+    assert outcome.transactions > 100
+    assert simulate(CALM).transactions > 20
 
 
 def test_transactions_that_are_stuck_break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:

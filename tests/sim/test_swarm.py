@@ -140,10 +140,10 @@ def test_a_batch_that_never_met_a_rare_situation_is_not_good() -> None:
     summary = Summary()
     for seed in range(ENOUGH_SEEDS):
         seen = dict.fromkeys(SITUATIONS[1:], 1)
-        summary.add(Result(seed, (), "", 1, 1, 1, summary.seen.__class__(seen)))
+        summary.add(Result(seed, (), "", 1, 1, 1, 1, summary.seen.__class__(seen)))
     assert summary.unseen == [SITUATIONS[0]]
     assert not summary.is_good
-    summary.add(Result(ENOUGH_SEEDS, (), "", 1, 1, 1, summary.seen.__class__({SITUATIONS[0]: 1})))
+    summary.add(Result(ENOUGH_SEEDS, (), "", 1, 1, 1, 1, summary.seen.__class__({SITUATIONS[0]: 1})))
     assert summary.is_good
-    summary.add(Result(ENOUGH_SEEDS + 1, ("broken",), "", 1, 1, 1, summary.seen.__class__()))
+    summary.add(Result(ENOUGH_SEEDS + 1, ("broken",), "", 1, 1, 1, 1, summary.seen.__class__()))
     assert not summary.is_good
