@@ -101,22 +101,26 @@ def test_etags() -> None:
     async def scenario() -> None:
         async with serving() as (_, _backend, http):
             first = await ask(http, "PUT", "/x", json=1, headers={"If-None-Match": "*"})
-            await refusal(http, "PUT", "/x", 409, "wrong_state", json=2, headers={"If-None-Match": "*"})
+            await refusal(http, "PUT", "/x", 412, "wrong_version", json=2, headers={"If-None-Match": "*"})
             async with http.get("/store/b/x") as response:
                 assert response.headers["ETag"] == f'"{first["version"]}"'
             tag = {"If-Match": f'"{first["version"]}"'}
+            known = {"If-None-Match": f'W/"1", "{first["version"]}"'}
+            async with http.get("/store/b/x", headers=known) as response:
+                assert (response.status, await response.read()) == (304, b"")
             second = await ask(http, "PUT", "/x", json=2, headers=tag)
-            await refusal(http, "PUT", "/x", 409, "wrong_state", json=3, headers=tag)
-            await refusal(http, "PATCH", "/x", 409, "wrong_state", json=3, headers=tag)
-            await refusal(http, "DELETE", "/x", 409, "wrong_state", headers=tag)
+            assert await ask(http, "GET", "/x", headers=known) == 2
+            await refusal(http, "PUT", "/x", 412, "wrong_version", json=3, headers=tag)
+            await refusal(http, "PATCH", "/x", 412, "wrong_version", json=3, headers=tag)
+            await refusal(http, "DELETE", "/x", 412, "wrong_version", headers=tag)
             await ask(http, "DELETE", "/x", headers={"If-Match": second["version"]})
-            await refusal(http, "PUT", "/x", 409, "wrong_state", json=3, headers={"If-Match": "*"})
+            await refusal(http, "PUT", "/x", 412, "wrong_version", json=3, headers={"If-Match": "*"})
             for wrong in ({"If-Match": "soon"}, {"If-None-Match": '"1"'}, {"If-Match": "*", "If-None-Match": "*"}):
                 await refusal(http, "PUT", "/x", 400, "invalid_argument", json=3, headers=wrong)
             winners = await asyncio.gather(
                 *(http.put("/store/b/y", json=n, headers={"If-None-Match": "*"}) for n in range(5))
             )
-            assert sorted(answer.status for answer in winners) == [200, 409, 409, 409, 409]
+            assert sorted(answer.status for answer in winners) == [200, 412, 412, 412, 412]
 
     run(scenario())
 

@@ -5,6 +5,8 @@ BokiError
 │   └── NoSuchObject  there is no object, map or value of that name: over HTTP and in a shell
 ├── Trimmed
 │   └── KeyExpired  something was committed under the key, so long ago that its result is not kept
+├── WrongState
+│   └── WrongVersion  the object has another version than a request over HTTP names
 ├── ConflictError   other transactions changed what this one has read: run it again
 └── WrongShape      the object does not have the shape that an update or a path needs
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from boki import BokiError, NotFound, Trimmed
+from boki import BokiError, NotFound, Trimmed, WrongState
 
 
 class NoSuchObject(NotFound):
@@ -30,6 +32,13 @@ class KeyExpired(Trimmed):
     """
 
     code = "key_expired"
+
+
+class WrongVersion(WrongState):
+    """The object does not have the version that `If-Match` or `If-None-Match` names, so nothing was changed."""
+
+    code = "wrong_version"
+    http_status = 412
 
 
 class ConflictError(BokiError):

@@ -23,7 +23,7 @@ from boki.libs.bokistore.face.changes import MAX_CHANGES, Change, Wanted, carry_
 from boki.libs.bokistore.face.views import answer
 from boki.libs.bokistore.json_values import is_same
 from boki.libs.bokistore.maps import MAX_PAGE
-from boki.libs.bokistore.refusals import NoSuchObject
+from boki.libs.bokistore.refusals import NoSuchObject, WrongVersion
 from boki.log.checks import check_book, check_writable
 from boki.runtime.logbook import LogSession
 
@@ -96,7 +96,10 @@ class Objects:
                     version = await txn.object(name).version()
         if value is _NOTHING:
             raise _missing(name, book, path)
-        return self._answer(session, value, version)
+        answer = self._answer(session, value, version)
+        if version and f'"{version}"' in request.headers.get("If-None-Match", "").replace(" ", "").split(","):
+            return Response(status=304, headers=answer.headers)
+        return answer
 
     async def put(self, request: BaseRequest, book: str, name: str) -> Response:
         """Put the body: the whole object, or the value at a path."""
@@ -156,7 +159,7 @@ class Objects:
                 exists = await txn.object(name).exists()
                 fits = exists if wanted == "*" else not exists if wanted == "" else wanted == str(version)
                 if not fits:
-                    raise WrongState(
+                    raise WrongVersion(
                         f"object {name!r} of book {book!r} has version {version if exists else 'none'}, which is not "
                         "the one that the request names: read it, and decide again",
                         object=name,

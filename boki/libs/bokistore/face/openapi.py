@@ -29,13 +29,13 @@ _IF_MATCH: Final[Json] = {
     "name": "If-Match",
     "in": "header",
     "schema": TEXT,
-    "description": "Change it only if this is its version, or * if it exists; else 409",
+    "description": "Change it only if this is its version, or * if it exists; else 412",
 }
 _IF_NONE: Final[Json] = {
     "name": "If-None-Match",
     "in": "header",
     "schema": {"const": "*"},
-    "description": "Change it only if it does not exist; else 409",
+    "description": "Change it only if it does not exist; else 412",
 }
 _CHANGE: Final[Json] = {
     "update": {"enum": ["set", "delete", "increment", "append", "insert", "pop", "merge"]},
