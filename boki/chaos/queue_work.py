@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import uvloop
 
+from boki.chaos.users import word_on_stdin
 from boki.client import Client
 from boki.errors import BokiError
 from boki.libs.bokiqueue import Queue
@@ -86,14 +87,15 @@ class QueueWork:
             asyncio.create_task(self._go_on(self._producer(queue), lambda: self._is_producing))
             for queue in (TICKETS, JOBS)
         ]
-        await _word("stop")
+        await word_on_stdin("stop")
         self._is_producing = False
         await asyncio.gather(*producers)
         print("stopped", flush=True)
-        await _word("end")
+        await word_on_stdin("end")
         self._is_consuming = False
         await asyncio.gather(*consumers)
         await self._client.close()
+        print("ended", flush=True)
 
     async def _set_up(self) -> None:
         """Have the queues; a job never becomes a dead letter, however often its consumer is killed."""
@@ -158,14 +160,6 @@ class QueueWork:
             async with jobs.process(message) as out:
                 out.append(str(message.value).encode(), tags=[RESULT])
                 out.push(done, message.value)
-
-
-async def _word(expected: str) -> None:
-    loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        if line.strip() == expected:
-            return
-    raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,14 @@ from typing import Any, Final
 
 import msgspec
 
+from boki.chaos import object_watch, queue_watch
 from boki.chaos.faults import FAULTS, Fault, Schedule, inflict
 from boki.chaos.flow_watch import FlowWatch
 from boki.chaos.load import Orders
+from boki.chaos.object_watch import ObjectWatch
 from boki.chaos.patient import Patient
-from boki.chaos.queue_watch import KILL, STOP, QueueWatch
+from boki.chaos.queue_watch import QueueWatch
+from boki.chaos.users import Users
 from boki.errors import ConditionFailed, Unavailable
 from boki.histories.checkers import find_violations
 from boki.histories.history import Appending, Call, History, Ordered, Refused
@@ -47,6 +50,8 @@ class Report:
     """Messages of queues that have come out, once each."""
     workflows: int = 0
     """Workflows that have ended."""
+    transactions: int = 0
+    """Transactions over objects that were committed."""
     unknown: int = 0
     """Appends that were not acknowledged and may have happened: to be few, or nothing has been shown."""
     refused: int = 0
@@ -143,7 +148,8 @@ class Chaos:
         began_s = time.monotonic()
         await self._under_load()
         self.report.duration_s = time.monotonic() - began_s
-        wanted = {KILL, STOP, *(fault.name for fault in self._faults)}
+        wanted = {queue_watch.KILL, queue_watch.STOP, object_watch.KILL, object_watch.STOP}
+        wanted |= {*(fault.name for fault in self._faults)}
         self.report.missing = sorted(wanted - self.report.faults.keys())
         return self.report
 
@@ -162,19 +168,22 @@ class Chaos:
             stdout=asyncio.subprocess.PIPE,
         )
         listening = asyncio.create_task(self._listen(load))
-        queues = QueueWatch(self._patient.url, self.file.parent, self.report.seed, self._tell)
+        watched = (self._patient.url, self.file.parent, self.report.seed, self._tell)
+        queues, objects = QueueWatch(*watched), ObjectWatch(*watched)
         flows = FlowWatch(self._patient.url, self.report.seed, self._tell)
         try:
-            await queues.start()
+            await queues.users.start()
+            await objects.users.start()
             flows.start()
             await self._word_of("progress")
-            await self._inflict(queues)
+            await self._inflict((queues.users, objects.users))
             await self._settle()
             await self._order(load, "stop")
             stopped = await self._word_of("stopped")
             self.report.acknowledged = stopped["acknowledged"]
             self.report.longest_stall_s = stopped["longest_stall_s"]
             await queues.finish()
+            await objects.finish()
             await flows.finish()
             await self._order(load, "read")
             done = await self._word_of("done")
@@ -184,11 +193,13 @@ class Chaos:
                 load.kill()
             await load.wait()
             await queues.close()
+            await objects.close()
             await flows.close()
         self.report.workflows = flows.ended_count
         self.report.messages = queues.done_count
-        self.report.faults += queues.faults
-        self.report.violations += queues.violations + flows.violations
+        self.report.transactions = objects.committed_count
+        self.report.faults += queues.users.faults + objects.users.faults
+        self.report.violations += queues.violations + objects.violations + flows.violations
         self.report.accepted_calls = done["accepted_calls"]
         self.report.violations += [done["problem"]] if done["problem"] else []
         self.report.violations += done["witnessed"] + done["unfinished"]
@@ -197,14 +208,15 @@ class Chaos:
         self.report.reconfigurations = self._patient.reconfigurations
         await asyncio.to_thread(self._judge)
 
-    async def _inflict(self, queues: QueueWatch) -> None:
+    async def _inflict(self, libraries: Sequence[Users]) -> None:
         """Faults until the time is up, and until every class has been felt, or has come in vain too often."""
-        hurting = asyncio.create_task(queues.hurt())
+        hurting = [asyncio.create_task(users.hurt()) for users in libraries]
         try:
             await self._inflict_all()
         finally:
-            queues.calm()
-            await hurting
+            for users in libraries:
+                users.calm()
+            await asyncio.gather(*hurting)
 
     async def _inflict_all(self) -> None:
         schedule = Schedule(self.report.seed, self._faults, self._rest_s)

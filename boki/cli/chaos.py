@@ -112,7 +112,7 @@ def _show(report: Report) -> None:
     out.print(f"{told}, {report.refused:,} refused")
     out.print(
         f"{report.accepted_calls:,} accepted calls; {report.messages:,} messages of queues; "
-        f"{report.workflows:,} workflows"
+        f"{report.transactions:,} transactions over objects; {report.workflows:,} workflows"
     )
     out.print(f"{report.reconfigurations} changes of the plan, {report.terms} terms")
     out.print(f"while no fault was at work, 99% of appends took at most {report.p99_append_s:.3f} s")

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from boki.chaos import object_watch, queue_watch
 from boki.chaos.faults import FAULTS, Fault, becomes_so
-from boki.chaos.queue_watch import KILL, STOP
 from boki.chaos.run import Chaos, Report
 from boki.client import Client
 from boki.errors import BokiError
@@ -100,9 +100,11 @@ def rows(report: Report, ward: Ward) -> list[Row]:
 def test_every_class_of_faults_is_felt_and_breaks_no_promise(report: Report, faults: list[Fault], ward: Ward) -> None:
     """Nothing acknowledged is lost or doubled, nobody reads the past, and all goes on: issue 3, point 10."""
     assert report.is_clean, "\n".join([*report.violations, *report.missing, *ward.said])
-    assert report.faults.keys() == {KILL, STOP, *(fault.name for fault in faults)}
+    users = {queue_watch.KILL, queue_watch.STOP, object_watch.KILL, object_watch.STOP}
+    assert report.faults.keys() == users | {fault.name for fault in faults}
     assert report.messages > 20
     assert report.acknowledged > 50
+    assert report.transactions > 5
     assert report.workflows > 0
     assert report.terms > 1
 
