@@ -466,6 +466,8 @@ NEEDS: dict[str, Callable[[Options], bool]] = {
     "wake-ups of workflows": lambda options: options.flows > 0,
     "scope of step keys": lambda options: options.flows > 0,
     "effects wait for the journal": lambda options: options.flows > 0,
+    "place of a workflow's write": lambda options: options.flows > 0,
+    "position of a workflow's reads": lambda options: options.flows > 0,
     "end of silent consumers": lambda options: options.queues > 0 and options.queue_crashes > 0,
     **dict.fromkeys(store_ablations.ABLATIONS, store_ablations.has_objects),
     "running total of credit": lambda options: options.queues > 0,

@@ -29,6 +29,7 @@ from boki.libs.bokiflow.flowing import Child as WaitingChild
 from boki.libs.bokiflow.flowing import flow as waiting
 from boki.libs.bokiflow.threads import asked
 from boki.libs.bokiflow.work import ParentClose
+from boki.libs.bokistore.paths import Path
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +51,24 @@ class Child(Generic[R]):
         return asked(self._child.result, "Child.result")
 
 
+class BlockingFlowStore:
+    """The objects of the workflow's LogBook, one after the other; transactions are for `async def` workflows."""
+
+    def read(self, key: str, path: Path = "", default: Any = None) -> Any:
+        """See `FlowStore.read`."""
+        return asked(lambda: waiting.store.read(key, path, default), "flow.store.read")
+
+    def write(self, key: str, value: Any, path: Path = "") -> None:
+        """See `FlowStore.write`."""
+        asked(lambda: waiting.store.write(key, value, path), "flow.store.write")
+
+    def cond_write(self, key: str, value: Any, *, expected: Any, path: Path = "") -> bool:
+        """See `FlowStore.cond_write`."""
+        return asked(
+            lambda: waiting.store.cond_write(key, value, expected=expected, path=path), "flow.store.cond_write"
+        )
+
+
 class BlockingFlow:
     """See the module; each method is that of `boki.libs.bokiflow.flow`."""
 
@@ -62,6 +81,11 @@ class BlockingFlow:
     def is_replaying(self) -> bool:
         """See `Flow.is_replaying`."""
         return waiting.is_replaying
+
+    @property
+    def store(self) -> BlockingFlowStore:
+        """See `Flow.store`."""
+        return _STORE
 
     def now(self) -> datetime:
         """See `Flow.now`."""
@@ -132,4 +156,5 @@ class BlockingFlow:
         waiting.continue_as_new(*payload)
 
 
+_STORE: Final = BlockingFlowStore()
 flow: Final = BlockingFlow()

@@ -11,6 +11,7 @@ import pytest
 import boki.testing
 from boki import BokiError, InvalidArgument
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.blocking import flow as blocking_flow
 from boki.libs.bokiflow.hooks import installed
 from boki.libs.bokistore import ConflictError, Store
 from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, all_deaths
@@ -236,3 +237,16 @@ async def late_reader(_: int) -> list[int]:
 async def test_a_read_long_after_the_last_event_is_answered(each_mode: None) -> None:
     """The record that it reads as of has been durable for a while, or is on its way."""
     assert await World().run(late_reader, 0) == [0, 1, 2]
+
+
+@workflow
+def plain(_: int) -> list[Any]:
+    blocking_flow.store.write("p", 1)
+    swapped = blocking_flow.store.cond_write("p", 2, expected=1)
+    return [blocking_flow.store.read("p"), swapped, blocking_flow.store.read("q", default=0)]
+
+
+async def test_a_def_workflow_has_the_same_state(each_mode: None) -> None:
+    """One thing after the other, without `await`."""
+    async with boki.testing.context() as ctx:
+        assert await (await plain.start(ctx, 0)).result() == [2, True, 0]
