@@ -450,7 +450,12 @@ class Function:
         return self.payload_codec.encode(value, f"payload of {self.info.name}")
 
     def encode_result(self, value: Any) -> Payload:
-        """What the function returned, as it travels; `FunctionFailed` if it does not fit the annotation."""
+        """What the function returned, as it travels; `FunctionFailed` if it does not fit the annotation.
+
+        A `Payload` is what the body of a library has encoded itself.
+        """
+        if isinstance(value, Payload):
+            return value
         try:
             return self.result_codec.encode(value, f"result of {self.info.name}")
         except InvalidArgument as error:

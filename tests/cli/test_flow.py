@@ -53,6 +53,7 @@ async def travel(city: str) -> str:
         return f"{seat} is yours"
 
     flow.on_update("seat", reserve)
+    flow.on_query("seats", lambda _: seats)
     room = await book_hotel(city)
     approved = await flow.receive("approve")
     if not approved:
@@ -110,6 +111,8 @@ def test_a_workflow_from_its_start_to_its_result(url: str) -> None:
     """Started, given a signal, an update and a promise, shown as a timeline and followed."""
     assert boki(url, "start", "travel", "Oslo", "--id", "t-1").stdout == "t-1\n"
     assert boki(url, "update", "travel", "t-1", "seat", "12A").stdout == '"12A is yours"\n'
+    assert boki(url, "query", "travel", "t-1", "seats").stdout == '["12A"]\n'
+    assert "it has seats" in boki(url, "query", "travel", "t-1", "rooms", code=1).stderr
     refused = boki(url, "update", "travel", "t-1", "seat", "12A", code=1)
     assert "seat 12A is taken" in refused.stderr
     assert "not ended" in boki(url, "result", "travel", "t-1", code=1).stderr
@@ -119,7 +122,7 @@ def test_a_workflow_from_its_start_to_its_result(url: str) -> None:
     lines = boki(url, "show", "travel", "t-1").stdout.splitlines()
     assert lines[0] == "workflow  travel t-1"
     assert lines[1] == "state     done"
-    drawn = [line for line in lines if "━" in line or "◆" in line]
+    drawn = [line for line in lines if ("━" in line or "◆" in line) and "payload" not in line]
     assert [line[:20].strip() for line in drawn[:2]] == ["0  book_hotel", "update seat"]
     assert max(len(line) for line in drawn) <= 80
     followed = boki(url, "tail", "travel", "t-1", "--json").stdout.splitlines()
@@ -168,7 +171,7 @@ def test_pausing_cancelling_and_killing(url: str) -> None:
         boki(url, "resume", "wait_a_year", flow_id)
         until(url, "wait_a_year", flow_id, "suspended")
         boki(url, end, "wait_a_year", flow_id)
-        until(url, "wait_a_year", flow_id, "failed" if end == "cancel" else "cancelled")
+        until(url, "wait_a_year", flow_id, "cancelled")
         assert "has ended" in boki(url, "pause", "wait_a_year", flow_id, code=1).stderr
 
 
@@ -243,3 +246,21 @@ def test_schedules(url: str) -> None:
     boki(url, *schedule, "delete", "greet", "nightly")
     assert boki(url, *schedule, "list").stdout == ""
     assert "no schedule 'nightly'" in boki(url, *schedule, "show", "greet", "nightly", code=1).stderr
+
+
+def test_attributes_and_cancellation(url: str) -> None:
+    """Lists find a workflow by what it was started with; one that was cancelled by a request is called so."""
+    for number, team in enumerate(("red", "blue"), 1):
+        boki(url, "start", "wait_a_year", "--id", f"team-{number}", "--attribute", f"team={team}", "--attribute", "n=1")
+    found = boki(url, "list", "--attribute", "team=blue", "--attribute", "n=1", "--json").stdout
+    assert [json.loads(line)["id"] for line in found.splitlines()] == ["team-2"]
+    assert boki(url, "list", "--attribute", "n='1'", "--json").stdout == ""
+    assert state_of(url, "wait_a_year", "team-2")["attributes"] == {"team": "blue", "n": 1}
+    assert "a letter and up to 49" in boki(url, "start", "wait_a_year", "--attribute", "9=1", code=2).stderr
+    until(url, "wait_a_year", "team-2", "suspended")
+    boki(url, "cancel", "wait_a_year", "team-2", "--reason", "enough")
+    until(url, "wait_a_year", "team-2", "cancelled")
+    for state, count in (("cancelled", 1), ("failed", 0)):
+        listed = boki(url, "list", "--state", state, "--id", "team-", "--json").stdout
+        assert len(listed.splitlines()) == count, state
+    assert "has ended" in boki(url, "signal", "wait_a_year", "team-2", "hello", code=1).stderr

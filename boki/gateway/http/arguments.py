@@ -83,7 +83,7 @@ def trace_for(headers: CIMultiDictProxy[str], invocation_id: str) -> str:
     return f"00-{invocation_id}-{invocation_id[:16]}-00"
 
 
-def query(request: BaseRequest, allowed: Collection[str], repeated: str = "") -> Mapping[str, str]:
+def query(request: BaseRequest, allowed: Collection[str], *repeated: str) -> Mapping[str, str]:
     """The query parameters. Each may be given once, but for `repeated`, whose values `query_list` gives."""
     check_query(request)
     values = request.query
@@ -93,7 +93,7 @@ def query(request: BaseRequest, allowed: Collection[str], repeated: str = "") ->
                 f"unknown query parameter {name[:60]!r}; allowed: {', '.join(sorted(allowed)) or 'none'}",
                 field=name[:60],
             )
-        if name != repeated and len(values.getall(name)) > 1:
+        if name not in repeated and len(values.getall(name)) > 1:
             raise InvalidArgument(f"query parameter {name!r} may be given only once", field=name)
     return values
 

@@ -67,7 +67,7 @@ class LogBooks:
     async def append(self, request: BaseRequest, book: str) -> Response:
         """Append a record: a JSON body that describes it, or a raw body that is its data."""
         check_writable(check_book(book))
-        values = query(request, {"tag"}, repeated="tag")
+        values = query(request, {"tag"}, "tag")
         with self._door.admitted():
             body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
             if describes_record(request.headers.get("Content-Type", ""), body):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from boki import BokiError, DeadlineExceeded, InvalidArgument, LogBook, NoSuchInvocation, WrongState
-from boki.extending import OVER, Failure, InvocationState, Payload, decode_any, encode_any
+from boki.extending import ATTENDS, OVER, Attribute, Failure, InvocationState, Payload, decode_any, encode_any
 from boki.libs.bokiflow.records import (
     Answered,
     CancelRequested,
@@ -24,7 +25,7 @@ from boki.libs.bokiflow.records import (
     inbox_tag,
     note_of,
 )
-from boki.libs.bokiflow.refusals import WorkflowEnded, no_such_workflow
+from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded, no_such_workflow
 from boki.libs.bokiflow.replaying import Runnable, ask_query
 from boki.libs.fold.arguments import check_key
 
@@ -60,6 +61,8 @@ class WorkflowState(msgspec.Struct, frozen=True, kw_only=True):
     note: str
     """Why it is paused."""
     failure: Failure | None
+    attributes: dict[str, Attribute] = {}
+    """What it was started with to be found by. "boki:schedule" names the schedule that has started it."""
 
 
 class Handle(Generic[R]):
@@ -121,8 +124,12 @@ class Handle(Generic[R]):
     async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> None:
         """Send a message without an answer. It is kept until the workflow takes it, also if that is yet to be started.
 
-        `key`: the same key within 24 hours sends nothing again.
+        `key`: the same key within 24 hours sends nothing again. Without one, `WorkflowEnded` if it has ended; with one
+        it may be what was sent before that has ended it.
         """
+        if key is None:
+            with suppress(NoSuchWorkflow):
+                await self._check_running()
         note = Signalled(check_key(name, "name"), encode_any(payload, f"payload of signal {name}"))
         await self._send(note, None if key is None else f"signal:{key}")
 
@@ -226,16 +233,21 @@ def _value(result: Result) -> Any:
 def state_of(flow_id: str, call: InvocationState) -> WorkflowState:
     """What the state of its logged call says of a workflow."""
     note = call.suspension.note if call.suspension is not None else ""
-    is_paused = call.state == "suspended" and note.startswith("paused")
+    status: WorkflowStatus = call.state
+    if call.state == "suspended" and note.startswith("paused"):
+        status = "paused"
+    elif call.failure is not None and call.failure.message.startswith(f"{call.function}: WorkflowCancelled:"):
+        status = "cancelled"
     return WorkflowState(
         id=flow_id,
         workflow=call.function,
         invocation_id=call.id,
         book=call.book,
-        status="paused" if is_paused else call.state,
+        status=status,
         accepted_us=call.accepted_us,
         finished_us=call.finished_us,
         wakes_us=call.suspension.wake_us if call.suspension is not None else 0,
         note=note,
         failure=call.failure,
+        attributes={name: value for name, value in call.attributes.items() if name != ATTENDS},
     )

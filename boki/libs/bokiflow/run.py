@@ -10,15 +10,17 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
+import msgspec
+
 from boki import Context, InvalidArgument
-from boki.extending import CallsById, Function, Payload, Suspend, WakeOn
+from boki.extending import CallsById, Function, Payload, Suspend, WakeOn, decode_any, encode_any
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
 from boki.libs.bokiflow.execution import Execution, Overtaken
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
-from boki.libs.bokiflow.replaying import Runnable, read_history
+from boki.libs.bokiflow.replaying import Runnable, ask_query, read_history
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
 
 _NO_PAYLOAD = Payload("bytes", b"")
@@ -31,6 +33,8 @@ _AGAIN = ("again", "again_if_failed")
 async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, ...]) -> Any:
     """The result of the workflow, once it is certain. Raises what the workflow raised, or `Suspend`."""
     chosen = CallsById(ctx).chosen
+    if chosen is not None and chosen.attends == "query":
+        return await _answer_query(ctx, workflow)
     if chosen is not None and chosen.attends:
         await _attend(ctx, workflow, chosen.attends)
     if not ctx.run_number:
@@ -79,6 +83,23 @@ async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, .
         finally:
             await execution.close()
         history = await read_history(ctx.logbook, tag, life)
+
+
+class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What a gateway asks of the code of a workflow: one of its queries."""
+
+    invocation_id: str
+    flow_id: str
+    query: str
+    payload: Payload
+
+
+async def _answer_query(ctx: Context, workflow: Runnable) -> Payload:
+    """The call asks a workflow something: it replays that one, and changes nothing."""
+    asked = msgspec.msgpack.decode(CallsById(ctx).payload.data, type=QueryRequest)
+    payload = decode_any(asked.payload, f"payload of query {asked.query}")
+    found = await ask_query(ctx.logbook, workflow, asked.invocation_id, asked.flow_id, asked.query, payload)
+    return encode_any(found, f"answer of query {asked.query}")
 
 
 async def _attend(ctx: Context, workflow: Runnable, what: str) -> NoReturn:

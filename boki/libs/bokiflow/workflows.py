@@ -85,6 +85,7 @@ class Workflow(Generic[Pay, R]):
         if_running: IfRunning = "use",
         if_ended: IfEnded = "use",
         delay_s: float = 0,
+        attributes: Mapping[str, Attribute] | None = None,
         book: str | None = None,
     ) -> Handle[R]: ...
 
@@ -99,6 +100,7 @@ class Workflow(Generic[Pay, R]):
         if_running: IfRunning = "use",
         if_ended: IfEnded = "use",
         delay_s: float = 0,
+        attributes: Mapping[str, Attribute] | None = None,
         book: str | None = None,
     ) -> Handle[R]: ...
 
@@ -111,6 +113,7 @@ class Workflow(Generic[Pay, R]):
         if_running: IfRunning = "use",
         if_ended: IfEnded = "use",
         delay_s: float = 0,
+        attributes: Mapping[str, Attribute] | None = None,
         book: str | None = None,
     ) -> Handle[R]:
         """Start the workflow as a logged call, after `delay_s`; its handle, once that is durable.
@@ -118,7 +121,7 @@ class Workflow(Generic[Pay, R]):
         `id` is the key of the start: there is one workflow of an id at a time. If one runs, `if_running` decides: "use"
         it (`KeyReused` if its payload was another one), "fail" (`AlreadyExists`), or "kill" it and start anew. If one
         has ended, `if_ended`: "use" it, "fail", "again", or "again_if_failed". Without an id each start is another
-        workflow.
+        workflow. `attributes` are what lists find it by: up to 16 texts, numbers and booleans.
         """
         if len(payload) > 1:
             raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")
@@ -136,6 +139,7 @@ class Workflow(Generic[Pay, R]):
             delay_s=delay_s,
             book=book,
             name=handle.id,
+            attributes=check_attributes(attributes),
         )
         return handle
 

@@ -311,7 +311,7 @@ async def test_cancellation_and_a_condition_at_once(boki_context: boki.testing.C
     ctx = boki_context
     handle = await both.start(ctx, id="b")
     await ctx.clock.advance(5)
-    messages = [handle._send(CancelRequested(), None), handle.signal("ready")]
+    messages = [handle._send(CancelRequested(), None), handle.signal("ready", key="r")]
     await asyncio.gather(*(messages if is_first else reversed(messages)))
     assert await handle.result() == ("cancelled" if is_first else "ready")
 

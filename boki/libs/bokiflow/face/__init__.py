@@ -55,7 +55,7 @@ FACE: Final = Face(
         name="flow",
         help=SUMMARY,
         order=(
-            *("start", "list", "show", "tail", "result", "signal", "update", "resolve"),
+            *("start", "list", "show", "tail", "result", "signal", "update", "query", "resolve"),
             *("cancel", "kill", "pause", "resume", "schedule", "record", "check"),
         ),
         load=_commands,

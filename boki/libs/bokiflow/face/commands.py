@@ -32,6 +32,9 @@ _LISTED: Final[tuple[WorkflowStatus, ...]] = get_args(WorkflowStatus)
 
 Name = Annotated[str, typer.Argument(metavar="WORKFLOW", help="The workflow.", show_default=False)]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The id that it was started under.", show_default=False)]
+Attributes = Annotated[
+    list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute; may be repeated.")
+]
 Book = Annotated[str, typer.Option("--book", help="Its LogBook, if it was started in another one than its own.")]
 
 
@@ -56,6 +59,7 @@ def start(
         str, typer.Option(metavar="use|fail|again|again_if_failed", help="What to do if one of that id has ended.")
     ] = "use",
     delay_s: Annotated[float, typer.Option(min=0, help="Begin only this many seconds later.")] = 0,
+    attribute: Attributes = None,
     wait_s: Annotated[float, typer.Option(min=0, help="Wait for its end, and print the result.")] = 0,
     book: Book = "",
     as_json: AsJson = False,
@@ -64,7 +68,13 @@ def start(
 ) -> None:
     """Start a workflow, and print its id once that is durable."""
     body = content_of(payload, f"boki flow start {name} ''", may_be_empty=False) if payload else b""
-    query = {"id": flow_id, "if_running": if_running, "if_ended": if_ended, "delay_s": delay_s}
+    query = {
+        "id": flow_id,
+        "if_running": if_running,
+        "if_ended": if_ended,
+        "delay_s": delay_s,
+        "attribute": attribute or "",
+    }
     with Flows(url, token, book) as flows:
         started = flows.post(name, body=body, query=query)
         ended = _waited(flows, name, started["id"], wait_s) if wait_s else None
@@ -86,6 +96,7 @@ def list_workflows(
         list[str] | None, typer.Option("--state", metavar="STATE", help=f"Only those in it: {', '.join(_LISTED)}.")
     ] = None,
     beginning: Annotated[str, typer.Option("--id", help="Only those whose ids begin so.")] = "",
+    attribute: Attributes = None,
     since_s: Annotated[float, typer.Option(min=0, help="Only those that changed within this many seconds.")] = 0,
     until_s: Annotated[float, typer.Option(min=0, help="Only those that changed longer ago than this.")] = 0,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of workflows.")] = PAGE,
@@ -102,6 +113,7 @@ def list_workflows(
         "workflow": name,
         "state": states or "",
         "id": beginning,
+        "attribute": attribute or "",
         "since_us": now_us - int(since_s * 1e6) if since_s else "",
         "until_us": now_us - int(until_s * 1e6) if until_s else "",
     }

@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, get_args
 
+import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki import InvalidArgument, NoSuchInvocation
 from boki.calls import (
     ATTENDS,
     MAX_CALLS_PAGE,
+    Attribute,
     Call,
     CallFilter,
     CallStatus,
@@ -25,16 +27,18 @@ from boki.calls import (
     InvocationState,
     Payload,
 )
-from boki.extending import decode_any, invocation_id_of
+from boki.extending import decode_any, encode_any, invocation_id_of
 from boki.faces import GatewayPort, Route
 from boki.gateway.http import answers, arguments
 from boki.gateway.http.arguments import query, query_int, query_seconds
 from boki.gateway.http.bodies import message_value, payload_encoding
+from boki.libs.bokiflow.attributes import check_attributes, parse_attribute
 from boki.libs.bokiflow.face.looking import look
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
 from boki.libs.bokiflow.face.shapes import span_shape, state_shape
 from boki.libs.bokiflow.handles import Handle, WorkflowStatus, state_of
 from boki.libs.bokiflow.refusals import no_such_workflow
+from boki.libs.bokiflow.run import QueryRequest
 from boki.libs.bokiflow.workflows import MAX_ID_CHARS
 from boki.libs.fold.arguments import check_key
 from boki.log.ids import MAX_SEQNUM
@@ -49,6 +53,8 @@ _MAX_LOOKED_AT: Final = 5_000
 """Maximum number of logged calls that one page of a list looks at."""
 _DEFAULT_LIMIT: Final = 100
 _MAX_SPANS: Final = 5_000
+_QUERY_US: Final = 30_000_000
+_REPEATED: Final = ("state", "attribute")
 _HISTORY_BYTES: Final = 4 * 1024 * 1024
 """What a history may take of the gateway's budget."""
 
@@ -72,6 +78,7 @@ class Workflows:
             Route("GET", one, self.state),
             Route("GET", f"{one}/history", self.history),
             Route("POST", f"{one}/update/{{message}}", self.update),
+            Route("POST", f"{one}/query/{{message}}", self.query),
             *(Route("POST", f"{one}/{verb}/{{message}}", partial(self.say, act)) for verb, act in named.items()),
             *(Route("POST", f"{one}/{verb}", partial(self.tell, act)) for verb, act in told.items()),
         ]
@@ -80,7 +87,7 @@ class Workflows:
 
     async def start(self, request: BaseRequest, workflow: str) -> Response:
         """Start a workflow with the body as its payload; its id, once that is durable."""
-        values = query(request, {"id", "book", "if_running", "if_ended", "delay_s"})
+        values = query(request, {"id", "book", "if_running", "if_ended", "delay_s", "attribute"}, "attribute")
         info = workflow_info(self._gateway, workflow)
         flow_id = check_key(values.get("id") or os.urandom(16).hex(), "id", MAX_ID_CHARS)
         chosen = ChosenId(
@@ -88,6 +95,7 @@ class Workflows:
             _one_of(values, "if_running", IF_RUNNING),
             _one_of(values, "if_ended", IF_ENDED),
             flow_id,
+            attributes=_attributes(request),
         )
         delay_s = query_seconds(values, "delay_s", _MAX_DELAY_S)
         book = book_of(values, info)
@@ -118,7 +126,9 @@ class Workflows:
 
     async def page(self, request: BaseRequest) -> Response:
         """Workflows whose state changed last first: by workflow, state, beginning of the id, and time."""
-        values = query(request, {"workflow", "state", "id", "since_us", "until_us", "before", "limit"}, "state")
+        values = query(
+            request, {"workflow", "state", "id", "since_us", "until_us", "before", "limit", "attribute"}, *_REPEATED
+        )
         limit = query_int(values, "limit", _DEFAULT_LIMIT, MAX_CALLS_PAGE)
         if not limit:
             raise InvalidArgument(f"limit must be from 1 to {MAX_CALLS_PAGE}, not 0", field="limit")
@@ -126,16 +136,17 @@ class Workflows:
         if wanted:
             workflow_info(self._gateway, wanted)
         statuses = [_status(text) for text in arguments.query_list(request, "state")]
-        states = tuple({_call_status(status) for status in statuses})
+        states = tuple({state for status in statuses for state in _call_states(status)})
+        named, attributes = values.get("id", ""), _attributes(request)
         since_us, until_us = query_int(values, "since_us", 0), query_int(values, "until_us", MAX_SEQNUM)
         before = query_int(values, "before", MAX_SEQNUM)
         found: list[InvocationState] = []
         looked_at = 0
         with self._gateway.admitted():
             while before and len(found) < limit and looked_at < _MAX_LOOKED_AT:
-                asked = CallFilter(wanted, states, since_us, until_us, before, limit - len(found))
+                asked = CallFilter(wanted, states, since_us, until_us, before, limit - len(found), named, attributes)
                 page = await self._gateway.ledger.page(asked)
-                found += [call for call in page.calls if self._is_wanted(call, values.get("id", ""), statuses)]
+                found += [call for call in page.calls if self._is_wanted(call, statuses)]
                 looked_at += asked.limit
                 before = page.before
         body: dict[str, Any] = {"workflows": [state_shape(call) for call in found]}
@@ -143,11 +154,11 @@ class Workflows:
             body["before"] = str(before)
         return answers.json_answer(body)
 
-    def _is_wanted(self, call: InvocationState, beginning: str, statuses: Sequence[WorkflowStatus]) -> bool:
+    def _is_wanted(self, call: InvocationState, statuses: Sequence[WorkflowStatus]) -> bool:
         if not is_workflow(self._gateway, call.function) or ATTENDS in call.attributes:
             return False
         found = state_of(call.name or call.id, call)
-        return found.id.startswith(beginning) and (not statuses or found.status in statuses)
+        return not statuses or found.status in statuses
 
     async def state(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
         """The state of a workflow, after waiting at most `wait_s` for its end; with its result."""
@@ -203,6 +214,29 @@ class Workflows:
             answer = await handle.update(name, value, id=arguments.key(request.headers))
         return answers.json_answer({"answer": answer}, session.caller.positions)
 
+    async def query(self, request: BaseRequest, workflow: str, flow_id: str, name: str) -> Response:
+        """What the workflow's handler of that query says now, by a replay in a worker. Nothing happens."""
+        values = query(request, {"book"})
+        info = workflow_info(self._gateway, workflow)
+        with self._gateway.admitted(waits=True), self._gateway.connected(request):
+            state = await self._call(values, workflow, flow_id)
+            asked = QueryRequest(state.id, flow_id, name, encode_any(await self._value(request), "payload of a query"))
+            call = Call(
+                os.urandom(16).hex(),
+                workflow,
+                Payload("bytes", msgspec.msgpack.encode(asked)),
+                state.book,
+                min(arguments.timeout_us(request.headers) or _QUERY_US, int(info.timeout_s * 1e6)),
+                0,
+                arguments.positions(request.headers),
+                chosen=ChosenId("", attributes={ATTENDS: "query"}),
+            )
+            outcome = await self._gateway.run(call)
+        if outcome.failure is not None:
+            raise outcome.failure.error()
+        answer = None if outcome.result is None else decode_any(outcome.result, f"answer of query {name}")
+        return answers.json_answer({"answer": answer}, outcome.positions)
+
     async def _value(self, request: BaseRequest) -> Any:
         body = await self._gateway.body(request)
         return message_value(request.headers.get("Content-Type", ""), body) if body else None
@@ -238,9 +272,16 @@ def _one_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> A
     return text
 
 
-def _call_status(status: WorkflowStatus) -> CallStatus:
-    """The state of the logged call of a workflow in that state."""
-    return "suspended" if status == "paused" else status
+def _call_states(status: WorkflowStatus) -> tuple[CallStatus, ...]:
+    """In which states the logged call of a workflow in that state may be."""
+    if status == "cancelled":  # by a request, which its body has seen; or it was killed
+        return ("failed", "cancelled")
+    return ("suspended",) if status == "paused" else (status,)
+
+
+def _attributes(request: BaseRequest) -> dict[str, Attribute]:
+    """The attributes of a query: `attribute=name=value`, again for each of them."""
+    return check_attributes(dict(map(parse_attribute, arguments.query_list(request, "attribute"))))
 
 
 def _status(text: str) -> WorkflowStatus:

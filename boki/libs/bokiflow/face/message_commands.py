@@ -1,4 +1,4 @@
-"""`boki flow signal|update|resolve|cancel|kill|pause|resume`: speak to a workflow."""
+"""`boki flow signal|update|query|resolve|cancel|kill|pause|resume`: speak to a workflow."""
 
 from __future__ import annotations
 
@@ -71,6 +71,20 @@ def update(
             wait_s=wait_s,
         )
     print_json(answer["answer"])
+
+
+@app.command()
+@examples("boki flow query travel trip-17 seats")
+def query(
+    name: Name, flow_id: Id, message: Message, value: Value = "", book: Book = "", url: Url = "", token: Token = ""
+) -> None:
+    """Print what a workflow answers to a query, as JSON.
+
+    Nothing happens, and it may have ended.
+    """
+    body, content_type = typed_value(value, f"boki flow query {name} {flow_id} {message}") if value else (b"", "")
+    with Flows(url, token, book) as flows:
+        print_json(flows.post(name, flow_id, "query", message, body=body, content_type=content_type)["answer"])
 
 
 @app.command()

@@ -45,6 +45,7 @@ _STATE: Final = object_of(
         "last_started_us": _COUNT,
         "next_us": _COUNT | {"description": "When it goes on by itself, if it waits for a time"},
         "finished_us": _COUNT,
+        "attributes": {"type": "object", "description": "What lists find it by"},
         "note": TEXT | {"description": "Why it is paused"},
         "result": {"description": "What it returned; not in lists"},
         "result_base64": TEXT | {"contentEncoding": "base64"},
@@ -89,6 +90,7 @@ FLOW_PATHS: Final[dict[str, Json]] = {
                 query_parameter("workflow", "Only those of that name"),
                 query_parameter("state", "Only those in this state; may be repeated", {"enum": list(STATES)}),
                 query_parameter("id", "Only those whose ids begin so"),
+                query_parameter("attribute", "Only those with this attribute, as name=value; may be repeated"),
                 query_parameter("since_us", "Only those that changed at that time or later", _COUNT),
                 query_parameter("until_us", "Only those that changed before that time", _COUNT),
                 query_parameter("before", "Where the page begins: `before` of the page in front of it"),
@@ -107,6 +109,7 @@ FLOW_PATHS: Final[dict[str, Json]] = {
                 query_parameter("id", "Its id; without it, one is made"),
                 query_parameter("if_running", "What a start does if one of that id runs", {"enum": list(IF_RUNNING)}),
                 query_parameter("if_ended", "What it does if one has ended", {"enum": list(IF_ENDED)}),
+                query_parameter("attribute", "An attribute, as name=value; may be repeated"),
                 query_parameter("delay_s", "It begins only so much later", SECONDS),
                 _BOOK,
                 KEY,
@@ -156,6 +159,16 @@ FLOW_PATHS: Final[dict[str, Json]] = {
             _NAME,
             WAIT,
             KEY,
+            body=_PAYLOAD,
+        )
+    },
+    f"{_ONE}/query/{{message}}": {
+        "post": _of(
+            "queryWorkflow",
+            "What its handler of that query says now. Nothing happens, and it may have ended",
+            object_of({"answer": {}}),
+            _ID,
+            _NAME,
             body=_PAYLOAD,
         )
     },

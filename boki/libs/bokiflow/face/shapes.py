@@ -16,14 +16,18 @@ def state_shape(call: InvocationState) -> dict[str, Any]:
     """A workflow as its logged call tells of it; `result` or `error` if it has ended."""
     known = state_of(call.name or call.id, call)
     body = invocation_body(call, None if call.failure is None else without_traceback(call.failure))
-    for name in ("name", "function", "wakes", "errors", "last_error"):
+    for name in ("name", "function", "wakes", "errors", "last_error", "attributes"):
         body.pop(name, None)
-    return body | {
-        "id": known.id,
-        "workflow": known.workflow,
-        "invocation": call.id,
-        "state": known.status,
-    }
+    return (
+        body
+        | ({"attributes": known.attributes} if known.attributes else {})
+        | {
+            "id": known.id,
+            "workflow": known.workflow,
+            "invocation": call.id,
+            "state": known.status,
+        }
+    )
 
 
 def span_shape(span: Span) -> dict[str, Any]:

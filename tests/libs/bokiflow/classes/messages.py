@@ -232,9 +232,10 @@ async def what_comes_after_the_end_is_without_effect(ctx: Context) -> None:
     handle = await collector.start(ctx, 1)
     await handle.signal("x", 1)
     assert await handle.result() == [1]
-    await handle.signal("x", 2)
-    with pytest.raises(WorkflowEnded):
-        await handle.cancel()
+    await handle.signal("x", 2, key="late")
+    for said in (handle.signal("x", 3), handle.cancel()):
+        with pytest.raises(WorkflowEnded):
+            await said
     assert await handle.result() == [1]
 
 

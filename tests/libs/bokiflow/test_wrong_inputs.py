@@ -1,0 +1,105 @@
+"""What cannot be meant is refused at the edge or ends as an error that says what to do; a table of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import BokiError
+from boki.libs.bokiflow import step, workflow
+
+Wrong = Callable[[boki.testing.Context], Awaitable[Any]]
+
+
+@step
+async def one() -> int:
+    return 1
+
+
+@step
+async def opaque() -> Any:
+    return object()
+
+
+@step
+async def huge() -> str:
+    return "x" * 2_000_000
+
+
+@workflow
+async def count(n: int) -> int:
+    return n + await one()
+
+
+@workflow
+async def bad_result() -> Any:
+    return await opaque()
+
+
+@workflow
+async def huge_step() -> int:
+    return len(await huge())
+
+
+@workflow
+async def nested() -> int:
+    return await count(1)  # type: ignore[no-any-return]
+
+
+async def _other_arguments(ctx: boki.testing.Context) -> None:
+    await count.start(ctx, 1, id="a")
+    await count.start(ctx, 2, id="a")
+
+
+async def _signal_after_the_end(ctx: boki.testing.Context) -> None:
+    handle = await count.start(ctx, 1, id="a")
+    await handle.result()
+    await handle.signal("more")
+
+
+async def _result(ctx: boki.testing.Context, wrong: Any) -> None:
+    await (await wrong.start(ctx)).result()
+
+
+WRONG: dict[str, tuple[Wrong, str, str]] = {
+    "an id with other arguments": (_other_arguments, "key_reused", "came with another call"),
+    "nothing of that id": (lambda ctx: count.handle(ctx, "none").status(), "no_such_workflow", "start it"),
+    "a signal to one that has ended": (_signal_after_the_end, "workflow_ended", "has ended .*nothing was sent"),
+    "a result that no record holds": (lambda ctx: _result(ctx, huge_step), "function_failed", "append it to a LogBook"),
+    "a result that cannot be encoded": (
+        lambda ctx: _result(ctx, bad_result),
+        "function_failed",
+        "result of step opaque",
+    ),
+    "a step outside of a workflow": (lambda ctx: one(), "invalid_argument", r"one\.fn\(\.\.\.\) to run just"),
+    "a workflow called as a step": (lambda ctx: _result(ctx, nested), "function_failed", r"await flow\.call\(count"),
+    "a cron line that never fires": (
+        lambda ctx: count.schedule(ctx, 1, id="s", cron="0 0 30 2 *"),
+        "invalid_argument",
+        "never fires",
+    ),
+    "an id that is empty": (lambda ctx: count.start(ctx, 1, id=""), "invalid_argument", "id must be 1 to 200"),
+    "an attribute that is a list": (
+        lambda ctx: count.start(ctx, 1, attributes={"tags": ["a"]}),  # type: ignore[dict-item]
+        "invalid_argument",
+        "attribute tags must be a bool",
+    ),
+    "an attribute of the library's own": (
+        lambda ctx: count.start(ctx, 1, attributes={"boki:attends": "schedule"}),
+        "invalid_argument",
+        "name is a letter",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_wrong_inputs(boki_context: boki.testing.Context, wrong: str) -> None:
+    """Each is a definite error of its own code, with the remedy in its message."""
+    act, code, message = WRONG[wrong]
+    with pytest.raises(BokiError, match=message) as caught:
+        await act(boki_context)
+    assert caught.value.code == code
+    assert caught.value.outcome != "unknown"
