@@ -211,9 +211,14 @@ PAIRS: list[tuple[Callable[..., None], tuple[int, ...], Callable[[], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "arguments", "ablation"), PAIRS, ids=[f"{f.__name__[5:8]}-{a}" for f, a, _ in PAIRS]
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All pairs with `--whole`, otherwise every third."""
+    if "scenario" in metafunc.fixturenames:
+        pairs = PAIRS[:: 1 if metafunc.config.getoption("whole") else 3]
+        names = [f"{scenario.__name__[5:8]}-{arguments}" for scenario, arguments, _ in pairs]
+        metafunc.parametrize(("scenario", "arguments", "ablation"), pairs, ids=names)
+
+
 def test_a_scenario_fails_without_its_remedy(
     scenario: Callable[..., None], arguments: tuple[int, ...], ablation: Callable[[], Any]
 ) -> None:

@@ -73,7 +73,7 @@ from hashlib import blake2b
 from boki.sim.options import draw_options
 from boki.sim.simulation import simulate
 
-for seed in (1, 2, 7, 25):
+for seed in (2, 7, 25):
     story = blake2b(digest_size=16)
     print(simulate(draw_options(seed), lambda line: story.update(line.encode())).trace, story.hexdigest())
 """
@@ -95,7 +95,7 @@ def test_a_run_is_the_same_in_any_interpreter() -> None:
         for hash_seed in ("1", "4711")
     ]
     assert traces[0] == traces[1]
-    assert len(set(traces[0].split())) == 8
+    assert len(set(traces[0].split())) == 6
 
 
 def test_a_seed_gives_the_same_result_wherever_it_runs() -> None:
