@@ -85,7 +85,7 @@ async def test_parent_close_policies(boki_context: boki.testing.Context, policy:
     assert child.invocation_id == child_id
     await ctx.clock.advance(300)
     state = await child.status()
-    assert state.status == {"cancel": "failed", "kill": "cancelled", "abandon": "done"}[policy]
+    assert state.status == {"cancel": "cancelled", "kill": "cancelled", "abandon": "done"}[policy]
 
 
 async def test_started_children_are_awaited_later(boki_context: boki.testing.Context) -> None:
