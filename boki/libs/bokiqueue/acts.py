@@ -75,6 +75,7 @@ class Following:
         self._wants: dict[tuple[str, int], dict[Want, None]] = {}
         """Those that any message of their kind serves, in the order of their coming."""
         self._turn = 0
+        self._has_ridden = False
         self._pushed = self.taker[0]
         self._is_starting = False
         self._checked_stop = 0
@@ -135,8 +136,10 @@ class Following:
     async def _wait(self, logbook: LogBook, waiter: Want | Settlement) -> Any:
         if self.follower.is_loaded:
             self._start_soon(logbook)
-            if isinstance(waiter, Want) and self.clock.since(self._reads_until) < -self._due_s(waiter):
-                self.follower.look_again()
+            if isinstance(waiter, Want):
+                left_s = -self.clock.since(self._reads_until)
+                if left_s > 0 and left_s > self._due_s(waiter):
+                    self.follower.look_again()
         try:
             return await self._follow(self.follower.wait(logbook, waiter))
         finally:
@@ -194,10 +197,12 @@ class Following:
         wait_s = LONG_WAIT_S
         groups: set[str] = set()
         kinds: set[tuple[str, int]] = set()
+        loop_s, waited_s = self.clock.here()
         for waiter in self.follower.waiters:
             if isinstance(waiter, Want) and not waiter.is_done and waiter.wait_s is not None:
-                left_s = waiter.wait_s - self.clock.since(waiter.since)
-                wait_s = min(wait_s, left_s if left_s > 0 else ANSWER_S)
+                left_s = waiter.wait_s - max(loop_s - waiter.since[0], waited_s - waiter.since[1])
+                left_s = left_s if left_s > 0 else ANSWER_S
+                wait_s = min(wait_s, left_s)
                 groups.add(waiter.group)
                 kinds.add(waiter.kind)
         for line in self.lines:
@@ -395,7 +400,19 @@ class Following:
         if self.follower.is_loaded and self._behind_from is None:
             self._finish_late()
 
-    def start_acts(self, logbook: LogBook, *, is_tidying: bool = False) -> list[asyncio.Task[None]]:
+    def ride(self, logbook: LogBook) -> None:
+        """This process is about to push: an act that is soon due shares the request, and costs no round of its own."""
+        if not self._has_ridden and self.may_stand and self.follower.waiters:
+            self._has_ridden = True  # once a turn of the loop: all that is appended in it shares one request
+            asyncio.get_running_loop().call_soon(self._got_off)
+            self.start_acts(logbook, is_riding=True)
+
+    def _got_off(self) -> None:
+        self._has_ridden = False
+
+    def start_acts(
+        self, logbook: LogBook, *, is_tidying: bool = False, is_riding: bool = False
+    ) -> list[asyncio.Task[None]]:
         """Append what is to be asked for, at every shard that has no act on its way."""
         if not self.follower.is_loaded or self._behind_from is not None or self.follower.is_over:
             return []
@@ -408,7 +425,9 @@ class Following:
                 if asked is None:
                     wants = [waiter for waiter in self.follower.waiters if isinstance(waiter, Want)]
                     ahead = self.pace.ahead if self.may_stand else None
-                    asked = Demand(wants, self.lines, self.clock, ahead=ahead, is_tidying=is_tidying)
+                    asked = Demand(
+                        wants, self.lines, self.clock, ahead=ahead, is_tidying=is_tidying, is_riding=is_riding
+                    )
                 line.compose(asked, now_us)
             if line.outstanding is not None and not line.outstanding.is_under_way:
                 line.outstanding.is_under_way = True

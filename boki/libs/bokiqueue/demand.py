@@ -82,7 +82,7 @@ class Demand:
     those that callers wait for; None: no take may stand.
     """
 
-    __slots__ = ("is_sure", "is_tidying", "missing", "probed", "spare", "special", "standing")
+    __slots__ = ("is_riding", "is_sure", "is_tidying", "missing", "probed", "spare", "special", "standing")
 
     def __init__(
         self,
@@ -92,7 +92,10 @@ class Demand:
         *,
         ahead: Callable[[Kind, int], int] | None = None,
         is_tidying: bool = False,
+        is_riding: bool = False,
     ) -> None:
+        self.is_riding = is_riding
+        """Whether the act shares a request with a push, so that it need not be put off."""
         self.is_tidying = is_tidying
         """Whether unneeded credit is withdrawn, and receipt of messages is reported."""
         self.is_sure = clock.is_sure or any(line.outstanding is not None for line in lines)
@@ -286,23 +289,26 @@ class Line:
         is_due = False
         for kind, shards in demand.standing.items():
             if target := shards.get(self.shard):
-                granted += self._credit(kind, target, now_us, is_tidying=demand.is_tidying)
+                granted += self._credit(kind, target, now_us, demand)
                 is_due |= 0 < self.next_due_us(kind[0]) <= (now_us if demand.is_sure else _SOME_DAY_US)
         for one in self.state.standing.of(self._taker) if demand.is_tidying else ():
             kind = one.group, one.lease_us
             if one.available and self.shard not in demand.standing.get(kind, ()):
-                granted += self._credit(kind, 0, now_us, is_tidying=True)
+                granted += self._credit(kind, 0, now_us, demand)
         return granted, is_due
 
-    def _credit(self, kind: Kind, target: int, now_us: int, *, is_tidying: bool) -> list[Credit]:
-        """What makes the credit so much, if that is worth a record: it is half used up, or about to end."""
+    def _credit(self, kind: Kind, target: int, now_us: int, demand: Demand) -> list[Credit]:
+        """What makes the credit so much, if that is worth a record: it is about to end, or half used up. If the record
+        would be alone in its request, most of it must be: pushes of this process would wait behind it.
+        """
         one = self.state.standing.find(kind[0], self._taker, kind[1])
         if one is None:
             return [Credit(*kind, target)] if target else []
-        is_too_much = is_tidying and one.available > target
+        is_too_much = demand.is_tidying and one.available > target
         # It is renewed in time; also if others take this process to be gone, because its acts were too slow or refused.
         is_old = target > 0 and (one.until_us - now_us < SESSION_US // 2 or one.ends_us <= now_us)
-        if one.available > target // 2 and not is_too_much and not is_old:
+        enough = target // (2 if demand.is_riding else 4)
+        if one.available > enough and not is_too_much and not is_old:
             return []
         return [Credit(*kind, one.used + target, one.since)]
 

@@ -196,6 +196,7 @@ class Queue(Generic[T]):
             try:
                 shared = self._shared(settings)
                 is_bounded = settings.max_length > 0
+                shared.ride(self.logbook)
                 async with (
                     room(self.logbook, shared, settings, len(bodies), patience_s) if is_bounded else nullcontext()
                 ):

@@ -25,10 +25,10 @@ Moment = tuple[float, float]
 class LogClock:
     """The clock of one stream in this process. `loop_s` is the event loop's, in seconds."""
 
-    __slots__ = ("_heard", "_loop_s", "_paged", "_told", "_us", "latest_us", "waited_s")
+    __slots__ = ("_heard", "_paged", "_told", "_us", "latest_us", "loop_s", "waited_s")
 
     def __init__(self, loop_s: Callable[[], float]) -> None:
-        self._loop_s = loop_s
+        self.loop_s = loop_s
         self.waited_s = 0.0
         """How long the log has waited for this process, in its own time."""
         self.latest_us = 0
@@ -42,7 +42,7 @@ class LogClock:
 
     def here(self) -> Moment:
         """Now, by the event loop and by the log's waits; whichever has gone farther counts."""
-        return self._loop_s(), self.waited_s
+        return self.loop_s(), self.waited_s
 
     def since(self, before: Moment) -> float:
         """How long ago that was, in seconds."""

@@ -128,7 +128,7 @@ class Follower:
         self.source = source
         self._before_read = before_read
         self.tag = tag
-        self.clock = LogClock(lambda: asyncio.get_running_loop().time())
+        self.clock = LogClock(self._begin_clock)
         self.next_start = 0
         """Every record below this was folded."""
         self.is_loaded = False
@@ -150,6 +150,13 @@ class Follower:
     def is_busy(self) -> bool:
         """Whether a caller waits."""
         return bool(self.waiters)
+
+    def _begin_clock(self) -> float:
+        """The event loop's time. The clock is read several times for each caller that waits: it asks the loop itself
+        from now on.
+        """
+        self.clock.loop_s = asyncio.get_running_loop().time
+        return self.clock.loop_s()
 
     # Waiting
 
@@ -302,7 +309,12 @@ class Follower:
     def _finish(self, session: LogSession, ended_read: int) -> None:
         """Wake all who have what they wait for. `ended_read`: the read of that number came to the end of the stream."""
         now = self.clock.here()
-        finished = [waiter for waiter in self.waiters if self._has_what_it_wants(waiter, ended_read, now)]
+        looking = [
+            waiter
+            for waiter in self.waiters  # most wait for their `finish` alone, and there may be thousands
+            if not waiter.is_done and (waiter.ready is not None or waiter.from_read or waiter.patience_s is not None)
+        ]
+        finished = [waiter for waiter in looking if self._has_what_it_wants(waiter, ended_read, now)]
         for waiter in finished:
             if waiter.session is not None and waiter.session is not session:
                 waiter.session.saw(session)

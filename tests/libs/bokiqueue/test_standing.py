@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from boki.libs.bokiqueue import sessions
+from boki.libs.bokiqueue.demand import Demand, Line, Want
 from boki.libs.bokiqueue.groups import BACK, DEAD, LEASED
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Credit, Grant, Settle
 from boki.libs.bokiqueue.sessions import SESSION_US, SILENT_LEASE_US, SILENT_POP_US, Standing, StandingTakes
+from boki.libs.fold.clock import LogClock
 from tests.libs.bokiqueue.test_state import SECOND, Stream
 
 LEASE_US = 60 * SECOND
@@ -308,3 +310,18 @@ def test_a_safeguard_that_is_off_is_noticed(broken: Callable[[], Any], check: Ca
     check()
     with broken(), pytest.raises(AssertionError):
         check()
+
+
+@pytest.mark.parametrize(("pushed", "is_riding", "is_asked"), [(4, True, True), (4, False, False), (6, False, True)])
+def test_credit_is_renewed_early_only_with_a_push(pushed: int, is_riding: bool, is_asked: bool) -> None:
+    """An act alone in its request delays the pushes behind it, so it waits until most of the credit is used."""
+    stream = Takers()
+    stream.grant(granted=8)
+    stream.push(pushed)
+    line = Line(0, b"me")
+    line.begin(stream.state, 0)
+    wants = [Want("", 1, 0, "", 10.0, (0.0, 0.0), None) for _ in range(8)]
+    clock = LogClock(lambda: 0.0)
+    clock.hear_answer(stream.state.time_us, clock.here())
+    line.compose(Demand(wants, [line], clock, ahead=lambda *_: 0, is_riding=is_riding), clock.now_us())
+    assert (line.outstanding is not None) == is_asked
