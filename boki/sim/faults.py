@@ -133,9 +133,10 @@ class Faults:
     # nodes
 
     def _crash(self) -> None:
-        node = self._pick(*Role)
-        node.crash()
-        self._later(self._some_us(10_000, 3_000_000), node.start)
+        roles = self._fall(self._pick(*Role))
+        down_us = self._some_us(10_000, 3_000_000)
+        for role in roles:
+            self._later(down_us, role.start)
 
     def _crash_primary(self) -> None:
         """Half of the time its disk had been slow, so that it has sent what it has not stored; and it is back soon."""
@@ -176,8 +177,17 @@ class Faults:
                 self._later(rng.randint(0, 20_000), fall, node, rng.randint(1_000, 30_000))
 
     def _crash_and_start(self, node: Node, down_us: int) -> None:
-        node.crash()
-        self._later(down_us, node.start)
+        for role in self._fall(node):
+            self._later(down_us, role.start)
+
+    def _fall(self, node: Node) -> list[Node]:
+        """Crash all roles of its process; which they are."""
+        roles = self._cluster.process_of(node)
+        for role in roles:
+            role.crash()
+        if len(roles) > 1:
+            self._clock.sometimes("a node died with all its roles")
+        return roles
 
     def _power_cut(self) -> None:
         """Everything at once. Mostly all disks had been slow just before, so much was not synced."""
@@ -206,9 +216,12 @@ class Faults:
         self._pick(Role.STORAGE, Role.ENGINE).save()
 
     def _pause(self) -> None:
-        node = self._pick(*Role)
-        node.pause()
-        self._later(self._some_us(20_000, MAX_PAUSE_US), node.resume)
+        roles = self._cluster.process_of(self._pick(*Role))
+        for role in roles:
+            role.pause()
+        hold_us = self._some_us(20_000, MAX_PAUSE_US)
+        for role in roles:
+            self._later(hold_us, role.resume)
 
     def _wipe(self) -> None:
         if self.victims:

@@ -7,7 +7,7 @@ Between the core and the world there is nothing but `boki.effects`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
@@ -47,6 +47,9 @@ class World(Protocol):
     """What cores have raised: bugs, whatever the checkers say."""
     workflow_engines: dict[str, str]
     """By invocation id, the engine that a workflow ran on first."""
+
+    def process_of(self, node: Node) -> Sequence[Node]:
+        """The roles that are one process with it, itself among them: they are lost together."""
 
 
 class Node:
@@ -188,8 +191,9 @@ class Node:
 
     def _on_disk_failure(self, what: str) -> None:
         self.clock.sometimes(what)
-        self.crash()
-        self.clock.after(_RESTART_US, self.start)
+        for role in self.world.process_of(self):
+            role.crash()
+            self.clock.after(_RESTART_US, role.start)
 
     def _replace_disk(self) -> None:
         """The node has stopped, and does so at each start: somebody gives it an empty disk."""

@@ -128,6 +128,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How many times as much as usual each of those processes does."""
     flows: int = 0
     """How many users run workflows."""
+    is_hosted: bool = False
+    """Whether roles of the same number are one process: they crash, stand still and come back together."""
 
     @property
     def logs_calls(self) -> bool:
@@ -212,7 +214,13 @@ def draw_options(seed: int) -> Options:
     )
     if not options.faults:  # who waits must be woken then, however long the wait
         return msgspec.structs.replace(options, poll_us=3_000_000)
-    return _draw_beside(_draw_scheme(options)) if len(options.faults) > 1 else options
+    return _draw_layout(_draw_beside(_draw_scheme(options)) if len(options.faults) > 1 else options)
+
+
+def _draw_layout(options: Options) -> Options:
+    """Half of the seeds, but where a scheme takes away single roles, are nodes that play several."""
+    is_hosted = not options.schemes and Random(f"{options.seed}:options:layout").random() < 0.5
+    return msgspec.structs.replace(options, is_hosted=True) if is_hosted else options
 
 
 _OBJECTS_US: Final = 12_000_000

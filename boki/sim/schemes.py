@@ -40,6 +40,9 @@ class Cluster(Protocol):
     sightings: Sightings
     nodes: dict[NodeId, Node]
 
+    def process_of(self, node: Node) -> list[Node]:
+        """The roles that are lost together with it, itself among them."""
+
     def of(self, role: Role) -> list[Node]:
         """The nodes of a role."""
 

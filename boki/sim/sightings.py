@@ -51,6 +51,7 @@ SITUATIONS: Final = (
     "a key was used again",
     "a reader was parked across a term change",
     "a crash lost what was not synced",
+    "a node died with all its roles",
     "a write found no space",
     "a disk that could not be read was replaced",
     "a term changed",

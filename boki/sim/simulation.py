@@ -125,6 +125,13 @@ class Simulation:
         """The nodes of a role."""
         return [node for node in self.nodes.values() if node.role is role]
 
+    def process_of(self, node: Node) -> list[Node]:
+        """See `boki.sim.nodes.World`."""
+        if not self.options.is_hosted:
+            return [node]
+        number = node.name.rpartition("-")[2]
+        return [other for other in self.nodes.values() if other.name.rpartition("-")[2] == number]
+
     def _build(self) -> None:
         options = self.options
         kinds: list[tuple[type[Node], str, int]] = [
