@@ -14,6 +14,7 @@ from typing import Any
 
 from boki.bench import faults, index_memory
 from boki.bench.flow import flow
+from boki.bench.flow_state import flow_state
 from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
 from boki.bench.queue import queue
@@ -153,6 +154,7 @@ BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "memory": memory,
     "queue": queue,
     "flow": flow,
+    "flow-state": flow_state,
     "store": store,
     "spark": spark,
     **CLUSTER_BENCHMARKS,
