@@ -8,7 +8,6 @@ from boki.extending import WakeOn
 from boki.libs.bokiflow import execution, journal
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.journal import JournalWriter
-from boki.libs.bokiflow.keeping import Keeper
 from boki.log.record import Expect
 from tests.sim.without import without
 
@@ -42,28 +41,6 @@ def no_wake_up_by_messages() -> Any:
 def no_scope_of_numbers() -> Any:
     """Step keys and ids of children are the same in each continuation."""
     return without(History, "scope", lambda _self, run: run)
-
-
-def no_place_of_a_write() -> Any:
-    """What a workflow writes to the store is written wherever the journal has come to."""
-    decide = JournalWriter._decide
-
-    async def anywhere(self: JournalWriter, group: Any, when: Any, mine: Any) -> Any:
-        return await decide(self, group, when[1:], mine)
-
-    return without(JournalWriter, "_decide", anywhere)
-
-
-def no_position() -> Any:
-    """A workflow reads what is there when it reads."""
-    base = Keeper._base
-
-    async def now(self: Keeper) -> int:
-        await base(self)
-        last = await self._ctx.logbook.check_tail()
-        return last.seqnum if last is not None else 1
-
-    return without(Keeper, "_base", now)
 
 
 def no_wait_for_the_journal() -> Any:

@@ -175,8 +175,8 @@ class Execution:
         """A question was answered, or something was written."""
         if self._ended.done():
             return
-        if error is not None:
-            self.end(error)
+        if error is not None or self.journal.is_overtaken or self.journal.error is not None:
+            self.end(error)  # `result` says why
         elif not self.machine.is_live:
             self._replay()
         else:

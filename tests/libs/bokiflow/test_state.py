@@ -13,8 +13,10 @@ from boki import BokiError, InvalidArgument
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking_flow
 from boki.libs.bokiflow.hooks import installed
+from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokistore import ConflictError, Store
-from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, all_deaths
+from boki.runtime.function import Function
+from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, all_deaths, in_run
 
 
 @step
@@ -250,3 +252,42 @@ async def test_a_def_workflow_has_the_same_state(each_mode: None) -> None:
     """One thing after the other, without `await`."""
     async with boki.testing.context() as ctx:
         assert await (await plain.start(ctx, 0)).result() == [2, True, 0]
+
+
+async def test_reads_of_the_present_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ablation of positions: a replay reads what came later."""
+
+    async def now(self: Keeper) -> int:
+        last = await self._ctx.logbook.check_tail()
+        return 1 if last is None else last.seqnum
+
+    monkeypatch.setattr(Keeper, "_base", now)
+    world = World()
+    first = await world.run(late_reader, 0)
+    async with boki.testing.context("test", log=world.log) as ctx:
+        await Store(ctx).object("x").set("", 99)
+    assert await world.run(late_reader, 0) != first
+
+
+@workflow
+async def blind(_: int) -> None:
+    await flow.store.object("n").increment("")
+
+
+async def test_a_blind_write_counts_once_whatever_crashes() -> None:
+    """What the test before this one takes away."""
+    assert {await in_book(world, "n") async for world, _ in after_each_death(blind, 0)} == {1}
+
+
+async def raced() -> int:
+    """What two executions of one run that race have counted."""
+    async with boki.testing.context("test") as outer:
+        runs = [Function.of(blind).run(in_run(outer, 0), 0) for _ in range(2)]
+        await asyncio.gather(*runs)
+        found: int = await Store(outer).object("n").get()
+        return found
+
+
+async def test_of_two_executions_that_race_one_writes() -> None:
+    """The condition on the journal decides, in the same append."""
+    assert await raced() == 1
