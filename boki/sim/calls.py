@@ -60,6 +60,9 @@ _NAPS: Final = 4
 _POLICY: Final = Retry(attempts=1_000, first_s=0.1, max_s=0.4)
 _ZOMBIES: Final = 0.15
 """How often a workflow runs in a second worker as well, which its engine believes to be gone: a probability."""
+_LATE: Final = 0.0
+"""How often the one whose outcome counts then begins later, so that it is overtaken: a probability that tests set."""
+_LATEST_S: Final = 0.03
 _GRACE_S: Final = 0.5
 """An engine that is registered no more is soon taken for lost: wrongly, sometimes, which must do no harm."""
 
@@ -234,6 +237,8 @@ class LoggedEngine:
         if clock.flow_rng.random() < _ZOMBIES:
             clock.sometimes("two executions of a workflow ran at once")
             self.loop.create_task(self._execute(call))
+            if clock.flow_race_rng.random() < _LATE:  # else the other one would lose each race
+                await asyncio.sleep(clock.flow_race_rng.random() * _LATEST_S)
         return await self._execute(call)
 
     async def _execute(self, call: Call) -> Outcome:

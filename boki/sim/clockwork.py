@@ -39,6 +39,7 @@ class Clockwork:
         self.call_sleep_rng = Random(f"{seed}:call_sleep")
         self.queue_rng = Random(f"{seed}:queues")
         self.flow_rng = Random(f"{seed}:flows")
+        self.flow_race_rng = Random(f"{seed}:flow_races")
         self.fault_rng = Random(f"{seed}:faults")
         self.event_count = 0
         self.seen: Counter[str] = Counter()

@@ -1,7 +1,8 @@
 """BokiFlow in the simulator: workflows as users write them, on engines that die, in virtual time.
 
 Some processes behind gateways start errands (`boki.sim.flow_work`), signal them before and after the start, and cancel
-those that would wait for ever. What is promised stands in `boki.workloads.errand_checks`.
+those that would wait for ever. What is promised stands in `boki.workloads.errand_checks`, and of the calls that the
+workflows are in `boki.sim.flow_lives`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from boki.libs.bokiflow import Handle, WorkflowEnded
 from boki.log.record import Record
 from boki.runtime.append_gatherer import AppendGatherer
 from boki.sim.calls import CallLedger, doors_of
+from boki.sim.flow_lives import find_wrong_lives
 from boki.sim.flow_work import context_of, to_be_logged
 from boki.sim.processes import Process
 from boki.workloads.errand_checks import Run, find_wrong_flows
@@ -48,6 +50,8 @@ class FlowClients:
         """What each run of a step's body has left in the log, once that is read in the end."""
         self.keyed_deeds: list[Record] = []
         """What was left under each step's key."""
+        self.lives: dict[str, list[Record]] = {}
+        """By invocation id, what the book of logged calls says of an errand, once that is read in the end."""
         self._processes: list[Process] = []
         self._busy = world.options.flows
         self._is_calm = False
@@ -89,6 +93,7 @@ class FlowClients:
         self._runs.append(run)
         self._clock.note(f"{run.id} begins", run.order)
         handle = errand.handle(ctx, run.id)
+        self.lives[handle.invocation_id] = []
         order = run.order
         early = self._rng.choice((0, 0, order.items))
         await self._signal(handle, run, early)
@@ -135,7 +140,7 @@ class FlowClients:
             self._clock.sometimes("a workflow with signals continued as new")
         if any(run.order.is_endless for run in ended):
             self._clock.sometimes("a workflow was cancelled, and undid what it had done")
-        return find_wrong_flows(self._runs, self.deeds, self.keyed_deeds)
+        return [*find_wrong_flows(self._runs, self.deeds, self.keyed_deeds), *find_wrong_lives(self.lives)]
 
 
 async def _end_of(handle: Handle[Any]) -> tuple[str, Any]:

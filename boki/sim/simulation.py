@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, Final
 
 from boki.engine.calls.ledger import BOOK as CALLS_BOOK
-from boki.engine.calls.ledger import CODEC, FINISHED_TAG, Finished
+from boki.engine.calls.ledger import CODEC, FINISHED_TAG, Finished, id_tag
 from boki.histories.checkers import Checker, all_checkers, find_violations
 from boki.histories.cursors import Wakes
 from boki.histories.facts import Violation
@@ -251,7 +251,7 @@ class Simulation:
             problems = self._read_all_by(reader)
             if problems:
                 return problems
-        if self.options.flows and (problems := self._read_deeds(fresh)):
+        if self.options.flows and (problems := self._read_deeds(fresh) or self._read_lives(fresh)):
             return problems
         if self.options.calls:
             effects = self._read_book(fresh, BOOK)
@@ -275,6 +275,15 @@ class Simulation:
         _, positions = self._ask(reader, Sync(DEEDS), {})
         done = self._read_whole(reader, DEEDS, DONE, self.flows.deeds, positions)
         return done or self._read_whole(reader, DEEDS, KEYED, self.flows.keyed_deeds, positions)
+
+    def _read_lives(self, reader: EngineNode) -> list[Violation]:
+        """What the book of logged calls has of each workflow."""
+        assert self.flows is not None
+        _, positions = self._ask(reader, Sync(CALLS_BOOK), {})
+        for invocation, records in self.flows.lives.items():
+            if problems := self._read_whole(reader, CALLS_BOOK, id_tag(invocation), records, positions):
+                return problems
+        return []
 
     def _read_whole(
         self,

@@ -18,7 +18,7 @@ from boki.gateway.http.metrics import BUCKETS_S, MAX_SERIES, OTHER, GatewayMetri
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving, turns_until
 from tests.gateway.strangers import Raw
 
-PROTECTED = ["/status", "/metrics", "/openapi.json", "/functions", "/logbook", "/invocation/x", "/nowhere"]
+PROTECTED = ["/status", "/metrics", "/openapi.json", "/functions", "/logbook", "/invocation/x", "/flow/x/y", "/nowhere"]
 
 
 # Who is let in

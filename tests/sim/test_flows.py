@@ -7,7 +7,11 @@ from collections import Counter
 import msgspec
 import pytest
 
+from boki.calls import Call, Outcome, Payload, Suspension
+from boki.engine.calls.ledger import CODEC, Accepted, Entry, Finished, Owner, Started, Suspended
+from boki.engine.calls.runs import Runs
 from boki.log.record import Record
+from boki.sim.flow_lives import find_wrong_lives
 from boki.sim.options import Options, draw_options
 from boki.sim.simulation import simulate
 from boki.workloads.errand_checks import Run, find_wrong_flows
@@ -33,6 +37,45 @@ def test_workflows_outlive_their_engines() -> None:
         seen += outcome.seen
     assert seen["a workflow went on in another run"]
     assert seen["a workflow was taken over by another engine"]
+
+
+@pytest.mark.parametrize("seed", [9, 225])
+def test_seeds_that_once_broke_a_promise(seed: int) -> None:
+    """Seeds of the ordinary swarm under which workflows went wrong while they were built."""
+    options = draw_options(seed)
+    assert options.flows
+    assert simulate(options).violations == []
+
+
+OWNER, HEIR = Owner("engine-1", 1), Owner("engine-2", 2)
+CALL = Call("c", "errand", Payload("json", b"null"), "errands", 10**6)
+ACCEPTED = Accepted(CALL, b"", owner=OWNER)
+END = Finished("c", "errand", "errands", Outcome(Payload("json", b"1"), None), 0, 0, 0, 1)
+
+
+def begun(starts: int, owner: Owner = OWNER) -> Started:
+    return Started("c", 1, 0, owner, starts)
+
+
+@pytest.mark.parametrize(
+    ("entries", "wrong"),
+    [
+        ([ACCEPTED, begun(1), END], ""),
+        ([ACCEPTED, begun(1), Suspended("c", 1, OWNER, Runs(), Suspension(5)), begun(1), END], ""),
+        ([ACCEPTED, begun(1), begun(2, HEIR), END], ""),
+        ([ACCEPTED, begun(1), END, begun(2)], "went on after its end: Started"),
+        ([ACCEPTED, begun(1), END, END], "went on after its end: Finished"),
+        ([ACCEPTED, begun(2), END], "began run 2 after run 0"),
+        ([ACCEPTED, begun(1), begun(1), END], "began run 1 after run 1"),
+        ([ACCEPTED, begun(1), begun(2, HEIR), begun(3), END], "was claimed by"),
+    ],
+)
+def test_a_life_is_judged_by_the_list_of_a_promise_machine(entries: list[Entry], wrong: str) -> None:
+    """C4 to C10: nothing after the end, one end, each run once and in order, one owner at a time."""
+    records = [Record(seqnum, (), CODEC.encode(entry), None, 0) for seqnum, entry in enumerate(entries, 1)]
+    found = [str(each) for each in find_wrong_lives({"c": records})]
+    assert len(found) == bool(wrong)
+    assert wrong in "".join(found)
 
 
 def test_about_a_third_of_the_seeds_have_workflows() -> None:
