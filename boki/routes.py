@@ -19,6 +19,7 @@ OWN_PATHS: Final = frozenset(
         "asyncFunction",
         "calls",
         "flow",
+        "flow-schedule",
         "function",
         "functions",
         "healthz",

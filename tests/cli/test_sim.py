@@ -14,7 +14,7 @@ from boki.cli.app import app
 from boki.sim import batches, simulation
 from boki.sim.batches import Result
 from boki.sim.nodes import StorageNode
-from boki.sim.options import Options
+from boki.sim.options import Options, draw_options
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -48,8 +48,8 @@ def test_a_batch_that_was_cut_short_is_no_success_and_says_how_to_go_on(
 ) -> None:
     """By whoever typed Ctrl-C, or by the end of a process of it; the command goes on where it stopped."""
 
-    def interrupted(seeds: range, processes: int) -> Iterator[Result]:
-        assert processes == 3
+    def interrupted(seeds: range, processes: int, draw: batches.Draw) -> Iterator[Result]:
+        assert (processes, draw) == (3, draw_options)
         yield Result(seeds[0], (), "", 10, 200, 2, Counter())
         raise error
 

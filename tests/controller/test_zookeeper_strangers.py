@@ -175,7 +175,7 @@ def test_an_entry_that_somebody_removed_is_made_again(zookeeper: str, chroot: st
                     await asyncio.to_thread(wait_for_value, other, path, good)
                     # Whether the watcher saw the harm is open: ZooKeeper tells it of changes, not of each value.
                     await watcher.until(lambda: watcher.coordinator.membership.find(ENGINE.node) == ENGINE)
-            await node.coordinator.unregister(ENGINE.node)
+            await node.coordinator.unregister()
             await watcher.until(lambda: watcher.names == set())
             assert node.failures == []
 
