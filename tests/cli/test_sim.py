@@ -50,7 +50,7 @@ def test_a_batch_that_was_cut_short_is_no_success_and_says_how_to_go_on(
 
     def interrupted(seeds: range, processes: int, draw: batches.Draw) -> Iterator[Result]:
         assert (processes, draw) == (3, draw_options)
-        yield Result(seeds[0], (), "", 10, 200, 2, Counter())
+        yield Result(seeds[0], (), "", 10, 200, 2, 0, Counter())
         raise error
 
     monkeypatch.setattr(batches, "run_seeds", interrupted)

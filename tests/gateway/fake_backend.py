@@ -63,6 +63,8 @@ class FakeBackend:
         self.refusal: BokiError | None = None
         self.operations: list[tuple[Operation, Positions, float]] = []
         self.failures: list[BokiError] = []
+        self.fails: type = object
+        """What kind of operation takes the next of `failures`."""
         self.change_count = 0
         self.changed = asyncio.Event()
         self._waits = 0
@@ -99,7 +101,7 @@ class FakeBackend:
         self.operations.append((operation, dict(positions), timeout_s))
         self._wake()
         await asyncio.sleep(0)
-        if self.failures:
+        if self.failures and isinstance(operation, self.fails):
             raise self.failures.pop(0)
         answer = self.log.answer(operation, self.now_us)
         if not isinstance(answer, Found):
