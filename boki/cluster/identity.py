@@ -20,7 +20,7 @@ def start_mark(pid: int) -> str:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         return "" if fields[0] == "Z" else f"{_BOOT_FILE.read_text(encoding='ascii').strip()}/{fields[_START_FIELD]}"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends between the opening and the reading
         if _BOOT_FILE.exists():
             return ""
     # Not Linux.

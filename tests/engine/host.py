@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -244,7 +245,10 @@ def drive(test: Coroutine[Any, Any, None]) -> None:
 def wait_for_end(pids: list[int]) -> None:
     """Wait until these processes, of which no other than this test speaks, are gone."""
     poll = select.poll()
-    fds = [os.pidfd_open(pid) for pid in pids if is_alive(pid)]
+    fds = []
+    for pid in filter(is_alive, pids):
+        with contextlib.suppress(ProcessLookupError):  # it has ended since it was looked at
+            fds.append(os.pidfd_open(pid))
     try:
         for fd in fds:
             poll.register(fd, select.POLLIN)
@@ -264,7 +268,7 @@ def is_alive(pid: int) -> bool:
     """Whether there is such a process, not counting what is dead and not yet reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends between the opening and the reading
         return False
 
 
