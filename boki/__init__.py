@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from boki.api.context import Context
+from boki.api.function import function
+from boki.api.http.request import Request
+from boki.api.http.response import Response
+from boki.api.log_calls import NewRecord
+from boki.api.logbook import LogBook, LogSession, Subscription
+from boki.api.streaming import Event
 from boki.errors import (
     AlreadyExists,
     BokiError,
@@ -38,13 +45,6 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import BookInfo
 from boki.log.record import Expect, Page, Record
 from boki.retry import Retry
-from boki.runtime.context import Context
-from boki.runtime.function import function
-from boki.runtime.http_request import Request
-from boki.runtime.http_response import Response
-from boki.runtime.log_calls import NewRecord
-from boki.runtime.logbook import LogBook, LogSession, Subscription
-from boki.runtime.streaming import Event
 
 if TYPE_CHECKING:
     from boki.client import BlockingClient, Client

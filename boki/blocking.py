@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from boki.runtime.blocking_context import Context
-from boki.runtime.blocking_logbook import LogBook, Subscription
-from boki.runtime.borrowed_port import run
+from boki.api.blocking_context import Context
+from boki.api.blocking_logbook import LogBook, Subscription
+from boki.api.borrowed_port import run
 
 __all__ = ["Context", "LogBook", "Subscription", "run"]

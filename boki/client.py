@@ -11,7 +11,6 @@
 
 A client is one reader in the sense of the log's promises: it reads what it has written, and never goes back, across all
 its books and calls. `client.position` hands that on to another client.
-
 Errors are those of `boki.errors`, the same as inside of functions. `Unavailable` says that nothing was sent;
 `ConnectionLost` and `DeadlineExceeded` that it may have been carried out: repeat it under a `key`.
 """
@@ -26,19 +25,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from boki.calls import CallStatus, FunctionInfo
-from boki.deployments import Deployment, VersionInfo
-from boki.log.checks import check_seconds
-from boki.log.limits import DEFAULT_LIMITS, Limits
-from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
-from boki.log.operations import BookInfo
-from boki.retry import Retry
-from boki.runtime import blocking_logbook, http_exchange
-from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.blocking_http_port import BlockingHttpPort
-from boki.runtime.call_state import MISSING
-from boki.runtime.deadline import Caller
-from boki.runtime.http_exchange import (
+from boki.api import blocking_logbook
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.call_state import MISSING
+from boki.api.deadline import Caller
+from boki.api.http import exchange as http_exchange
+from boki.api.http.blocking_port import BlockingHttpPort
+from boki.api.http.exchange import (
     BUNDLE_CONTENT_TYPE,
     POLL_S,
     HttpRequest,
@@ -47,13 +40,20 @@ from boki.runtime.http_exchange import (
     invocation_answer,
     json_answer,
 )
-from boki.runtime.http_port import HttpPort
-from boki.runtime.log_calls import DEFAULT_PAGE_RECORDS
-from boki.runtime.logbook import LogBook, LogSession
+from boki.api.http.port import HttpPort
+from boki.api.log_calls import DEFAULT_PAGE_RECORDS
+from boki.api.logbook import LogBook, LogSession
+from boki.log.checks import check_seconds
+from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
+from boki.log.operations import BookInfo
+from boki.protocol.calls import CallStatus, FunctionInfo
+from boki.protocol.deployments import Deployment, VersionInfo
+from boki.retry import Retry
 
 if TYPE_CHECKING:
-    from boki.runtime.blocking_context import Context as BlockingContext
-    from boki.runtime.context import Context
+    from boki.api.blocking_context import Context as BlockingContext
+    from boki.api.context import Context
 
 __all__ = ["BlockingClient", "Client", "Invocation", "Invocations"]
 

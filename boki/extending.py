@@ -7,15 +7,15 @@ down as the runtime does.
 
 from __future__ import annotations
 
-from boki.calls import ATTENDS, OVER, Attribute, CallStatus, InvocationState, Payload
+from boki.api.failures import failure_of
+from boki.api.function import Function, register_body
+from boki.api.logbook import begin_append, leave_append
+from boki.api.payloads.values import ValueCodec, codec_for, decode_any, encode_any
+from boki.api.suspension import BlockingCallsById, CallsById, Suspend, WakeOn, ends_of, invocation_id_of
 from boki.log.checks import check_seconds
 from boki.log.operations import Failure
+from boki.protocol.calls import ATTENDS, OVER, Attribute, CallStatus, InvocationState, Payload
 from boki.retry import check_retry
-from boki.runtime.failures import failure_of
-from boki.runtime.function import Function, register_body
-from boki.runtime.logbook import begin_append, leave_append
-from boki.runtime.suspension import BlockingCallsById, CallsById, Suspend, WakeOn, ends_of, invocation_id_of
-from boki.runtime.values import ValueCodec, codec_for, decode_any, encode_any
 
 __all__ = [
     "ATTENDS",

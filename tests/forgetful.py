@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from boki.effects import Delete, Put
 from boki.host.rocksdb import RocksDb
+from boki.protocol.effects import Delete, Put
 
 
 class ForgetfulDb:

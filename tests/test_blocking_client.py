@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from boki.api.http.blocking_port import _connect
+from boki.api.http.exchange import HttpRequest
 from boki.client import BlockingClient, Client
 from boki.errors import (
     BokiError,
@@ -24,8 +26,6 @@ from boki.errors import (
     Unauthorized,
     Unavailable,
 )
-from boki.runtime.blocking_http_port import _connect
-from boki.runtime.http_exchange import HttpRequest
 from tests.gateway.fake_backend import FakeBackend, run, serving
 from tests.gateway.strangers import stranger
 from tests.test_client import Point, mirror, shout

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from boki import Context, blocking, function
-from boki.calls import Outcome, Payload
+from boki.api.http.exchange import HttpAnswer, HttpRequest, check_url, error_of
 from boki.client import BlockingClient, Client
 from boki.errors import (
     BokiError,
@@ -33,7 +33,7 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import Limits
 from boki.log.operations import Read
 from boki.log.record import Expect
-from boki.runtime.http_exchange import HttpAnswer, HttpRequest, check_url, error_of
+from boki.protocol.calls import Outcome, Payload
 from tests.gateway.fake_backend import FakeBackend, run, serving
 from tests.gateway.strangers import stranger
 

@@ -18,9 +18,9 @@ import pytest
 import typer
 
 import boki.testing
-from boki.child import Child
 from boki.cli.app import app
-from boki.config import DevConfig, flag, settings
+from boki.config.loading import DevConfig, flag, settings
+from boki.launch.child import Child
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTED_URL = "http://127.0.0.1:8080"

@@ -93,23 +93,25 @@ def test_an_import_upwards_is_found(tmp_path: Path) -> None:
     """The import contracts refuse a core that imports a shell, a role that imports another, a gateway that imports a
     library, and a face that imports more than faces may.
     """
-    for layer in [*layers(), *forbidden(), "boki.libs.bokiqueue.face.http", "boki.deploy"]:
+    cores = ["boki.gateway.core", "boki.engine.core", "boki.storage.core"]
+    shells = ["boki.gateway.server.http", "boki.gateway.server.listener", "boki.libs.bokiqueue.face.http"]
+    for layer in [*layers(), *forbidden(), *cores, *shells]:
         folder = tmp_path.joinpath(*layer.split("."))
         folder.mkdir(parents=True, exist_ok=True)
         for package in (folder, *folder.relative_to(tmp_path).parents):
             (tmp_path / package / "__init__.py").touch()
     (tmp_path / "boki/storage/core/__init__.py").write_text("import boki.host\n")
     (tmp_path / "boki/gateway/core/__init__.py").write_text("import boki.engine.core\n")
-    (tmp_path / "boki/gateway/http/__init__.py").write_text("import boki.libs.bokiqueue\n")
-    (tmp_path / "boki/libs/bokiqueue/face/http/__init__.py").write_text("import boki.gateway.server\n")
+    (tmp_path / "boki/gateway/server/http/__init__.py").write_text("import boki.libs.bokiqueue\n")
+    (tmp_path / "boki/libs/bokiqueue/face/http/__init__.py").write_text("import boki.gateway.server.listener\n")
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     (tmp_path / "__init__.py").unlink()
     done = run("lint-imports", "--no-cache", cwd=tmp_path)
     assert done.returncode == 1
     assert "boki.storage.core -> boki.host" in done.stdout, done.stdout + done.stderr
     assert "boki.gateway.core -> boki.engine.core" in done.stdout
-    assert "boki.gateway.http -> boki.libs.bokiqueue" in done.stdout
-    assert "boki.libs.bokiqueue.face.http -> boki.gateway.server" in done.stdout
+    assert "boki.gateway.server.http -> boki.libs.bokiqueue" in done.stdout
+    assert "boki.libs.bokiqueue.face.http -> boki.gateway.server.listener" in done.stdout
 
 
 @pytest.mark.xdist_group("gates")

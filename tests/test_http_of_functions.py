@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from boki import BlockingClient, Client, FunctionFailed, Response
-from boki.dev import Dev
+from boki.launch.dev import Dev
 from tests.contract.live import LoopThread, dev_system
 from tests.gateway.fake_backend import refused
 from tests.gateway.strangers import Raw

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from boki import BlockingClient, Client, ConditionFailed, Expect, NotFound, Trimmed
-from boki.child import Child
-from boki.config import DevConfig
-from boki.deploy.bundle import bundle_hash
-from boki.deploy.version_book import VersionBook
+from boki.books.functions.bundle import bundle_hash
+from boki.books.functions.version_book import VersionBook
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 from boki.libs.bokiqueue import Queue
-from boki.local_log import LocalLog
+from boki.node.local_log import LocalLog
 from tests.old_data.write import BUNDLES, FUNCTIONS, YEAR_S
 
 OLD = sorted((Path(__file__).parent / "old_data").glob("*.tar.xz"))

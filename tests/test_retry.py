@@ -22,10 +22,10 @@ from boki import (
     WrongType,
     function,
 )
+from boki.api.failures import failure_of
 from boki.errors import BokiError
 from boki.log.operations import Failure
 from boki.retry import LOSSES_ONLY, check_retry, names_of
-from boki.runtime.failures import failure_of
 
 
 def raised(error: BaseException) -> Failure:

@@ -16,7 +16,7 @@ from boki import (
     blocking,
     function,
 )
-from boki.runtime.suspension import CallsById, Suspend, WakeOn, invocation_id_of
+from boki.api.suspension import CallsById, Suspend, WakeOn, invocation_id_of
 from tests.test_testing import HOUR_S, counts_down, run
 
 

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from boki.effects import Answer, Core, Delete, Effect, Load, Loaded, Put, Send, Store, Trace
 from boki.log.ids import NodeId
 from boki.net.codec import Decoder, encode_message, join_pack
 from boki.net.traffic import RULES
+from boki.protocol.effects import Answer, Core, Delete, Effect, Load, Loaded, Put, Send, Store, Trace
 
 TICK_US = 50_000
 _LINK = Decoder(RULES)

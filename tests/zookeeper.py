@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from boki.zookeeper.parts import find_parts
-from boki.zookeeper.server import Ensemble
+from boki.launch.zookeeper.parts import find_parts
+from boki.launch.zookeeper.server import Ensemble
 
 _numbers = itertools.count(1)
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 
 from boki.bench.load_functions.load import BOOK, Timeline, Watch
 from boki.bench.system import Target
-from boki.cluster.state import SupervisorState, read_state
 from boki.errors import BokiError, Unavailable
+from boki.launch.up.state import SupervisorState, read_state
 from boki.log.membership import Role
 from boki.net.keys import make_keys
 

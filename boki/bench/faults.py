@@ -13,7 +13,7 @@ from boki.bench.load_functions.load import Fill, Watch
 from boki.bench.rows import Row
 from boki.bench.system import Options, target
 from boki.bench.timeline import compared
-from boki.cluster.health import drain_left, leader_of
+from boki.launch.up.health import drain_left, leader_of
 from boki.log.membership import Role
 
 Step = Callable[[str], None]

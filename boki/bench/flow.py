@@ -23,10 +23,10 @@ from boki.bench.load_functions.load import Load
 from boki.bench.rows import Round, Row, measured, median, rate
 from boki.bench.system import Options, Target, target
 from boki.bench.turns import Run, Step, in_turns, ratio, row_of, wanted_peers
-from boki.calls import MAX_CALLS_PAGE
-from boki.child import Child
 from boki.client import BlockingClient
-from boki.engine.functions.machine import resident_bytes
+from boki.dispatch.server.machine import resident_bytes
+from boki.launch.child import Child
+from boki.protocol.calls import MAX_CALLS_PAGE
 
 CALLERS: Final = (1, 64)
 _APPENDED_BYTES: Final = 100

@@ -27,7 +27,7 @@ import aiohttp
 from boki import Unavailable
 from boki.bench.http_load import Post, post_load
 from boki.bench.rows import Round, measured
-from boki.zookeeper.server import free_ports
+from boki.launch.zookeeper.server import free_ports
 
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 30.0

@@ -25,7 +25,7 @@ import uvloop
 
 from boki import BokiError, Unavailable
 from boki.bench.queue_flow import Pipe, QueueLoad, QueueRound, flow
-from boki.zookeeper.server import free_ports
+from boki.launch.zookeeper.server import free_ports
 
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 20.0

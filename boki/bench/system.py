@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boki.child import Child
 from boki.client import BlockingClient
-from boki.cluster.config import UpConfig
-from boki.config import DevConfig, Durability
+from boki.config.loading import DevConfig, Durability
+from boki.config.up import UpConfig
 from boki.errors import ConfigError
 from boki.host.file_systems import MEMORY_FILE_SYSTEMS, file_system_of
+from boki.launch.child import Child
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
 NEED_CLUSTER = frozenset({"failover", "scaling", "repair"})

@@ -11,7 +11,7 @@ import typer
 from boki.cli.connection import AsJson, Token
 from boki.cli.help import examples
 from boki.cli.terminal import count_text, errors, print_json, print_table, progress
-from boki.config import Durability
+from boki.config.loading import Durability
 from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from boki.calls import CallStatus
 from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.help import Commands, examples
 from boki.cli.invoke import print_answer
 from boki.cli.terminal import errors, print_json, print_table, results, time_cell, time_text
 from boki.errors import BokiError, InvalidArgument
+from boki.protocol.calls import CallStatus
 
 if TYPE_CHECKING:
     from boki.client import BlockingClient, Invocation

@@ -18,8 +18,8 @@ from boki.cli.terminal import errors, print_json, print_table, progress, results
 from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from boki.chaos.faults import Fault
-    from boki.chaos.run import Report
+    from boki.verify.chaos.faults import Fault
+    from boki.verify.chaos.run import Report
 
 _TERMINATED: Final = 128 + signal.SIGTERM
 
@@ -44,7 +44,7 @@ def command(
 
     Ends with 0 only if no promise was broken and every class of faults has happened.
     """
-    from boki.chaos.faults import FAULTS
+    from boki.verify.chaos.faults import FAULTS
 
     known = {fault.name: fault for fault in FAULTS}
     if unknown := [name for name in faults or () if name not in known]:
@@ -84,8 +84,8 @@ async def _run(
     *,
     is_separate: bool,
 ) -> Report:
-    from boki.chaos.patient import Patient
-    from boki.chaos.run import Chaos
+    from boki.verify.chaos.patient import Patient
+    from boki.verify.chaos.run import Chaos
 
     run = asyncio.current_task()
     assert run is not None

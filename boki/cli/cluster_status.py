@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from boki.cli.terminal import bytes_text, print_table, results
-from boki.cluster.health import leader_of, sentences
-from boki.cluster.identity import resident_bytes
-from boki.cluster.state import ProcessState, SupervisorState
+from boki.launch.up.health import leader_of, sentences
+from boki.launch.up.identity import resident_bytes
+from boki.launch.up.state import ProcessState, SupervisorState
 
 Status = Mapping[str, Any]
 

@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 import typer
 
 from boki.cli.url_file import url_of
-from boki.config import Address, Config, load, refusal
+from boki.config.loading import Address, Config, load, refusal
 from boki.errors import ConfigError
 
 if TYPE_CHECKING:
+    from boki.api.http.blocking_port import BlockingHttpPort
     from boki.client import BlockingClient, Client
-    from boki.cluster.state import SupervisorState
-    from boki.runtime.blocking_http_port import BlockingHttpPort
+    from boki.launch.up.state import SupervisorState
 
 Url = Annotated[
     str,
@@ -57,7 +57,7 @@ def connect(url: str, token: str) -> BlockingClient:
 
 def connect_port(url: str, token: str) -> BlockingHttpPort:
     """The same for single requests."""
-    from boki.runtime.blocking_http_port import BlockingHttpPort
+    from boki.api.http.blocking_port import BlockingHttpPort
 
     url, token = _meant(url, token)
     return BlockingHttpPort(url, token)
@@ -84,9 +84,9 @@ def check_file(environment: Mapping[str, str]) -> None:
     """`ConfigError` if the project's `boki.toml` has an error, even where a command could do without: it means that
     another command will fail, or look elsewhere than its user expects.
     """
-    from boki.cluster.config import UpConfig
-    from boki.cluster_config import ALL_CONFIGS
-    from boki.config import DevConfig, file_problems
+    from boki.config.loading import DevConfig, file_problems
+    from boki.config.node import ALL_CONFIGS
+    from boki.config.up import UpConfig
 
     if problems := file_problems([DevConfig, UpConfig, *ALL_CONFIGS], environment):
         raise refusal(problems)
@@ -110,7 +110,7 @@ def data_directory(data: Path | None, environment: Mapping[str, str]) -> Path:
 
 def supervisor_of(data: Path | None, environment: Mapping[str, str]) -> SupervisorState | None:
     """The supervisor that runs in that data directory, or else in the configured one; None: there is none."""
-    from boki.cluster.state import read_state
+    from boki.launch.up.state import read_state
 
     state = read_state(data_directory(data, environment) / "cluster")
     return state if state is not None and state.is_running else None

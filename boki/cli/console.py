@@ -1,7 +1,7 @@
 """What `boki dev` shows: a start screen, what happens to the system, its calls, and the lines of functions.
 
 For people, or as one JSON object a line for programs; both carry the same facts. A start is announced by the event
-`ready`, which has the address (`boki.child` waits for it). The form of a line is that of `boki.host.lines`.
+`ready`, which has the address (`boki.launch.child` waits for it). The form of a line is that of `boki.host.lines`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from boki.calls import FunctionInfo, ModuleInfo
 from boki.cli.connection import tries
 from boki.cli.signatures import command_of
 from boki.cli.table import cut
 from boki.cli.terminal import Nowhere, count_text, has_colour, path_text, results
-from boki.config import DevConfig, LogFormat
+from boki.config.loading import DevConfig, LogFormat
 from boki.host.call_lines import CallLines
 from boki.host.clock import now_us
 from boki.host.lines import FACTS, SPEAKER, DayLine, console_lines, json_line, speaker
-from boki.runtime.frames import ConsoleLine
+from boki.protocol.calls import FunctionInfo, ModuleInfo
+from boki.worker.frames import ConsoleLine
 
 _WHO = "boki"
 _COLOURS = ((logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"))

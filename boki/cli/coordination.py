@@ -17,12 +17,12 @@ import msgspec
 import typer
 from msgspec import Meta
 
-from boki.config import Config, ZooKeeperAccess, load
+from boki.config.loading import Config, ZooKeeperAccess, load
 from boki.errors import InvalidArgument, Unavailable
 from boki.log.membership import ClusterPlan
 
 if TYPE_CHECKING:
-    from boki.controller.zookeeper import ZooKeeperCoordinator
+    from boki.coordination.zookeeper import ZooKeeperCoordinator
 
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 20
@@ -52,7 +52,7 @@ def place_of(zookeeper: str, chroot: str, data: Path | None) -> Place:
     """Where the cluster that is meant keeps its agreements. `Unavailable` if nothing says so; `InvalidArgument` if what
     is said contradicts the cluster that `boki up` runs here.
     """
-    from boki.cluster.state import read_state
+    from boki.launch.up.state import read_state
     from boki.net.keys import read_digest
 
     place = _configured(zookeeper, chroot, data)
@@ -96,8 +96,8 @@ def with_coordinator(place: Place, act: Callable[[ZooKeeperCoordinator], Corouti
 @asynccontextmanager
 async def connected(place: Place) -> AsyncIterator[ZooKeeperCoordinator]:
     """A session with the coordinator, for as long as the block lasts."""
-    from boki.cluster.probe import check_zookeeper
-    from boki.controller.zookeeper import ZooKeeperCoordinator
+    from boki.coordination.zookeeper import ZooKeeperCoordinator
+    from boki.launch.up.probe import check_zookeeper
 
     await asyncio.to_thread(check_zookeeper, place.zookeeper)
     coordinator = await ZooKeeperCoordinator.connect(place.zookeeper, place.chroot, access=place.zookeeper_access)

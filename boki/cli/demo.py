@@ -17,12 +17,12 @@ import typer
 
 from boki.cli.help import examples
 from boki.cli.terminal import errors, path_text, print_table, progress, results
-from boki.cluster.config import UpConfig
-from boki.cluster.health import leader_of
-from boki.cluster.state import read_state
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.config.up import UpConfig
 from boki.demo.examples import functions_folder
 from boki.errors import InvalidArgument
+from boki.launch.up.health import leader_of
+from boki.launch.up.state import read_state
 
 if TYPE_CHECKING:
     from boki.client import Client
@@ -97,10 +97,10 @@ def _show_flights(chosen_seed: int, *, is_cluster: bool) -> None:
 
 
 def _show_queues(*, is_cluster: bool) -> None:
-    from boki.child import Child
     from boki.client import Client
     from boki.demo.flights import table_path
     from boki.demo.queue_act import Watched, departures_to_alerts
+    from boki.launch.child import Child
 
     async def perform(config: DevConfig | UpConfig, step: Callable[[str, int, int], None]) -> Watched:
         with Child(config) as child:
@@ -131,8 +131,8 @@ def _show_queues(*, is_cluster: bool) -> None:
 
 
 def _show_objects(seed: int, *, is_cluster: bool) -> None:
-    from boki.child import Child
     from boki.demo.store_act import kill_in_the_middle
+    from boki.launch.child import Child
 
     with tempfile.TemporaryDirectory(prefix="boki-demo-") as folder, progress() as bar:
         shown = bar.add_task("starting", total=None)
@@ -164,9 +164,9 @@ def _show_objects(seed: int, *, is_cluster: bool) -> None:
 
 
 async def _perform(folder: Path, table: Path, seed: int, *, is_cluster: bool) -> bool:
-    from boki.child import Child
     from boki.client import Client
     from boki.demo import acts
+    from boki.launch.child import Child
 
     def config(name: str) -> DevConfig | UpConfig:
         if is_cluster:  # the primary is killed, and the engine that ingests goes on

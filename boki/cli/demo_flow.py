@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from boki.cli.terminal import count_text, errors, print_table, results
-from boki.cluster.config import UpConfig
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.config.up import UpConfig
 from boki.demo.flow_act import KILLS, SOURCE, Scene, Survived, TripFound, kill_at_lines
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from boki.cli.help import examples
 from boki.cli.terminal import bytes_text, errors, print_json, results
 
 if TYPE_CHECKING:
-    from boki.deployments import Deployment
+    from boki.protocol.deployments import Deployment
 
 
 @examples("boki deploy", "boki deploy src/functions --force")
@@ -28,7 +28,7 @@ def command(
 
     Calls in flight finish on the version that they began with.
     """
-    from boki.deploy.folder import overlooked_files, pack_folder
+    from boki.books.functions.folder import overlooked_files, pack_folder
 
     bundle = pack_folder(folder)
     for file in overlooked_files(folder):

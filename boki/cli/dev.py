@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from boki.cli.flags import command_of, load_flags
 from boki.cli.help import examples
 from boki.cli.url_file import announced
-from boki.cluster.config import UpConfig
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.config.up import UpConfig
 from boki.errors import DataDirectoryInUse, InvalidArgument, Unavailable
 from boki.host.process import prepare_process
 
 if TYPE_CHECKING:
     from boki.cli.console import Screen
-    from boki.dev import Dev
+    from boki.launch.dev import Dev
 
 INTERRUPTED = 130
 FAILED = 1
@@ -51,8 +51,8 @@ def run(**flags: Any) -> None:
 async def serve(config: DevConfig) -> None:
     """Start the system, show it, and stop it when a signal says so."""
     from boki.cli.console import Screen
-    from boki.dev import Dev
     from boki.host.private_files import keep_private
+    from boki.launch.dev import Dev
 
     keep_private()
     screen = Screen(config.log_format)
@@ -101,7 +101,7 @@ async def _until_stopped(dev: Dev, stop: asyncio.Event, screen: Screen) -> None:
 
 def _in_use_by_cluster(data: Path) -> DataDirectoryInUse | None:
     """What to do if it is a cluster that uses the data."""
-    from boki.cluster.state import read_state
+    from boki.launch.up.state import read_state
 
     state = read_state(data / "cluster")
     if state is None or not state.is_running:

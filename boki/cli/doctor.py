@@ -15,7 +15,7 @@ from boki.cli.connection import AsJson, check_file, data_directory, running_here
 from boki.cli.dev import check_address
 from boki.cli.help import examples
 from boki.cli.terminal import print_json, results
-from boki.config import Address, DevConfig, load
+from boki.config.loading import Address, DevConfig, load
 from boki.doctor.findings import Finding
 from boki.errors import BokiError, ConfigError
 

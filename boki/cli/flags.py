@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 
 from boki.cli.help import examples, value_text
-from boki.config import Config, ConfigType, Setting, flag, load, settings
+from boki.config.loading import Config, ConfigType, Setting, flag, load, settings
 
 
 def file_parameter() -> inspect.Parameter:

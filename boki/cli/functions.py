@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from boki.calls import FunctionInfo
 from boki.cli import deploy
 from boki.cli.connection import AsJson, Token, Url, connect
 from boki.cli.help import Commands, examples
 from boki.cli.signatures import signature_of
 from boki.cli.terminal import bytes_text, print_json, print_table, results, time_cell
 from boki.errors import InvalidArgument
+from boki.protocol.calls import FunctionInfo
 
 if TYPE_CHECKING:
-    from boki.deployments import VersionInfo
+    from boki.protocol.deployments import VersionInfo
 
 app = Commands("List the functions, and go back to a deployed version.", no_args_is_help=False)
 

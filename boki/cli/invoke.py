@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from boki.calls import Encoding, FunctionInfo
+from boki.api.http.response import Response
+from boki.api.payloads.values import is_json
 from boki.cli.connection import Token, Url, connect, connect_port
 from boki.cli.help import examples
 from boki.cli.terminal import errors, results
 from boki.errors import InvalidArgument, NoSuchFunction
 from boki.log.checks import check_seconds
+from boki.protocol.calls import Encoding, FunctionInfo
 from boki.retry import Retry
-from boki.runtime.http_response import Response
-from boki.runtime.values import is_json
 
 LISTED = 8
 """The gateway names all functions if there are no more than this."""

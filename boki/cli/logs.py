@@ -20,7 +20,7 @@ from boki.errors import InvalidArgument, Unavailable
 from boki.host.lines import console_lines, level_name, printable, speaker
 
 if TYPE_CHECKING:
-    from boki.cluster.log_reader import LogLine, NodeLog
+    from boki.launch.up.log_reader import LogLine, NodeLog
 
 _POLL_S: Final = 0.2
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -51,7 +51,7 @@ def command(
     The lines of all nodes are merged by time, which is UTC. The cluster is that of `boki up` in this folder; `boki dev`
     and nodes of `boki start` write to their own output.
     """
-    from boki.cluster.log_reader import last_of
+    from boki.launch.up.log_reader import last_of
 
     if level and level.lower() not in _LEVELS:
         raise InvalidArgument(f"--level {level!r} is not a level: choose one of {', '.join(_LEVELS)}", field="level")
@@ -75,7 +75,7 @@ def command(
 
 
 def _chosen(directory: Path, node: str) -> list[NodeLog]:
-    from boki.cluster.log_reader import open_logs
+    from boki.launch.up.log_reader import open_logs
 
     found = open_logs(directory / "cluster" / "logs")
     if not found:
@@ -93,7 +93,7 @@ def _chosen(directory: Path, node: str) -> list[NodeLog]:
 
 
 def _follow(directory: Path, node: str, nodes: list[NodeLog], screen: _Screen, matches: Any) -> None:
-    from boki.cluster.log_reader import merged_by_time, open_logs
+    from boki.launch.up.log_reader import merged_by_time, open_logs
 
     while True:
         known = {one.node for one in nodes}

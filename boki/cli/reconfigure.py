@@ -13,13 +13,13 @@ from boki.cli.connection import Token, Url, connect
 from boki.cli.coordination import Chroot, Data, ZooKeeper, change_plan, place_of, with_coordinator
 from boki.cli.help import examples
 from boki.cli.terminal import count_text, progress, results
-from boki.cluster.health import drain_left
 from boki.errors import DeadlineExceeded, InvalidArgument
+from boki.launch.up.health import drain_left
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Membership, Role
 
 if TYPE_CHECKING:
-    from boki.controller.zookeeper import ZooKeeperCoordinator
+    from boki.coordination.zookeeper import ZooKeeperCoordinator
     from boki.log.view import View
 
 _POLL_S: Final = 0.1

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from boki.calls import FunctionInfo
-from boki.runtime.shapes import notation_of
+from boki.api.payloads.shapes import notation_of
+from boki.protocol.calls import FunctionInfo
 
 Schema = Mapping[str, Any]
 

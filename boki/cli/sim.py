@@ -17,7 +17,7 @@ from boki.cli.help import examples
 from boki.cli.terminal import errors
 
 if TYPE_CHECKING:
-    from boki.sim.batches import Summary
+    from boki.verify.sim.batches import Summary
 
 _DULL: Final = re.compile(r": (Ping|Pong|FetchShards|ShardsFetched|InstallMembership|InstallPlan|InstallPlacement) ")
 _BYTES: Final = re.compile(r"""\bb(['"])((?:\\.|(?!\1).)*)\1""")
@@ -38,7 +38,9 @@ def command(
     shrink: Annotated[
         bool, typer.Option("--shrink", help="With --seed: make the failure small, and write it as a test.")
     ] = False,
-    into: Annotated[Path, typer.Option(help="With --shrink: where the test goes.")] = Path("tests/sim/regressions"),
+    into: Annotated[Path, typer.Option(help="With --shrink: where the test goes.")] = Path(
+        "tests/verify/sim/regressions"
+    ),
     objects: Annotated[
         bool, typer.Option("--objects", help="Only transactions over objects, and many more in each seed.")
     ] = False,
@@ -86,9 +88,9 @@ def _pattern(about: str) -> re.Pattern[str] | None:
 def _run(start: int, count: int, processes: int, has_objects_only: bool) -> int:
     from concurrent.futures.process import BrokenProcessPool
 
-    from boki.sim.batches import Summary, run_seeds
-    from boki.sim.options import draw_objects, draw_options
-    from boki.sim.sightings import OF_OBJECTS
+    from boki.verify.sim.batches import Summary, run_seeds
+    from boki.verify.sim.options import draw_objects, draw_options
+    from boki.verify.sim.sightings import OF_OBJECTS
 
     summary = Summary(OF_OBJECTS) if has_objects_only else Summary()
     status = None
@@ -132,8 +134,8 @@ def _report(summary: Summary, start: int, took_s: float) -> None:
 
 
 def _tell(seed: int, wanted: re.Pattern[str] | None, has_objects_only: bool) -> int:
-    from boki.sim.options import draw_objects, draw_options
-    from boki.sim.simulation import simulate
+    from boki.verify.sim.options import draw_objects, draw_options
+    from boki.verify.sim.simulation import simulate
 
     def tell(line: str) -> None:
         if wanted.search(line) if wanted is not None else not _DULL.search(line):
@@ -162,8 +164,8 @@ def _shorten(found: re.Match[str]) -> str:
 
 
 def _shrink(seed: int, into: Path, has_objects_only: bool) -> int:
-    from boki.sim.options import draw_objects, draw_options
-    from boki.sim.shrinking import regression, shrink
+    from boki.verify.sim.options import draw_objects, draw_options
+    from boki.verify.sim.shrinking import regression, shrink
 
     if into.exists() and not into.is_dir():  # said before the work
         raise typer.BadParameter(f"{into} is no folder, and tests are written into one", param_hint="--into")

@@ -20,14 +20,14 @@ from boki.cli.console import function_json
 from boki.cli.dev import INTERRUPTED, spare_the_collector
 from boki.cli.flags import command_of, parameter_name
 from boki.cli.help import Commands, examples
-from boki.cluster_config import ALL_CONFIGS, CONFIGS, NodeConfig, load_host, load_node
-from boki.config import LogFormat, settings
+from boki.config.loading import LogFormat, settings
+from boki.config.node import ALL_CONFIGS, CONFIGS, NodeConfig, load_host, load_node
 from boki.host.lines import FACTS, SPEAKER, DayLine, console_lines, json_line, speaker
 from boki.host.private_files import keep_private
 from boki.host.process import prepare_process
 from boki.log.membership import Role
 from boki.node.console import FUNCTION_LINE
-from boki.runtime.frames import ConsoleLine
+from boki.worker.frames import ConsoleLine
 
 _HELP = {
     Role.GATEWAY: "Answer HTTP, hand calls and log operations to engines.",

@@ -17,8 +17,8 @@ from boki.errors import ConnectionLost, Unavailable
 
 if TYPE_CHECKING:
     from boki.client import BlockingClient
-    from boki.cluster.state import SupervisorState
-from boki.cluster.health import sentences
+    from boki.launch.up.state import SupervisorState
+from boki.launch.up.health import sentences
 
 
 @examples("boki status", "boki status --json", "boki status --url http://127.0.0.1:8123")

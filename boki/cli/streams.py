@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
-from boki.cli.terminal import errors
-from boki.runtime.call_state import MISSING
-from boki.runtime.http_exchange import (
+from boki.api.call_state import MISSING
+from boki.api.http.exchange import (
     END_OF_EVENT,
     ERROR_EVENT,
     OUTCOME,
@@ -19,9 +18,10 @@ from boki.runtime.http_exchange import (
     call_request,
     told_error,
 )
+from boki.cli.terminal import errors
 
 if TYPE_CHECKING:
-    from boki.runtime.blocking_http_port import BlockingHttpPort
+    from boki.api.http.blocking_port import BlockingHttpPort
 
 _OK: Final = 200
 

@@ -25,14 +25,14 @@ from boki.cli.dev import check_address, check_functions
 from boki.cli.flags import command_of, load_flags
 from boki.cli.help import examples
 from boki.cli.terminal import errors, progress, results
-from boki.cluster.config import UpConfig
-from boki.config import ENV_PREFIX, DevConfig
+from boki.config.loading import ENV_PREFIX, DevConfig
+from boki.config.up import UpConfig
 from boki.errors import BokiError, Unavailable
 
 if TYPE_CHECKING:
     from boki.cli.up_screen import UpScreen
-    from boki.cluster.server import Supervisor
-    from boki.cluster.state import SupervisorState
+    from boki.launch.up.server import Supervisor
+    from boki.launch.up.state import SupervisorState
 
 INTERRUPTED: Final = 130
 _START_TIMEOUT_S: Final = 90.0
@@ -62,11 +62,11 @@ def run(**flags: Any) -> None:
     refuse_second(config)
     check_address(config.host, config.port)
     if config.zookeeper:
-        from boki.cluster.probe import check_zookeeper
+        from boki.launch.up.probe import check_zookeeper
 
         check_zookeeper(config.zookeeper)
     else:
-        from boki.zookeeper.parts import find_parts
+        from boki.launch.zookeeper.parts import find_parts
 
         find_parts()
     if is_detached:
@@ -77,7 +77,7 @@ def run(**flags: Any) -> None:
 
 def refuse_second(config: UpConfig) -> None:
     """`Unavailable` if a cluster runs on that data already."""
-    from boki.cluster.state import read_state
+    from boki.launch.up.state import read_state
 
     state = read_state(config.folder)
     if state is not None and state.is_running:
@@ -92,10 +92,10 @@ def refuse_second(config: UpConfig) -> None:
 async def serve(config: UpConfig) -> None:
     """Start the cluster, show it, and stop it when a signal says so."""
     from boki.cli.up_screen import UpScreen
-    from boki.cluster.launch import prepare
-    from boki.cluster.server import Supervisor, end_leftovers
     from boki.host.data_directory import DataDirectory
     from boki.host.private_files import keep_private
+    from boki.launch.up.launch import prepare
+    from boki.launch.up.server import Supervisor, end_leftovers
 
     keep_private()
     directory = DataDirectory(config.data)
@@ -144,7 +144,7 @@ def _listen(supervisor: Supervisor, screen: UpScreen, config: UpConfig) -> None:
 
 async def _watch(screen: UpScreen, about: SupervisorState, config: UpConfig) -> None:
     """Tell when the cluster is ready, and keep the screen fresh."""
-    from boki.cluster.probe import is_ready, status_of
+    from boki.launch.up.probe import is_ready, status_of
 
     started = told_at = time.monotonic()
     while not await is_ready(about.url):
@@ -167,9 +167,9 @@ async def _watch(screen: UpScreen, about: SupervisorState, config: UpConfig) -> 
 
 def _detach(config: UpConfig) -> None:
     """Start a supervisor of its own session, and wait until its cluster is ready."""
-    from boki.child import arguments
-    from boki.cluster.logs import open_log
     from boki.host.data_directory import DataDirectory
+    from boki.launch.child import arguments
+    from boki.launch.up.logs import open_log
 
     DataDirectory(config.data).close()  # refuses here what the supervisor could only write into its log
     log_file = config.folder / "logs" / "supervisor.log"
@@ -204,8 +204,8 @@ def _detach(config: UpConfig) -> None:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], config: UpConfig) -> SupervisorState:
-    from boki.cluster.probe import is_ready
-    from boki.cluster.state import read_state
+    from boki.launch.up.probe import is_ready
+    from boki.launch.up.state import read_state
 
     deadline = time.monotonic() + _START_TIMEOUT_S
     with progress(counted=False) as bar:
@@ -225,7 +225,7 @@ def _wait_ready(process: subprocess.Popen[bytes], config: UpConfig) -> Superviso
 
 def failed_start(state: SupervisorState) -> str:
     """Why the cluster will not become ready: a process that ends again and again. Empty: none does."""
-    from boki.cluster.logs import last_lines
+    from boki.launch.up.logs import last_lines
 
     for row in state.processes:
         if row.restarts >= _MAX_STARTS:
@@ -252,8 +252,8 @@ def said_by_supervisor(text: str) -> list[str]:
 
 def _explain(log_file: Path, begin_bytes: int, config: UpConfig) -> None:
     """What the supervisor and those roles that could not run have said last."""
-    from boki.cluster.logs import last_lines
-    from boki.cluster.state import read_state
+    from boki.launch.up.logs import last_lines
+    from boki.launch.up.state import read_state
 
     with log_file.open("rb") as stream:
         stream.seek(begin_bytes)
@@ -277,9 +277,9 @@ def down(
 
     What was acknowledged is durable and stays.
     """
-    from boki.cluster import identity
-    from boki.cluster.server import end_leftovers
-    from boki.cluster.state import read_state
+    from boki.launch.up import identity
+    from boki.launch.up.server import end_leftovers
+    from boki.launch.up.state import read_state
 
     folder = UpConfig(data=data).folder
     state = read_state(folder)

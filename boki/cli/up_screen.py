@@ -10,12 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from boki.cli.terminal import Nowhere, bytes_text, results, table_lines
-from boki.cluster.core import SupervisorCore
-from boki.cluster.health import leader_of, sentences
-from boki.cluster.identity import resident_bytes
-from boki.config import LogFormat
+from boki.config.loading import LogFormat
 from boki.host.clock import now_us
 from boki.host.lines import console_lines, json_line
+from boki.launch.up.core import SupervisorCore
+from boki.launch.up.health import leader_of, sentences
+from boki.launch.up.identity import resident_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

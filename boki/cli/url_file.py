@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from boki.cluster.identity import is_same, start_mark
+from boki.launch.up.identity import is_same, start_mark
 
 FILE_NAME: Final = "url"
 

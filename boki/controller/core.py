@@ -29,12 +29,12 @@ from boki.controller.inventory import Inventory
 from boki.controller.plans import Sight, by_name, differs, first_plan, next_plan
 from boki.controller.repair import Repair, Storage
 from boki.controller.term_change import TermChange
-from boki.effects import Answer, Effect, Send, Trace
-from boki.follower import COORDINATOR
 from boki.log.ids import NodeId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement, Role
 from boki.log.view import View, ViewChain
-from boki.messages import (
+from boki.protocol.effects import Answer, Effect, Send, Trace
+from boki.protocol.follower import COORDINATOR
+from boki.protocol.messages import (
     Completed,
     EntriesDropped,
     FetchView,
@@ -175,7 +175,7 @@ class ControllerCore:
     # events
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`."""
+        """See `boki.protocol.effects.Core`."""
         match message:
             case Pong():
                 return self._hear(sender, message)
@@ -209,11 +209,11 @@ class ControllerCore:
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
-        """See `boki.effects.Core`."""
+        """See `boki.protocol.effects.Core`."""
         return ()
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: ping, judge, and go on with what is under way."""
+        """See `boki.protocol.effects.Core`: ping, judge, and go on with what is under way."""
         self._now_us = now_us
         effects = self.heartbeats.tick(self._known_nodes(), now_us)
         if self.chain:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Final
 
 from boki.controller.inventory import Inventory
-from boki.effects import Effect, Send
 from boki.log.ids import shard_incarnation
 from boki.log.membership import Membership, Role
 from boki.log.metalog import CloseShard
 from boki.log.view import View
-from boki.messages import RequestEntry
+from boki.protocol.effects import Effect, Send
+from boki.protocol.messages import RequestEntry
 
 _REPEAT_US: Final = 500_000
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from boki.effects import Effect, Send
 from boki.log.ids import NodeId, Term
 from boki.log.metalog import Positions
 from boki.log.view import View
-from boki.messages import Ping, Pong
+from boki.protocol.effects import Effect, Send
+from boki.protocol.messages import Ping, Pong
 
 _AWAKE_US: Final = 200_000
 """Ticks come every 50 ms; of the time between two of them no more than this counts."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from boki.controller.heartbeats import Heartbeats
-from boki.effects import Answer, Effect
 from boki.log.membership import ClusterPlan, Membership, Role
+from boki.protocol.effects import Answer, Effect
 
 _REPEAT_US: Final = 500_000
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from boki.effects import Effect, Send
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Place
 from boki.log.metalog import Positions
-from boki.messages import FetchShards, ShardRow, ShardsFetched
+from boki.protocol.effects import Effect, Send
+from boki.protocol.messages import FetchShards, ShardRow, ShardsFetched
 
 _PAGE_ROWS: Final = 2_000
 _INTERVAL_US: Final = 1_000_000

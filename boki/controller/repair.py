@@ -20,7 +20,7 @@ from boki.controller.plans import by_name
 from boki.log.ids import NodeId
 from boki.log.membership import Moved, Place, Placement
 from boki.log.metalog import covers
-from boki.messages import ShardRow
+from boki.protocol.messages import ShardRow
 
 _NAMED_LACKING: Final = 20
 _MAX_MOVING: Final = 500

@@ -24,12 +24,12 @@ from enum import Enum
 from typing import Any, Final
 
 from boki.controller.plans import Plan
-from boki.effects import Answer, Effect, Send, Trace
 from boki.log.ids import LogId, NodeId, Term
 from boki.log.metalog import MetalogEntry, Positions, split_position
 from boki.log.quorum import majority
 from boki.log.view import View
-from boki.messages import Complete, Completed, EntriesDropped, FetchSealed, Seal, Sealed, SealedEntries
+from boki.protocol.effects import Answer, Effect, Send, Trace
+from boki.protocol.messages import Complete, Completed, EntriesDropped, FetchSealed, Seal, Sealed, SealedEntries
 
 _REPEAT_US: Final = 200_000
 _PAGE_ENTRIES: Final = 10_000
@@ -90,7 +90,7 @@ class TermChange:
                     self._applied[log] = index, node
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`."""
+        """See `boki.protocol.effects.Core`."""
         match message:
             case Sealed(term, incarnation) if term == self.last.term and self.step is Step.SEALING:
                 if self._counts(sender, incarnation) and len(message.stored_until) == self.last.log_count:
@@ -115,11 +115,11 @@ class TermChange:
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
-        """See `boki.effects.Core`."""
+        """See `boki.protocol.effects.Core`."""
         return ()
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: whatever has not been answered is sent again."""
+        """See `boki.protocol.effects.Core`: whatever has not been answered is sent again."""
         if self.step is Step.COMPLETING and now_us - self._moved_at > _STALL_US:
             self._move("stalled")
             self._sealed, self._completed = {}, {}

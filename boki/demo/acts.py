@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from boki.child import Child
 from boki.client import Client
-from boki.cluster.config import UpConfig
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.config.up import UpConfig
 from boki.demo.flights import FLIGHT_COUNT, Summary, flights, summaries
 from boki.errors import BokiError
+from boki.launch.child import Child
 
 BOOK = "flights"
 BATCH_FLIGHTS = 1_000

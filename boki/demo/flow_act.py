@@ -18,13 +18,13 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.child import Child
 from boki.client import Client
-from boki.cluster.config import UpConfig
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.config.up import UpConfig
 from boki.demo.reaper import Note, Plan, notes_in
 from boki.demo.tables import load_travel, travel_rows
 from boki.errors import BokiError
+from boki.launch.child import Child
 
 KILLS: Final = 9
 TRAVELLERS: Final = ("Ada", "Grace", "Edsger", "Barbara")

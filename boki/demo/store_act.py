@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.child import Child
 from boki.client import Client
+from boki.launch.child import Child
 from boki.libs.bokistore import Store
 
 BANK: Final = "bank"

@@ -21,8 +21,8 @@ from typing import Final
 from boki.doctor import findings
 from boki.doctor.findings import Finding
 from boki.host.file_systems import MEMORY_FILE_SYSTEMS, file_system_of
-from boki.zookeeper.java import find_java
-from boki.zookeeper.parts import zookeeper_jars
+from boki.launch.zookeeper.java import find_java
+from boki.launch.zookeeper.parts import zookeeper_jars
 
 SYNCS: Final = 40
 _SYNC_BYTES: Final = 4096

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from boki.effects import Answer, Effect, Send
 from boki.engine.index.index import Refusal
 from boki.engine.waiter import Waiter
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, DiskFull, Overloaded, Unavailable
@@ -25,7 +24,8 @@ from boki.log.cuts import Piece
 from boki.log.ids import LogId, NodeId, ShardId, Term
 from boki.log.operations import Appended, Rejected
 from boki.log.view import View
-from boki.messages import IndexBatch, ShardProgress, StoreBatch
+from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.messages import IndexBatch, ShardProgress, StoreBatch
 
 _RESEND_US: Final = 300_000
 _FULL_US: Final = 1_000_000

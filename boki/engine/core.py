@@ -23,15 +23,14 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.effects import Answer, DiskReader, Effect, Send, Trace
 from boki.engine.appends import Appends
 from boki.engine.cache import AuxCache, RecordCache
-from boki.engine.checkpoints import SAVED as SAVED
-from boki.engine.checkpoints import STALE as STALE
-from boki.engine.checkpoints import Checkpoints, IndexStored, read_fenced, read_opened
+from boki.engine.checkpoint.mirror import Mirror
+from boki.engine.checkpoint.saving import SAVED as SAVED
+from boki.engine.checkpoint.saving import STALE as STALE
+from boki.engine.checkpoint.saving import Checkpoints, IndexStored, read_fenced, read_opened
 from boki.engine.gathering import Gathering
 from boki.engine.index.index import Index
-from boki.engine.mirror import Mirror
 from boki.engine.reads import PendingRead, ReadOperation, Reads
 from boki.engine.replicas import Replicas
 from boki.engine.requests import Requests
@@ -42,7 +41,6 @@ from boki.engine.tails import Tails
 from boki.engine.waiter import Waiter
 from boki.engine.watches import Watches
 from boki.errors import BokiError, InvalidArgument, Unavailable
-from boki.follower import COORDINATOR, MetalogFollower
 from boki.log.ids import LogId, NodeId, Term, make_shard, shard_incarnation
 from boki.log.limits import Limits
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, make_position, split_position
@@ -57,7 +55,9 @@ from boki.log.operations import (
     TrimBook,
 )
 from boki.log.view import View
-from boki.messages import (
+from boki.protocol.effects import Answer, DiskReader, Effect, Send, Trace
+from boki.protocol.follower import COORDINATOR, MetalogFollower
+from boki.protocol.messages import (
     BatchesFetched,
     CheckpointStored,
     EntriesDropped,
@@ -227,7 +227,7 @@ class EngineCore:
     # events
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`. Until it knows a view, all that nodes say is meant for a former life."""
+        """See `boki.protocol.effects.Core`. Until it knows a view, all that nodes say is meant for a former life."""
         if self.is_fenced() or not (self.follower.chain or isinstance(message, _BEFORE_VIEWS)):
             return ()
         match message:
@@ -289,7 +289,7 @@ class EngineCore:
         return [Send(COORDINATOR, FetchView(known))]
 
     def settle(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: apply what has come, then send what has gathered."""
+        """See `boki.protocol.effects.Core`: apply what has come, then send what has gathered."""
         if not self.follower.chain or self.is_fenced():
             return ()
         effects = self._follow(now_us)
@@ -307,7 +307,7 @@ class EngineCore:
         return effects
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: deadlines, and everything that may have been lost is asked for again."""
+        """See `boki.protocol.effects.Core`: deadlines, and everything that may have been lost is asked for again."""
         if not self.follower.chain or self.is_fenced():
             return ()
         effects = list(self.settle(now_us))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from boki.effects import Effect
 from boki.engine.appends import Appends
 from boki.engine.cache import RecordCache
 from boki.engine.replicas import Replicas
@@ -12,6 +11,7 @@ from boki.engine.strays import Strays
 from boki.log.batch import Batch
 from boki.log.cuts import Piece
 from boki.log.ids import LogId, Term
+from boki.protocol.effects import Effect
 
 
 class Gathering:

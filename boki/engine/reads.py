@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from boki.effects import Answer, Effect, Send
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.index.index import Index
 from boki.engine.waiter import Waiter
@@ -25,7 +24,8 @@ from boki.log.limits import Limits
 from boki.log.membership import Place
 from boki.log.metalog import Positions, split_position
 from boki.log.operations import Books, Done, Found, Get, ListBooks, Read, SetAuxdata, Sync
-from boki.messages import BatchesFetched, FetchBatches, Holding
+from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 
 _READ_AHEAD_BYTES: Final = 1 << 20
 _AHEAD_FETCHES: Final = 16

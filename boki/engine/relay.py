@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.effects import Answer, Effect, Send
 from boki.engine.core import READY, Answered
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded, Unavailable
 from boki.log.chunk import Chunk
@@ -22,8 +21,9 @@ from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
 from boki.log.operations import Append, Failure, Operation, Read, TrimBook
-from boki.messages import InstallMembership, InstallView, Ping, Pong
-from boki.remote import AbandonRead, LogReply, LogRequest
+from boki.protocol.call_messages import AbandonRead, LogReply, LogRequest
+from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.messages import InstallMembership, InstallView, Ping, Pong
 
 _LIFE_BITS: Final = 32
 _MAX_PENDING: Final = 10_000
@@ -107,7 +107,7 @@ class RelayCore:
     # events
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`."""
+        """See `boki.protocol.effects.Core`."""
         match message:
             case LogReply():
                 return self._on_reply(sender, message)
@@ -120,14 +120,16 @@ class RelayCore:
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
-        """See `boki.effects.Core`."""
+        """See `boki.protocol.effects.Core`."""
         if self._engines and not self._was_ready:
             self._was_ready = True
             return (Answer(READY, None),)
         return ()
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: deadlines, and what nobody carries out, or nobody has answered, is asked again."""
+        """See `boki.protocol.effects.Core`: deadlines, and what nobody carries out, or nobody has answered, is asked
+        again.
+        """
         effects = list(self.settle(now_us))
         for pending in [p for p in (*self._pending.values(), *self._waiting) if p.deadline_us < now_us]:
             effects.append(self._end(pending, _late(pending)))

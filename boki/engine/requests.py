@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from boki.effects import Answer, Effect, Send
 from boki.engine.waiter import Waiter
 from boki.errors import ConnectionLost, DeadlineExceeded
 from boki.log.ids import LogId, ShardId, Term, make_shard, shard_incarnation
 from boki.log.metalog import CloseShard, MetalogEntry, OpenShard, Trim
 from boki.log.operations import Done
 from boki.log.view import View
-from boki.messages import RequestEntry
+from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.messages import RequestEntry
 
 Fenced = tuple[tuple[Term, LogId], set[int]]
 """A log of a term, and the incarnations that it has fenced."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from boki.effects import Answer, Effect
 from boki.engine.index.index import Index
 from boki.engine.reads import PendingRead
 from boki.engine.waiter import Waiter
 from boki.errors import BokiError
-from boki.follower import MetalogFollower
 from boki.log.ids import LogId, Term
 from boki.log.metalog import Positions, split_position
 from boki.log.operations import Appended, Books, Done, Found
+from boki.protocol.effects import Answer, Effect
+from boki.protocol.follower import MetalogFollower
 
 
 @dataclass(frozen=True, slots=True)

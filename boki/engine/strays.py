@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from boki.effects import Effect, Send
 from boki.errors import BokiError
 from boki.log.batch import Batch
 from boki.log.cuts import Piece
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Place
-from boki.messages import BatchesFetched, FetchBatches, Holding
+from boki.protocol.effects import Effect, Send
+from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 
 _REPEAT_US: Final = 100_000
 _FETCH_BYTES: Final = 2 << 20

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from boki.effects import Answer, Effect, Send
 from boki.engine.waiter import Waiter
 from boki.errors import DeadlineExceeded, Overloaded, Unavailable
 from boki.log.ids import LogId, NodeId
 from boki.log.operations import Read, Sync
 from boki.log.view import View
-from boki.messages import AskTail, TellTail
+from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.messages import AskTail, TellTail
 
 _REPEAT_US: Final = 200_000
 _MAX_QUESTIONS: Final = 10_000

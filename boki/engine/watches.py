@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from boki.effects import Answer, Effect
 from boki.engine.index.index import Index
 from boki.engine.waiter import Waiter
 from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Done
+from boki.protocol.effects import Answer, Effect
 
 _Watch = tuple[int, Any]
 """The least seqnum that is waited for, and the shell's token."""

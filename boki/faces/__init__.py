@@ -3,9 +3,9 @@
 The gateway and the CLI know this registry and no library. `Use` is how a library's decorator registers a function.
 """
 
+from boki.api.library_use import Signature, Use
 from boki.faces.face import CommandGroup, Completion, Face
 from boki.faces.gateway import Driver, GatewayPart, GatewayPort, Handler, Ledger, Route
-from boki.runtime.library_use import Signature, Use
 
 __all__ = [
     "CommandGroup",

@@ -2,7 +2,7 @@
 
 A library answers routes of its own, counts in metrics of its own, and calls functions by a driver. It reaches the log
 and the functions through `GatewayPort` and through nothing else of the gateway. What parses requests and makes answers
-are the functions of `boki.gateway.http.arguments`, `bodies` and `answers`, as for the gateway's own routes.
+are the functions of `boki.gateway.server.http.arguments`, `bodies` and `answers`, as for the gateway's own routes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState
-from boki.calls import Outcome as CallOutcome
+from boki.api.logbook import LogSession
 from boki.errors import Outcome
 from boki.log.limits import Limits
-from boki.runtime.logbook import LogSession
+from boki.protocol.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState
+from boki.protocol.calls import Outcome as CallOutcome
 
 if TYPE_CHECKING:
     from aiohttp.web import BaseRequest, StreamResponse

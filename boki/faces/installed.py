@@ -15,14 +15,15 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from boki.calls import FunctionInfo
 from boki.errors import ConfigError
 from boki.faces.face import Face
+from boki.protocol.calls import FunctionInfo
 
 BUILT_IN: Final = tuple(f"boki.libs.{name}.face" for name in ("bokiqueue", "bokistore", "bokiflow"))
 """Modules that have a `FACE`. They are named here and imported when a face is asked for.
 
-The first parts of their paths stand in `boki.routes.OWN_PATHS`, their packages in the import contract that hides them.
+The first parts of their paths stand in `boki.protocol.routes.OWN_PATHS`, their packages in the import contract that
+hides them.
 """
 GROUP: Final = "boki.libraries"
 

@@ -1,6 +1,6 @@
 """What the gateway needs from whoever runs functions and keeps logs. Roles never import each other: this is the seam.
 
-`boki dev` puts an engine of the same process behind it, `boki.gateway.cluster` those of a cluster.
+`boki dev` puts an engine of the same process behind it, `boki.gateway.server.cluster` those of a cluster.
 """
 
 from __future__ import annotations
@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, ModuleInfo, Outcome, TakeChunk
-from boki.deployments import Deployment, VersionInfo
 from boki.gateway.core import Standing
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
+from boki.protocol.calls import (
+    Call,
+    CallFilter,
+    CallPage,
+    FunctionInfo,
+    InvocationState,
+    ModuleInfo,
+    Outcome,
+    TakeChunk,
+)
+from boki.protocol.deployments import Deployment, VersionInfo
 
 
 class CallLedger(Protocol):
@@ -53,7 +62,8 @@ class Deployments(Protocol):
         """The versions that are kept, the newest first."""
 
     async def deploy(self, bundle: bytes, *, is_forced: bool) -> Deployment:
-        """Run the functions of a bundle (`boki.deploy.bundle`) from now on; nothing happens if they do already.
+        """Run the functions of a bundle (`boki.books.functions.bundle`) from now on; nothing happens if they do
+        already.
 
         `InvalidArgument` if it is none, or, unless `is_forced`, with the errors of modules that cannot be loaded.
         """
@@ -127,7 +137,7 @@ class Backend(Protocol):
         """
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
-        """See `boki.runtime.port.LogPort`."""
+        """See `boki.api.port.LogPort`."""
 
     def check_positions(self, positions: Positions) -> None:
         """`InvalidArgument` if a position is known to lie in a log or a term that does not exist."""

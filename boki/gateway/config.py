@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from boki.config import Cors
-from boki.config_rules import is_loopback
+from boki.config.loading import Cors
+from boki.config.rules import is_loopback
 from boki.errors import ConfigError
 from boki.gateway.core import Budget
 from boki.log.limits import DEFAULT_LIMITS, KIB, Limits

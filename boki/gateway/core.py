@@ -17,12 +17,12 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from boki.calls import Outcome
-from boki.effects import Answer
 from boki.errors import CallLost, DeadlineExceeded, Overloaded, Unavailable
 from boki.log.ids import NodeId
 from boki.log.limits import KIB, MIB
 from boki.log.operations import Failure
+from boki.protocol.calls import Outcome
+from boki.protocol.effects import Answer
 
 RETRY_AFTER_S = 1
 STREAM_BYTES = 32 * KIB

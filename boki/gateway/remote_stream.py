@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from boki.calls import ResultChunk, TakeChunk
-from boki.messages import Message
-from boki.remote import StopCall, StreamTaken
+from boki.protocol.call_messages import StopCall, StreamTaken
+from boki.protocol.calls import ResultChunk, TakeChunk
+from boki.protocol.messages import Message
 
 
 class RemoteStream:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from boki.calls import FunctionInfo, ModuleInfo
-from boki.effects import Send
 from boki.gateway.core import Standing
 from boki.log.ids import NodeId
 from boki.log.membership import Membership, Role
-from boki.remote import FetchFunctions, Load, TellFunctions
+from boki.protocol.call_messages import FetchFunctions, Load, TellFunctions
+from boki.protocol.calls import FunctionInfo, ModuleInfo
+from boki.protocol.effects import Send
 
 POLL_US: Final = 250_000
 """How often each engine is asked whether it is there."""

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from boki.calls import Call, Outcome
 from boki.errors import BokiError, CallCancelled, FunctionFailed
 from boki.host.line_budget import LineBudget
 from boki.host.lines import speaker
+from boki.protocol.calls import Call, Outcome
 
 MAX_LINES: Final = 20
 """Lines a second for calls that went well, and as many for all others."""

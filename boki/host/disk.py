@@ -28,10 +28,10 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Final, TypeVar
 
-from boki.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load, Loaded, Put, Store
 from boki.errors import StoreFailed, VersionTooNew
 from boki.host.private_files import make_private_folder
 from boki.host.rocksdb import RocksDb
+from boki.protocol.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load, Loaded, Put, Store
 
 Then = Callable[[Sequence[Effect]], None]
 _Core = TypeVar("_Core")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from boki.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Send, Store, Trace
 from boki.errors import StoreFailed
 from boki.host.clock import now_us
 from boki.host.disk import Disk
 from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
+from boki.protocol.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Send, Store, Trace
 
 _log = logging.getLogger("boki.host")
 

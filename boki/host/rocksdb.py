@@ -9,9 +9,9 @@ from typing import Final
 
 from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
 
-from boki.effects import Delete, Put
 from boki.host.synced_mark import SyncedMark
 from boki.host.write_ahead_log import last_sequence
+from boki.protocol.effects import Delete, Put
 
 _WRITE_BUFFER_BYTES: Final = 64 << 20
 _PIN_KEY: Final = b"\xffpin"

@@ -1,7 +1,7 @@
 """The LogBook's operations as values: what a function, a client or a library asks of an engine, and the answers.
 
 One vocabulary for the worker's unix socket, the binary HTTP endpoint, the engine and `MemoryLog`, so that every way
-into the log has the same meaning. `boki.runtime.logbook` turns method calls into these and answers into results.
+into the log has the same meaning. `boki.api.logbook` turns method calls into these and answers into results.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import Message
 from boki.net.codec import Envelope, Refusal, decode_envelope
 from boki.net.keys import KeyRing, Owner
 from boki.net.traffic import allowed
+from boki.protocol.messages import Message
 
 _MAX_KEPT: Final = 1024
 

@@ -27,7 +27,7 @@ import msgspec
 
 from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.messages import BatchesFetched, IndexBatch, Message, StoreBatch
+from boki.protocol.messages import BatchesFetched, IndexBatch, Message, StoreBatch
 
 VERSION: Final = 1
 MAGIC: Final = b"boki"

@@ -13,12 +13,12 @@ from typing import Final
 import zmq
 
 from boki.log.ids import NodeId
-from boki.messages import Message
 from boki.net.admission import Admission
 from boki.net.codec import MAX_FRAMES, Decoder, Refusal, encode_refusal, split_envelope
 from boki.net.notices import LaneCounts, Notices
 from boki.net.sockets import NOBLOCK, POLLIN, Watched
 from boki.net.strangers import Strangers
+from boki.protocol.messages import Message
 
 _TURN_BYTES: Final = 1 << 20
 _TURN_PACKS: Final = 64

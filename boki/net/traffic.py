@@ -12,9 +12,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from boki import messages, remote
 from boki.log.membership import Role
-from boki.messages import Message
+from boki.protocol import call_messages as remote
+from boki.protocol import messages
+from boki.protocol.messages import Message
 
 
 class Lane(IntEnum):

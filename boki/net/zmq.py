@@ -20,7 +20,6 @@ from boki.errors import ConfigError
 from boki.host.links import Deliver
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import Message
 from boki.net.admission import Admission
 from boki.net.codec import Decoder, Envelope, encode_envelope, encode_message
 from boki.net.inlet import Inlet
@@ -31,6 +30,7 @@ from boki.net.sockets import FAILURES, Monitor, make_dealer, make_router
 from boki.net.strangers import CHANGES, Strangers
 from boki.net.traffic import RULES, Lane
 from boki.net.zap import Doorkeeper
+from boki.protocol.messages import Message
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 BUDGETS_BYTES: Final[Mapping[Lane, int]] = {Lane.CONTROL: 8 << 20, Lane.APPENDS: 64 << 20, Lane.READS: 32 << 20}

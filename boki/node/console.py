@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from boki.host.call_lines import CallLines
 from boki.host.lines import FACTS, SPEAKER, speaker
-from boki.runtime.frames import ConsoleLine
+from boki.worker.frames import ConsoleLine
 
 FUNCTION_LINE: Final = "boki_line"
 """Attribute of a record: the `ConsoleLine` that it stands for."""

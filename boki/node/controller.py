@@ -6,15 +6,15 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from boki.cluster_config import ControllerNodeConfig
+from boki.config.node import ControllerNodeConfig
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
-from boki.controller.zookeeper_session import SessionState
-from boki.effects import Core
-from boki.follower import COORDINATOR
+from boki.coordination.session import SessionState
 from boki.log.ids import NodeId
 from boki.log.membership import Placement, Role
 from boki.log.view import View
 from boki.node.life import NodeLife
+from boki.protocol.effects import Core
+from boki.protocol.follower import COORDINATOR
 
 _log = logging.getLogger("boki.node")
 _LOOK_S: Final = 1.0

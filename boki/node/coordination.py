@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.controller.zookeeper import News, ZooKeeperCoordinator
-from boki.controller.zookeeper_session import SessionEnded, SessionState
+from boki.coordination.session import SessionEnded, SessionState
+from boki.coordination.zookeeper import News, ZooKeeperCoordinator
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Role
 from boki.log.view import View
-from boki.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
+from boki.protocol.messages import InstallMembership, InstallPlacement, InstallPlan, InstallView
 
 _WRITE_S: Final = 2.0
 """How long a node that stops tries to say so: its registration goes with its session anyway."""
@@ -148,7 +148,7 @@ class SharedCoordinator:
 
 
 class RoleCoordinator:
-    """The coordinator for one life of one role: as `boki.controller.zookeeper.ZooKeeperCoordinator`, but shared."""
+    """The coordinator for one life of one role: as `boki.coordination.zookeeper.ZooKeeperCoordinator`, but shared."""
 
     def __init__(self, shared: SharedCoordinator) -> None:
         self.tell: Callable[[News], None] = ignore

@@ -13,29 +13,29 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from boki.calls import Call, CallChange, InvocationState
-from boki.cluster_config import EngineNodeConfig
-from boki.controller.zookeeper import News
-from boki.effects import Core
-from boki.engine.bootstrap import BOOTED, Bootstrap
-from boki.engine.calls.ledger import Owner
-from boki.engine.calls.logged_calls import LoggedCalls
+from boki.api.streaming import no_stream
+from boki.books.calls.ledger import Owner
+from boki.books.calls.logged_calls import LoggedCalls
+from boki.config.node import EngineNodeConfig
+from boki.coordination.zookeeper import News
+from boki.dispatch.server.deployed import DeployedFunctions
+from boki.dispatch.server.pools import FunctionHost
+from boki.engine.checkpoint.bootstrap import BOOTED, Bootstrap
 from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, EngineConfig, EngineCore
-from boki.engine.engine_service import EngineService
-from boki.engine.functions.deployed import DeployedFunctions
-from boki.engine.functions.pools import FunctionHost
-from boki.engine.log_service import LogService
 from boki.engine.relay import RelayCore
-from boki.engine.server import EnginePort, answer_waiter
+from boki.engine.server.log_service import LogService
+from boki.engine.server.port import EnginePort, answer_waiter
+from boki.engine.server.remote_requests import EngineService
 from boki.errors import NoSuchFunction
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import InstallMembership
 from boki.node.console import log_function_line, problem_lines
 from boki.node.life import Ending, NodeLife
 from boki.node.remote_ledger import RemoteLedger
-from boki.remote import FOR_ENGINE_SHELL, CallAccepted, TellCall
-from boki.runtime.streaming import no_stream
+from boki.protocol.call_messages import FOR_ENGINE_SHELL, CallAccepted, TellCall
+from boki.protocol.calls import Call, CallChange, InvocationState
+from boki.protocol.effects import Core
+from boki.protocol.messages import InstallMembership
 
 _log = logging.getLogger("boki.node")
 _LAST_STEP_S: Final = 3.0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from boki.cluster_config import GatewayNodeConfig
-from boki.controller.zookeeper import News
-from boki.gateway.cluster import ClusterBackend
+from boki.config.node import GatewayNodeConfig
+from boki.coordination.zookeeper import News
 from boki.gateway.config import GatewayConfig
-from boki.gateway.server import Gateway
+from boki.gateway.server.cluster import ClusterBackend
+from boki.gateway.server.listener import Gateway
 from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.messages import InstallMembership, Ping, Pong
 from boki.node.life import NodeLife
-from boki.remote import AskStatus
+from boki.protocol.call_messages import AskStatus
+from boki.protocol.messages import InstallMembership, Ping, Pong
 
 _FAREWELL_S: Final = 0.25
 

@@ -25,25 +25,25 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from boki.cluster_config import NodeConfig
-from boki.controller.zookeeper import News
-from boki.controller.zookeeper_refresher import UNREADABLE
-from boki.controller.zookeeper_session import SessionEnded, SessionState
-from boki.effects import Core, DiskUnreadable, Put
+from boki.config.node import NodeConfig
+from boki.coordination.refresher import UNREADABLE
+from boki.coordination.session import SessionEnded, SessionState
+from boki.coordination.zookeeper import News
 from boki.errors import StoreFailed
-from boki.follower import COORDINATOR
 from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.host.links import Diversion, NodeLinks
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import FetchView, InstallView
 from boki.net.notices import LaneCounts
 from boki.net.traffic import Lane
 from boki.node.coordination import RoleCoordinator, ignore
 from boki.node.home import Home
 from boki.node.watchdog import StallWatch
-from boki.remote import AskStatus, TellStatus
+from boki.protocol.call_messages import AskStatus, TellStatus
+from boki.protocol.effects import Core, DiskUnreadable, Put
+from boki.protocol.follower import COORDINATOR
+from boki.protocol.messages import FetchView, InstallView
 
 _log = logging.getLogger("boki.node")
 _INCARNATION_KEY: Final = b"n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from boki.cluster_config import SequencerNodeConfig, StorageNodeConfig
-from boki.effects import Core
+from boki.config.node import SequencerNodeConfig, StorageNodeConfig
 from boki.host.disk import Disk
 from boki.log.membership import Role
 from boki.node.life import NodeLife
+from boki.protocol.effects import Core
 from boki.sequencer.core import SequencerCore
 from boki.storage.core import StorageCore
 

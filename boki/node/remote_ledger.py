@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from boki.calls import Call, CallChange, InvocationState
 from boki.errors import CorruptData, DeadlineExceeded
 from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
-from boki.messages import Message
-from boki.remote import AcceptCall, AskCall, CallAccepted, ChangeCall, TellCall
+from boki.protocol.call_messages import AcceptCall, AskCall, CallAccepted, ChangeCall, TellCall
+from boki.protocol.calls import Call, CallChange, InvocationState
+from boki.protocol.messages import Message
 
 _TIMEOUT_S: Final = 30.0
 _REPEAT_S: Final = 1.0
@@ -45,7 +45,7 @@ class RemoteLedger:
                 answered.set_result(message)
 
     async def accept(self, call: Call, *, key: str | None, delay_s: float) -> str:
-        """See `boki.engine.calls.logged_calls.LoggedCalls.accept`."""
+        """See `boki.books.calls.logged_calls.LoggedCalls.accept`."""
         accepted = await self._answer(
             lambda number: AcceptCall(number, call, key, int(delay_s * 1e6)),
             CallAccepted,
@@ -60,7 +60,7 @@ class RemoteLedger:
         return accepted.invocation
 
     async def asked(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
-        """See `boki.engine.calls.logged_calls.LoggedCalls.asked`."""
+        """See `boki.books.calls.logged_calls.LoggedCalls.asked`."""
 
         def request(number: int) -> AskCall | ChangeCall:
             return (

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from boki.cluster_config import NodeConfig
-from boki.controller.zookeeper import News, ZooKeeperCoordinator
-from boki.controller.zookeeper_session import SessionEnded
+from boki.config.node import NodeConfig
+from boki.coordination.session import SessionEnded
+from boki.coordination.zookeeper import News, ZooKeeperCoordinator
 from boki.errors import ConfigError, Unavailable
 from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.messages import InstallMembership
 from boki.net.keys import load_keys
 from boki.net.zmq import ZmqLinks
 from boki.node.controller import ControllerLife
@@ -29,6 +28,7 @@ from boki.node.gateway import GatewayLife
 from boki.node.home import Home
 from boki.node.life import Ending, NodeLife
 from boki.node.log_nodes import SequencerLife, StorageLife
+from boki.protocol.messages import InstallMembership
 
 _log = logging.getLogger("boki.node")
 _CONNECT_TIMEOUT_S: Final = 10.0

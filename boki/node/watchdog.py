@@ -10,9 +10,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-from boki.follower import MetalogFollower
 from boki.log.ids import LogId, NodeId
 from boki.log.metalog import split_position
+from boki.protocol.follower import MetalogFollower
 
 _log = logging.getLogger("boki.node")
 _AGAIN_S: Final = 10.0

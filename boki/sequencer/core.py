@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from boki.effects import Delete, DiskReader, DiskUnreadable, Effect, Load, Loaded, Put, Send, Store
-from boki.follower import COORDINATOR
 from boki.log.ids import LogId, NodeId, Term
 from boki.log.metalog import Cut, MetalogEntry, decode_entry
 from boki.log.quorum import quorum_reached
 from boki.log.view import View, ViewChain
-from boki.messages import (
+from boki.protocol.effects import Delete, DiskReader, DiskUnreadable, Effect, Load, Loaded, Put, Send, Store
+from boki.protocol.follower import COORDINATOR
+from boki.protocol.messages import (
     AppendEntry,
     AskTail,
     Complete,
@@ -122,7 +122,7 @@ class SequencerCore:
     # events
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`."""
+        """See `boki.protocol.effects.Core`."""
         match message:
             case ShardProgress(term, log, shard, incarnation, stored_until):
                 primary = self._primary(term, log)
@@ -170,7 +170,9 @@ class SequencerCore:
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: each log that this node leads appends what has gathered, if nothing is in flight."""
+        """See `boki.protocol.effects.Core`: each log that this node leads appends what has gathered, if nothing is in
+        flight.
+        """
         effects: list[Effect] = []
         for log, primary in self._primaries.items():
             store = self._stores[self.chain.current.term, log]
@@ -186,7 +188,9 @@ class SequencerCore:
         return effects
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: the primary repeats to its backups what they lack, and to all how far it is."""
+        """See `boki.protocol.effects.Core`: the primary repeats to its backups what they lack, and to all how far it
+        is.
+        """
         effects = [*self.settle(now_us), *self.history.tick(now_us)]
         if now_us < self._repeat_at:
             return effects

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from boki.effects import DiskReader, Effect, Put, Send, Store
 from boki.log.ids import LogId, NodeId, Term
 from boki.log.view import ViewChain
-from boki.messages import FetchMetalog, Metalog
+from boki.protocol.effects import DiskReader, Effect, Put, Send, Store
+from boki.protocol.messages import FetchMetalog, Metalog
 from boki.sequencer.metalog_store import MetalogStore, whole_key
 
 _REPEAT_US: Final = 500_000

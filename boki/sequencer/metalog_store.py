@@ -17,9 +17,9 @@ from enum import Enum
 from struct import Struct
 from typing import Final
 
-from boki.effects import Delete, DiskReader, Put
 from boki.log.ids import LogId, Term
 from boki.log.metalog import Cut, MetalogEntry, decode_entry, encode_entry
+from boki.protocol.effects import Delete, DiskReader, Put
 
 _KEY: Final = Struct(">cIBQ")
 _ENTRY: Final = b"e"

@@ -19,11 +19,11 @@ from uuid import uuid4
 
 import msgspec
 
+from boki.api.log_calls import records_of, seqnums_of
 from boki.errors import BokiError, ConditionFailed, Unavailable
 from boki.log.chunk import Group, encode_chunk
 from boki.log.operations import Append, Appended, Read
 from boki.log.record import Expect, Record
-from boki.runtime.log_calls import records_of, seqnums_of
 from boki.spark.gateway import Gateway
 
 RUN_TAG: Final = "!ingest-run:"

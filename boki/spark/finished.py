@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from boki.api.log_calls import first_record, records_of
 from boki.log.operations import Read, TrimBook
-from boki.runtime.log_calls import first_record, records_of
 from boki.spark.columns import LEDGER
 from boki.spark.lane import first_tag, lane_tag
 from boki.spark.ledger import FINISHED_TAG, SILENT_US, Ledger, write_of

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from time import monotonic, sleep
 from typing import Final
 
+from boki.api.http.blocking_port import BlockingHttpPort
 from boki.errors import BokiError, ConnectionLost, CorruptData, DeadlineExceeded, Unauthorized, Unavailable
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import Positions
@@ -27,7 +28,6 @@ from boki.log.operations import (
     Read,
     TrimBook,
 )
-from boki.runtime.blocking_http_port import BlockingHttpPort
 
 _FIRST_S: Final = 5.0
 """How long the gateway may take over the first request of a plan."""

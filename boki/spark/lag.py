@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
+from boki.api.log_calls import records_of
 from boki.errors import InvalidArgument
 from boki.log.operations import BookInfo, Read
-from boki.runtime.log_calls import records_of
 from boki.spark.gateway import Gateway
 from boki.spark.offsets import Offset
 from boki.spark.options import ReadOptions, read_options

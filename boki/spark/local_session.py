@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from boki.errors import ConfigError
-from boki.zookeeper.java import find_java, package_folder
+from boki.launch.zookeeper.java import find_java, package_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

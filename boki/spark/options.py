@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from boki.api.http.exchange import check_url
 from boki.errors import InvalidArgument, TooLarge
 from boki.log.checks import check_book
 from boki.log.ids import MAX_SEQNUM, SYSTEM_BOOK_PREFIX, check_tag
 from boki.log.limits import DEFAULT_LIMITS
-from boki.runtime.http_exchange import check_url
 
 DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
 READ_OPTIONS: Final = ("gateway", "token", "book", "tag", "start", "stop", "partitions", "json", "onTrimmed")

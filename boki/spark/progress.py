@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from boki.api.log_calls import records_of
 from boki.errors import Unavailable
 from boki.log.operations import Read
-from boki.runtime.log_calls import records_of
 from boki.spark.claim import Claim
 from boki.spark.gateway import Gateway
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from boki.effects import Effect, Load, Send, Trace
 from boki.errors import BokiError
 from boki.log.batch import Batch
 from boki.log.ids import NodeId
-from boki.messages import BatchesFetched, FetchBatches, Holding
+from boki.protocol.effects import Effect, Load, Send, Trace
+from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey, batch_key, split_batch_key
 

@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.effects import Delete, DiskReader, Effect, Load, Put, Send, Trace
 from boki.log.ids import LogId, NodeId
 from boki.log.metalog import Positions, covers, term_of
-from boki.messages import CheckpointFetched, CheckpointStored, FetchCheckpoint, StoreCheckpoint
+from boki.protocol.effects import Delete, DiskReader, Effect, Load, Put, Send, Trace
+from boki.protocol.messages import CheckpointFetched, CheckpointStored, FetchCheckpoint, StoreCheckpoint
 
 _NEWEST_KEY: Final = b"xa"
 _META: Final = b"xm"

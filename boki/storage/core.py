@@ -22,9 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.effects import Delete, DiskReader, DiskRoom, Effect, Load, Loaded, Put, Send, Store, Trace
 from boki.errors import BokiError
-from boki.follower import COORDINATOR, MetalogFollower
 from boki.log.batch import read_header
 from boki.log.cuts import Piece
 from boki.log.floors import Floors
@@ -32,7 +30,9 @@ from boki.log.ids import LogId, NodeId, make_seqnum, shard_incarnation
 from boki.log.membership import Membership, Role
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, split_position, term_of
 from boki.log.view import View
-from boki.messages import (
+from boki.protocol.effects import Delete, DiskReader, DiskRoom, Effect, Load, Loaded, Put, Send, Store, Trace
+from boki.protocol.follower import COORDINATOR, MetalogFollower
+from boki.protocol.messages import (
     BatchesFetched,
     EntriesDropped,
     FetchBatches,
@@ -128,7 +128,7 @@ class StorageCore:
     # events
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`."""
+        """See `boki.protocol.effects.Core`."""
         match message:
             case StoreBatch(batch):
                 self.repair.note_append(now_us)
@@ -188,7 +188,7 @@ class StorageCore:
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: one write for all batches that came, one report a shard."""
+        """See `boki.protocol.effects.Core`: one write for all batches that came, one report a shard."""
         self._follow()
         effects = self._flush()
         effects += self.repair.ask(now_us, may_store=self._may_store)
@@ -196,7 +196,7 @@ class StorageCore:
         return effects
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.effects.Core`: repeat uncovered reports, delete what was sent away, free space."""
+        """See `boki.protocol.effects.Core`: repeat uncovered reports, delete what was sent away, free space."""
         if not self.follower.chain:
             return ()
         if now_us >= self._repeat_at:

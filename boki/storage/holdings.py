@@ -12,10 +12,10 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from boki.effects import Delete, Put
 from boki.log.ids import NodeId
 from boki.log.membership import Placement
-from boki.messages import ShardRow
+from boki.protocol.effects import Delete, Put
+from boki.protocol.messages import ShardRow
 from boki.storage.shards import Shard, ShardKey, after_shard, batch_key
 from boki.storage.state import progress_write
 

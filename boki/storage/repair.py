@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from boki.effects import Effect, Send
 from boki.log.batch import BatchHeader, read_header
 from boki.log.ids import NodeId
-from boki.messages import BatchesFetched, FetchBatches, Holding
+from boki.protocol.effects import Effect, Send
+from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from boki.log.ids import LogId, NodeId, Term, make_seqnum
 from boki.log.membership import Membership, Role
-from boki.messages import IndexSaved
+from boki.protocol.messages import IndexSaved
 from boki.storage.shards import ShardKey
 
 _RECENT_US: Final = 600_000_000

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-from boki.effects import DiskReader
 from boki.errors import BokiError
 from boki.log.batch import read_header
 from boki.log.cuts import ShardOrder
 from boki.log.ids import LogId, NodeId, ShardId, Term
+from boki.protocol.effects import DiskReader
 from boki.storage.spans import Spans
 
 _KEY: Final = Struct(">cIBQQ")

@@ -18,11 +18,11 @@ from typing import Final
 
 import msgspec
 
-from boki.effects import DiskReader, Put
 from boki.log.cuts import ShardOrder
 from boki.log.floors import FloorRow
 from boki.log.ids import LogId, NodeId
 from boki.log.metalog import Positions
+from boki.protocol.effects import DiskReader, Put
 from boki.storage.shards import Shard, ShardKey
 
 _SMALL_KEY: Final = b"s"

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from boki.effects import Delete, Effect, Load, Put, Store, Trace
 from boki.errors import BokiError
 from boki.log.batch import Batch, BatchHeader, encode_batch
 from boki.log.chunk import Chunk
 from boki.log.floors import FloorRow, Floors
+from boki.protocol.effects import Delete, Effect, Load, Put, Store, Trace
 from boki.storage.freeing import freeing
 from boki.storage.holdings import Holdings
 from boki.storage.shards import ShardKey, after_shard, batch_key, split_batch_key

@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from boki.effects import Send, Trace
 from boki.errors import CorruptData
-from boki.follower import MetalogFollower
 from boki.log.ids import NodeId
 from boki.log.metalog import Positions, term_of
-from boki.messages import FetchState, StateFetched
+from boki.protocol.effects import Send, Trace
+from boki.protocol.follower import MetalogFollower
+from boki.protocol.messages import FetchState, StateFetched
 from boki.storage.holdings import Holdings
 from boki.storage.shards import Shard
 from boki.storage.state import Checkpoint, set_order

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from boki.effects import DiskReader, Put
 from boki.log.metalog import Positions, merge_positions
+from boki.protocol.effects import DiskReader, Put
 
 _KEY: Final = b"a"
 

@@ -44,16 +44,16 @@ from typing import Any
 
 import msgspec
 
-from boki.calls import (
-    CALLS_BOOK,
-    Call,
-    CallChange,
-    ChosenId,
-    InvocationState,
-    Outcome,
-    Suspension,
-    ends_tag,
-)
+from boki.api import blocking_context as blocking
+from boki.api import context as asynchronous
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.call_state import UNHURRIED_US, CallState, new_invocation_id
+from boki.api.failures import failure_of
+from boki.api.function import Function
+from boki.api.http.request import Request
+from boki.api.log_calls import append_operation
+from boki.api.payloads.values import NO_PAYLOAD
+from boki.api.suspension import Suspend, not_logged
 from boki.errors import (
     AlreadyExists,
     BokiError,
@@ -71,21 +71,21 @@ from boki.log.chunk import Group
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.operations import Failure
+from boki.protocol.calls import (
+    CALLS_BOOK,
+    Call,
+    CallChange,
+    ChosenId,
+    InvocationState,
+    Outcome,
+    Suspension,
+    ends_tag,
+)
 from boki.retry import LOSSES_ONLY, Retry
-from boki.runtime import blocking_context as blocking
-from boki.runtime import context as asynchronous
-from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.call_state import UNHURRIED_US, CallState, new_invocation_id
-from boki.runtime.failures import failure_of
-from boki.runtime.function import Function
-from boki.runtime.http_request import Request
-from boki.runtime.log_calls import append_operation
-from boki.runtime.memory_calls import LaterCall, LaterRequest
-from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
-from boki.runtime.suspension import Suspend, not_logged
-from boki.runtime.unopened import UnopenedBlockingContext, UnopenedContext
-from boki.runtime.values import NO_PAYLOAD
-from boki.runtime.virtual_clock import Clock
+from boki.testing.memory_calls import LaterCall, LaterRequest
+from boki.testing.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
+from boki.testing.unopened import UnopenedBlockingContext, UnopenedContext
+from boki.testing.virtual_clock import Clock
 
 __all__ = ["BlockingClock", "BlockingContext", "Clock", "Context", "MemoryLog", "blocking_context", "context"]
 
@@ -286,7 +286,7 @@ class _Calls:
             )
 
     async def invoke(self, call: Call) -> Outcome:
-        """See `boki.runtime.port.CallPort`."""
+        """See `boki.api.port.CallPort`."""
         known = self._functions.get(call.function)
         if known is not None:
             timeout_us = min(call.timeout_us, round(known.info.timeout_s * 1e6))
@@ -308,7 +308,7 @@ class _Calls:
             timer.cancel()
 
     async def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
-        """See `boki.runtime.port.CallPort`."""
+        """See `boki.api.port.CallPort`."""
         clock = self.port.clock
         clock.note_activity()
         known = self._functions.get(call.function)
@@ -400,7 +400,7 @@ class _Calls:
             self.port.record(append_operation(CALLS_BOOK, [group], self.port.limits))
 
     async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
-        """See `boki.runtime.port.CallPort`."""
+        """See `boki.api.port.CallPort`."""
         clock = self.port.clock
         clock.note_activity()
         await asyncio.sleep(0)
@@ -482,13 +482,13 @@ class _BlockingCalls:
         self._calls = calls
 
     def invoke(self, call: Call) -> Outcome:
-        """See `boki.runtime.port.BlockingCallPort`."""
+        """See `boki.api.port.BlockingCallPort`."""
         return self._calls.port.bridge(self._calls.invoke(call))
 
     def invoke_later(self, call: Call, delay_s: float, key: str | None) -> str:
-        """See `boki.runtime.port.BlockingCallPort`."""
+        """See `boki.api.port.BlockingCallPort`."""
         return self._calls.port.bridge(self._calls.invoke_later(call, delay_s, key))
 
     def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
-        """See `boki.runtime.port.BlockingCallPort`."""
+        """See `boki.api.port.BlockingCallPort`."""
         return self._calls.port.bridge(self._calls.ask_call(invocation_id, wait_s, change))

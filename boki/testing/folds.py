@@ -34,14 +34,14 @@ from typing import Any, Final, Generic, Literal, TypeVar, assert_never
 
 import msgspec
 
+from boki.api import log_calls
+from boki.api.deadline import Caller
 from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.libs.fold import steps
 from boki.libs.fold.steps import Step, Steps
 from boki.log.memory import MemoryLog
 from boki.log.operations import Answer, Appended, Found, Operation, Sync
 from boki.log.record import Record
-from boki.runtime import log_calls
-from boki.runtime.deadline import Caller
 
 __all__ = ["Subject", "World", "check_counted_once", "check_resumes", "check_same_everywhere", "explore", "whole_state"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from boki.chaos.faults import FAULTS
-from boki.chaos.run import Report
 from boki.cli import chaos
 from boki.cli.app import app
+from boki.verify.chaos.faults import FAULTS
+from boki.verify.chaos.run import Report
 
 
 def run(*words: str) -> Any:

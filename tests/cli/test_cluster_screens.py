@@ -10,9 +10,9 @@ import pytest
 
 from boki.cli import cluster_status, up_screen
 from boki.cli.up_screen import UpScreen, rows
-from boki.cluster.core import Process, SupervisorCore
-from boki.cluster.identity import start_mark
-from boki.cluster.state import ProcessState, SupervisorState
+from boki.launch.up.core import Process, SupervisorCore
+from boki.launch.up.identity import start_mark
+from boki.launch.up.state import ProcessState, SupervisorState
 
 LEADER = {
     "node": "controller-1",

@@ -17,10 +17,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from boki.calls import FunctionInfo
 from boki.cli import completion
 from boki.cli.app import app
 from boki.errors import Unavailable
+from boki.protocol.calls import FunctionInfo
 
 ROOT = typer.main.get_command(app)
 

@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from boki.cli import connection
-from boki.cluster.identity import start_mark
-from boki.cluster.state import SupervisorState, write_state
 from boki.errors import ConfigError
+from boki.launch.up.identity import start_mark
+from boki.launch.up.state import SupervisorState, write_state
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from boki.calls import FunctionInfo
+from boki.books.functions.bundle import read_bundle
 from boki.cli import deploy, functions
 from boki.cli.app import app
-from boki.deploy.bundle import read_bundle
-from boki.deployments import Deployment, VersionInfo
 from boki.errors import InvalidArgument, NotFound
+from boki.protocol.calls import FunctionInfo
+from boki.protocol.deployments import Deployment, VersionInfo
 
 NEW = VersionInfo(number=2, bundle_hash="ab" * 32, deployed_us=1_700_000_000_000_000, size_bytes=2048, functions=("f",))
 NEW_AND_ACTIVE = msgspec.structs.replace(NEW, is_active=True)

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from boki.child import arguments
 from boki.cli import dev
 from boki.cli.app import app
-from boki.config import DevConfig, flag, settings
+from boki.config.loading import DevConfig, flag, settings
+from boki.launch.child import arguments
 from boki.log.limits import Limits
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from boki.child import Child
 from boki.cli.app import app
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 
 pytestmark = pytest.mark.xdist_group("one running system for workflows")
 

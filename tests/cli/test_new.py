@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from boki.cli.app import app
 from boki.cli.new import PLACEHOLDER
-from boki.config import DevConfig, load
+from boki.config.loading import DevConfig, load
 
 
 def test_the_new_project_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

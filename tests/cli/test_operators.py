@@ -11,9 +11,9 @@ from boki.cli.app import app
 from boki.cli.coordination import place_of
 from boki.cli.keygen import roles_of
 from boki.cli.reconfigure import _changed, _drained, is_so
-from boki.cluster.identity import start_mark
-from boki.cluster.state import SupervisorState, write_state
 from boki.errors import InvalidArgument
+from boki.launch.up.identity import start_mark
+from boki.launch.up.state import SupervisorState, write_state
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Member, Membership, Role
 from boki.log.view import View

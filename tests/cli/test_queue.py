@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from boki.child import Child
 from boki.cli.app import app
 from boki.cli.terminal import data_text
 from boki.client import Client
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 from boki.libs.bokiqueue import Queue
 
 pytestmark = pytest.mark.xdist_group("one running system for queues")

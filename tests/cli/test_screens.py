@@ -11,21 +11,21 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from boki.calls import CallStatus, FunctionInfo, ModuleInfo
+from boki.api.http.exchange import Invocation, Invocations
 from boki.cli import bench, calls, cluster_status, functions, ingest, log, status, terminal, up_screen
 from boki.cli.app import app
 from boki.cli.console import Screen
 from boki.cli.up_screen import UpScreen
-from boki.cluster.core import Process, SupervisorCore
-from boki.cluster.identity import start_mark
-from boki.cluster.state import ProcessState, SupervisorState
-from boki.config import DevConfig
-from boki.deployments import VersionInfo
+from boki.config.loading import DevConfig
 from boki.errors import FunctionFailed
+from boki.launch.up.core import Process, SupervisorCore
+from boki.launch.up.identity import start_mark
+from boki.launch.up.state import ProcessState, SupervisorState
 from boki.libs.bokiqueue import DeadLetter, GroupStats, QueueStats
 from boki.libs.bokiqueue.face import commands as queue
 from boki.log.record import Record
-from boki.runtime.http_exchange import Invocation, Invocations
+from boki.protocol.calls import CallStatus, FunctionInfo, ModuleInfo
+from boki.protocol.deployments import VersionInfo
 
 TIME_US = 1_795_388_699_450_592
 ROLES = {"controller": 2, "sequencer": 3, "storage": 3, "engine": 2, "gateway": 1}

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from boki.cli.app import app
-from boki.sim import batches, simulation
-from boki.sim.batches import Result
-from boki.sim.nodes import StorageNode
-from boki.sim.options import Options, draw_options
+from boki.verify.sim import batches, simulation
+from boki.verify.sim.batches import Result
+from boki.verify.sim.nodes import StorageNode
+from boki.verify.sim.options import Options, draw_options
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -65,7 +65,7 @@ def calm(seed: int) -> Options:
 
 def test_a_story_tells_who_was_told_what(monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed that keeps every promise ends with 0; `--about` picks lines."""
-    monkeypatch.setattr("boki.sim.options.draw_options", calm)
+    monkeypatch.setattr("boki.verify.sim.options.draw_options", calm)
     status, told = run("--seed", "3", "--about", "begins as")
     assert status == 0
     assert "storage-1 begins as incarnation" in told
@@ -85,7 +85,7 @@ def test_a_core_that_raises_anything_breaks_a_promise(monkeypatch: pytest.Monkey
         return make(node)
 
     monkeypatch.setattr(StorageNode, "make_core", make_one)
-    monkeypatch.setattr("boki.sim.options.draw_options", calm)
+    monkeypatch.setattr("boki.verify.sim.options.draw_options", calm)
     status, told = run("--seed", "3", "--about", "raises")
     assert status == 1
     assert f"no core raises: {begun[1]}: RuntimeError" in told
@@ -100,7 +100,7 @@ def test_a_simulator_that_raises_fails_the_run_and_can_be_made_small(
         raise KeyError("a bug")
 
     monkeypatch.setattr(simulation.Simulation, "_read_out", broken)
-    monkeypatch.setattr("boki.sim.options.draw_options", calm)
+    monkeypatch.setattr("boki.verify.sim.options.draw_options", calm)
     status, told = run("--seed", "3", "--about", "healed")
     assert status == 1
     assert "the simulator raised" in told

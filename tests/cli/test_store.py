@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner, Result
 
-from boki.child import Child
 from boki.cli.app import app
 from boki.client import BlockingClient
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 from boki.libs.bokistore.blocking import Store
 
 pytestmark = pytest.mark.xdist_group("one running system for objects")

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from boki.cli.up import failed_start, said_by_supervisor
-from boki.cluster import identity
-from boki.cluster.state import ProcessState, SupervisorState, read_state
+from boki.launch.up import identity
+from boki.launch.up.state import ProcessState, SupervisorState, read_state
 
 FUNCTIONS = '''"""Functions of a test."""
 from boki import Context, function

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from boki.client import Client
-from boki.cluster.state import read_state
+from boki.launch.up.state import read_state
 from tests.contract.live import FUNCTIONS, ClientLogs, LoopThread, Scenario
 
 _TIMEOUT_S = 90

@@ -16,9 +16,9 @@ from functools import partial
 import pytest
 
 import boki.testing
-from boki.runtime import blocking_logbook
-from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
+from boki.api import blocking_logbook
+from boki.api.deadline import Caller, Deadline
+from boki.testing.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from tests.contract.awaitable import AwaitableLogs
 from tests.contract.cluster import cluster, run_on_an_engine, run_through_gateway
 from tests.contract.engines import two_engines

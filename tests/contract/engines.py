@@ -10,22 +10,22 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from boki.config import DevConfig
-from boki.effects import Core
+from boki.config.loading import DevConfig
 from boki.engine.core import READY, SAVED, EngineCore
-from boki.engine.log_service import LogService
 from boki.engine.relay import RelayCore
-from boki.engine.server import EnginePort, answer_waiter
-from boki.follower import COORDINATOR
+from boki.engine.server.log_service import LogService
+from boki.engine.server.port import EnginePort, answer_waiter
 from boki.host.disk import Disk
 from boki.host.host import Host
-from boki.local_log import ENGINE, LocalLog
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
-from boki.messages import InstallMembership, InstallView
-from boki.remote import LogReply, LogRequest
+from boki.node.local_log import ENGINE, LocalLog
+from boki.protocol.call_messages import LogReply, LogRequest
+from boki.protocol.effects import Core
+from boki.protocol.follower import COORDINATOR
+from boki.protocol.messages import InstallMembership, InstallView
 from tests.contract.live import LoopThread
 
 SECOND = NodeId("engine-2")

@@ -14,16 +14,16 @@ from uuid import uuid4
 
 import uvloop
 
-from boki.calls import Call, Payload
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.deadline import Caller
+from boki.api.logbook import LogBook, LogSession
+from boki.api.port import LogPort
 from boki.client import BlockingClient, Client
-from boki.config import DevConfig
-from boki.dev import Dev
-from boki.engine.log_service import LogService
-from boki.local_log import LocalLog
-from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogBook, LogSession
-from boki.runtime.port import LogPort
+from boki.config.loading import DevConfig
+from boki.engine.server.log_service import LogService
+from boki.launch.dev import Dev
+from boki.node.local_log import LocalLog
+from boki.protocol.calls import Call, Payload
 from tests.contract.awaitable import AwaitableLogs
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import boki.testing
 from boki import MAX_SEQNUM, BokiError, ConditionFailed, Expect, LogBook, Record
-from boki.runtime.port import LogPort
+from boki.api.port import LogPort
 from tests.contract.engines import two_engines
 from tests.contract.live import EngineLogs, LoopThread, local_log
 from tests.contract.scenarios.logs import Logs

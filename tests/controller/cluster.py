@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Phase, Placed
-from boki.effects import Answer, Effect, Send
-from boki.follower import COORDINATOR, MetalogFollower
 from boki.log.ids import LogId, NodeId, Term, make_shard
 from boki.log.membership import ClusterPlan, Member, Membership, Placement, Role
 from boki.log.metalog import Cut, MetalogEntry, OpenShard
 from boki.log.view import View
-from boki.messages import (
+from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.follower import COORDINATOR, MetalogFollower
+from boki.protocol.messages import (
     FetchView,
     InstallMembership,
     InstallPlacement,

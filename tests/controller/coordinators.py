@@ -10,12 +10,12 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
 
-from boki.config import ZooKeeperAccess
-from boki.controller.zookeeper import ZooKeeperCoordinator
-from boki.controller.zookeeper_session import SessionState
+from boki.config.loading import ZooKeeperAccess
+from boki.coordination.session import SessionState
+from boki.coordination.zookeeper import ZooKeeperCoordinator
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import InstallMembership, InstallView
+from boki.protocol.messages import InstallMembership, InstallView
 
 ENGINE = Member(node=NodeId("engine-1"), role=Role.ENGINE, incarnation=3)
 

@@ -9,10 +9,10 @@ import pytest
 
 from boki.controller.core import NEXT, ControllerConfig, Installed, Phase
 from boki.controller.heartbeats import Heartbeats
-from boki.follower import COORDINATOR
 from boki.log.ids import NodeId
 from boki.log.view import View
-from boki.messages import AskTail, DropEntries, TellTail
+from boki.protocol.follower import COORDINATOR
+from boki.protocol.messages import AskTail, DropEntries, TellTail
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.primary import NEARLY_FULL
 from tests.controller.cluster import Cluster

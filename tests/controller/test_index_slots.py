@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from boki.controller.heartbeats import Heartbeats
 from boki.controller.index_slots import IndexSlots
-from boki.effects import Answer, Effect
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Member, Membership, Role
-from boki.messages import Pong
+from boki.protocol.effects import Answer, Effect
+from boki.protocol.messages import Pong
 
 HOLDER, RELAY = NodeId("engine-1"), NodeId("engine-2")
 PLAN = ClusterPlan(index_replicas=1)

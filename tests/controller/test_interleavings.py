@@ -16,11 +16,11 @@ import pytest
 
 from boki.controller.plans import Plan
 from boki.controller.term_change import Step, TermChange
-from boki.effects import Answer, Effect
 from boki.log.ids import NodeId
 from boki.log.metalog import Trim
 from boki.log.view import View
-from boki.messages import FetchMetalog, InstallView, Metalog, RequestEntry
+from boki.protocol.effects import Answer, Effect
+from boki.protocol.messages import FetchMetalog, InstallView, Metalog, RequestEntry
 from boki.sequencer.core import SequencerCore
 from tests.members import ENGINE, view
 from tests.world import World

@@ -10,12 +10,12 @@ import pytest
 from boki.controller.core import ControllerConfig
 from boki.controller.inventory import Inventory
 from boki.controller.repair import Repair, Storage
-from boki.effects import Effect, Send
-from boki.follower import COORDINATOR
 from boki.log.ids import NodeId, make_shard
 from boki.log.membership import Placement, Role
 from boki.log.metalog import CloseShard, Cut, OpenShard
-from boki.messages import (
+from boki.protocol.effects import Effect, Send
+from boki.protocol.follower import COORDINATOR
+from boki.protocol.messages import (
     BatchesFetched,
     InstallPlacement,
     InstallView,

@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from boki.controller.coordinator import LocalCoordinator
 from boki.controller.plans import Plan
 from boki.controller.term_change import NEXT, Step, TermChange
+from boki.coordination.coordinator import LocalCoordinator
 from boki.errors import ConfigError
 from boki.log.ids import NodeId
 from boki.log.metalog import Cut, OpenShard, make_position
 from boki.log.view import View
-from boki.messages import AppendEntry, InstallView, Seal
+from boki.protocol.messages import AppendEntry, InstallView, Seal
 from boki.sequencer.core import SequencerCore
 from tests.members import ENGINE, SHARD, view
 from tests.world import MemoryDisk, World
@@ -42,7 +42,7 @@ def world_with(lengths: tuple[int, ...]) -> World:
 
 
 def _store(core: SequencerCore, length: int) -> object:
-    from boki.effects import Store
+    from boki.protocol.effects import Store
 
     return Store(core._stores[1, 0].add("append", 0, ENTRIES[:length]))
 

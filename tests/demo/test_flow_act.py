@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 import pytest
 
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
 from boki.demo.flow_act import Scene, Survived, Trip, TripFound, kill_at_lines
 from boki.demo.reaper import Note, Plan, Reaper, notes_in, watch_lines
 

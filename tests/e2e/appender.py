@@ -19,13 +19,13 @@ from typing import Any
 import uvloop
 
 import boki.host.disk
-import boki.local_log
-from boki.config import DevConfig
+import boki.node.local_log
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.deadline import Caller
+from boki.api.logbook import LogBook, LogSession
+from boki.config.loading import DevConfig
 from boki.errors import BokiError
-from boki.local_log import LocalLog
-from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogBook, LogSession
+from boki.node.local_log import LocalLog
 from tests.forgetful import ForgetfulDb
 
 BOOKS = ("one", "two", "three")
@@ -107,7 +107,7 @@ def without_sync(role: str) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    boki.local_log._START_TIMEOUT_S = given.get("start_timeout_s", 15.0)
+    boki.node.local_log._START_TIMEOUT_S = given.get("start_timeout_s", 15.0)
     if given.get("forgetful"):
         boki.host.disk.RocksDb = ForgetfulDb  # type: ignore[misc, assignment]
     if given.get("unsynced"):

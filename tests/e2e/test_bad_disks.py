@@ -13,14 +13,14 @@ import uvloop
 
 import boki.host.disk
 from boki import BokiError, CorruptData, DiskFull, LogBook
-from boki.config import DevConfig
-from boki.effects import Put
-from boki.engine.server import EnginePort
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.deadline import Caller
+from boki.api.logbook import LogSession
+from boki.config.loading import DevConfig
+from boki.engine.server.port import EnginePort
 from boki.host.rocksdb import RocksDb
-from boki.local_log import LocalLog
-from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogSession
+from boki.node.local_log import LocalLog
+from boki.protocol.effects import Put
 
 MARGIN_BYTES = 2 << 30
 """Others write to the file system of this machine, too; never so much in one test."""

@@ -17,10 +17,10 @@ import pytest
 import uvloop
 
 from boki import BokiError, StoreFailed
-from boki.config import DevConfig
-from boki.local_log import LocalLog
+from boki.config.loading import DevConfig
 from boki.log.ids import NodeId
 from boki.log.metalog import split_position
+from boki.node.local_log import LocalLog
 from boki.storage.core import StorageCore
 from tests.e2e.test_bad_disks import book_of, in_loop
 

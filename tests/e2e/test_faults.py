@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from boki.chaos import object_watch, queue_watch
-from boki.chaos.faults import FAULTS, Fault, becomes_so
-from boki.chaos.run import Chaos, Report
 from boki.client import Client
 from boki.errors import BokiError
-from boki.histories.checkers import find_violations
-from boki.histories.history import Appending, Call, History, Ordered, Reading, Readout, Row, Seen, Shown
 from boki.log.membership import Role
+from boki.verify.chaos import object_watch, queue_watch
+from boki.verify.chaos.faults import FAULTS, Fault, becomes_so
+from boki.verify.chaos.run import Chaos, Report
+from boki.verify.histories.checkers import find_violations
+from boki.verify.histories.history import Appending, Call, History, Ordered, Reading, Readout, Row, Seen, Shown
 from tests.e2e.ward import SEED, Ward
 
 pytestmark = pytest.mark.xdist_group("faults")

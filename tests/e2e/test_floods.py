@@ -14,8 +14,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from boki.child import arguments
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import arguments
 
 MIB = 1 << 20
 WAIT_S = 30.0

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from boki import KeyReused
-from boki.child import Child
 from boki.client import BlockingClient
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 
 FUNCTIONS = Path(__file__).parent / "functions"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from boki.chaos import patient as patients
-from boki.chaos.faults import FAULTS, becomes_so, inflict
-from boki.chaos.patient import Patient
+from boki.api.logbook import LogBook
 from boki.client import Client
 from boki.errors import BokiError
 from boki.log.record import Record
-from boki.runtime.logbook import LogBook
+from boki.verify.chaos import patient as patients
+from boki.verify.chaos.faults import FAULTS, becomes_so, inflict
+from boki.verify.chaos.patient import Patient
 
 T = TypeVar("T")
 FUNCTIONS = Path(__file__).parent / "functions"

@@ -8,8 +8,7 @@ from typing import Any
 
 from boki.controller.plans import Plan
 from boki.controller.term_change import TermChange
-from boki.effects import Answer, Core, Effect, Send
-from boki.engine.bootstrap import Bootstrap
+from boki.engine.checkpoint.bootstrap import Bootstrap
 from boki.engine.core import READY, STALE, Answered, EngineConfig, EngineCore
 from boki.errors import BokiError
 from boki.log.chunk import Chunk, Group, encode_chunk
@@ -20,7 +19,8 @@ from boki.log.metalog import Positions
 from boki.log.operations import Append, Found, Operation, Read
 from boki.log.record import Record
 from boki.log.view import View
-from boki.messages import FetchView, InstallMembership, InstallView
+from boki.protocol.effects import Answer, Core, Effect, Send
+from boki.protocol.messages import FetchView, InstallMembership, InstallView
 from boki.sequencer.core import SequencerCore
 from boki.storage.core import StorageCore
 from tests.members import view

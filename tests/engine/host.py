@@ -17,16 +17,16 @@ from typing import Any, Self
 import msgspec
 import uvloop
 
-from boki.calls import Call, CallChange, InvocationState, Outcome, Payload
-from boki.engine.functions.modules import Modules
-from boki.engine.functions.orders import Budget, DispatchEffect
-from boki.engine.functions.pools import ConsoleLine, FunctionHost
-from boki.engine.functions.worker_link import Finish, WorkerLink
+from boki.dispatch.orders import Budget, DispatchEffect
+from boki.dispatch.server.modules import Modules
+from boki.dispatch.server.pools import ConsoleLine, FunctionHost
+from boki.dispatch.server.worker_link import Finish, WorkerLink
 from boki.errors import InvalidArgument, NoSuchInvocation
 from boki.log.chunk import Group, encode_chunk
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Append, Appended, Failure, Found, Operation, Slab
+from boki.protocol.calls import Call, CallChange, InvocationState, Outcome, Payload
 
 PATIENCE_S = 30.0
 """How long a test waits for what must come. Never reached, so it may be generous on a busy machine."""

@@ -11,17 +11,16 @@ from typing import Any, Union
 
 import msgspec
 
-import boki.remote
-from boki.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, Outcome, TakeChunk
-from boki.engine.engine_service import EngineService
-from boki.engine.functions.streams import Streams
+import boki.protocol.call_messages
+from boki.dispatch.server.streams import Streams
+from boki.engine.server.remote_requests import EngineService
 from boki.errors import (
     BokiError,
     NoSuchInvocation,
     WrongState,
 )
-from boki.gateway.cluster import ClusterBackend
 from boki.gateway.core import Standing
+from boki.gateway.server.cluster import ClusterBackend
 from boki.host.links import Diversion, Links
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import NodeId
@@ -29,13 +28,16 @@ from boki.log.limits import Limits
 from boki.log.membership import Member, Membership, Role
 from boki.log.memory import MemoryLog
 from boki.log.operations import Append, Failure, Operation
-from boki.messages import Message
-from boki.runtime.frames import Frame
-from tests.engine.call_world import now_us, run, time_passes
+from boki.protocol.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, Outcome, TakeChunk
+from boki.protocol.messages import Message
+from boki.worker.frames import Frame
+from tests.books.calls.call_world import now_us, run, time_passes
 
 GATEWAY = NodeId("gateway-1")
 A, B = NodeId("engine-1"), NodeId("engine-2")
-MESSAGES = [kind for kind in vars(boki.remote).values() if isinstance(kind, type) and issubclass(kind, Message)]
+MESSAGES = [
+    kind for kind in vars(boki.protocol.call_messages).values() if isinstance(kind, type) and issubclass(kind, Message)
+]
 _decoder = msgspec.msgpack.Decoder(Union[tuple(kind for kind in MESSAGES if kind is not Message)])  # noqa: UP007
 
 
@@ -168,7 +170,7 @@ class Engine:
         self.is_ready = True
         self.core: list[Any] = []
         self.wire = wire
-        self.links = Diversion(wire, boki.remote.FOR_ENGINE_SHELL)
+        self.links = Diversion(wire, boki.protocol.call_messages.FOR_ENGINE_SHELL)
         self.links.attach(node, lambda _sender, message: self.core.append(message))
         self.service = EngineService(
             self.links,

@@ -11,8 +11,8 @@ import pytest
 
 from boki.engine.index.index import Index
 from boki.log.operations import Done, Found, Read, TrimBook
-from boki.remote import AbandonRead
-from tests.engine.call_world import time_passes
+from boki.protocol.call_messages import AbandonRead
+from tests.books.calls.call_world import time_passes
 from tests.engine.cluster import ENGINE, SECOND, Cluster
 from tests.engine.host import drive, hosting
 from tests.engine.remote_world import Cluster as RemoteCluster

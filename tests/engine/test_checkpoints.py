@@ -6,16 +6,16 @@ from random import Random
 
 import pytest
 
-from boki.effects import Send
-from boki.engine.bootstrap import LOADING_KEY, Bootstrap
+from boki.engine.checkpoint.bootstrap import LOADING_KEY, Bootstrap
+from boki.engine.checkpoint.mirror import INDEX_KEYS
 from boki.engine.core import STALE, EngineCore
-from boki.engine.mirror import INDEX_KEYS
-from boki.follower import COORDINATOR
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.membership import Member, Membership, Role
 from boki.log.operations import TrimBook
 from boki.log.record import Expect
-from boki.messages import (
+from boki.protocol.effects import Send
+from boki.protocol.follower import COORDINATOR
+from boki.protocol.messages import (
     CheckpointFetched,
     CheckpointStored,
     DropEntries,
@@ -201,7 +201,7 @@ def test_a_load_that_is_interrupted_begins_anew(seed: int) -> None:
     wipe(cluster, "engine-2")
     dice = Random(seed)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("boki.engine.bootstrap._PAGE_BYTES", 2_000)
+        patched.setattr("boki.engine.checkpoint.bootstrap._PAGE_BYTES", 2_000)
         cluster.loses = lambda _sender, _to, message: isinstance(message, CheckpointFetched) and dice.random() < 0.3
         for _ in range(4):
             cluster.start_engine("engine-2")

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from boki.effects import DiskRoom
 from boki.engine.core import CLOSED, FENCED, Answered, EngineCore
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, DiskFull, Unavailable
 from boki.log.chunk import Group, encode_chunk
@@ -14,7 +13,8 @@ from boki.log.ids import NodeId
 from boki.log.metalog import CloseShard, OpenShard, make_position
 from boki.log.operations import Append, Appended, Done, Get, Read, Sync
 from boki.log.record import Expect
-from boki.messages import (
+from boki.protocol.effects import DiskRoom
+from boki.protocol.messages import (
     CheckpointStored,
     EntriesDropped,
     FetchBatches,

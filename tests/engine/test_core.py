@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
-from boki.effects import DiskRoom
 from boki.errors import CorruptData, DeadlineExceeded, DiskFull, NotFound, Overloaded, Trimmed
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, NodeId, make_seqnum
 from boki.log.metalog import make_position
 from boki.log.operations import Append, Appended, Done, Get, Read, Sync, TrimBook
 from boki.log.record import Expect
-from boki.messages import BatchesFetched, FetchBatches, Metalog, StoreBatch
+from boki.protocol.effects import DiskRoom
+from boki.protocol.messages import BatchesFetched, FetchBatches, Metalog, StoreBatch
 from tests.engine.cluster import SECOND, Cluster
 
 

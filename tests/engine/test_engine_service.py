@@ -7,11 +7,11 @@ import asyncio
 import msgspec
 import pytest
 
-import boki.remote
+import boki.protocol.call_messages
 from boki.errors import CallLost, Overloaded, Unavailable
 from boki.log.operations import Read
-from boki.messages import Message
-from tests.engine.call_world import a_call, time_passes
+from boki.protocol.messages import Message
+from tests.books.calls.call_world import a_call, time_passes
 from tests.engine.remote_world import GATEWAY, A, B, Cluster, home, in_cluster
 
 
@@ -66,7 +66,7 @@ def test_the_calls_of_a_silent_engine_end_as_unknown_after_seconds() -> None:
     in_cluster(scenario)
 
 
-@pytest.mark.parametrize("kind", [boki.remote.StartCall, boki.remote.CallEnded])
+@pytest.mark.parametrize("kind", [boki.protocol.call_messages.StartCall, boki.protocol.call_messages.CallEnded])
 def test_a_call_that_is_lost_on_the_way_ends_as_unknown_soon(kind: type[Message]) -> None:
     """The engine says that it has no such call: nobody waits for the call's own deadline."""
 
@@ -75,7 +75,7 @@ def test_a_call_that_is_lost_on_the_way_ends_as_unknown_soon(kind: type[Message]
         outcome = await asyncio.wait_for(cluster.call(A, a_call(timeout_s=3600)), 5.0)
         assert outcome.failure is not None
         assert (outcome.failure.code, outcome.failure.outcome) == (CallLost.code, "unknown")
-        assert len(cluster.engines[A].functions.started) == (kind is boki.remote.CallEnded)
+        assert len(cluster.engines[A].functions.started) == (kind is boki.protocol.call_messages.CallEnded)
 
     in_cluster(scenario)
 
@@ -87,10 +87,10 @@ def test_a_message_that_comes_twice_runs_once() -> None:
         engine = cluster.engines[A]
         for call in (a_call(1, "hang"), a_call(2, "echo")):
             for _ in range(3):
-                engine.service.deliver(GATEWAY, boki.remote.StartCall(77 + int(call.id, 16), call))
+                engine.service.deliver(GATEWAY, boki.protocol.call_messages.StartCall(77 + int(call.id, 16), call))
         assert [call.function for call in engine.functions.started] == ["hang", "echo"]
         engine.functions.end(a_call(1, "hang"))
-        engine.service.deliver(GATEWAY, boki.remote.StartCall(78, a_call(1, "hang")))
+        engine.service.deliver(GATEWAY, boki.protocol.call_messages.StartCall(78, a_call(1, "hang")))
         assert len(engine.functions.started) == 2
 
     in_cluster(scenario)

@@ -7,7 +7,6 @@ import tracemalloc
 
 import pytest
 
-from boki.effects import Put
 from boki.engine.index.index import Index
 from boki.engine.index.layout import BOOK_ROWS, HISTORY_PAGES, SMALL_STATE_KEY, TAG_FLOORS, TAG_ROWS
 from boki.errors import CorruptData, Overloaded, VersionTooNew
@@ -16,6 +15,7 @@ from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, NodeId, make_shard
 from boki.log.metalog import Cut, Trim
 from boki.log.record import Expect
+from boki.protocol.effects import Put
 from tests.engine.test_rows import SpyDisk
 from tests.members import view
 

@@ -7,15 +7,15 @@ from typing import get_args
 import msgspec
 import pytest
 
-from boki.calls import Call, Outcome
-from boki.engine.calls.ledger import BOOK, Finished, Retrying
+from boki.api.log_calls import records_of
+from boki.books.calls.ledger import BOOK, Finished, Retrying
 from boki.errors import FunctionFailed
 from boki.log.chunk import Group, encode_chunk
 from boki.log.operations import Append, Found, Read
 from boki.log.record import Expect
+from boki.protocol.calls import Call, Outcome
 from boki.retry import Retry
-from boki.runtime.log_calls import records_of
-from tests.engine.call_world import CallWorld, Fault, a_call, failing, now_us, run, time_passes
+from tests.books.calls.call_world import CallWorld, Fault, a_call, failing, now_us, run, time_passes
 
 TAG = "!journal"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from boki.engine.log_service import LogService
+from boki.engine.server.log_service import LogService
 from boki.errors import InvalidArgument
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import make_position

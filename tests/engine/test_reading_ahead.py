@@ -8,7 +8,7 @@ import pytest
 from boki.engine.cache import RecordCache
 from boki.log.ids import NodeId
 from boki.log.operations import Get, Read
-from boki.messages import BatchesFetched, FetchBatches
+from boki.protocol.messages import BatchesFetched, FetchBatches
 from tests.engine.cluster import CONFIG, Cluster
 
 COUNT = 60

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from boki.effects import Answer, Effect, Send
 from boki.engine.core import READY, Answered, EngineCore
 from boki.engine.relay import RelayCore
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.operations import Append, Appended, Done, Failure, Get, ListBooks, Operation, Read, Sync, TrimBook
-from boki.messages import Ping, Pong, StoreBatch
-from boki.remote import LogReply, LogRequest
+from boki.protocol.call_messages import LogReply, LogRequest
+from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.messages import Ping, Pong, StoreBatch
 from tests.engine.cluster import SECOND, Cluster, records_of
 
 RELAY = NodeId("engine-9")

@@ -10,7 +10,7 @@ from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.metalog import Trim
 from boki.log.operations import Appended, Done, Get, Read, Sync, TrimBook
 from boki.log.record import Expect
-from boki.messages import BatchesFetched, Metalog, RequestEntry, StoreBatch, TellTail
+from boki.protocol.messages import BatchesFetched, Metalog, RequestEntry, StoreBatch, TellTail
 from tests.engine.cluster import CONFIG, SECOND, Cluster, records_of
 
 

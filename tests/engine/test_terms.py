@@ -12,7 +12,7 @@ from boki.log.ids import NodeId, split_seqnum
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Appended, Found, Read, Sync, TrimBook
 from boki.log.record import Expect
-from boki.messages import Metalog
+from boki.protocol.messages import Metalog
 from tests.engine.cluster import SECOND, Cluster, records_of
 
 BOOKS = tuple(f"book-{number}" for number in range(6))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from boki import BlockingClient
-from boki.child import Child
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 from tests.faces.test_example import add_entry_point
 
 LIBRARY = {
@@ -51,7 +51,7 @@ import asyncio
 import os
 
 from boki import BokiError
-from boki.calls import Call, Payload
+from boki.protocol.calls import Call, Payload
 
 
 class Driver:

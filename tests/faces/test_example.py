@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from boki.child import Child
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/libraries.md").read_text(encoding="utf-8")

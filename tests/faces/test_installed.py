@@ -16,9 +16,9 @@ from boki.cli import libraries as cli_libraries
 from boki.errors import ConfigError
 from boki.faces import CommandGroup, Face, GatewayPart, Route
 from boki.faces.installed import Installed, Loader, all_faces, find, installed
-from boki.gateway.http import libraries as gateway_libraries
-from boki.gateway.http.libraries import Libraries
-from boki.gateway.http.routing import Routes
+from boki.gateway.server.http import libraries as gateway_libraries
+from boki.gateway.server.http.libraries import Libraries
+from boki.gateway.server.http.routing import Routes
 
 
 def group(name: str) -> CommandGroup:

@@ -13,21 +13,21 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from boki.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
-from boki.engine.calls.ledger import Owner
-from boki.engine.calls.logged_calls import LoggedCalls
-from boki.engine.calls.sleepers import Finish
+from boki.books.calls.ledger import Owner
+from boki.books.calls.logged_calls import LoggedCalls
+from boki.books.calls.sleepers import Finish
 from boki.errors import BokiError, InvalidArgument
 from boki.gateway.backend import EngineWatcher, StreamControl
 from boki.gateway.config import GatewayConfig, Patience
 from boki.gateway.core import Standing
 from boki.gateway.remote_stream import RemoteStream
-from boki.gateway.server import Gateway
+from boki.gateway.server.listener import Gateway
 from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions, make_position, merge_positions, split_position
 from boki.log.operations import Answer, Failure, Found, Operation, Read
+from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ class _LedgerPort:
         self._backend = backend
 
     async def request(self, operation: Operation, positions: Positions, timeout_s: float) -> Answer:
-        """See `boki.runtime.port.LogPort`."""
+        """See `boki.api.port.LogPort`."""
         is_follower = isinstance(operation, Read) and operation.tag is None and operation.wait_us > 0
         if not is_follower:
             return await self._backend.request(operation, positions, timeout_s)

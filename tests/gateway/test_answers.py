@@ -13,7 +13,7 @@ import pytest
 
 from boki.gateway.config import Patience
 from boki.gateway.core import Budget, GatewayCore, Share
-from boki.gateway.http.records import data_body
+from boki.gateway.server.http.records import data_body
 from boki.log.limits import Limits
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving, turns_until
 from tests.gateway.strangers import Raw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from boki.gateway.http.backend_metrics import BackendMetrics
+from boki.gateway.server.http.backend_metrics import BackendMetrics
 
 POOL = {"module": "m", "is_async": True, "starts": 3, "kills": {"memory": 1}, "workers": 2, "running": 1, "queued": 4}
 STATUS = {"log": {"engine": {"appended_records": 7, "index_bytes": 11}, "syncs": {"storage-1": 5}}, "pools": [POOL]}

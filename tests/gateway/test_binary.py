@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boki.api.http.exchange import LOG_CONTENT_TYPE
 from boki.errors import ConnectionLost, InvalidArgument
-from boki.gateway.http.binary import decode_request
+from boki.gateway.server.http.binary import decode_request
 from boki.log.chunk import Group, encode_chunk
 from boki.log.limits import Limits
 from boki.log.operations import (
@@ -34,7 +35,6 @@ from boki.log.operations import (
     TrimBook,
 )
 from boki.log.record import Expect
-from boki.runtime.http_exchange import LOG_CONTENT_TYPE
 from tests.gateway.fake_backend import refused, run, serving
 
 HEADERS = {"Content-Type": LOG_CONTENT_TYPE}

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from boki.calls import FunctionInfo
-from boki.gateway.http.bodies import describes_record, message_value
+from boki.gateway.server.http.bodies import describes_record, message_value
 from boki.libs.bokiqueue import Message
 from boki.libs.bokiqueue.face.places import item_of, payload_of, single_payload
+from boki.protocol.calls import FunctionInfo
 from tests.gateway.fake_backend import run, serving
 
 _FORM = "application/x-www-form-urlencoded"

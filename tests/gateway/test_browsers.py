@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp.web import BaseRequest, StreamResponse
 
-from boki.config import Cors, DevConfig, load
+from boki.config.loading import Cors, DevConfig, load
 from boki.errors import ConfigError
-from boki.gateway.http.browsers import dress
+from boki.gateway.server.http.browsers import dress
 from tests.gateway.fake_backend import refused, run, serving
 
 _LISTED = Cors(origins="https://app.example, http://localhost:5173")

@@ -8,7 +8,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from boki.calls import Outcome, Payload
 from boki.errors import (
     BokiError,
     CallLost,
@@ -24,8 +23,9 @@ from boki.errors import (
 )
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import Budget, Standing
-from boki.gateway.http.bodies import payload_encoding
+from boki.gateway.server.http.bodies import payload_encoding
 from boki.log.operations import Failure
+from boki.protocol.calls import Outcome, Payload
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving
 
 

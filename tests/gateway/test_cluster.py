@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-import boki.remote
-from boki.calls import CallFilter, FunctionInfo
+import boki.protocol.call_messages
 from boki.errors import ConnectionLost, DeadlineExceeded, DiskFull, NoSuchInvocation, Unavailable, WrongState
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.operations import Appended, Failure, Found, Operation, Read, Sync, TrimBook
-from boki.messages import Message
-from tests.engine.call_world import EPOCH_US, a_call, now_us, time_passes
+from boki.protocol.calls import CallFilter, FunctionInfo
+from boki.protocol.messages import Message
+from tests.books.calls.call_world import EPOCH_US, a_call, now_us, time_passes
 from tests.engine.remote_world import GATEWAY, MESSAGES, A, B, Cluster, append, home, in_cluster
 
 # The log
@@ -139,7 +139,7 @@ def test_a_read_whose_answer_is_lost_is_asked_again() -> None:
         lost: list[Message] = []
 
         def loses(_sender: NodeId, _to: NodeId, message: Message) -> bool:
-            if isinstance(message, boki.remote.LogReply) and not lost:
+            if isinstance(message, boki.protocol.call_messages.LogReply) and not lost:
                 lost.append(message)
                 return True
             return False
@@ -259,7 +259,9 @@ def test_status_gathers_what_every_member_says() -> None:
     """One that does not answer is there with that, after a second."""
 
     async def scenario(cluster: Cluster) -> None:
-        cluster.wire.loses = lambda _sender, to, message: to == B and isinstance(message, boki.remote.AskStatus)
+        cluster.wire.loses = lambda _sender, to, message: (
+            to == B and isinstance(message, boki.protocol.call_messages.AskStatus)
+        )
         status = await cluster.backend.status()
         assert status["nodes"][A] == {"node": A}
         assert "did not answer" in status["nodes"][B]["error"]
@@ -272,9 +274,9 @@ def test_messages_of_the_core_pass_by_the_shell() -> None:
     """And what the gateway sends reaches only the shell."""
 
     async def scenario(cluster: Cluster) -> None:
-        cluster.wire.send(GATEWAY, A, boki.remote.LogReply(1, {}, Failure("a", "b", "unknown", True)))
+        cluster.wire.send(GATEWAY, A, boki.protocol.call_messages.LogReply(1, {}, Failure("a", "b", "unknown", True)))
         await time_passes(0.1)
-        assert [type(message) for message in cluster.engines[A].core] == [boki.remote.LogReply]
+        assert [type(message) for message in cluster.engines[A].core] == [boki.protocol.call_messages.LogReply]
 
     in_cluster(scenario)
 
@@ -296,9 +298,11 @@ def test_a_description_that_is_too_large_goes_without_schemas() -> None:
 def test_who_may_send_what_is_said_for_every_message() -> None:
     """So that links can refuse what comes from the wrong role."""
     sendable = {kind for kind in MESSAGES if kind is not Message}
-    assert set(boki.remote.SENDERS) == sendable
+    assert set(boki.protocol.call_messages.SENDERS) == sendable
     assert all(
-        Role.STORAGE not in roles for kind, roles in boki.remote.SENDERS.items() if kind.__name__ != "TellStatus"
+        Role.STORAGE not in roles
+        for kind, roles in boki.protocol.call_messages.SENDERS.items()
+        if kind.__name__ != "TellStatus"
     )
 
 

@@ -9,11 +9,11 @@ import logging
 
 import pytest
 
-from boki.calls import FunctionInfo
 from boki.gateway.config import Patience
-from boki.gateway.http import crowd
+from boki.gateway.server.http import crowd
 from boki.host import line_budget
 from boki.log.limits import Limits
+from boki.protocol.calls import FunctionInfo
 from tests.gateway.fake_backend import refused, run, serving, turns_until
 from tests.gateway.strangers import Raw
 

@@ -13,15 +13,15 @@ import aiohttp
 import msgspec
 import pytest
 
-from boki.calls import Call, FunctionInfo, Outcome, Payload
 from boki.errors import CallLost, FunctionFailed
-from boki.gateway.server import Gateway
+from boki.gateway.server.listener import Gateway
 from boki.libs.bokiqueue import Message, Queue
 from boki.libs.bokiqueue.consuming import Consumption
 from boki.libs.bokiqueue.face import consumers, places
 from boki.libs.bokiqueue.face.suspects import MAX_EXCUSES
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Operation, Read
+from boki.protocol.calls import Call, FunctionInfo, Outcome, Payload
 from tests.gateway import fake_backend
 from tests.gateway.fake_backend import FakeBackend, outcome_of, run, serving, turns_until
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boki.calls import Outcome
-from boki.effects import Answer
 from boki.errors import Overloaded, Unavailable
 from boki.gateway.core import Budget, GatewayCore, Standing
 from boki.log.ids import NodeId
+from boki.protocol.calls import Outcome
+from boki.protocol.effects import Answer
 
 A, B = NodeId("a"), NodeId("b")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boki.gateway.http.crowd import MAX_GUESTS, STRANGER_S, Crowd
+from boki.gateway.server.http.crowd import MAX_GUESTS, STRANGER_S, Crowd
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from boki.books.functions.bundle import MAX_BUNDLE_BYTES, File, bundle_hash, pack_files
+from boki.books.functions.version_book import VersionBook
+from boki.books.functions.versions import Deployed
 from boki.client import Client
-from boki.deploy.bundle import MAX_BUNDLE_BYTES, File, bundle_hash, pack_files
-from boki.deploy.version_book import VersionBook
-from boki.deploy.versions import Deployed
-from boki.deployments import Deployment, VersionInfo
 from boki.errors import InvalidArgument, NotFound
 from boki.log.ids import NodeId
 from boki.log.operations import Failure
-from boki.remote import ActivateBundle, BundleActivated
-from tests.engine.call_world import FaultyPort, WatchedLog, time_passes
+from boki.protocol.call_messages import ActivateBundle, BundleActivated
+from boki.protocol.deployments import Deployment, VersionInfo
+from tests.books.calls.call_world import FaultyPort, WatchedLog, time_passes
 from tests.engine.remote_world import A, B, Cluster, in_cluster
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from boki.calls import FunctionInfo
 from boki.gateway.core import Budget, GatewayCore, Standing
-from boki.gateway.http.function_lookup import no_such_function
+from boki.gateway.server.http.function_lookup import no_such_function
+from boki.protocol.calls import FunctionInfo
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving, turns_until
 
 NEW = FunctionInfo(name="new", module="app", is_async=True)

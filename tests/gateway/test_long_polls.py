@@ -9,9 +9,9 @@ import aiohttp
 import msgspec
 import pytest
 
+from boki.api.http.exchange import LOG_CONTENT_TYPE
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Operation, Read, Request
-from boki.runtime.http_exchange import LOG_CONTENT_TYPE
 from tests.gateway.fake_backend import refused, run, serving, turns_until
 from tests.gateway.strangers import Raw
 

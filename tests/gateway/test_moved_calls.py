@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from boki.calls import Outcome, Payload
 from boki.errors import Unavailable
 from boki.gateway.core import Budget, Standing
 from boki.log.ids import NodeId
 from boki.log.operations import Failure
+from boki.protocol.calls import Outcome, Payload
 from tests.gateway.fake_backend import run, serving
 
 

@@ -12,8 +12,8 @@ import msgspec
 import pydantic
 import pytest
 
-from boki.calls import FunctionInfo
-from boki.gateway.http.openapi import document
+from boki.gateway.server.http.openapi import document
+from boki.protocol.calls import FunctionInfo
 from tests.gateway.fake_backend import FUNCTIONS, run, serving
 
 METHODS = {"get", "put", "post", "delete", "patch"}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import boki.remote
-from boki.calls import Outcome, Payload, ResultChunk
-from boki.engine.functions.streams import FORGET_US
+import boki.protocol.call_messages
+from boki.dispatch.server.streams import FORGET_US
 from boki.errors import FunctionFailed
 from boki.gateway.backend import StreamControl
 from boki.log.operations import Failure
-from boki.messages import Message
-from boki.runtime.frames import Streamed, Taken
-from tests.engine.call_world import a_call, time_passes
+from boki.protocol.calls import Outcome, Payload, ResultChunk
+from boki.protocol.messages import Message
+from boki.worker.frames import Streamed, Taken
+from tests.books.calls.call_world import a_call, time_passes
 from tests.engine.remote_world import A, Cluster, in_cluster
 
 DONE = Outcome(Payload("bytes", b""), None)
@@ -87,7 +87,7 @@ def test_lost_chunks_are_sent_again_and_repeated_ones_are_taken_once() -> None:
     async def scenario(cluster: Cluster) -> None:
         stream = Stream(cluster)
         await time_passes(0.05)
-        cluster.wire.loses = losing_first(boki.remote.StreamChunk, 1)
+        cluster.wire.loses = losing_first(boki.protocol.call_messages.StreamChunk, 1)
         stream.send(1, 2, 3)
         await time_passes(0.05)
         assert stream.numbers == []  # 2 and 3 have come before their turn
@@ -95,7 +95,7 @@ def test_lost_chunks_are_sent_again_and_repeated_ones_are_taken_once() -> None:
         await time_passes(0.05)
         assert stream.numbers == [1, 2, 3]
         stream.control.taken(0)
-        cluster.wire.loses = losing_first(boki.remote.StreamTaken, 1)
+        cluster.wire.loses = losing_first(boki.protocol.call_messages.StreamTaken, 1)
         stream.control.taken(3)
         await time_passes(0.05)
         assert stream.numbers == [1, 2, 3]

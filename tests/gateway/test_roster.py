@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from boki.calls import FunctionInfo, ModuleInfo
-from boki.effects import Send
 from boki.gateway.roster import LOST_US, POLL_US, QUIET_US, Changed, Happening, Lost, Quiet, Roster
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
-from boki.remote import FetchFunctions, Load, TellFunctions
+from boki.protocol.call_messages import FetchFunctions, Load, TellFunctions
+from boki.protocol.calls import FunctionInfo, ModuleInfo
+from boki.protocol.effects import Send
 
 A, B = NodeId("engine-1"), NodeId("engine-2")
 

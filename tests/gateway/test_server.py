@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from boki.calls import FunctionInfo, Outcome, Payload
 from boki.errors import ConfigError
 from boki.gateway.config import GatewayConfig
 from boki.gateway.core import GatewayCore
-from boki.gateway.http.metrics import BUCKETS_S, MAX_SERIES, OTHER, GatewayMetrics
+from boki.gateway.server.http.metrics import BUCKETS_S, MAX_SERIES, OTHER, GatewayMetrics
+from boki.protocol.calls import FunctionInfo, Outcome, Payload
 from tests.gateway.fake_backend import FakeBackend, refused, run, serving, turns_until
 from tests.gateway.strangers import Raw
 

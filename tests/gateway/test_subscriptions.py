@@ -13,8 +13,8 @@ import pytest
 from boki.errors import CorruptData, Unavailable
 from boki.gateway.config import Patience
 from boki.gateway.core import STREAM_BYTES, Budget
-from boki.gateway.http import subscriptions
-from boki.gateway.http.subscriptions import FIRST_PAGES, PAGE_BYTES
+from boki.gateway.server.http import subscriptions
+from boki.gateway.server.http.subscriptions import FIRST_PAGES, PAGE_BYTES
 from boki.log.limits import MIB, Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation, Read

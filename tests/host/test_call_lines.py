@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from boki.calls import Call, Outcome, Payload, Suspension
 from boki.errors import CallCancelled, FunctionFailed, NoSuchFunction, Overloaded
 from boki.host import line_budget
 from boki.host.call_lines import CallLines
 from boki.log.operations import Failure
+from boki.protocol.calls import Call, Outcome, Payload, Suspension
 
 CALL = Call("269101f6d5a1", "greet", Payload("json", b"1"), "", 1)
 OK = Outcome(Payload("json", b"1"), None)

@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from boki.controller.zookeeper_values import decode, encode
+from boki.api.http.exchange import HttpAnswer, json_answer, log_answer
+from boki.coordination.values import decode, encode
 from boki.engine.index.book import BookState
 from boki.engine.index.index import _read_small_state
 from boki.engine.index.layout import SMALL_STATE_KEY
 from boki.errors import BokiError, ConnectionLost
-from boki.gateway.http.binary import decode_request
+from boki.gateway.server.http.binary import decode_request
 from boki.libs.fold.codec import RecordCodec
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Chunk, Group, encode_chunk
 from boki.log.cuts import OrderTable
 from boki.log.metalog import Cut, OpenShard, Trim, decode_entry, encode_entry
 from boki.log.view import View
-from boki.messages import StateFetched
-from boki.runtime.http_exchange import HttpAnswer, json_answer, log_answer
+from boki.protocol.messages import StateFetched
 from boki.storage.state import Checkpoint
 from boki.storage.takeover import Takeover
 from tests.members import ENGINE, SHARD, view

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import boki.host.disk
-from boki.effects import Delete, DiskRoom, Load, Loaded, Put, Send, Store
 from boki.errors import ConfigError, DataDirectoryInUse, StoreFailed, VersionTooNew
 from boki.host.data_directory import DataDirectory
 from boki.host.disk import Disk
@@ -19,6 +18,7 @@ from boki.host.host import Host
 from boki.host.links import Links
 from boki.host.rocksdb import RocksDb
 from boki.log.ids import NodeId
+from boki.protocol.effects import Delete, DiskRoom, Load, Loaded, Put, Send, Store
 
 THEN = (Send(NodeId("somebody"), "stored"),)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from boki.host.links import Diversion, Links
 from boki.log.ids import NodeId
-from boki.messages import Ping, Pong
+from boki.protocol.messages import Ping, Pong
 
 A, B = NodeId("a"), NodeId("b")
 

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from boki.effects import Delete, DiskUnreadable, Put
 from boki.errors import VersionTooNew
 from boki.host import synced_mark
 from boki.host.rocksdb import RocksDb, SyncedWritesLost
 from boki.host.synced_mark import SyncedMark
 from boki.host.write_ahead_log import LogDamaged, last_sequence
+from boki.protocol.effects import Delete, DiskUnreadable, Put
 
 COUNT = 6
 

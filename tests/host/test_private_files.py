@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from boki.cluster.logs import bound, older, open_log
-from boki.cluster.state import SupervisorState, read_state, write_state
 from boki.host.data_directory import DataDirectory
 from boki.host.private_files import make_private_folder, write_new_file
-from boki.zookeeper.parts import Parts
-from boki.zookeeper.server import Ports, ZooKeeperServer
+from boki.launch.up.logs import bound, older, open_log
+from boki.launch.up.state import SupervisorState, read_state, write_state
+from boki.launch.zookeeper.parts import Parts
+from boki.launch.zookeeper.server import Ports, ZooKeeperServer
 
 
 @pytest.fixture(autouse=True)

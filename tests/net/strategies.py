@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 import msgspec
 from hypothesis import strategies as st
 
-from boki.messages import Message
 from boki.net.codec import APART_BYTES
 from boki.net.traffic import RULES
+from boki.protocol.messages import Message
 from boki.retry import Retry
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

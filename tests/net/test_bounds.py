@@ -11,9 +11,9 @@ import zmq
 
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import FetchBatches, Ping, Pong, StoreBatch
 from boki.net.outbox import PACK_BYTES
 from boki.net.traffic import Lane
+from boki.protocol.messages import FetchBatches, Ping, Pong, StoreBatch
 from tests.net.nodes import Log, Node, Watcher, closing, run
 
 STORAGE = NodeId("storage-1")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.metalog import Cut
-from boki.messages import AppendEntry, BatchesFetched, Holding, IndexBatch, Message, Ping, StoreBatch
 from boki.net.codec import (
     APART_BYTES,
     MAX_PACK_MESSAGES,
@@ -27,6 +26,7 @@ from boki.net.codec import (
     split_envelope,
 )
 from boki.net.traffic import RULES
+from boki.protocol.messages import AppendEntry, BatchesFetched, Holding, IndexBatch, Message, Ping, StoreBatch
 from tests.net.strategies import ANY_MESSAGE, MESSAGES
 
 ENVELOPE = Envelope("c1", NodeId("engine-1"), Role.ENGINE, 7, NodeId("storage-1"), 3)

@@ -17,16 +17,16 @@ import msgspec
 import pytest
 
 from boki.controller.core import ControllerConfig, ControllerCore, Leadership
-from boki.effects import Core, Effect, Load, Store
 from boki.engine.core import EngineCore
-from boki.follower import COORDINATOR
 from boki.log.batch import encode_batch
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import NodeId, make_shard
 from boki.log.membership import ClusterPlan, Member, Membership, Role
-from boki.messages import InstallMembership, InstallPlan, InstallView, Message
 from boki.net.codec import Decoder, Refusal, join_pack
 from boki.net.traffic import RULES, allowed
+from boki.protocol.effects import Core, Effect, Load, Store
+from boki.protocol.follower import COORDINATOR
+from boki.protocol.messages import InstallMembership, InstallPlan, InstallView, Message
 from boki.sequencer.core import SequencerCore
 from boki.storage.core import StorageCore
 from tests.engine.cluster import CONFIG

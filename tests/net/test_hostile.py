@@ -15,11 +15,11 @@ import zmq
 import boki.net.connection
 from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.messages import BatchesFetched, Holding, Ping, StoreBatch
 from boki.net.codec import MAX_FRAMES, REFUSAL, Envelope, encode_envelope, encode_message, join_pack
 from boki.net.keys import load_keys, make_keys
 from boki.net.notices import Notices
 from boki.net.traffic import Lane
+from boki.protocol.messages import BatchesFetched, Holding, Ping, StoreBatch
 from tests.net.nodes import Log, Node, Watcher, closing, run
 
 STORAGE = NodeId("storage-1")

@@ -13,7 +13,9 @@ import boki.net.zmq
 from boki.errors import ConfigError
 from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.messages import (
+from boki.net.codec import encode_message
+from boki.net.traffic import Lane
+from boki.protocol.messages import (
     BatchesFetched,
     FetchBatches,
     Holding,
@@ -24,8 +26,6 @@ from boki.messages import (
     ShardProgress,
     StoreBatch,
 )
-from boki.net.codec import encode_message
-from boki.net.traffic import Lane
 from tests.net.nodes import Node, closing, keys_for, run
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import AskTail, Metalog, Ping, Pong, Seal, StoreBatch
 from boki.net.codec import Envelope, encode_envelope
 from boki.net.keys import make_keys
 from boki.net.traffic import Lane
+from boki.protocol.messages import AskTail, Metalog, Ping, Pong, Seal, StoreBatch
 from tests.net.nodes import Log, Node, closing, keys_for, run
 
 METALOG = Metalog(1, 0, 0, (), 0)

@@ -9,10 +9,10 @@ from typing import Any
 
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
-from boki.messages import EntriesStored, FetchMetalog, IndexBatch, Ping, Pong, StoreBatch
 from boki.net.keys import load_keys, make_keys, roles_text
 from boki.net.traffic import Lane
 from boki.net.zmq import ZmqLinks
+from boki.protocol.messages import EntriesStored, FetchMetalog, IndexBatch, Ping, Pong, StoreBatch
 from tests.net.nodes import Log, Node, Watcher, closing, run
 
 ROLES = {NodeId(f"{role}-1"): role for role in Role}

@@ -10,8 +10,8 @@ from contextlib import suppress
 import msgspec
 
 from boki.log.membership import Member
-from boki.messages import StoreBatch
 from boki.net.traffic import Lane
+from boki.protocol.messages import StoreBatch
 from tests.net.nodes import Node, run
 
 HEARTBEATS_S = 5.0

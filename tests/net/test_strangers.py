@@ -15,19 +15,19 @@ import pytest
 import zmq
 
 from boki.log.membership import Member
-from boki.messages import Ping
 from boki.net import strangers
 from boki.net.strangers import DESCRIPTOR, Strangers
+from boki.protocol.messages import Ping
 from tests.net.nodes import Node, keys_for, run
 
 STORAGE = """
 import resource, sys
 from pathlib import Path
 import msgspec
-from boki.effects import Put
+from boki.protocol.effects import Put
 from boki.host.rocksdb import RocksDb
 from boki.log.membership import Member
-from boki.messages import Pong
+from boki.protocol.messages import Pong
 from tests.net.nodes import Node, keys_for, run
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 
-from boki import messages, remote
 from boki.log.membership import Role
-from boki.messages import Message
 from boki.net.traffic import LOCAL, RULES, Lane, allowed
+from boki.protocol import call_messages as remote
+from boki.protocol import messages
+from boki.protocol.messages import Message
 
 
 def message_classes() -> set[type[Message]]:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from boki.cluster_config import CONFIGS, HostConfig, NodeConfig
+from boki.config.node import CONFIGS, HostConfig, NodeConfig
 from boki.log.ids import NodeId
 from boki.log.membership import Role, role_name
 from boki.node.life import NodeLife

@@ -10,11 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from boki.calls import Call, Payload
 from boki.client import Client
 from boki.errors import Unavailable, WrongState
+from boki.launch.zookeeper.server import Ensemble
 from boki.log.operations import Append
-from boki.zookeeper.server import Ensemble
+from boki.protocol.calls import Call, Payload
 from tests.members import chunk_of
 from tests.node.cluster import DEFAULT, Cluster, cluster
 

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from boki.calls import Call, Outcome, Payload
 from boki.cli.start import log_to
-from boki.config import LogFormat
+from boki.config.loading import LogFormat
 from boki.errors import DeadlineExceeded
 from boki.log.operations import Failure
 from boki.node.console import log_function_line, problem_lines
-from boki.runtime.frames import ConsoleLine
+from boki.protocol.calls import Call, Outcome, Payload
+from boki.worker.frames import ConsoleLine
 
 TIME_US = 1_795_388_699_451_000
 INVOCATION = "269101f6d5a14d27a9c1d2b3e4f50617"

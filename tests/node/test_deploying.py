@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from boki.books.functions.bundle import File, pack_files
 from boki.client import Client
-from boki.deploy.bundle import File, pack_files
 from boki.errors import CallLost, InvalidArgument, NotFound
 from tests.node.cluster import DEFAULT, Cluster, cluster
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from boki.errors import ConfigError, DataDirectoryInUse, StoreFailed
+from boki.launch.zookeeper.server import Ensemble
 from boki.log.membership import ClusterPlan
-from boki.zookeeper.server import Ensemble
 from tests.controller.coordinators import expire, joined
 from tests.node.cluster import Cluster, cluster
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from boki.client import Client
 from boki.errors import ConnectionLost
+from tests.launch.test_suspended_dev import FUNCTIONS
 from tests.node.cluster import DEFAULT, cluster
 from tests.node.test_cluster import opened, run
-from tests.test_suspended_dev import FUNCTIONS
 
 
 async def suspended(client: Client, invocation: str) -> None:

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from boki.follower import MetalogFollower
 from boki.log.ids import NodeId
 from boki.log.metalog import Cut, MetalogEntry
-from boki.messages import Metalog
 from boki.node.watchdog import StallWatch
+from boki.protocol.follower import MetalogFollower
+from boki.protocol.messages import Metalog
 from tests.members import view
 
 ENTRY: MetalogEntry = Cut(1, ())

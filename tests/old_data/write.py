@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from boki import Client, ConditionFailed, Expect
-from boki.config import DevConfig
-from boki.deploy.version_book import VersionBook
-from boki.dev import Dev
+from boki.books.functions.version_book import VersionBook
+from boki.config.loading import DevConfig
 from boki.host import clock
+from boki.launch.dev import Dev
 from boki.libs.bokiqueue import Queue, upkeep
-from boki.local_log import LocalLog
+from boki.node.local_log import LocalLog
 
 YEARS_64_US = 64 * 365 * 24 * 3600 * 1_000_000
 YEAR_S = 365 * 24 * 3600.0

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from boki.effects import DiskUnreadable, Load, Loaded
 from boki.log.ids import NodeId
 from boki.log.metalog import Cut, MetalogEntry, OpenShard, Trim
-from boki.messages import (
+from boki.protocol.effects import DiskUnreadable, Load, Loaded
+from boki.protocol.messages import (
     AppendEntry,
     AskTail,
     Complete,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from boki.log.ids import NodeId
 from boki.log.metalog import Cut
-from boki.messages import (
+from boki.protocol.messages import (
     AppendEntry,
     AskTail,
     Complete,

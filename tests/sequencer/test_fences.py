@@ -8,7 +8,7 @@ import pytest
 
 from boki.log.ids import make_shard, shard_incarnation
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard
-from boki.messages import InstallView, RequestEntry, ShardProgress
+from boki.protocol.messages import InstallView, RequestEntry, ShardProgress
 from boki.sequencer.primary import Primary
 from tests.members import ENGINE, SHARD, view
 from tests.sequencer.test_core import BACKUP, PRIMARY, REPLICAS, THIRD, cluster, published, report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from boki.log.ids import NodeId
-from boki.messages import DropEntries, FetchMetalog, InstallView
+from boki.protocol.messages import DropEntries, FetchMetalog, InstallView
 from boki.sequencer.core import SequencerCore
 from tests.members import view
 from tests.sequencer.test_core import BACKUP, NODES, PRIMARY, THIRD, cluster, report

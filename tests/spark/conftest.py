@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import boki.spark
-from boki.child import Child
 from boki.client import BlockingClient
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from boki.api.log_calls import records_of
 from boki.errors import BokiError
 from boki.log.checks import check_request
 from boki.log.chunk import Group, encode_chunk
@@ -20,7 +21,6 @@ from boki.log.metalog import Positions, make_position, merge_positions
 from boki.log.operations import Answer, Append, Appended, Books, Found, ListBooks, Operation, Read, TrimBook
 from boki.log.record import Record
 from boki.log.view import place_book
-from boki.runtime.log_calls import records_of
 from boki.spark.gateway import Gateway
 
 SECOND_US = 1_000_000

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
-from boki.child import Child
 from boki.client import BlockingClient
+from boki.launch.child import Child
 from boki.libs.bokiqueue.records import Act, Push, Take, encode, stream_tag
 from boki.spark.analytics import _fold, queue_ages, queue_events, queue_rates
 

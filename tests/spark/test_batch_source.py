@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from boki.child import Child
 from boki.client import BlockingClient
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
 from boki.demo.flights import flights, table_path
 from boki.errors import ConditionFailed, Unauthorized
+from boki.launch.child import Child
 from boki.log.record import Expect, Record
 from boki.spark.gateway import Gateway
 

@@ -11,7 +11,7 @@ import boki.spark
 from boki.bench.spark import _Bench
 from boki.bench.spark import spark as measure
 from boki.bench.system import Options
-from boki.child import Child
+from boki.launch.child import Child
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,10 +13,10 @@ import pyspark
 import pytest
 from typer.testing import CliRunner
 
-from boki.child import Child
 from boki.cli.app import app
 from boki.client import BlockingClient
-from boki.cluster.config import UpConfig
+from boki.config.up import UpConfig
+from boki.launch.child import Child
 from boki.log.ids import split_seqnum
 from tests.spark.test_stream_source import LOG_COUNTS, Collected, everything, run, start
 

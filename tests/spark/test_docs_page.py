@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from boki.child import Child
 from boki.cli.app import app
+from boki.launch.child import Child
 from boki.spark import ingest_job
 from boki.spark.pipeline import Pipeline, load_pipeline
 from boki.spark.schemas import JSON_TYPES

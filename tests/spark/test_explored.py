@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from boki.api.log_calls import records_of
 from boki.log.operations import Found, Read
-from boki.runtime.log_calls import records_of
 from boki.spark.commit import commit
 from boki.spark.lane import Attempt
 from boki.spark.sink import writing

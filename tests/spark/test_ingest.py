@@ -20,11 +20,11 @@ import pytest
 from typer.testing import CliRunner
 
 import boki.demo.flights
-from boki.child import Child
 from boki.cli.app import app
 from boki.client import BlockingClient
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
 from boki.errors import BokiError, ConfigError, Unavailable
+from boki.launch.child import Child
 from boki.spark import local_session
 from boki.spark.analytics import mean_delays
 from boki.spark.files import HadoopFiles, LocalFiles

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from boki.api.log_calls import records_of
 from boki.errors import ConnectionLost, InvalidArgument
 from boki.log.ids import make_seqnum, split_seqnum
 from boki.log.metalog import split_position
 from boki.log.operations import Append, Read
 from boki.log.view import place_book
-from boki.runtime.log_calls import records_of
 from tests.spark.memory_gateway import MemorySystem, once, raising
 
 

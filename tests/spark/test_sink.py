@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from boki.child import Child
 from boki.client import BlockingClient
+from boki.launch.child import Child
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from boki.effects import Effect, Send
 from boki.log.batch import Batch, read_header
 from boki.log.ids import NodeId, make_shard
 from boki.log.membership import Moved, Placement
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard
 from boki.log.quorum import quorum_reached
 from boki.log.view import View
-from boki.messages import (
+from boki.protocol.effects import Effect, Send
+from boki.protocol.messages import (
     BatchesFetched,
     EntriesDropped,
     FetchBatches,

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from boki.effects import Store
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Trim, make_position
-from boki.messages import (
+from boki.protocol.effects import Store
+from boki.protocol.messages import (
     CheckpointFetched,
     CheckpointStored,
     FetchCheckpoint,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from boki.effects import DiskRoom
 from boki.log.batch import HEADER_BYTES, Batch
 from boki.log.ids import MAX_SEQNUM, make_seqnum
 from boki.log.metalog import Cut, MetalogEntry, OpenShard, Trim
-from boki.messages import (
+from boki.protocol.effects import DiskRoom
+from boki.protocol.messages import (
     BatchesFetched,
     FetchBatches,
     Holding,

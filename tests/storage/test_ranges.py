@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from boki.effects import Load, Put, Send, Trace
 from boki.errors import CorruptData
 from boki.log.batch import encode_batch, read_header
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import NodeId
-from boki.messages import BatchesFetched, FetchBatches, Holding, InstallView, StoreBatch
+from boki.protocol.effects import Load, Put, Send, Trace
+from boki.protocol.messages import BatchesFetched, FetchBatches, Holding, InstallView, StoreBatch
 from boki.storage.core import StorageCore
 from boki.storage.shards import batch_key, find_shards
 from tests.members import SHARD, batch, view

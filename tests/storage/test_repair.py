@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from boki.effects import DiskRoom
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import CloseShard, Trim, make_position
-from boki.messages import (
+from boki.protocol.effects import DiskRoom
+from boki.protocol.messages import (
     BatchesFetched,
     FetchBatches,
     Holding,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.membership import Member, Membership, Role
-from boki.messages import IndexSaved
+from boki.protocol.messages import IndexSaved
 from boki.storage.saved import SavedIndexes
 
 KEY = (2, 0, 7)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from boki.effects import Load
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Group, encode_chunk
 from boki.log.floors import Floors
 from boki.log.ids import MAX_SEQNUM, NodeId, make_seqnum
 from boki.log.metalog import Trim
-from boki.messages import BatchesFetched, StoreBatch
+from boki.protocol.effects import Load
+from boki.protocol.messages import BatchesFetched, StoreBatch
 from boki.storage.shards import ShardKey, batch_key
 from boki.storage.sweep import STEP_BYTES, Sweep, SweepStep
 from tests.members import ENGINE

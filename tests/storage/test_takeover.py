@@ -6,7 +6,7 @@ import pytest
 
 from boki.log.ids import NodeId, make_seqnum
 from boki.log.metalog import CloseShard, Trim
-from boki.messages import Holding, StateFetched
+from boki.protocol.messages import Holding, StateFetched
 from boki.storage.shards import batch_key
 from boki.storage.state import load_state
 from tests.members import ENGINE

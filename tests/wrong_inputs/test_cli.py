@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from boki.child import Child
 from boki.cli.app import app
 from boki.client import BlockingClient, Client
-from boki.cluster.identity import start_mark
-from boki.cluster.state import SupervisorState, write_state
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.host.data_directory import DataDirectory
+from boki.launch.child import Child
+from boki.launch.up.identity import start_mark
+from boki.launch.up.state import SupervisorState, write_state
 
 KEPT = "what has ended is kept for 24 h; `boki calls list` shows all"
 PROBLEM = "error: the configuration has 1 problem:\n  - "

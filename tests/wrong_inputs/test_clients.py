@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from boki import BlockingClient, Client, ConnectionLost, InvalidArgument, Retry, Unavailable
-from boki.runtime.http_exchange import broken, invocations_request, refused
+from boki.api.http.exchange import broken, invocations_request, refused
 from tests.gateway.fake_backend import serving
 
 URL = "http://127.0.0.1:8080"

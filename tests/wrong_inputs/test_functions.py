@@ -15,15 +15,15 @@ import pydantic
 import pytest
 
 from boki import Context, function
-from boki.calls import FunctionInfo, ModuleInfo, Payload
-from boki.engine.functions.describing import Description
-from boki.engine.functions.module_news import announce
+from boki.api.function import Function
+from boki.api.payloads.values import NO_PAYLOAD, codec_for, encode_any
+from boki.dispatch.server.describing import Description
+from boki.dispatch.server.module_news import announce
 from boki.errors import FunctionFailed, InvalidArgument
 from boki.libs.bokiqueue import consume
-from boki.runtime.frames import Described
-from boki.runtime.function import Function
-from boki.runtime.loading import Sources
-from boki.runtime.values import NO_PAYLOAD, codec_for, encode_any
+from boki.protocol.calls import FunctionInfo, ModuleInfo, Payload
+from boki.worker.frames import Described
+from boki.worker.loading import Sources
 
 HEAD = "import boki\nfrom boki import Context, function\nfrom boki.libs.bokiqueue import consume\n"
 OPTIONS = "name, timeout_s, book, concurrency, min_workers, max_workers, memory_bytes, unknown_fields, retry, http"

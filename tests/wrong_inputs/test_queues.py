@@ -10,7 +10,7 @@ import pytest
 from boki import BokiError
 from boki.libs.bokiqueue import Queue, refusals
 from boki.retry import MAX_DELAY_S
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.gateway.fake_backend import run, serving
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process

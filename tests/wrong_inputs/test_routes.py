@@ -12,12 +12,12 @@ import pytest
 from pydantic import BaseModel
 
 from boki import Context, Response, function
-from boki.calls import FunctionInfo, Payload, RequestHead
+from boki.api.function import Function
+from boki.api.registry import Registry
 from boki.errors import ConfigError, InvalidArgument
-from boki.gateway.http.routing import Routes
-from boki.routes import OWN_PATHS, Found, RouteTable, parse_route
-from boki.runtime.function import Function
-from boki.runtime.registry import Registry
+from boki.gateway.server.http.routing import Routes
+from boki.protocol.calls import FunctionInfo, Payload, RequestHead
+from boki.protocol.routes import OWN_PATHS, Found, RouteTable, parse_route
 from tests.gateway.fake_backend import run, serving
 
 _SHOWN = 'a route is a method and a path, such as "GET /u/{code}", not'

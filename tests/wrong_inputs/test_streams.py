@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from boki import Context, Event, Response, blocking, function
-from boki.calls import CHUNK_BYTES, FunctionInfo, Payload, ResultChunk
+from boki.api.function import Function
+from boki.api.http.response import parts_of
+from boki.api.streaming import Chunks, Stream
 from boki.cli.signatures import command_of, signature_of
 from boki.errors import BokiError, ConfigError
 from boki.libs.bokiqueue import consume
-from boki.runtime.function import Function
-from boki.runtime.http_response import parts_of
-from boki.runtime.streaming import Chunks, Stream
+from boki.protocol.calls import CHUNK_BYTES, FunctionInfo, Payload, ResultChunk
 
 ANY = Stream()
 TEXT = Stream("text", has_response=False)

@@ -8,7 +8,7 @@ import pytest
 
 import boki.testing
 from boki.errors import InvalidArgument, WrongType
-from boki.runtime.virtual_clock import Clock
+from boki.testing.virtual_clock import Clock
 
 
 async def remind(ctx: Any) -> None:

@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from boki.effects import Delete, Put
 from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
 from boki.engine.index.residence import Residence
 from boki.engine.index.rows import END, PART_RECORDS, RECORD_BYTES, Part, Row, Shelf
@@ -28,6 +27,7 @@ from boki.log.chunk import Chunk
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import KEY_TAG_PREFIX, is_system_tag
 from boki.log.metalog import Trim
+from boki.protocol.effects import Delete, Put
 
 GAP_AT_END: Final = 32
 """Of a part: after its last record, others were trimmed."""

@@ -12,7 +12,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-from boki.effects import Put
 from boki.engine.index.layout import (
     HISTORY_PAGES,
     HISTORY_STARTS,
@@ -26,6 +25,7 @@ from boki.engine.index.residence import Residence
 from boki.log.cuts import OrderTable, Piece
 from boki.log.ids import POSITION_BITS, LogId, Term, make_seqnum
 from boki.log.metalog import Cut
+from boki.protocol.effects import Put
 
 PAGE_ENTRIES: Final = 2048
 """A page takes no more cuts when its cuts and runs are so many."""

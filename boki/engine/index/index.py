@@ -26,7 +26,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from boki.effects import Delete, DiskReader, Put
 from boki.engine.index.book import Book, BookState
 from boki.engine.index.history import OrderHistory
 from boki.engine.index.layout import (
@@ -50,6 +49,7 @@ from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions
 from boki.log.operations import BookInfo
 from boki.log.record import Expect
 from boki.log.view import View, place_book
+from boki.protocol.effects import Delete, DiskReader, Put
 
 VERSION: Final = 1
 _ENTRY_BYTES: Final = 16

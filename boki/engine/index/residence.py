@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from boki.effects import Delete, DiskReader, Put
+from boki.protocol.effects import Delete, DiskReader, Put
 
 _STEPS: Final = 1000
 _REST_STEPS: Final = 10_000

@@ -28,11 +28,11 @@ from typing import Final
 
 import msgspec
 
-from boki.effects import Delete, Put
 from boki.engine.index.layout import floor_bytes, number_bytes, read_floor, read_number, row_prefix, tag_floor_key
 from boki.engine.index.residence import Residence
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import MAX_SEQNUM
+from boki.protocol.effects import Delete, Put
 
 END: Final = MAX_SEQNUM
 """Where the newest part of a row ends: above every seqnum."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from boki.effects import DiskReader
 from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, after_prefix
+from boki.protocol.effects import DiskReader
 
 IsDead = Callable[[bytes, bytes], bool]
 

@@ -12,19 +12,19 @@ from typing import Any
 from unittest.mock import patch
 
 from boki import Context
-from boki.calls import OVER, Call, CallChange, InvocationState, Payload
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.call_state import UNHURRIED_US, CallState
+from boki.api.function import Function
 from boki.libs.bokiflow.execution import WRITER_NAMES
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
-from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.call_state import UNHURRIED_US, CallState
-from boki.runtime.function import Function
-from boki.sim import calls, flow_work
-from boki.sim.clockwork import START_US
-from boki.sim.flows import _CallsOfUser
-from boki.sim.options import Options
-from boki.sim.processes import Process
-from boki.sim.simulation import Simulation
+from boki.protocol.calls import OVER, Call, CallChange, InvocationState, Payload
+from boki.verify.sim import calls, flow_work
+from boki.verify.sim.clockwork import START_US
+from boki.verify.sim.flows import _CallsOfUser
+from boki.verify.sim.options import Options
+from boki.verify.sim.processes import Process
+from boki.verify.sim.simulation import Simulation
 from tests.libs.bokiflow.crashes import timer
 
 CLUSTER = Options(
@@ -137,7 +137,7 @@ def run_clustered(work: Callable[[Any], Awaitable[None]], options: Options = CLU
             stack.enter_context(patch.object(calls, "_RUNNING", 1))
         WRITER_NAMES.seed(options.seed)
         simulation = Simulation(options)
-        for logger in ("boki.calls", "boki.gateway", "boki.engine"):
+        for logger in ("boki.protocol.calls", "boki.gateway", "boki.engine"):
             stack.enter_context(calls.heard(simulation, logger, logger))
         assert simulation._wait(simulation._is_ready), "the cluster starts"
         process = Process(simulation, "case", simulation.clock.flow_rng, None)

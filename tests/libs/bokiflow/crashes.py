@@ -15,13 +15,13 @@ import msgspec
 
 import boki.testing
 from boki import ConnectionLost, Unavailable
+from boki.api.function import Function
+from boki.api.suspension import Suspend
 from boki.extending import Payload, encode_any
 from boki.libs.bokiflow.hooks import Hooks
 from boki.log.memory import MemoryLog
 from boki.log.operations import Answer, Append, Operation
-from boki.runtime.function import Function
-from boki.runtime.suspension import Suspend
-from boki.runtime.virtual_clock import Clock
+from boki.testing.virtual_clock import Clock
 
 RUN_ID = "f" * 32
 

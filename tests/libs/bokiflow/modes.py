@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 
 import boki.testing
+from boki.api import logbook
 from boki.libs.bokiflow import execution
-from boki.runtime import logbook
-from boki.sim.options import Options
 from boki.testing import flows
+from boki.verify.sim.options import Options
 from tests.libs.bokiflow.classes import Case, forget
 from tests.libs.bokiflow.clustered import ALONE, CLUSTER, run_clustered
 

@@ -11,8 +11,8 @@ import uvloop
 
 from boki import FunctionFailed
 from boki.client import Client
-from boki.config import DevConfig
-from boki.dev import Dev
+from boki.config.loading import DevConfig
+from boki.launch.dev import Dev
 
 FUNCTIONS = '''
 """Workflows, and functions that start them and speak to them."""

@@ -10,12 +10,12 @@ import pytest
 
 import boki.testing
 from boki import BokiError, InvalidArgument
+from boki.api.function import Function
 from boki.libs.bokiflow import flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking_flow
 from boki.libs.bokiflow.hooks import installed
 from boki.libs.bokiflow.keeping import Keeper
 from boki.libs.bokistore import ConflictError, Store
-from boki.runtime.function import Function
 from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, all_deaths, in_run
 
 

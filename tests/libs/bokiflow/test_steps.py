@@ -9,9 +9,9 @@ import pytest
 
 import boki.testing
 from boki import Retry, TerminalError
+from boki.api.function import Function
+from boki.api.suspension import Suspend
 from boki.libs.bokiflow import OutcomeUnknown, StepFailed, step, workflow
-from boki.runtime.function import Function
-from boki.runtime.suspension import Suspend
 from tests.libs.bokiflow.crashes import Death, World, all_deaths, count_moments, in_run, timer
 
 CALLS: Counter[str] = Counter()

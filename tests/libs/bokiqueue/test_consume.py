@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from boki import MAX_SEQNUM, Client
-from boki.child import Child
-from boki.config import DevConfig
+from boki.api.function import Function
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 from boki.libs.bokiqueue import Queue, consume
-from boki.runtime.function import Function
 
 FUNCTIONS = '''"""Consumers of a test."""
 from boki import Context

@@ -8,8 +8,8 @@ from time import monotonic
 from typing import Any
 
 from boki import Client
-from boki.child import Child
-from boki.config import DevConfig
+from boki.config.loading import DevConfig
+from boki.launch.child import Child
 from boki.libs.bokiqueue import Queue
 
 FUNCTIONS = '''"""Consumers of a test."""

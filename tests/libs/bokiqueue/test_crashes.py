@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from boki import BokiError, ConnectionLost, LogBook
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.deadline import Caller, Deadline
+from boki.api.logbook import LogSession
 from boki.libs.bokiqueue import LeaseLost, Queue, upkeep
 from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Answer, Append, Operation, Read
-from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.logbook import LogSession
-from boki.runtime.memory_port import ENDLESS_S, MemoryPort
+from boki.testing.memory_port import ENDLESS_S, MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 
 

@@ -13,7 +13,7 @@ import boki.testing
 from boki import ConditionFailed, Expect, InvalidArgument, NewRecord, TooLarge
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
 from boki.log.operations import Answer, Append, Operation
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 from tests.libs.bokiqueue.test_queue import drain

@@ -12,7 +12,7 @@ from boki import InvalidArgument
 from boki.libs.bokiqueue import LeaseLost, NoSuchGroup, Queue, groups, upkeep
 from boki.libs.bokiqueue.groups import BACK, WAITING
 from boki.libs.bokiqueue.records import ACK, EXTEND, NACK, NOW, Carry, DropGroup, OpenGroup, Saved
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
 from tests.libs.bokiqueue.test_state import SECOND, Stream

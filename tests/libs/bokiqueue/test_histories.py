@@ -9,7 +9,7 @@ from typing import Any
 
 from boki import BokiError
 from boki.libs.bokiqueue import LeaseLost, Queue
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, Shaky, small_checkpoints
 

@@ -42,7 +42,7 @@ from boki.libs.bokiqueue.records import (
 )
 from boki.libs.bokiqueue.state import MAX_GROUPS
 from boki.log.operations import Answer, Operation, Read
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, small_checkpoints
 from tests.libs.bokiqueue.test_same_folds import come_to_rest, folds

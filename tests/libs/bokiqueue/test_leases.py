@@ -12,7 +12,7 @@ from boki.libs.bokiqueue import LeaseLost, Queue
 from boki.libs.bokiqueue.groups import DEAD
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, NACK, Settle, Take
 from boki.log.operations import Answer, Append, Operation
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 from tests.libs.bokiqueue.test_state import SECOND, Stream

@@ -9,13 +9,13 @@ import pytest
 
 import boki.testing
 from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
+from boki.api.deadline import Caller, Deadline
+from boki.api.logbook import LogSession
 from boki.libs.bokiqueue import LeaseLost, Queue, bodies, demand
 from boki.libs.bokiqueue.followed import following
 from boki.libs.bokiqueue.records import Act, OpenGroup, Push, decode
 from boki.log.operations import Append, Get
-from boki.runtime.deadline import Caller, Deadline
-from boki.runtime.logbook import LogSession
-from boki.runtime.memory_port import ENDLESS_S, MemoryPort
+from boki.testing.memory_port import ENDLESS_S, MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain
 from tests.libs.bokiqueue.test_shards import turns

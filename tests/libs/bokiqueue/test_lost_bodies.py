@@ -11,7 +11,7 @@ from boki import CorruptData
 from boki.libs.bokiqueue import Queue, upkeep
 from boki.libs.bokiqueue.followed import Queues
 from boki.log.operations import Answer, Get, Operation
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 

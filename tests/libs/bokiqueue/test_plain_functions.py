@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from boki import blocking
+from boki.api import blocking_logbook
+from boki.api.deadline import Caller
 from boki.client import BlockingClient
-from boki.config import DevConfig
-from boki.dev import Dev
+from boki.config.loading import DevConfig
 from boki.errors import Unavailable
+from boki.launch.dev import Dev
 from boki.libs.bokiqueue import Queue
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Done, Operation, Sync
-from boki.runtime import blocking_logbook
-from boki.runtime.deadline import Caller
 from tests.contract.live import LoopThread
 
 FUNCTIONS = """

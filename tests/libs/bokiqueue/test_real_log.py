@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.deadline import Caller
+from boki.api.logbook import LogBook, LogSession
+from boki.api.port import LogPort
 from boki.libs.bokiqueue import Queue
-from boki.runtime.append_gatherer import AppendGatherer
-from boki.runtime.deadline import Caller
-from boki.runtime.logbook import LogBook, LogSession
-from boki.runtime.port import LogPort
 from tests.contract.live import local_log
 
 

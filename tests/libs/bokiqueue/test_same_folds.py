@@ -16,7 +16,7 @@ from boki.libs.bokiqueue.followed import queues_of
 from boki.libs.bokiqueue.records import OpenGroup, Part, Saved, checkpoint_tag, encode
 from boki.libs.bokiqueue.snapshots import Snapshot
 from boki.libs.bokiqueue.upkeep import history, newest_state
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
 from tests.libs.bokiqueue.test_state import SECOND, Stream

@@ -8,7 +8,7 @@ from typing import Any
 from boki.libs.bokiqueue import Queue
 from boki.libs.bokiqueue.followed import following
 from boki.libs.bokiqueue.records import Act, decode
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints
 

@@ -12,7 +12,7 @@ from boki.libs.bokiqueue.records import Act, encode
 from boki.libs.bokiqueue.sessions import SILENT_LEASE_US
 from boki.libs.fold.follower import Waiter
 from boki.log.operations import Append
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 from tests.libs.bokiqueue.test_shards import turns

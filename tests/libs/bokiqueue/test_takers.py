@@ -12,7 +12,7 @@ from boki.libs.bokiqueue.demand import Outstanding, Settlement
 from boki.libs.bokiqueue.followed import following
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Act, Settle, Take
 from boki.libs.bokiqueue.sessions import Given
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 from tests.libs.bokiqueue.test_state import SECOND, Stream

@@ -15,7 +15,7 @@ from boki.libs.bokiqueue import Queue, figures, pushing
 from boki.libs.bokiqueue.sessions import SESSION_US
 from boki.libs.bokiqueue.state import ShardState
 from boki.libs.fold.clock import PROMPT_S, SURE_S, LogClock
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 

@@ -17,7 +17,7 @@ from boki.libs.bokiqueue.followed import queues_of
 from boki.libs.fold import checkpoints
 from boki.libs.fold.retrying import Backoff
 from boki.log.operations import Answer, Operation, Read
-from boki.runtime.memory_port import MemoryPort
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 

@@ -9,13 +9,13 @@ from random import Random
 from typing import Any, Final
 
 from boki import BokiError, WrongState
-from boki.histories.txns import Op, Read, Told, Txn, Wrote
 from boki.libs.bokistore import ConflictError
 from boki.libs.bokistore.accesses import Access
 from boki.libs.bokistore.requests import Requests
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.fold.steps import Steps
 from boki.log.memory import MemoryLog
+from boki.verify.histories.txns import Op, Read, Told, Txn, Wrote
 from tests.libs.bokistore.interleaving import Process, Running, Scheduler, logbook
 
 LISTS: Final = {"x": ("o1", "x"), "y": ("o1", "y.l"), "z": ("o2", "z"), "t": ("o3", "l"), "u": ("o4", "l")}

@@ -12,6 +12,8 @@ from random import Random
 from typing import Any, TypeVar
 
 from boki import ConnectionLost
+from boki.api.blocking_logbook import LogSession
+from boki.api.deadline import Caller
 from boki.blocking import LogBook
 from boki.libs.bokistore.accesses import Direct
 from boki.libs.bokistore.reading import Reader
@@ -23,8 +25,6 @@ from boki.log.limits import DEFAULT_LIMITS
 from boki.log.memory import MemoryLog
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
-from boki.runtime.blocking_logbook import LogSession
-from boki.runtime.deadline import Caller
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from boki import InvalidArgument, TooLarge
+from boki.api.http.port import HttpPort
 from boki.client import BlockingClient, Client
 from boki.libs.bokistore import ConflictError, Store, WrongShape
 from boki.libs.bokistore.blocking import Store as BlockingStore
@@ -16,7 +17,6 @@ from boki.libs.bokistore.face.views import answer
 from boki.libs.bokistore.far import Wanted
 from boki.libs.bokistore.memory import Memory
 from boki.libs.bokistore.queries import WHOLE, Count, FirstKeys, ItemsAt, KeysAt, Question, ValueAt
-from boki.runtime.http_port import HttpPort
 from tests.gateway.fake_backend import run, serving
 from tests.libs.bokistore.interleaving import Process, logbook
 

@@ -9,11 +9,11 @@ from random import Random
 from time import monotonic
 from typing import Any
 
-from boki.histories.lists import find_anomalies
-from boki.histories.txns import Op, Read, Txn, Wrote
+from boki.api.port import LogPort
 from boki.libs.bokistore import ConflictError, Store
 from boki.libs.bokistore.memory import Memory
-from boki.runtime.port import LogPort
+from boki.verify.histories.lists import find_anomalies
+from boki.verify.histories.txns import Op, Read, Txn, Wrote
 from tests.contract.live import local_log
 from tests.libs.bokiqueue.test_real_log import logbook
 from tests.libs.bokistore.histories import LISTS

@@ -7,7 +7,6 @@ from random import Random
 import pytest
 
 from boki import Expect
-from boki.histories.lists import find_anomalies
 from boki.libs.bokistore import ConflictError, drafts, saving
 from boki.libs.bokistore.drafts import Draft
 from boki.libs.bokistore.reading import Reader
@@ -16,6 +15,7 @@ from boki.libs.bokistore.requests import Requests
 from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.views import View
 from boki.libs.fold.steps import Steps
+from boki.verify.histories.lists import find_anomalies
 from tests.libs.bokistore.histories import Workload
 from tests.libs.bokistore.interleaving import Process, Scheduler, logbook, new_nonce
 

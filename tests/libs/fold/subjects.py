@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.calls import Call, Outcome, Payload, Suspension
-from boki.deploy import versions
-from boki.deploy.versions import Deployed, Used, Versions
-from boki.engine.calls import ledger
-from boki.engine.calls.ledger import Accepted, Finished, Ledger, Owner, Retrying, Started, Suspended, TakenOver
-from boki.engine.calls.runs import Runs
-from boki.engine.retention_rules import Rule, Rules
+from boki.books.calls import ledger
+from boki.books.calls.ledger import Accepted, Finished, Ledger, Owner, Retrying, Started, Suspended, TakenOver
+from boki.books.calls.runs import Runs
+from boki.books.functions import versions
+from boki.books.functions.versions import Deployed, Used, Versions
+from boki.books.retention_rules import Rule, Rules
 from boki.errors import CallLost, FunctionFailed
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import Continued, Done, Entry, Fired, Marked, Result, encode_entry
@@ -25,6 +24,7 @@ from boki.libs.bokistore.records import codec as store_codec
 from boki.libs.bokistore.views import View, checkpoint_of, step, view_of
 from boki.log.operations import Failure
 from boki.log.record import Record
+from boki.protocol.calls import Call, Outcome, Payload, Suspension
 from boki.spark import ledger as sinks
 from boki.testing.folds import Subject, whole_state
 

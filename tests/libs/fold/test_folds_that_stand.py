@@ -16,8 +16,8 @@ from boki.libs.bokiqueue.records import Act, sound
 from boki.libs.bokistore import Store
 from boki.log.chunk import Group, encode_chunk
 from boki.log.operations import Answer, Append, Operation
-from boki.runtime.memory_port import MemoryPort
 from boki.testing.folds import Subject, check_counted_once, check_resumes, check_same_everywhere
+from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
 from tests.libs.fold import subjects

@@ -15,8 +15,6 @@ from boki.faces import CommandGroup, Face, GatewayPart, GatewayPort
 if TYPE_CHECKING:
     from typer import Typer
 
-SUMMARY: Final = "Start workflows, look at them, speak to them."
-
 
 def _commands() -> Typer:
     from boki.libs.bokiflow.face.commands import app
@@ -53,7 +51,7 @@ FACE: Final = Face(
     tags=("!fj:", "!fi:", "!fs:"),
     commands=CommandGroup(
         name="flow",
-        help=SUMMARY,
+        help="Start workflows, look at them, speak to them.",
         order=(
             *("start", "list", "show", "tail", "result", "signal", "update", "query", "resolve"),
             *("cancel", "kill", "pause", "resume", "schedule", "record", "check"),

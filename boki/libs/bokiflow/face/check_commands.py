@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from boki.calls import OVER, Payload
+from boki.api.payloads.values import is_json
 from boki.cli.connection import AsJson, Token, Url, connect_async
 from boki.cli.help import examples
 from boki.cli.terminal import content_of, count_text, errors, path_text, print_json, results
@@ -20,7 +20,7 @@ from boki.libs.bokiflow.face.commands import Book, Id, Name, app
 from boki.libs.bokiflow.face.requests import Flows
 from boki.libs.bokiflow.recorded import Recorded, decode, encode, record
 from boki.libs.bokiflow.workflows import Workflow
-from boki.runtime.values import is_json
+from boki.protocol.calls import OVER, Payload
 
 __all__ = ["app"]
 

@@ -10,19 +10,18 @@ from typing import Annotated, Any, Final, get_args
 import msgspec
 import typer
 
-from boki.calls import OVER
 from boki.cli.connection import AsJson, Token, Url, connect, connect_async
 from boki.cli.help import Commands, examples
 from boki.cli.terminal import content_of, errors, print_json, print_table, results, time_cell, time_text
 from boki.errors import InvalidArgument
-from boki.libs.bokiflow.face import SUMMARY
 from boki.libs.bokiflow.face.drawing import draw
 from boki.libs.bokiflow.face.requests import Flows
 from boki.libs.bokiflow.handles import WorkflowStatus
 from boki.libs.bokiflow.timeline import Span
 from boki.libs.bokiflow.workflows import LIBRARY
+from boki.protocol.calls import OVER
 
-app = Commands(SUMMARY)
+app = Commands("")  # its help is in the face
 
 PAGE: Final = 100
 SCREEN_COLUMNS: Final = 80

@@ -15,7 +15,24 @@ import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki import InvalidArgument, NoSuchInvocation
-from boki.calls import (
+from boki.api.http.exchange import MAX_WAIT_S
+from boki.api.logbook import LogSession
+from boki.extending import decode_any, encode_any, invocation_id_of
+from boki.faces import GatewayPort, Route
+from boki.gateway.server.http import answers, arguments
+from boki.gateway.server.http.arguments import query, query_int, query_seconds
+from boki.gateway.server.http.bodies import message_value, payload_encoding
+from boki.libs.bokiflow.attributes import check_attributes, parse_attribute
+from boki.libs.bokiflow.face.looking import look
+from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
+from boki.libs.bokiflow.face.shapes import span_shape, state_shape
+from boki.libs.bokiflow.handles import Handle, WorkflowStatus, state_of
+from boki.libs.bokiflow.refusals import no_such_workflow
+from boki.libs.bokiflow.run import QueryRequest
+from boki.libs.bokiflow.workflows import MAX_ID_CHARS
+from boki.libs.fold.arguments import check_key
+from boki.log.ids import MAX_SEQNUM
+from boki.protocol.calls import (
     ATTENDS,
     MAX_CALLS_PAGE,
     Attribute,
@@ -27,23 +44,6 @@ from boki.calls import (
     InvocationState,
     Payload,
 )
-from boki.extending import decode_any, encode_any, invocation_id_of
-from boki.faces import GatewayPort, Route
-from boki.gateway.http import answers, arguments
-from boki.gateway.http.arguments import query, query_int, query_seconds
-from boki.gateway.http.bodies import message_value, payload_encoding
-from boki.libs.bokiflow.attributes import check_attributes, parse_attribute
-from boki.libs.bokiflow.face.looking import look
-from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
-from boki.libs.bokiflow.face.shapes import span_shape, state_shape
-from boki.libs.bokiflow.handles import Handle, WorkflowStatus, state_of
-from boki.libs.bokiflow.refusals import no_such_workflow
-from boki.libs.bokiflow.run import QueryRequest
-from boki.libs.bokiflow.workflows import MAX_ID_CHARS
-from boki.libs.fold.arguments import check_key
-from boki.log.ids import MAX_SEQNUM
-from boki.runtime.http_exchange import MAX_WAIT_S
-from boki.runtime.logbook import LogSession
 
 STATES: Final[tuple[WorkflowStatus, ...]] = get_args(WorkflowStatus)
 IF_RUNNING: Final = ("use", "fail")

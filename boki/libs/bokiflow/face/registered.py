@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from boki import InvalidArgument, NoSuchFunction
-from boki.calls import FunctionInfo
 from boki.faces import GatewayPort
 from boki.libs.bokiflow.workflows import LIBRARY
 from boki.log.checks import check_book
+from boki.protocol.calls import FunctionInfo
 
 
 def workflow_info(gateway: GatewayPort, workflow: str) -> FunctionInfo:

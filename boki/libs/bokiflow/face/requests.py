@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote, urlencode
 
+from boki.api.http.exchange import HttpRequest, json_answer
+from boki.api.payloads.values import is_json
 from boki.cli.connection import connect_port
 from boki.cli.terminal import content_of
-from boki.runtime.http_exchange import HttpRequest, json_answer
-from boki.runtime.values import is_json
 
 _TIMEOUT_S: Final = 30.0
 SCHEDULES: Final = "/flow-schedule"

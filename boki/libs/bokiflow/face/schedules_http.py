@@ -11,16 +11,16 @@ import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from boki import InvalidArgument
-from boki.calls import ATTENDS, Attribute, Call, CallFilter, CallStatus, ChosenId, Payload
+from boki.api.logbook import LogSession
 from boki.faces import GatewayPort, Route
-from boki.gateway.http import answers, arguments
-from boki.gateway.http.arguments import json_body, query, query_int
+from boki.gateway.server.http import answers, arguments
+from boki.gateway.server.http.arguments import json_body, query, query_int
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
 from boki.libs.bokiflow.schedules.handle import IfExists, Schedule, ScheduleState
 from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
 from boki.log.ids import MAX_SEQNUM
-from boki.runtime.logbook import LogSession
+from boki.protocol.calls import ATTENDS, Attribute, Call, CallFilter, CallStatus, ChosenId, Payload
 
 _MAX_BODY_BYTES: Final = 256 * 1024
 _UNENDED: Final[tuple[CallStatus, ...]] = ("accepted", "running", "retrying", "suspended")

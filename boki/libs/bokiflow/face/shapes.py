@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from boki.calls import InvocationState
-from boki.gateway.http.answers import invocation_body, without_traceback
+from boki.gateway.server.http.answers import invocation_body, without_traceback
 from boki.libs.bokiflow.handles import state_of
 from boki.libs.bokiflow.timeline import Span
+from boki.protocol.calls import InvocationState
 
 
 def state_shape(call: InvocationState) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from boki.faces import CommandGroup, Face, GatewayPart, GatewayPort
 if TYPE_CHECKING:
     from typer import Typer
 
-SUMMARY: Final = "Push to, pop from and look into message queues."
-
 
 def _commands() -> Typer:
     from boki.libs.bokiqueue.face.settings_commands import app  # which adds its commands to the others
@@ -53,7 +51,7 @@ FACE: Final = Face(
     tags=("!q",),
     commands=CommandGroup(
         name="queue",
-        help=SUMMARY,
+        help="Push to, pop from and look into message queues.",
         order=(
             *("list", "create", "configure", "push", "pop", "lease", "ack", "nack", "peek", "stats"),
             *("dlq", "redrive", "purge", "replay", "drop-group"),

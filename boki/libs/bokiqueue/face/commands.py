@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from boki.api.payloads.values import is_json
 from boki.cli.connection import AsJson, Token, Url, connect, connect_async
 from boki.cli.help import examples
 from boki.cli.log import say_if_missing
@@ -33,8 +34,6 @@ from boki.cli.terminal import (
 )
 from boki.cli.things import Book, ThingCommands
 from boki.errors import InvalidArgument
-from boki.libs.bokiqueue.face import SUMMARY
-from boki.runtime.values import is_json
 
 if TYPE_CHECKING:
     from boki import LogBook
@@ -56,7 +55,7 @@ def _opened(logbook: LogBook, name: str, group: str = "") -> Queue[Any]:
 
 
 app = ThingCommands(
-    SUMMARY,
+    "",  # its help is in the face
     name=Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)],
     opened=_opened,
     shared={

@@ -20,7 +20,6 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from boki.calls import FunctionInfo
 from boki.errors import BokiError
 from boki.faces import GatewayPort
 from boki.libs.bokiqueue import Queue
@@ -28,6 +27,7 @@ from boki.libs.bokiqueue.consuming import LIBRARY, Consumption, consumption_of
 from boki.libs.bokiqueue.face.places import Place, Work
 from boki.libs.bokiqueue.face.suspects import Suspects
 from boki.libs.bokiqueue.followed import Queues
+from boki.protocol.calls import FunctionInfo
 
 _log = logging.getLogger("boki.gateway")
 

@@ -12,15 +12,15 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from boki import LogBook
-from boki.gateway.http.bodies import message_value
-from boki.gateway.http.endpoints import Asked, Endpoints
+from boki.api.http.exchange import MAX_WAIT_S
+from boki.gateway.server.http.bodies import message_value
+from boki.gateway.server.http.endpoints import Asked, Endpoints
 from boki.libs.bokiqueue import Queue, QueueStats, messages, queue_names
 from boki.libs.bokiqueue.groups import TAKE_BYTES
 from boki.libs.bokiqueue.messages import LetterShape, MessageShape, SettingsShape
 from boki.libs.bokiqueue.records import MAX_MESSAGE_BYTES
 from boki.libs.bokiqueue.refusals import MAX_DELAY_S, MAX_KEY_CHARS, check_count
 from boki.log.checks import check_book, check_writable
-from boki.runtime.http_exchange import MAX_WAIT_S
 
 MAX_COUNT: Final = 1_000
 """Messages of one answer."""

@@ -19,14 +19,14 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.calls import Call, Encoding, FunctionInfo, Outcome, Payload
+from boki.api.payloads.values import is_json
 from boki.errors import BokiError, NotFound
 from boki.faces import GatewayPort
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
 from boki.libs.bokiqueue.consuming import Consumption
 from boki.libs.bokiqueue.face.suspects import Name, Suspects
 from boki.log.operations import Failure
-from boki.runtime.values import is_json
+from boki.protocol.calls import Call, Encoding, FunctionInfo, Outcome, Payload
 
 _log = logging.getLogger("boki.gateway")
 

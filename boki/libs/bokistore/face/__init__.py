@@ -14,8 +14,6 @@ from boki.faces import CommandGroup, Face, GatewayPart, GatewayPort
 if TYPE_CHECKING:
     from typer import Typer
 
-SUMMARY: Final = "Read, change and fork objects, and look into their past."
-
 
 def _commands() -> Typer:
     from boki.libs.bokistore.face.commands import app
@@ -41,7 +39,7 @@ FACE: Final = Face(
     tags=("!o",),
     commands=CommandGroup(
         name="store",
-        help=SUMMARY,
+        help="Read, change and fork objects, and look into their past.",
         order=("list", "get", "set", "patch", "increment", "delete", "scan", "history", "watch", "fork", "configure"),
         load=_commands,
     ),

@@ -13,12 +13,11 @@ from boki.cli.connection import AsJson, Token, Url, connect_async
 from boki.cli.help import Commands, examples
 from boki.cli.terminal import content_of, errors, print_json, results
 from boki.errors import InvalidArgument
-from boki.libs.bokistore.face import SUMMARY
 
 if TYPE_CHECKING:
     from boki.libs.bokistore import Store
 
-app = Commands(SUMMARY)
+app = Commands("")  # its help is in the face
 
 R = TypeVar("R")
 

@@ -14,10 +14,11 @@ from typing import Any, Final
 import msgspec
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
+from boki.api.logbook import LogSession
 from boki.errors import BokiError, InvalidArgument, TooLarge, WrongState
 from boki.faces import GatewayPort, Route
-from boki.gateway.http import answers, arguments
-from boki.gateway.http.arguments import json_body, query, query_int, query_seconds
+from boki.gateway.server.http import answers, arguments
+from boki.gateway.server.http.arguments import json_body, query, query_int, query_seconds
 from boki.libs.bokistore import Store, Transaction, Version, far
 from boki.libs.bokistore.face.changes import MAX_CHANGES, Change, Wanted, carry_out, patched
 from boki.libs.bokistore.face.views import answer
@@ -25,7 +26,6 @@ from boki.libs.bokistore.json_values import is_same
 from boki.libs.bokistore.maps import MAX_PAGE
 from boki.libs.bokistore.refusals import NoSuchObject, WrongVersion
 from boki.log.checks import check_book, check_writable
-from boki.runtime.logbook import LogSession
 
 JSON_PATCH: Final = "application/json-patch+json"
 HEARTBEAT_S: Final = 15.0

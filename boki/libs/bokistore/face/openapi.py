@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from boki.gateway.http.openapi_parts import (
+from boki.gateway.server.http.openapi_parts import (
     BOOK,
     KEY,
     POSITION,

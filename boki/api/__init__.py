@@ -1,0 +1,1 @@
+"""What a function or a client holds: the decorator, the context, the LogBook, and the ports below them."""

@@ -1,0 +1,36 @@
+"""The gateways of a system, as its clients see them: several addresses, or several gateways behind one. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from boki.api.http.exchange import HttpAnswer, check_url, error_of
+
+
+class Gateways:
+    """The addresses of a system's gateways, and the one that is asked now: the next one when that is gone."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: one address, or several with commas between them."""
+        self.urls: Final = (
+            tuple(check_url(one) for one in url.split(",")) if isinstance(url, str) else (check_url(url),)
+        )
+        self.current = self.urls[0]
+
+    def leave(self, url: str) -> None:
+        """That gateway is gone: ask the next one, unless another request has found out before."""
+        if url == self.current:
+            self.current = self.urls[(self.urls.index(url) + 1) % len(self.urls)]
+
+
+MAX_FAREWELLS: Final = 100
+"""How often a request is sent again because a gateway said goodbye: each time costs one connection to it."""
+
+
+def says_goodbye(answer: HttpAnswer) -> bool:
+    """Whether a gateway that stops has refused a request, with the connection: it may be sent again elsewhere, or to
+    another gateway that shares the address.
+    """
+    if answer.status != 503 or answer.headers.get("connection", "").lower() != "close":
+        return False
+    return error_of(answer).outcome == "not_applied"

@@ -1,0 +1,318 @@
+"""The LogBook of `async` code: the public methods, thin over a port.
+
+What the methods mean stands in `boki.api.log_calls`; how appends share a request in
+`boki.api.append_gatherer`. The blocking twin is `boki.api.blocking_logbook`.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Final, Literal, TypeVar
+
+from boki.api import log_calls
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.deadline import DEFAULT_TIMEOUT_S, Caller
+from boki.api.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When, shared
+from boki.api.port import GatewayPort, LogPort
+from boki.errors import Unavailable
+from boki.log.checks import check_book
+from boki.log.chunk import Group
+from boki.log.ids import MAX_SEQNUM
+from boki.log.limits import KIB
+from boki.log.metalog import merge_positions
+from boki.log.operations import Answer, BookInfo, Books, Found, Get, Operation, Read, Sync
+from boki.log.record import Page, Record
+
+T = TypeVar("T")
+
+_MOST_LEFT_BYTES: Final = 64 * KIB
+
+
+class LogSession:
+    """One caller's connection to all LogBooks: a port, the gatherer that all callers of the port share, and the caller.
+
+    Libraries have it as `logbook.session`.
+    """
+
+    __slots__ = ("appends", "caller", "port")
+
+    def __init__(self, port: LogPort, appends: AppendGatherer, caller: Caller) -> None:
+        self.port = port
+        self.appends = appends
+        self.caller = caller
+
+    def logbook(self, name: str, *, detached: bool = False) -> LogBook:
+        """The LogBook of that name; it exists from its first append.
+
+        `detached`: for work that outlasts the call. It has no deadline, and has seen what the caller has seen by now.
+        """
+        if detached:
+            return LogBook(name, LogSession(self.port, self.appends, self.caller.detached()))
+        return LogBook(name, self)
+
+    def shared(self, make: Callable[[], T]) -> T:
+        """What `make` returned when it was first given here: libraries keep there what all calls over one connection
+        to the log share. It lives as long as the connection.
+        """
+        return shared(self.appends.shared, make)
+
+    async def come_to_rest(self, patience_s: float = 10.0) -> None:
+        """Let what libraries share end its work beside the calls, such as giving back what no caller took, for
+        `patience_s` seconds at most: before the connection closes. It is told by a method `come_to_rest(patience_s)`.
+        """
+        for kept in list(self.appends.shared.values()):
+            if hasattr(kept, "come_to_rest"):
+                await kept.come_to_rest(patience_s)
+
+    def saw(self, other: LogSession) -> None:
+        """From now on this caller reads what the other one has seen: for one that reads on behalf of many."""
+        merge_positions(self.caller.positions, other.caller.positions)
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether the way to the log goes through a gateway, which answers `ask_gateway`."""
+        return isinstance(self.port, GatewayPort)
+
+    async def ask_gateway(self, target: str, body: bytes) -> bytes:
+        """Post JSON to a route of a library, as this caller; the JSON that it answers. Only if `has_gateway`."""
+        port = self.port
+        if not isinstance(port, GatewayPort):
+            raise Unavailable("no gateway is on the way to the log: ask only if session.has_gateway")
+        timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S)
+        return await port.ask_gateway(target, body, self.caller.positions, timeout_s)
+
+    def likely_time_us(self) -> int:
+        """About what time the log has: by this machine's clock, while records have that of a sequencer. Nothing is
+        asked; only an append tells for certain.
+        """
+        return round(self.caller.wall_clock() * 1e6)
+
+    def check(self, data: bytes, tags: Tags = ()) -> None:
+        """Refuse, as an append would, what can never be appended: for records that are gathered and appended later."""
+        log_calls.one_record(data, tags, (), None, self.caller.limits)
+
+    async def ask(self, operation: Operation, wait_s: float = 0.0) -> Answer:
+        """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait."""
+        timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S + wait_s)
+        return await self.port.request(operation, self.caller.positions, timeout_s)
+
+    def append(self, book: str, group: Group, timeout_s: float | None) -> Future[Sequence[int]]:
+        """Append a group together with what else is appended in this turn of the loop."""
+        caller = self.caller
+        caller.check_writable(book)
+        return self.appends.add(book, group, caller.positions, caller.deadline.timeout_s(timeout_s))
+
+    async def books(self, prefix: str = "", *, after: str = "", limit: int = DEFAULT_PAGE_RECORDS) -> list[BookInfo]:
+        """Books that have records, by name: the first `limit` that start with `prefix` and come after `after`."""
+        answer = await self.ask(log_calls.list_books(prefix, after, limit, self.caller.limits))
+        assert isinstance(answer, Books)
+        return list(answer.books)
+
+
+class LogBook:
+    """A named, independent, totally ordered log of records.
+
+    An operation takes at most 30 seconds, and never longer than the call that it is part of; after that it raises
+    `DeadlineExceeded`. What else may be raised says in its `outcome` whether it has happened (see `boki.errors`).
+    A `tag` of None means the whole book.
+    """
+
+    __slots__ = ("_access", "name")
+
+    def __init__(self, name: str, access: LogSession) -> None:
+        self.name = check_book(name)
+        self._access = access
+
+    def __repr__(self) -> str:
+        return f"<LogBook {self.name!r}>"
+
+    @property
+    def session(self) -> LogSession:
+        """The caller's connection to the log: other LogBooks, and what libraries need beside the records."""
+        return self._access
+
+    async def append(
+        self, data: bytes, tags: Tags = (), *, when: When = (), key: str | None = None, timeout_s: float | None = None
+    ) -> int:
+        """Append a record: durable and ordered when this returns its seqnum.
+
+        `when`: conditions that must hold, else `ConditionFailed` and nothing is appended. `key`: the same key within
+        24 hours returns the first seqnum and appends nothing, whatever the data.
+        """
+        group = log_calls.one_record(data, tags, when, key, self._access.caller.limits)
+        return (await self._access.append(self.name, group, timeout_s))[0]
+
+    async def append_many(
+        self,
+        records: Iterable[Appendable],
+        *,
+        when: When = (),
+        key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> list[int]:
+        """Append all records or none, as neighbours in the order of the list; their seqnums.
+
+        A record is bytes, `(data, tags)` or a `NewRecord`. See `append`.
+        """
+        group = log_calls.many_records(records, when, key, self._access.caller.limits)
+        return list(await self._access.append(self.name, group, timeout_s))
+
+    async def get(self, seqnum: int) -> Record:
+        """Exactly that record; else `Trimmed`, or `NotFound`."""
+        (record,) = log_calls.records_of(await self._find(log_calls.get(self.name, seqnum)))
+        return record
+
+    async def read_next(self, tag: str | None = None, *, min_seqnum: int = 0, wait_s: float = 0) -> Record | None:
+        """The first record with `seqnum >= min_seqnum`. If there is none, wait up to `wait_s` for it, then None.
+
+        Go on with `min_seqnum=record.next_seqnum`. A wait ends before the call's deadline.
+        """
+        caller = self._access.caller
+        read = log_calls.read_next(self.name, tag, min_seqnum, caller.limits)
+        for poll in log_calls.polls(read, wait_s, caller):
+            record = log_calls.first_record(await self._find(poll))
+            if record is not None:
+                return record
+        return None
+
+    async def read_prev(self, tag: str | None = None, *, max_seqnum: int = MAX_SEQNUM) -> Record | None:
+        """The last record with `seqnum <= max_seqnum`; None if there is none."""
+        read = log_calls.read_prev(self.name, tag, max_seqnum, self._access.caller.limits)
+        return log_calls.first_record(await self._find(read))
+
+    async def check_tail(self, tag: str | None = None, *, fresh: bool = False) -> Record | None:
+        """The last record. `fresh`: linearizable, so it is not older than anything acknowledged before this call."""
+        read = log_calls.read_prev(self.name, tag, MAX_SEQNUM, self._access.caller.limits, fresh=fresh)
+        return log_calls.first_record(await self._find(read))
+
+    async def read(
+        self,
+        tag: str | None = None,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        limit: int = DEFAULT_PAGE_RECORDS,
+        wait_s: float = 0,
+        start_time_s: float = 0,
+    ) -> Page:
+        """Records with `start <= seqnum < stop`, `limit` of them at most; go on with `start=page.next_start`.
+
+        A page may be shorter than the limit, but is never empty before the end. If there is no record, wait up to
+        `wait_s` for one. A wait ends before the call's deadline. `start_time_s`: leave out what the log ordered before
+        that time, in seconds since the epoch.
+        """
+        caller = self._access.caller
+        read = log_calls.read_page(self.name, tag, start, stop, limit, caller.limits, start_time_s)
+        found = None
+        for poll in log_calls.polls(read, wait_s, caller):
+            found = await self._find(poll)
+            if found.slabs:
+                break
+        assert found is not None, "there is at least one poll"
+        return log_calls.page_of(found)
+
+    def subscribe(
+        self, tag: str | None = None, *, start: int | Literal["now"] = 0, on_trimmed: OnTrimmed = "raise"
+    ) -> Subscription:
+        """All records from `start` on, and those to come: `async for record in logbook.subscribe("tag")`.
+
+        Endless: it waits for new records until the call's deadline. `start=0` is the earliest record that there is;
+        "now" is the moment when iteration begins, or when `await subscription.begin()` returned before it. If a trim
+        takes records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to go
+        on), or passes over them if `on_trimmed` is "skip".
+        """
+        return Subscription(Cursor(self.name, tag, start, on_trimmed, self._access.caller), self._access)
+
+    async def trim(self, before: int, *, tag: str | None = None) -> None:
+        """Records of the tag (of the whole book) with `seqnum < before` are gone when this returns.
+
+        `before` is clamped to the tail, so trimming at MAX never takes what comes later. A trim of the whole book
+        spares system tags (those that start with "!").
+        """
+        await self._access.ask(log_calls.trim(self.name, before, tag, self._access.caller))
+
+    async def set_auxdata(self, seqnum: int, data: bytes) -> None:
+        """Keep `data` beside a record as a cache: later reads may carry it as `record.auxdata`, or may not."""
+        await self._access.ask(log_calls.set_auxdata(self.name, seqnum, data, self._access.caller.limits))
+
+    async def sync(self) -> None:
+        """Whatever anybody had acknowledged before this call is seen by later reads of this context."""
+        await self._access.ask(Sync(self.name))
+
+    async def delete(self) -> None:
+        """Take all records of the book away, with its system tags, keys and retention. Appends begin it anew."""
+        await self._access.ask(log_calls.delete(self.name, self._access.caller))
+
+    async def set_retention(self, *, age_s: float | None = None, size_bytes: int | None = None) -> None:
+        """Have the book trimmed from now on: records older than `age_s`, and the oldest beyond `size_bytes` of data.
+
+        Age is counted in the log's time. None lifts a bound. Trims come some time after they are due.
+        """
+        await self._access.ask(log_calls.set_retention(self.name, age_s, size_bytes, self._access.caller))
+
+    async def _find(self, operation: Read | Get) -> Found:
+        wait_s = operation.wait_us / 1e6 if isinstance(operation, Read) else 0.0
+        answer = await self._access.ask(operation, wait_s)
+        assert isinstance(answer, Found)
+        return answer
+
+
+class Subscription:
+    """The records of a LogBook one after the other, or page by page with `batches()`. One reader at a time."""
+
+    __slots__ = ("_access", "_cursor")
+
+    def __init__(self, cursor: Cursor, access: LogSession) -> None:
+        self._cursor = cursor
+        self._access = access
+
+    async def begin(self) -> None:
+        """Find out where `start="now"` is: whatever is appended after this has returned is delivered."""
+        if not self._cursor.is_placed:
+            self._cursor.take(await self._ask())
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        async for page in self.batches():
+            for record in page.records:
+                yield record
+
+    async def batches(self) -> AsyncIterator[Page]:
+        """Pages of what there is, never empty; for bulk."""
+        while True:
+            page = self._cursor.take(await self._ask())
+            if page is not None:
+                yield page
+
+    async def _ask(self) -> Found:
+        read = self._cursor.read()
+        found = await self._access.ask(read, read.wait_us / 1e6)
+        assert isinstance(found, Found)
+        return found
+
+
+def leave_append(logbook: LogBook, data: Sequence[bytes], tags: Tags, when: When) -> bool:
+    """Have records that all have the same tags appended together with the end of this run of a logged call: they ride
+    in its batch, which saves waiting for one of their own.
+
+    Only for what is decided beforehand, and not needed by anyone who hears of the end: a `when` that does not hold
+    leaves them out, an append that is refused for a moment is repeated, and an engine that is lost meanwhile appends
+    nothing, while the end stands. False if that is not possible here, or if they are too many: then append them.
+    """
+    caller = logbook.session.caller
+    if caller.last_appends is None or sum(map(len, data)) > _MOST_LEFT_BYTES:
+        return False
+    caller.check_writable(logbook.name)
+    group = log_calls.many_records([(item, tags) for item in data], when, None, caller.limits)
+    caller.last_appends.append(log_calls.append_operation(logbook.name, [group], caller.limits))
+    return True
+
+
+def begin_append(logbook: LogBook, data: Sequence[bytes], tags: Tags, when: When) -> Future[Sequence[int]]:
+    """Begin an append of records that all have the same tags, at once and without a task of its own.
+
+    For code that has many in flight. The future holds their seqnums, or what `LogBook.append_many` raises.
+    """
+    session = logbook.session
+    group = log_calls.many_records([(item, tags) for item in data], when, None, session.caller.limits)
+    return session.append(logbook.name, group, None)

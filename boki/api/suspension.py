@@ -1,0 +1,230 @@
+"""Durable suspension: how the run of a logged call ends while the call goes on, without a process that waits.
+
+A low-level seam for libraries such as BokiFlow; there is no public decorator. The body of a logged call raises
+`Suspend`: the run is over, the call is recorded as suspended, and it costs a few hundred bytes in its engine. The body
+is started again, under the same id and with the next `ctx.run_number`, as soon as one of these is true:
+
+- the log's time has come to `wake_us`;
+- a record with one of the tags in `wakes` stands at or above its `min_seqnum`. It may have been there before the call
+  was suspended: then the next run begins at once.
+
+A body must expect to be woken for nothing, and look for itself at what it waits for. Whoever loses an engine loses no
+wake-up: the engine that takes over waits for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from boki.api.call_state import MISSING, new_invocation_id
+from boki.errors import InvalidArgument, WrongType
+from boki.log.checks import check_book, check_seconds, check_seqnum
+from boki.log.ids import check_tag
+from boki.log.limits import DEFAULT_LIMITS
+from boki.protocol.calls import (
+    CALLS_BOOK,
+    Attribute,
+    ChosenId,
+    IfEnded,
+    IfRunning,
+    InvocationState,
+    Payload,
+    Suspension,
+    WakeOn,
+    ends_tag,
+)
+
+if TYPE_CHECKING:
+    from boki.api.blocking_context import Context as BlockingContext
+    from boki.api.context import Context
+    from boki.retry import Retry
+
+__all__ = [
+    "MAX_NOTE_CHARS",
+    "MAX_WAKES",
+    "BlockingCallsById",
+    "CallsById",
+    "Suspend",
+    "WakeOn",
+    "ends_of",
+    "invocation_id_of",
+]
+
+MAX_WAKES: Final = 16
+"""Maximum number of tags that one suspended call waits for."""
+MAX_NOTE_CHARS: Final = 200
+
+
+class Suspend(BaseException):
+    """Raised by the body of a logged call: end this run, and run the call again at `wake_us` or on a record.
+
+    `wake_us` is microseconds since the epoch by the log's time, 0: only a record wakes the call. `note` says why it
+    waits, for people. It is no `Exception`, so that `except Exception` in a body does not swallow it. In a call that is
+    not logged it is an error. `InvalidArgument` names what is wrong, or over its limit.
+    """
+
+    def __init__(self, wake_us: int = 0, wakes: Iterable[WakeOn] = (), note: str = "") -> None:
+        super().__init__(wake_us, note)
+        found = tuple(wakes)
+        if not wake_us and not found:
+            raise InvalidArgument(
+                "Suspend needs a wake_us or wakes: with neither the call would never run again", field="wake_us"
+            )
+        if len(found) > MAX_WAKES:
+            raise InvalidArgument(
+                f"a suspended call waits for at most {MAX_WAKES} tags, not {len(found)}: let them share a tag",
+                field="wakes",
+            )
+        if len(note) > MAX_NOTE_CHARS:
+            raise InvalidArgument(f"note has {len(note)} characters; the limit is {MAX_NOTE_CHARS}", field="note")
+        for wake in found:
+            if not isinstance(wake, WakeOn):
+                raise WrongType(f"wakes holds WakeOn(book, tag, min_seqnum), not {type(wake).__name__}", field="wakes")
+            check_book(wake.book)
+            check_tag(wake.tag, DEFAULT_LIMITS.tag_bytes)
+            check_seqnum(wake.min_seqnum, "min_seqnum")
+        self.suspension = Suspension(check_seqnum(wake_us, "wake_us"), found, note)
+
+
+def not_logged(function: str) -> InvalidArgument:
+    """Why a call of this function cannot be suspended."""
+    return InvalidArgument(
+        f"{function} raised Suspend, and only logged calls can be suspended: call it with invoke_later, or under a key"
+    )
+
+
+def invocation_id_of(*names: str) -> str:
+    """The invocation id (32 hex digits) that stands for these names: the same for the same ones, everywhere.
+
+    >>> invocation_id_of("travel", "trip-17")
+    'bb3eb5c08e1fb3eade8d806e0abe069f'
+    """
+    hashed = sha256()
+    for name in names:
+        data = name.encode()
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return hashed.hexdigest()[:32]
+
+
+def ends_of(invocation_id: str, min_seqnum: int = 0) -> WakeOn:
+    """Wakes a call when one has ended that was started to report to it (`reports_to`), at or above that seqnum."""
+    return WakeOn(CALLS_BOOK, ends_tag(invocation_id), min_seqnum)
+
+
+class CallsById:
+    """Logged calls under ids that the caller chooses, from inside an `async def` function."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._state = ctx._state  # noqa: SLF001 - the low-level side of a context
+        self._port = ctx._calls  # noqa: SLF001
+
+    async def start(
+        self,
+        invocation_id: str,
+        function: Callable[..., Any] | str,
+        payload: Any = MISSING,
+        *,
+        if_running: IfRunning = "use",
+        if_ended: IfEnded = "use",
+        delay_s: float = 0,
+        book: str | None = None,
+        retry: Retry | None = None,
+        start: str | None = None,
+        name: str = "",
+        reports_to: str = "",
+        attributes: dict[str, Attribute] | None = None,
+        watcher: str = "",
+    ) -> str:
+        """Log a call under this id, to be run by the system: `invocation_id`, once the call is durable.
+
+        If there is a call of that id, `if_running` and `if_ended` decide: `AlreadyExists` for "fail"; with "use" it
+        stands for the start if it was asked for the same, else `KeyReused`. Repeated with the same `start` (by default
+        each is another) nothing happens twice. `name` is what people call it. `reports_to` is the id of a logged call
+        that waits for the end of this one, maybe suspended for `ends_of(reports_to)`. For the others see `ChosenId`. A
+        `Payload` is passed on as it is.
+        """
+        begins = start or new_invocation_id()
+        chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher)
+        call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
+        return await self._port.invoke_later(call, delay_s, None)
+
+    async def state(self, invocation_id: str, wait_s: float = 0) -> InvocationState:
+        """What is known of a logged call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
+        check_seconds(wait_s, "wait_s", positive=False)
+        return await self._port.ask_call(invocation_id, self._state.deadline.wait_s(wait_s), "")
+
+    @property
+    def chosen(self) -> ChosenId | None:
+        """How the call that runs here was started, if its caller chose the id."""
+        return self._state.call.chosen
+
+    @property
+    def attempt(self) -> int:
+        """Which run this is since the call was accepted, or last suspended, counted from 1, lost ones included."""
+        return self._state.call.attempt
+
+    @property
+    def payload(self) -> Payload:
+        """The payload of the call that runs here, as it came."""
+        return self._state.call.payload
+
+    async def cancel(self, invocation_id: str) -> InvocationState:
+        """End a logged call in whatever state. `WrongState` if it has ended otherwise, `NoSuchInvocation`."""
+        return await self._port.ask_call(invocation_id, 0, "cancel")
+
+
+class BlockingCallsById:
+    """Logged calls under ids that the caller chooses, from inside a `def` function. See `CallsById`."""
+
+    def __init__(self, ctx: BlockingContext) -> None:
+        self._state = ctx._state  # noqa: SLF001 - the low-level side of a context
+        self._port = ctx._calls  # noqa: SLF001
+
+    def start(
+        self,
+        invocation_id: str,
+        function: Callable[..., Any] | str,
+        payload: Any = MISSING,
+        *,
+        if_running: IfRunning = "use",
+        if_ended: IfEnded = "use",
+        delay_s: float = 0,
+        book: str | None = None,
+        retry: Retry | None = None,
+        start: str | None = None,
+        name: str = "",
+        reports_to: str = "",
+        attributes: dict[str, Attribute] | None = None,
+        watcher: str = "",
+    ) -> str:
+        """See `CallsById.start`."""
+        begins = start or new_invocation_id()
+        chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher)
+        call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
+        return self._port.invoke_later(call, delay_s, None)
+
+    def state(self, invocation_id: str, wait_s: float = 0) -> InvocationState:
+        """See `CallsById.state`."""
+        check_seconds(wait_s, "wait_s", positive=False)
+        return self._port.ask_call(invocation_id, self._state.deadline.wait_s(wait_s), "")
+
+    @property
+    def chosen(self) -> ChosenId | None:
+        """See `CallsById.chosen`."""
+        return self._state.call.chosen
+
+    @property
+    def attempt(self) -> int:
+        """See `CallsById.attempt`."""
+        return self._state.call.attempt
+
+    @property
+    def payload(self) -> Payload:
+        """See `CallsById.payload`."""
+        return self._state.call.payload
+
+    def cancel(self, invocation_id: str) -> InvocationState:
+        """See `CallsById.cancel`."""
+        return self._port.ask_call(invocation_id, 0, "cancel")

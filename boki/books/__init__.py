@@ -1,0 +1,1 @@
+"""What the runtime keeps in the log for itself: logged calls, deployed functions, retention."""

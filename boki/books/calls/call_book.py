@@ -1,0 +1,466 @@
+"""The system book `boki:calls` behind the LogBook API: followed, written, and kept short.
+
+An append whose answer is lost may have happened, and a ledger must know. So each is of a kind that can be repeated: an
+acceptance under its key, or under the condition that its id has no record yet; everything else under the condition that
+the call's last record is still the one that is known. Whoever loses such a race reads what the winner wrote, and often
+the winner is the same append, a moment earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from boki.api.append_gatherer import AppendGatherer
+from boki.api.deadline import Caller, Deadline
+from boki.api.log_calls import first_record, one_record, records_of
+from boki.api.logbook import LogBook, LogSession
+from boki.api.port import LogPort
+from boki.books.calls.ledger import (
+    ACCEPTED_TAG,
+    BOOK,
+    CHECKPOINT_TAG,
+    CODEC,
+    TAKEN_OVER_TAG,
+    Accepted,
+    CallEntry,
+    Checkpoint,
+    CheckpointPart,
+    Entry,
+    Finished,
+    Ledger,
+    Owner,
+    Retrying,
+    Started,
+    Suspended,
+    TakenOver,
+    Waiting,
+    end_tags,
+    id_of,
+    id_tag,
+    owner_tag,
+    runs_of,
+    waiting_of,
+)
+from boki.books.calls.lives import carry_forward
+from boki.books.calls.runs import Runs
+from boki.errors import BokiError, ConditionFailed, CorruptData, NoSuchInvocation, NotFound, TooLarge, Trimmed
+from boki.host.clock import now_us
+from boki.libs.fold.follower import PAGE_RECORDS, Follower
+from boki.libs.fold.retrying import Backoff, until_answered, until_decided
+from boki.log.ids import MAX_SEQNUM
+from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.log.operations import Append, Failure, Found, Read, TrimBook
+from boki.log.record import Expect, Page, Record
+from boki.protocol.calls import Outcome, Suspension
+
+_log = logging.getLogger("boki.protocol.calls")
+
+_WHAT: Final = f"a request to book {BOOK}"
+_BACKOFF: Final = Backoff(jitter=0.0)
+"""Without jitter, so that simulations are repeatable."""
+_CALLS_IN_PART: Final = 1_000
+"""Of a checkpoint: some 200 bytes each, unless they wait for much."""
+_CARRIED_AT_ONCE: Final = 200
+_TRIMS_TO_CARRY: Final = 8
+"""However many calls are suspended, so many trims carry them all forward: a fraction of those in a day."""
+_CARRIED_TOGETHER: Final = 32
+_LONGEST_POLL_S: Final = 3600.0
+"""The engine is in this process: nothing on the way gives up."""
+
+
+class CallBook:
+    """The book and the ledger that it folds into. One per engine; `me` is this engine's incarnation."""
+
+    def __init__(
+        self, port: LogPort, me: Owner, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], int] = now_us
+    ) -> None:
+        self.ledger = Ledger()
+        self.unsaved_count = 0
+        """Records since the last checkpoint."""
+        self.me = me
+        self._limits = limits
+        self._clock = clock
+        deadline = Deadline(clock=lambda: asyncio.get_running_loop().time())
+        self._access = LogSession(
+            port, AppendGatherer(port, limits), Caller(deadline=deadline, limits=limits, is_runtime=True)
+        )
+        self._book = self._access.logbook(BOOK)
+        self._floor = 0
+        self._follower = Follower(self, None, page_records=min(PAGE_RECORDS, limits.page_records))
+        self._is_recovering = False
+        self._ends: dict[str, asyncio.Future[tuple[Finished, int] | None]] = {}
+        """Unfinished calls whose end is waited for here: the record and its time; None: look for yourself."""
+        self._on_entry: Callable[[Entry], None] = _ignore
+        self._on_recovered: Callable[[], None] = _ignore
+
+    # following
+
+    async def recover(self) -> None:
+        """Fold the book up to its tail. `VersionTooNew` if a newer Boki has written there."""
+        await self._follower.catch_up(self._book)
+
+    async def load(self, logbook: LogBook) -> int:
+        """See `boki.libs.fold.follower.Source`."""
+        await logbook.sync()
+        self.ledger = Ledger(await self._newest_checkpoint())
+        self.unsaved_count = 0
+        self._is_recovering = True
+        return self.ledger.fold_from
+
+    async def take(self, logbook: LogBook, page: Page) -> bool:  # noqa: ARG002 - nothing is read
+        """See `boki.libs.fold.follower.Source`."""
+        for record in page.records:
+            entry = CODEC.decode(record.data)
+            self.ledger.apply(record.seqnum, record.time, entry)
+            self.unsaved_count = 0 if isinstance(entry, Checkpoint) else self.unsaved_count + 1
+            if isinstance(entry, Finished):
+                self._tell_end(entry.id, (entry, record.time))
+            if not self._is_recovering:
+                self._on_entry(entry)
+        if page.is_end and self._is_recovering:
+            self._is_recovering = False
+            for invocation_id in list(self._ends):  # it may have ended by what was trimmed
+                self._tell_end(invocation_id, None)
+            self._on_recovered()
+        return True
+
+    async def _newest_checkpoint(self) -> Checkpoint | None:
+        """None if there is none, or trims took a part of it: then what is left of the book says as much."""
+        tail = await self._book.check_tail(CHECKPOINT_TAG)
+        if tail is None:
+            return None
+        checkpoint = CODEC.decode(tail.data)
+        assert isinstance(checkpoint, Checkpoint), "the tag says what the record is"
+        waiting = list(checkpoint.waiting)
+        for seqnum in checkpoint.parts:
+            try:
+                part = CODEC.decode((await self._book.get(seqnum)).data)
+            except (NotFound, Trimmed):
+                return None
+            assert isinstance(part, CheckpointPart), "a checkpoint names its parts"
+            waiting += part.waiting
+        return Checkpoint(checkpoint.fold_from, tuple(waiting))
+
+    async def follow(self, on_entry: Callable[[Entry], None], on_recovered: Callable[[], None]) -> None:
+        """Fold what comes, for ever; `on_entry` is told of each record after it was folded.
+
+        If others have trimmed what was not yet read, the ledger is made anew, and `on_recovered` is told.
+        """
+        self._on_entry, self._on_recovered = on_entry, on_recovered
+        await self._follower.follow(self._book, _BACKOFF)
+
+    async def end_of(self, invocation_id: str, wait_s: float) -> tuple[Finished, int] | None:
+        """The end of a call that the ledger knows as unfinished, and the time of its record, when the fold comes to it.
+
+        None after `wait_s`, or if it is to be looked for in the book. However many wait, and for whatever calls, the
+        log is read once.
+        """
+        if invocation_id not in self.ledger.waiting:
+            return None
+        end = self._ends.get(invocation_id)
+        if end is None:
+            end = self._ends[invocation_id] = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([end], timeout=wait_s)
+        return end.result() if done else None
+
+    def _tell_end(self, invocation_id: str, found: tuple[Finished, int] | None) -> None:
+        end = self._ends.pop(invocation_id, None)
+        if end is not None:
+            end.set_result(found)
+
+    # the life of a call
+
+    async def accept(self, entry: Accepted, key: str | None) -> tuple[Accepted, int, Waiting | None]:
+        """Log the acceptance: the entry that counts, its time, and, if that is this call and it has not begun, what is
+        to be run by its owner.
+
+        Under a key that was used before, the entry of the first use counts. What is raised is a definite refusal.
+        """
+        tag = id_tag(entry.call.id)
+        when = (Expect(tag, 0),) if key is None else ()
+        try:
+            seqnums = await self._accept(entry, when, key)
+            if isinstance(seqnums, range):  # appended now, and not under this key before
+                return self._accepted_now(entry, seqnums[0])
+            seqnum = seqnums[0]
+        except ConditionFailed as error:  # an earlier try, here or at another engine, has been carried out
+            seqnum = error.actual_seqnum
+        last = await until_answered(partial(self.last, entry.call.id), _WHAT, _BACKOFF)
+        if last is None:  # the key belongs to another call
+            record = await until_answered(partial(self._book.get, seqnum), _WHAT, _BACKOFF)
+            return _accepted(record), record.time, None
+        known, record = last
+        self.ledger.learn(record.seqnum, record.time, known)
+        if isinstance(known, Accepted):
+            return known, record.time, waiting_of(known, record.seqnum, record.time)
+        return entry, record.time, None
+
+    async def accept_after(self, entry: Accepted, last_seqnum: int) -> tuple[Accepted, int, Waiting | None] | None:
+        """Log the acceptance if that record is the last one of its id (0: there is none); see `accept`. Else nothing
+        happens: None.
+
+        What is raised is a definite refusal.
+        """
+        try:
+            (seqnum,) = await self._accept(entry, (Expect(id_tag(entry.call.id), last_seqnum),), None)
+        except ConditionFailed:
+            return None
+        return self._accepted_now(entry, seqnum)
+
+    async def _accept(self, entry: Accepted, when: tuple[Expect, ...], key: str | None) -> Sequence[int]:
+        limits = self._limits
+        group = one_record(CODEC.encode(entry), [id_tag(entry.call.id), ACCEPTED_TAG], when, key, limits)
+        return await until_decided(lambda: self._access.append(BOOK, group, None), _WHAT, _BACKOFF, is_patient=False)
+
+    def _accepted_now(self, entry: Accepted, seqnum: int) -> tuple[Accepted, int, Waiting | None]:
+        """The answer to the append tells all but the time of the record: it is about now."""
+        about_us = self._clock()
+        self.ledger.learn(seqnum, about_us, entry)
+        return entry, about_us, waiting_of(entry, seqnum, about_us)
+
+    async def newest(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
+        """The call's last record, which the ledger learns; None if there is none."""
+        last = await until_answered(partial(self.last, invocation_id), _WHAT, _BACKOFF)
+        if last is not None:
+            self.ledger.learn(last[1].seqnum, last[1].time, last[0])
+        return last
+
+    async def append_after(self, entry: CallEntry, expected_seqnum: int, tags: Sequence[str] = ()) -> bool:
+        """Append a record of a call if that one is still its last; else learn what the last one is."""
+        tag = id_tag(id_of(entry))
+        append = partial(self._book.append, CODEC.encode(entry), [tag, *tags], when=Expect(tag, expected_seqnum))
+        try:
+            seqnum = await until_decided(append, _WHAT, _BACKOFF)
+        except ConditionFailed:
+            await self._catch_up(id_of(entry))
+            return False
+        self.ledger.learn(seqnum, 0, entry)
+        return True
+
+    async def begin(self, waiting: Waiting, runs: Runs) -> Waiting | None:
+        """Record that a run of the call begins here: how it waits from then on; None if it is over or another's."""
+        starts = waiting.starts + 1
+        while (found := self._mine(waiting.id)) is not None:
+            if found.starts >= starts:
+                return found
+            started = Started(found.id, found.accepted_seqnum, found.due_us, self.me, starts, runs)
+            await self.append_after(started, found.seqnum)
+        return None
+
+    async def retry_later(self, waiting: Waiting, next_us: int, runs: Runs) -> Waiting | None:
+        """Record that a run has failed and when the next is due: how the call waits then; None: over or another's."""
+        while (found := self._mine(waiting.id)) is not None:
+            if found.state == "retrying":
+                return found
+            retrying = Retrying(found.id, found.accepted_seqnum, next_us, self.me, found.starts, runs)
+            await self.append_after(retrying, found.seqnum)
+        return None
+
+    async def suspend(self, waiting: Waiting, suspension: Suspension, runs: Runs) -> Waiting | None:
+        """Record that a run has ended and what the next waits for: how the call waits then; None: over or another's."""
+        while (found := self._mine(waiting.id)) is not None:
+            if found.state == "suspended":
+                return found
+            suspended = Suspended(found.id, found.accepted_seqnum, self.me, runs, suspension)
+            await self.append_after(suspended, found.seqnum)
+        return None
+
+    def _mine(self, invocation_id: str) -> Waiting | None:
+        """The call, if it is unfinished and this engine's."""
+        found = self.ledger.waiting.get(invocation_id)
+        return found if found is not None and found.owner == self.me else None
+
+    async def finish(self, entry: Finished, appends: Sequence[Append] = ()) -> Outcome:
+        """Record how the call ended, unless that has been done or it is another's by now: the outcome that counts.
+
+        What its run has left to be appended goes into the same batch. It is in the log when this returns, though others
+        may have read of the end before, if it was refused there and had to be repeated.
+        """
+        if not appends:
+            return await self._finish(entry)
+        beside = asyncio.ensure_future(self.append_beside(appends))
+        try:
+            return await self._finish(entry)
+        finally:
+            await beside
+
+    async def append_beside(self, appends: Sequence[Append]) -> None:
+        """Append what a run has left. Of each its condition decides, also when it is repeated."""
+        for append in appends:
+            try:
+                await until_decided(partial(self._access.ask, append), _WHAT, _BACKOFF)
+            except BokiError as error:
+                _log.warning("what a call left to be appended to book %s was refused: %s", append.book, error)
+
+    async def _finish(self, entry: Finished) -> Outcome:
+        entry = self._fitting(entry)
+        while (waiting := self.ledger.waiting.get(entry.id)) is not None:
+            if waiting.owner != self.me:
+                return await self.outcome(entry.id)
+            if await self.append_after(entry, waiting.seqnum, end_tags(entry)):
+                return entry.outcome
+        return await self._catch_up(entry.id) or entry.outcome
+
+    async def take_over(self, lost: Owner) -> None:
+        """Claim the unfinished calls of an owner that can append no more, unless another has; the fold tells who."""
+        append = partial(
+            self._book.append,
+            CODEC.encode(TakenOver(lost, self.me)),
+            [owner_tag(lost), TAKEN_OVER_TAG],
+            when=Expect(owner_tag(lost), 0),
+        )
+        with suppress(ConditionFailed):
+            await until_decided(append, _WHAT, _BACKOFF)
+
+    def _fitting(self, entry: Finished) -> Finished:
+        """The record of an outcome; one that is too large for a record becomes the failure that says so."""
+        size = len(CODEC.encode(entry))
+        if size <= self._limits.record_bytes:
+            return entry
+        size = len(entry.outcome.result.data) if entry.outcome.result else size
+        error = TooLarge(
+            f"the function ran, but its result has {size:,} bytes, and that of a logged call may have at most "
+            f"{self._limits.record_bytes:,}: append it to a LogBook and return where it is",
+            outcome="failed",
+            limit=self._limits.record_bytes,
+        )
+        return msgspec.structs.replace(entry, outcome=Outcome(None, Failure.of(error), entry.outcome.positions))
+
+    async def _catch_up(self, invocation_id: str) -> Outcome | None:
+        """The call has another last record than was known: learn it. Its outcome, if it is that it has finished."""
+        last = await until_answered(partial(self.last, invocation_id), _WHAT, _BACKOFF)
+        if last is None:
+            _log.warning(
+                "the records of call %s are gone before it has finished: was book %s trimmed?", invocation_id, BOOK
+            )
+            self.ledger.lose(invocation_id)
+            return None
+        entry, record = last
+        self.ledger.learn(record.seqnum, record.time, entry)
+        return entry.outcome if isinstance(entry, Finished) else None
+
+    async def find(self, invocation_id: str) -> tuple[CallEntry, Record] | None:
+        """The last record of a call that somebody asks for by its id; None if there is no such call.
+
+        Another engine may have told its id just now, and this one not have read so far.
+        """
+        return await self.last(invocation_id) or await self.last(invocation_id, fresh=True)
+
+    async def last(self, invocation_id: str, *, fresh: bool = False) -> tuple[CallEntry, Record] | None:
+        """The call's last record, as this engine has it or as it is now; None if there is none."""
+        record = await self._book.check_tail(id_tag(invocation_id), fresh=fresh)
+        if record is None:
+            return None
+        entry = CODEC.decode(record.data)
+        assert isinstance(entry, CallEntry), "others carry no id"
+        return entry, record
+
+    async def acceptance(self, seqnum: int) -> tuple[Accepted, int]:
+        """The acceptance that is the record of that seqnum, and its time. `Trimmed`"""
+        record = await self._book.get(seqnum)
+        return _accepted(record), record.time
+
+    async def ended(self, tag: str, below: int, since_us: int, limit: int) -> list[tuple[Finished, Record]]:
+        """The last ends with that tag below a seqnum and not before a time, the newest first; fewer than `limit`, if
+        a page holds no more; none, if there are none.
+        """
+        read = Read(BOOK, tag, 0, below, limit, backward=True, start_time_us=since_us)
+        found = await self._access.ask(read)
+        assert isinstance(found, Found)
+        return [(_finished(record), record) for record in reversed(list(records_of(found)))]
+
+    async def wait_for_more(self, invocation_id: str, after: Record, wait_s: float) -> None:
+        """Return when the call has a record after this one, or when `wait_s` is over."""
+        await self._book.read_next(id_tag(invocation_id), min_seqnum=after.next_seqnum, wait_s=wait_s)
+
+    async def outcome(self, invocation_id: str) -> Outcome:
+        """The call's outcome, once it is recorded, by whomever. `NoSuchInvocation` if its records are trimmed."""
+        while True:
+            found = await until_answered(partial(self.last, invocation_id), _WHAT, _BACKOFF)
+            if found is None:
+                raise NoSuchInvocation(f"the records of call {invocation_id} have been trimmed", outcome="unknown")
+            entry, record = found
+            if isinstance(entry, Finished):
+                return entry.outcome
+            await until_answered(partial(self.wait_for_more, invocation_id, record, _LONGEST_POLL_S), _WHAT, _BACKOFF)
+
+    async def load_call(self, waiting: Waiting) -> tuple[Accepted, int] | None:
+        """The acceptance of an unfinished call, with its payload, and the time of the record; None if it is gone."""
+        try:
+            record = await until_answered(partial(self._book.get, waiting.accepted_seqnum), _WHAT, _BACKOFF)
+        except (NotFound, Trimmed):  # it has been carried forward, or is over
+            await self._catch_up(waiting.id)
+            found = self.ledger.waiting.get(waiting.id)
+            if found is None or found.accepted_seqnum == waiting.accepted_seqnum:
+                self.ledger.lose(waiting.id)
+                return None
+            return await self.load_call(found)
+        return _accepted(record), record.time
+
+    async def checkpoint(self) -> None:
+        """Write down which calls are unfinished, so that the next start need not read further back."""
+        whole = self.ledger.checkpoint()
+        size = _CALLS_IN_PART
+        while size > 1 and len(CODEC.encode(CheckpointPart(whole.waiting[:size]))) > self._limits.record_bytes // 2:
+            size //= 2
+        *before, last = [whole.waiting[i : i + size] for i in range(0, len(whole.waiting), size)] or [()]
+        parts = []
+        for waiting in before:
+            data = CODEC.encode(CheckpointPart(waiting))
+            parts.append(await self._book.append(data))
+        await self._book.append(CODEC.encode(Checkpoint(whole.fold_from, last, tuple(parts))), [CHECKPOINT_TAG])
+        self.unsaved_count = 0
+
+    async def first_seqnum_at(self, time_us: int) -> int | None:
+        """The first record at or after that time; None if there is none."""
+        found = await self._access.ask(Read(BOOK, None, 0, MAX_SEQNUM, 1, start_time_us=time_us))
+        assert isinstance(found, Found)
+        first = first_record(found)
+        return None if first is None else first.seqnum
+
+    async def trim(self, older_than_us: int) -> None:
+        """Trim what was recorded before that time, by the log's time. Unfinished calls are carried forward first."""
+        kept = await self.first_seqnum_at(older_than_us)
+        wanted = self.ledger.fold_from if kept is None else kept
+        held = self.ledger.waiting_below(wanted, max(_CARRIED_AT_ONCE, len(self.ledger.waiting) // _TRIMS_TO_CARRY))
+        for some in (held[i : i + _CARRIED_TOGETHER] for i in range(0, len(held), _CARRIED_TOGETHER)):
+            await asyncio.gather(*(self._carry(waiting) for waiting in some))
+        floor = self.ledger.trim_floor(wanted)
+        if floor > self._floor:
+            await self._access.ask(TrimBook(BOOK, floor))
+            self._floor = floor
+
+    async def _carry(self, waiting: Waiting) -> None:
+        loaded = await self.load_call(waiting)
+        found = self.ledger.waiting.get(waiting.id)
+        if loaded is None or found != waiting:
+            return  # it has changed: the next trim looks at it again
+        last = await until_answered(partial(self.last, waiting.id), _WHAT, _BACKOFF)
+        if last is not None and not isinstance(last[0], Finished) and last[1].seqnum == waiting.seqnum:
+            runs = runs_of(last[0], last[1].time)
+            await self.append_after(carry_forward(*loaded, waiting, runs), waiting.seqnum, [ACCEPTED_TAG])
+
+
+def _ignore(*_: object) -> None:
+    """Nobody is to be told."""
+
+
+def _accepted(record: Record) -> Accepted:
+    entry: Entry = CODEC.decode(record.data)
+    if not isinstance(entry, Accepted):
+        raise CorruptData(f"record {record.seqnum} of book {BOOK} should accept a call, and is {type(entry).__name__}")
+    return entry
+
+
+def _finished(record: Record) -> Finished:
+    entry: Entry = CODEC.decode(record.data)
+    if not isinstance(entry, Finished):
+        raise CorruptData(f"record {record.seqnum} of book {BOOK} should end a call, and is {type(entry).__name__}")
+    return entry

@@ -1,0 +1,57 @@
+"""Records by which the life of a logged call continues elsewhere in the book, begins anew, or ends. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from boki.books.calls.ledger import Accepted, Finished, Owner, Waiting, accepted_at, attributes_of, name_of
+from boki.books.calls.runs import Runs
+from boki.protocol.calls import Call, Outcome
+
+
+def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting, runs: Runs) -> Accepted:
+    """The same call as a new record, of its owner now, as far as it has come: with the runs of its last record."""
+    return msgspec.structs.replace(
+        entry,
+        accepted_us=accepted_at(entry, record_time_us),
+        owner=waiting.owner,
+        starts=waiting.starts,
+        state=waiting.state,
+        next_us=waiting.due_us if waiting.state == "retrying" else 0,
+        runs=runs,
+        suspension=waiting.suspension,
+    )
+
+
+def run_again(entry: Accepted, owner: Owner, finished: Finished, now_us: int) -> Accepted:
+    """The call of a life that has ended, to be run at once: it is due now, and was accepted when it was."""
+    runs = finished.runs if finished.runs.total else Runs(finished.attempts, finished.started_us, finished.started_us)
+    delay_us = max(now_us - finished.accepted_us, 0)
+    return Accepted(
+        entry.call,
+        entry.request_hash,
+        delay_us,
+        finished.accepted_us,
+        owner,
+        runs=msgspec.structs.replace(runs, since_us=0),
+    )
+
+
+def ended(call: Call, outcome: Outcome, accepted_us: int, due_us: int, runs: Runs, accepted_seqnum: int) -> Finished:
+    """The record of a call's end."""
+    return Finished(
+        call.id,
+        call.function,
+        call.book,
+        outcome,
+        accepted_us,
+        due_us,
+        runs.first_us,
+        runs.total,
+        accepted_seqnum,
+        runs,
+        "" if call.chosen is None else call.chosen.reports_to,
+        name_of(call),
+        attributes_of(call),
+        "" if call.chosen is None else call.chosen.watcher,
+    )

@@ -1,0 +1,1 @@
+"""Configuration: of `boki.toml`, of one process of a cluster, and of `boki up`."""

@@ -1,0 +1,1 @@
+"""Dispatch: which worker runs which call, and when. Pure but for `server/`."""

@@ -1,0 +1,109 @@
+"""What can be called: the modules of the functions folder in their last good version, and what is wrong with others.
+
+A module that has been described without an error becomes a new version. One that is broken, or registers a function
+that another module has already, keeps its last good version in service; its error is shown until it is mended. Which of
+two modules owns a name is decided by who had it first, and in one go by the modules' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from boki.protocol.calls import FunctionInfo, ModuleInfo
+from boki.protocol.routes import clash
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Call these functions of the module in this version from now on."""
+
+    module: str
+    version: int
+    functions: tuple[FunctionInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The module has no functions to call: it is gone, or (with an error) never was good."""
+
+    module: str
+    error: str = ""
+
+
+Change = Install | Withdraw
+
+
+@dataclass(slots=True)
+class _Entry:
+    latest: ModuleInfo
+    good: ModuleInfo | None = None
+    error: str = ""
+
+
+class Catalog:
+    """All modules by name."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._versions: dict[str, int] = {}
+
+    @property
+    def modules(self) -> list[ModuleInfo]:
+        """Each module as it is called now, with the error of its latest version, by name."""
+        found = []
+        for name, entry in sorted(self._entries.items()):
+            functions = entry.good.functions if entry.good else ()
+            found.append(ModuleInfo(module=name, path=entry.latest.path, functions=functions, error=entry.error))
+        return found
+
+    @property
+    def functions(self) -> dict[str, FunctionInfo]:
+        """Everything that can be called, by name."""
+        return {info.name: info for module in self.modules for info in module.functions}
+
+    def update(self, described: Iterable[ModuleInfo], gone: Iterable[str] = ()) -> list[Change]:
+        """Modules have been described anew, and others are gone: what follows for callers.
+
+        A module that was refused because of another one's function is looked at again.
+        """
+        changes: list[Change] = []
+        for name in sorted(gone):
+            if self._entries.pop(name, None) is not None:
+                changes.append(Withdraw(name))
+        fresh = {info.module: info for info in described}
+        for name, info in fresh.items():
+            self._entries.setdefault(name, _Entry(info)).latest = info
+        refused = {name for name, entry in self._entries.items() if entry.error and not entry.latest.error}
+        for name in sorted(refused | fresh.keys()):
+            change = self._consider(name, self._entries[name])
+            if change is not None:
+                changes.append(change)
+        return changes
+
+    def _consider(self, name: str, entry: _Entry) -> Change | None:
+        error = entry.latest.error or self._clash(name, entry.latest)
+        if not error:
+            entry.good, entry.error = entry.latest, ""
+            self._versions[name] = self._versions.get(name, 0) + 1
+            return Install(name, self._versions[name], entry.good.functions)
+        known, entry.error = entry.error, error
+        return Withdraw(name, error) if entry.good is None and error != known else None
+
+    def _clash(self, name: str, info: ModuleInfo) -> str:
+        for other_name, other in self._entries.items():
+            if other_name == name or other.good is None:
+                continue
+            for twice in {function.name for function in other.good.functions} & {f.name for f in info.functions}:
+                return (
+                    f"{info.path}: function {twice!r} is registered by {other.latest.path} already: give one of them "
+                    'another name with @function(name="...")'
+                )
+            twice_routed = clash(info.functions, other.good.functions)
+            if twice_routed is not None:
+                route, own, theirs = twice_routed
+                return (
+                    f"{info.path}: the route {route.text!r} of {own!r} is that of {theirs!r} in {other.latest.path} "
+                    "already: change one of them"
+                )
+        return ""

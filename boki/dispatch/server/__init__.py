@@ -1,0 +1,1 @@
+"""Workers as processes: started, fed with calls, read, and ended."""

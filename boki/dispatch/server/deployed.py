@@ -1,0 +1,214 @@
+"""The engine's side of `boki deploy`: follow the book of versions, fetch what runs, and switch to it.
+
+Bundles are unpacked below the engine's data directory, under the hash of their bytes. That folder is a cache which each
+start makes anew from the log: what a power cut has left of it is never trusted. Versions that can be gone back to stay
+unpacked, so that calls which began in one find its files for as long as they run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from boki.api.port import LogPort
+from boki.books.functions.bundle import File, read_bundle
+from boki.books.functions.version_book import VersionBook
+from boki.books.functions.versions import Deployed, Versions
+from boki.dispatch.server.pools import FunctionHost
+from boki.errors import BokiError, CorruptData, InvalidArgument, Unavailable
+from boki.log.limits import DEFAULT_LIMITS, Limits
+from boki.protocol.call_messages import ActivateBundle, BundleActivated
+from boki.protocol.calls import Call, ModuleInfo, Outcome
+
+_log = logging.getLogger("boki.functions")
+
+_RETRY_S: Final = 1.0
+_MAX_RETRY_S: Final = 60.0
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class DeployedFunctions:
+    """Keeps a `FunctionHost` at the version that is deployed; as long as there is none, the host is left alone."""
+
+    def __init__(
+        self,
+        port: LogPort,
+        functions: FunctionHost,
+        folder: Path,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        runs_at_start: bool = True,
+    ) -> None:
+        """`runs_at_start` False: what is deployed now is not run, only what is deployed or chosen from now on."""
+        self.number = 0
+        """The version that runs here; 0: none has been deployed, or none runs."""
+        self._runs_at_start = runs_at_start
+        self._passed_over = 0
+        """Up to this record of the book nothing is run."""
+        self._port = port
+        self._functions = functions
+        self._folder = folder.absolute()
+        self._limits = limits
+        self._versions = Versions()
+        self._changed = asyncio.Event()
+        self._unpacking = asyncio.Lock()
+        self._checked: Counter[str] = Counter()
+        """Bundles that are looked at now, and must not be removed."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Run what is deployed, and follow the book from then on. `BokiError` if the book cannot be read."""
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        book = VersionBook(self._port, self._limits)
+        self._versions = await book.versions()
+        active, previous = self._versions.active, self._versions.previous
+        if not self._runs_at_start:
+            self._passed_over = self._versions.last_seqnum
+            _log.warning(
+                "no functions run here, because functions_version is none (deployed: %s): choose a version with "
+                "boki functions use, or deploy one",
+                f"version {active.number}" if active is not None else "nothing",
+            )
+        elif active is not None and not await self._try_to_run(active) and previous is not None:
+            _log.warning("version %d of the functions runs until version %d can", previous.number, active.number)
+            await self._try_to_run(previous)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(book.follow(self._on_change)), loop.create_task(self._keep_up())]
+
+    async def stop(self) -> None:
+        """Follow no more; what runs goes on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def run(self, call: Call) -> Outcome:
+        """Run a logged call. A function that is unknown here may be one of the version that is still to run: then the
+        call is refused for now (`Unavailable`). It was accepted, so it must not fail for good.
+        """
+        if self._is_unsettled and call.function not in self._functions.functions:
+            raise Unavailable(f"{call.function!r} is not among the functions that run here, and another version is due")
+        return await self._functions.call(call, until_gone=True)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether nothing runs here because that was asked for, until a version is deployed or chosen."""
+        return not self.number and not self._runs_at_start
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """Whether a version is still to run here: the active one, or one that is not chosen yet."""
+        active = self._versions.active
+        return self.is_held_back or (active is not None and active.number != self.number)
+
+    async def activate(self, asked: ActivateBundle) -> BundleActivated:
+        """See whether the modules of an uploaded bundle can be loaded, and make it the version that runs.
+
+        `InvalidArgument` with the errors of those that cannot, or if there is no function, unless that `is_forced`.
+        """
+        book = VersionBook(self._port, self._limits, dict(asked.positions))
+        uploaded = Deployed(0, asked.bundle_hash, asked.size_bytes, asked.upload, asked.first_seqnum)
+        self._checked[asked.bundle_hash] += 1
+        try:
+            folder = await self._unpack(book, uploaded)
+            modules = [_relative(module, folder) for module in await self._functions.check(folder)]
+        finally:
+            self._checked[asked.bundle_hash] -= 1
+        broken = tuple(module.module for module in modules if module.error)
+        if broken and not asked.is_forced:
+            raise _refusal(modules)
+        if not asked.is_forced and not any(module.functions for module in modules):
+            raise InvalidArgument(
+                "no module of the folder registers a function, so there would be none left to call: is it the right "
+                "folder? --force deploys it all the same",
+                field="functions",
+            )
+        functions = tuple(sorted(info.name for module in modules for info in module.functions))
+        version = await book.activate(
+            Deployed(0, asked.bundle_hash, asked.size_bytes, asked.upload, asked.first_seqnum, functions, broken)
+        )
+        return BundleActivated(asked.request, book.positions, version.number, tuple(modules))
+
+    def _on_change(self, versions: Versions) -> None:
+        self._versions = versions
+        self._changed.set()
+
+    async def _keep_up(self) -> None:
+        failures = 0
+        while True:
+            active = self._versions.active
+            is_due = self._versions.last_seqnum > self._passed_over
+            if active is None or active.number == self.number or not is_due:
+                failures = 0
+                self._changed.clear()
+                await self._changed.wait()
+            elif not await self._try_to_run(active):
+                failures += 1
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    delay_s = min(_RETRY_S * 2 ** min(failures - 1, 10), _MAX_RETRY_S)
+                    await asyncio.wait_for(self._changed.wait(), delay_s)
+
+    async def _try_to_run(self, version: Deployed) -> bool:
+        """Fetch and run the version; False, and what ran before runs on, if that does not succeed."""
+        try:
+            folder = await self._unpack(VersionBook(self._port, self._limits), version)
+            await self._functions.switch(folder, must_have_functions=bool(version.functions))
+        except (BokiError, OSError) as error:
+            _log.error("cannot activate version %d of the functions, will retry: %s", version.number, error)
+            return False
+        self.number = version.number
+        names = ", ".join(sorted(self._functions.functions)) or "no functions"
+        _log.info("version %d of the functions runs: %s", version.number, names)
+        kept = {kept.bundle_hash for kept in self._versions.kept} | set(+self._checked)
+        await asyncio.to_thread(self._remove_others, kept)
+        return True
+
+    async def _unpack(self, book: VersionBook, version: Deployed) -> Path:
+        """The folder of the bundle, with all its files or not there at all."""
+        if not _HASH.fullmatch(version.bundle_hash):
+            raise CorruptData(f"{version.bundle_hash[:80]!r} is no hash of a bundle")
+        folder = self._folder / version.bundle_hash
+        async with self._unpacking:
+            if not folder.is_dir():
+                files = read_bundle(await book.fetch(version))
+                await asyncio.to_thread(partial(_write, files, folder))
+        return folder
+
+    def _remove_others(self, kept: set[str]) -> None:
+        for folder in self._folder.iterdir():
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(files: tuple[File, ...], folder: Path) -> None:
+    """Unpack beside the folder, then give it its name. `read_bundle` has seen to it that no path leads elsewhere."""
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    for file in files:
+        path = unfinished / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.content)
+    unfinished.rename(folder)
+
+
+def _relative(module: ModuleInfo, folder: Path) -> ModuleInfo:
+    """The module with places as they are in the folder that was deployed."""
+    error = re.sub(rf"\S*{folder.name}/", "", module.error)
+    return ModuleInfo(module=module.module, path=f"{module.module}.py", functions=module.functions, error=error)
+
+
+def _refusal(modules: list[ModuleInfo]) -> InvalidArgument:
+    errors = {module.module: module.error for module in modules if module.error}
+    told = "\n".join(f"  {error}" for error in errors.values())
+    return InvalidArgument(
+        f"nothing was deployed, because {len(errors)} of {len(modules)} modules cannot be loaded:\n{told}",
+        field="bundle",
+        modules=errors,
+    )

@@ -1,0 +1,272 @@
+"""Checkpoints of the index for engines that start without one, mirrored to the storage nodes.
+
+One engine does it: of those that hold the index, the first by name. It sends a whole index as number 1 of a
+**lineage**, then what changes from one of its own checkpoints to the next. Pages go out at a bounded rate, each to
+every node that takes part, the next when it is stored. A checkpoint that a write quorum has completely makes old
+metalog entries superfluous; they are dropped one checkpoint later, so that whoever has just begun from the one before
+still finds them.
+
+A node that falls behind, or comes later, is left out: it can only be sent a whole index again. That is done when too
+few nodes are left, and once in a while if any is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from boki.log.ids import NodeId
+from boki.log.metalog import Positions, split_position
+from boki.log.view import View
+from boki.protocol.effects import Delete, DiskReader, Effect, Put, Send
+from boki.protocol.messages import CheckpointStored, DropEntries, IndexSaved, StoreCheckpoint
+
+INDEX_KEYS: Final = ((b"f", b"f\x00"), (b"i/", b"i0"), (b"p", b"p\x00"))
+"""Where an engine's disk holds its index and what belongs to it, as ranges."""
+
+_WINDOW: Final = 4
+"""So many pages of a checkpoint wait to be stored by the slowest node that takes part."""
+_BYTES_A_SECOND: Final = 4 << 20
+_QUEUE_BYTES: Final = 64 << 20
+_LINEAGE_BITS: Final = 20
+_REPEAT_US: Final = 1_000_000
+_LAG_US: Final = 10_000_000
+"""A node that has stored nothing for so long, while others have all, is left out."""
+_BACKOFF_US: Final = 10_000_000
+_RENEW_US: Final = 300_000_000
+
+_Writes = Sequence[Put | Delete]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """How far a checkpoint covers: as storage nodes are told, and as metalog positions of that term."""
+
+    told: IndexSaved
+    positions: Positions
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """A storage node that takes part in the lineage."""
+
+    stored_pages: int = 0
+    sent_page: int = -1
+    sent_at: int = 0
+    advanced_at: int = 0
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class _Build:
+    """One checkpoint on its way. `held` are its pages from `first_page` on, as far as they are read."""
+
+    number: int
+    saved: Saved
+    writes: Iterator[Put | Delete]
+    held: deque[StoreCheckpoint] = field(default_factory=deque)
+    first_page: int = 0
+    is_read: bool = False
+
+
+class Mirror:
+    """Of one engine. `wants_base`: it waits for a moment at which the disk is exactly at a checkpoint."""
+
+    def __init__(self, incarnation: int, disk: DiskReader, page_bytes: int) -> None:
+        self._disk = disk
+        self._page_bytes = page_bytes
+        self._lineage = incarnation << _LINEAGE_BITS
+        self._queue: deque[tuple[_Writes, Saved]] = deque()
+        self._queued_bytes = 0
+        self._keepers: dict[NodeId, _Keeper] = {}
+        self._build: _Build | None = None
+        self._number = 0
+        """Of the last checkpoint that a quorum has; 0: the lineage has not begun."""
+        self._last: Saved | None = None
+        self._storage: Sequence[NodeId] = ()
+        self._began_at = 0
+        self._next_at = 0
+        self._has_emptied = False
+        """Whether a node that took part has come back without anything: it can be sent a whole index at once."""
+        self._allowance = 0
+        self._ticked_at = 0
+
+    @property
+    def wants_base(self) -> bool:
+        """Whether a whole index should be sent, from the last checkpoint that the disk holds."""
+        return bool(self._storage) and not self._keepers and self._ticked_at >= self._next_at
+
+    def begin(self, saved: Saved, now_us: int) -> None:
+        """The disk is exactly at this checkpoint, now: send all of it."""
+        self._lineage += 1
+        self._number = 0
+        self._began_at = now_us
+        self._keepers = {node: _Keeper(advanced_at=now_us) for node in self._storage}
+        self._build = _Build(1, saved, _snapshot(self._disk))
+
+    def add(self, writes: _Writes, saved: Saved) -> None:
+        """The engine has saved its index anew by these writes."""
+        if not self._keepers:
+            return
+        self._queue.append((writes, saved))
+        self._queued_bytes += _size(writes)
+
+    def tick(self, view: View, storage: Sequence[NodeId], now_us: int) -> list[Effect]:
+        """Send what is due. `storage`: the nodes that are there; none if it is not for this engine to do it."""
+        earned = (now_us - self._ticked_at) * _BYTES_A_SECOND // 1_000_000
+        # one page too many at most: appends go on beside
+        self._allowance = min(self._allowance + earned, self._page_bytes)
+        self._ticked_at = now_us
+        self._storage = storage if len(storage) >= view.write_quorum else ()
+        if not self._keepers:
+            return []
+        has_left_out = any(node not in self._keepers for node in self._storage)
+        if (
+            not self._storage
+            or self._queued_bytes > _QUEUE_BYTES
+            or (has_left_out and now_us - self._began_at > _RENEW_US)
+        ):
+            self._abandon(now_us)
+            return []
+        if self._build is None and self._queue:
+            writes, saved = self._queue.popleft()
+            self._queued_bytes -= _size(writes)
+            self._build = _Build(self._number + 1, saved, iter(writes))
+            for keeper in self._keepers.values():
+                keeper.stored_pages, keeper.sent_page, keeper.advanced_at = 0, -1, now_us
+                keeper.is_complete = False
+        self._leave_out(view, now_us)
+        return [*self._finish(view), *self._send(now_us)]
+
+    def _abandon(self, now_us: int, backoff_us: int = _BACKOFF_US) -> None:
+        self._keepers.clear()
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._build = None
+        self._last = None
+        self._has_emptied = False
+        self._next_at = now_us + backoff_us
+
+    def _leave_out(self, view: View, now_us: int) -> None:
+        """Nobody waits for a node that does not go on, or that has gone; then others may take its place at once."""
+        has_gone = not self._keepers.keys() <= set(self._storage)
+        for node, keeper in list(self._keepers.items()):
+            is_slow = not keeper.is_complete and now_us - keeper.advanced_at > _LAG_US
+            if node not in self._storage or (self._build is not None and is_slow):
+                del self._keepers[node]
+        if len(self._keepers) < view.write_quorum:
+            self._abandon(now_us, 0 if has_gone else _REPEAT_US if self._has_emptied else _BACKOFF_US)
+
+    def _send(self, now_us: int) -> list[Effect]:
+        build = self._build
+        if build is None or not self._keepers:
+            return []
+        slowest = min(keeper.stored_pages for keeper in self._keepers.values())
+        while build.held and build.first_page < slowest:
+            build.held.popleft()
+            build.first_page += 1
+        while not build.is_read and len(build.held) < _WINDOW and self._allowance > 0:
+            self._read_page(build)
+        effects: list[Effect] = []
+        for node, keeper in self._keepers.items():
+            page = keeper.stored_pages
+            is_sent = keeper.sent_page == page and now_us - keeper.sent_at < _REPEAT_US
+            if keeper.is_complete or is_sent or page >= build.first_page + len(build.held):
+                continue
+            keeper.sent_page, keeper.sent_at = page, now_us
+            effects.append(Send(node, build.held[page - build.first_page]))
+        return effects
+
+    def _read_page(self, build: _Build) -> None:
+        rows: list[tuple[bytes, bytes]] = []
+        deleted: list[tuple[bytes, bytes]] = []
+        size_bytes = 0
+        build.is_read = True
+        for write in build.writes:
+            if isinstance(write, Put):
+                rows.append((write.key, write.value))
+                size_bytes += len(write.key) + len(write.value)
+            else:
+                deleted.append((write.start, write.stop))
+                size_bytes += len(write.start) + len(write.stop)
+            if size_bytes >= self._page_bytes:
+                build.is_read = False
+                break
+        self._allowance -= size_bytes
+        saved = build.saved
+        build.held.append(
+            StoreCheckpoint(
+                self._lineage,
+                build.number,
+                build.first_page + len(build.held),
+                build.is_read,
+                tuple(rows),
+                tuple(deleted),
+                saved.positions,
+                saved.told.next_seqnums,
+            )
+        )
+
+    def note(self, sender: NodeId, message: CheckpointStored, view: View, now_us: int) -> list[Effect]:
+        """A storage node has kept pages, or cannot."""
+        build, keeper = self._build, self._keepers.get(sender)
+        if build is None or keeper is None:
+            return []
+        if message.lineage != self._lineage:
+            if message.lineage >> _LINEAGE_BITS != self._lineage >> _LINEAGE_BITS:
+                self._has_emptied |= message.lineage == 0
+                del self._keepers[sender]  # it lacks what these pages build on
+            return []
+        if message.number != build.number:
+            if message.number < build.number - 1:
+                del self._keepers[sender]
+            return []  # else it is a late word about the one before
+        if message.pages > keeper.stored_pages or message.is_complete:
+            keeper.advanced_at = now_us
+        keeper.stored_pages = max(keeper.stored_pages, message.pages)
+        keeper.is_complete |= message.is_complete
+        return [*self._finish(view), *self._send(now_us)]
+
+    def _finish(self, view: View) -> list[Effect]:
+        """Once a quorum has the checkpoint, and whoever takes part: what the one before covers is needed by nobody."""
+        build = self._build
+        is_complete = all(keeper.is_complete for keeper in self._keepers.values())
+        if build is None or not is_complete or len(self._keepers) < view.write_quorum:
+            return []
+        self._build = None
+        self._number = build.number
+        before, self._last = self._last, build.saved
+        if before is None:
+            return []
+        return [
+            Send(node, DropEntries(term, log, until))
+            for log, position in before.positions.items()
+            for term, until in [split_position(position)]
+            for node in view.sequencers
+        ]
+
+
+def _snapshot(disk: DiskReader) -> Iterator[Put | Delete]:
+    """All rows of the index as the disk has them now, whatever is written to it while they are read."""
+    rows: list[tuple[bytes, bytes]] = []
+    later: list[Iterator[tuple[bytes, bytes]]] = []
+    for start, stop in INDEX_KEYS:
+        scan = iter(disk.scan(start, stop))
+        first = next(scan, None)  # the first look is what fixes the moment
+        if first is not None:
+            rows.append(first)
+            later.append(scan)
+    return _puts(rows, later)
+
+
+def _puts(rows: Iterable[tuple[bytes, bytes]], later: Iterable[Iterator[tuple[bytes, bytes]]]) -> Iterator[Put]:
+    for first, scan in zip(rows, later, strict=True):
+        yield Put(*first)
+        for key, value in scan:
+            yield Put(key, value)
+
+
+def _size(writes: _Writes) -> int:
+    return sum(len(write.key) + len(write.value) if isinstance(write, Put) else len(write.start) for write in writes)

@@ -1,1 +1,0 @@
-"""Functions: loaded, described, and run in worker processes."""

@@ -1,0 +1,1 @@
+"""The gateway's shell: the listener, HTTP, and calls that other engines run."""

@@ -1,0 +1,194 @@
+"""Subscriptions over HTTP: server-sent events, one per record, at the reader's own speed.
+
+`start=now` is a linearizable tail that is known before the first byte of the answer leaves: whatever is appended after
+that is delivered, whichever gateway it goes through.
+
+One page is read, sent, and only then the next one is asked for, so a slow reader costs one page of memory, and the
+gateway's budget counts it; one that stalls is cut off. Pages are small: their `limit` grows from one record until a
+page has as many bytes as a stream may hold, and what is more than that is dropped and read again later.
+
+The event's id is the seqnum: a browser that reconnects says it in `Last-Event-ID`, and goes on after it. Records that a
+trim took away unread are told as an event `trimmed`, whose id lies before the next record, so that a reconnecting
+reader goes on there and is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+from aiohttp.web import BaseRequest, StreamResponse
+
+from boki.api.deadline import Caller
+from boki.api.log_calls import Cursor
+from boki.api.logbook import LogSession
+from boki.errors import BokiError, InvalidArgument, Trimmed
+from boki.faces import Route
+from boki.gateway.server.http import answers
+from boki.gateway.server.http.arguments import query, whole_number
+from boki.gateway.server.http.browsers import dress
+from boki.gateway.server.http.connections import cut_off, while_connected
+from boki.gateway.server.http.log_access import LogDoor
+from boki.gateway.server.http.records import record_body
+from boki.gateway.server.http.routing import is_head
+from boki.log.checks import check_book
+from boki.log.limits import KIB
+from boki.log.operations import Found, Read
+from boki.log.record import Record
+
+PAGE_BYTES: Final = 256 * KIB
+"""A page of events ends before the record that would cross this; a lone record may have more."""
+_PIECE_BYTES: Final = 64 * KIB
+_WRITE_BUFFER_BYTES: Final = 16 * KIB
+
+FIRST_PAGES: Final = 4
+"""Streams that read their first page at once: many that begin together must not hold a page each."""
+
+_HEARTBEAT = b": still here\n\n"
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # a proxy must not collect events
+}
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class Subscriptions:
+    """The handler of `/logbook/{book}/subscribe`."""
+
+    def __init__(self, door: LogDoor) -> None:
+        self._door = door
+        self._beginning = asyncio.Semaphore(FIRST_PAGES)
+        self._encoding = asyncio.Lock()
+
+    def routes(self) -> list[Route]:
+        """What is answered here."""
+        return [Route("GET", "/logbook/{book}/subscribe", self.subscribe)]
+
+    async def subscribe(self, request: BaseRequest, book: str) -> StreamResponse:
+        """Records from `start` on, and those to come, until the reader leaves."""
+        access = LogSession(self._door, self._door.appends, self._caller(request))
+        cursor = _cursor(request, check_book(book), access.caller)
+        self._door.core.begin_stream()
+        try:
+            if not cursor.is_placed:
+                with while_connected(request):
+                    cursor.take(await self._ask(access, cursor.read()))
+            response = StreamResponse(headers=_HEADERS)
+            if request.transport is not None:
+                request.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+            dress(request, response)
+            await response.prepare(request)
+            if is_head(request):
+                return response
+            await self._send(request, response, b": boki\n\n")
+            try:
+                await self._follow(request, response, access, cursor)
+            except Trimmed as error:
+                await self._send(request, response, _event("trimmed", error, error.next_seqnum - 1))
+            except BokiError as error:
+                await self._send(request, response, _event("error", error))
+        finally:
+            self._door.core.end_stream()
+        return response
+
+    def _caller(self, request: BaseRequest) -> Caller:
+        patience = self._door.config.patience
+        return Caller(
+            self._door.positions(request), limits=self._door.config.limits, longest_poll_s=patience.heartbeat_s
+        )
+
+    async def _follow(self, request: BaseRequest, response: StreamResponse, access: LogSession, cursor: Cursor) -> None:
+        size = _PageSize()
+        async with self._beginning:  # without a wait, which would keep others from beginning
+            first = await self._read(request, access, cursor, size, can_wait=False)
+        await self._pass_on(request, response, first)
+        while request.transport is not None and not request.transport.is_closing():
+            await self._pass_on(request, response, await self._read(request, access, cursor, size))
+
+    async def _pass_on(self, request: BaseRequest, response: StreamResponse, events: bytes) -> None:
+        core = self._door.core
+        core.hold_for_stream(len(events))
+        try:
+            await self._send(request, response, events)
+        finally:
+            core.release_for_stream(len(events))
+
+    async def _ask(self, access: LogSession, read: Read) -> Found:
+        found = await access.ask(read, read.wait_us / 1e6)
+        assert isinstance(found, Found)
+        return found
+
+    async def _read(
+        self, request: BaseRequest, access: LogSession, cursor: Cursor, size: _PageSize, *, can_wait: bool = True
+    ) -> bytes:
+        """The next page as events. Nothing else of it is alive when this returns."""
+        read = cursor.read()
+        wait_us = read.wait_us if can_wait else 0
+        read = msgspec.structs.replace(read, limit=min(read.limit, size.limit), wait_us=wait_us)
+        with while_connected(request):
+            found = await self._ask(access, read)
+        page = cursor.take(found)
+        if page is None:
+            return _HEARTBEAT if wait_us else b""
+        async with self._encoding:
+            await asyncio.sleep(0)  # a page of large records takes milliseconds: others are served between two of them
+            events, count = _events(page.records)
+        if count < len(page.records):
+            cursor.go_back(page.records[count].seqnum)
+        size.learn(len(events), count)
+        return events
+
+    async def _send(self, request: BaseRequest, response: StreamResponse, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._door.config.patience.reader_s):
+                for start in range(0, len(data), _PIECE_BYTES):
+                    await response.write(memoryview(data)[start : start + _PIECE_BYTES])
+        except TimeoutError:
+            cut_off(request)
+            raise ConnectionResetError("a subscriber does not read") from None
+
+
+def _cursor(request: BaseRequest, book: str, caller: Caller) -> Cursor:
+    values = query(request, {"tag", "start", "on_trimmed"})
+    text = values.get("start", "0")
+    if text != "now" and not text.isdecimal():
+        raise InvalidArgument(f"start must be a seqnum or now, not {text[:60]!r}", field="start")
+    start: int | Literal["now"] = "now" if text == "now" else whole_number(text, "start")
+    last = request.headers.get("Last-Event-ID")
+    if last:
+        start = whole_number(last, "Last-Event-ID") + 1
+    on_trimmed = values.get("on_trimmed", "raise")
+    if on_trimmed not in {"raise", "skip"}:
+        raise InvalidArgument(f"on_trimmed must be raise or skip, not {on_trimmed[:60]!r}", field="on_trimmed")
+    return Cursor(book, values.get("tag"), start, "skip" if on_trimmed == "skip" else "raise", caller)
+
+
+class _PageSize:
+    """How many records to ask for at once, so that their events are about `PAGE_BYTES`."""
+
+    def __init__(self) -> None:
+        self.limit = 1
+
+    def learn(self, size_bytes: int, count: int) -> None:
+        """The last page had so many bytes and records. It grows slowly, because the next records may be larger."""
+        fitting = PAGE_BYTES * count // size_bytes
+        self.limit = max(1, min(2 * max(self.limit, count), fitting))
+
+
+def _events(records: Sequence[Record]) -> tuple[bytes, int]:
+    """The first records as events, and how many. JSON has no line breaks of its own, so each is one `data` line."""
+    events = bytearray()
+    for count, record in enumerate(records):
+        event = b"id: %d\ndata: %b\n\n" % (record.seqnum, _encode(record_body(record)))
+        if count and len(events) + len(event) > PAGE_BYTES:
+            return bytes(events), count
+        events += event
+    return bytes(events), len(records)
+
+
+def _event(name: str, error: BokiError, last_id: int | None = None) -> bytes:
+    place = b"" if last_id is None else b"id: %d\n" % last_id
+    return b"event: %b\n%bdata: %b\n\n" % (name.encode(), place, _encode(answers.error_body(error)))

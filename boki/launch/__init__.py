@@ -1,0 +1,1 @@
+"""What starts processes: `boki dev`, `boki up`, children that end with their parents, a ZooKeeper."""

@@ -1,1 +1,0 @@
-"""The function's side: the decorator, the context, the LogBook, and the worker processes that run functions."""

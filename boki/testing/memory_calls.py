@@ -1,0 +1,74 @@
+"""Later calls of a test: what an engine's ledger knows of a logged call, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+from boki.protocol.calls import OVER, Call, CallStatus, InvocationState, Outcome, Payload, Suspension
+
+LaterRequest = tuple[str, str, Payload, float]
+"""What must be equal for a key or an id to stand for the same call."""
+
+
+class LaterCall:
+    """A later call: what `InvocationState` tells of it, and who waits for its end."""
+
+    def __init__(self, call: Call, request: LaterRequest, now_us: int, delay_us: int) -> None:
+        self.call = call
+        self.request = request
+        self.accepted_us = now_us
+        self.due_us = self.round_us = now_us + delay_us
+        self.run = self.attempts = 0
+        self.started_us = self.last_started_us = self.next_us = self.finished_us = 0
+        self.status: CallStatus = "accepted"
+        self.suspension: Suspension | None = None
+        self.outcome: Outcome | None = None
+        self.task: asyncio.Task[Outcome] | None = None
+        self.changed = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.status in OVER
+
+    def begin(self, now_us: int) -> None:
+        """A run begins."""
+        self.run += 1
+        self.attempts += 1
+        self.started_us = self.started_us or now_us
+        self.last_started_us, self.next_us, self.suspension, self.status = now_us, 0, None, "running"
+
+    def suspend(self, suspension: Suspension) -> None:
+        """A run has ended, and the next one waits for this; attempts are counted anew."""
+        self.attempts, self.next_us, self.suspension, self.status = 0, suspension.wake_us, suspension, "suspended"
+
+    def end(self, outcome: Outcome, now_us: int, status: CallStatus | None = None) -> None:
+        """It is over."""
+        self.outcome, self.finished_us, self.suspension, self.next_us = outcome, now_us, None, 0
+        self.status = status or ("done" if outcome.failure is None else "failed")
+        self.changed.set()
+
+    def accept_again(self, now_us: int) -> None:
+        """It is to be run again, by hand."""
+        self.outcome, self.status, self.attempts, self.due_us, self.round_us = None, "accepted", 0, now_us, now_us
+
+    def state(self) -> InvocationState:
+        """What is known of it."""
+        return InvocationState(
+            id=self.call.id,
+            function=self.call.function,
+            book=self.call.book,
+            state=self.status,
+            accepted_us=self.accepted_us,
+            due_us=self.due_us,
+            started_us=self.started_us,
+            last_started_us=self.last_started_us,
+            finished_us=self.finished_us,
+            next_us=self.next_us,
+            attempts=self.run,
+            result=None if self.outcome is None else self.outcome.result,
+            failure=None if self.outcome is None else self.outcome.failure,
+            suspension=self.suspension,
+            name="" if self.call.chosen is None else self.call.chosen.name,
+            attributes={} if self.call.chosen is None else self.call.chosen.attributes,
+        )

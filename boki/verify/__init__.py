@@ -1,0 +1,1 @@
+"""How it is known to work: histories and their checkers, workloads, the simulator, and chaos."""

@@ -1,0 +1,86 @@
+"""Worker processes that run logged calls: their runs may end suspended, and functions ask for calls by their ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from boki.protocol.calls import ChosenId, InvocationState, Payload, Suspension, WakeOn
+from tests.engine.host import drive, hosting
+
+SUSPENDING = {
+    "naps": """
+    from boki.api.suspension import BlockingCallsById, CallsById, Suspend, WakeOn
+
+    @function
+    async def nap(ctx: Context, wake_us: int) -> str:
+        if ctx.run_number < 2:
+            try:
+                raise Suspend(wake_us, [WakeOn("book", "!inbox", 7)], "a nap")
+            except Exception:
+                return "Suspend is no Exception"
+        return f"run {ctx.run_number}"
+
+    @function
+    def nap_blocking(ctx: boki.blocking.Context, wake_us: int) -> str:
+        if ctx.run_number < 2:
+            raise Suspend(wake_us, [WakeOn("book", "!inbox", 7)], "a nap")
+        return f"run {ctx.run_number}"
+
+    @function
+    async def look(ctx: Context, invocation: str) -> dict:
+        calls = CallsById(ctx)
+        await calls.start("ab" * 16, "nap", 5, if_running="fail", start="s")
+        cancelled = await calls.cancel(invocation)
+        return {"result": await ctx.result_of(invocation, wait_s=2), "state": cancelled.state}
+
+    @function
+    def look_blocking(ctx: boki.blocking.Context, invocation: str) -> dict:
+        calls = BlockingCallsById(ctx)
+        calls.start("ab" * 16, "nap", 5, if_running="fail", start="s")
+        cancelled = calls.cancel(invocation)
+        return {"result": ctx.result_of(invocation, wait_s=2), "state": cancelled.state}
+    """
+}
+
+
+@pytest.mark.parametrize("suffix", ["", "_blocking"])
+def test_the_run_of_a_logged_call_can_end_suspended(tmp_path: Path, suffix: str) -> None:
+    """With what it waits for; the next run knows that it is not the first. A call that is not logged fails instead."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, SUSPENDING) as host:
+            outcome = await host.run("nap" + suffix, 5, run=1)
+            assert (outcome.result, outcome.failure) == (None, None)
+            assert outcome.suspended == Suspension(5, (WakeOn("book", "!inbox", 7),), "a nap")
+            assert await host.result("nap" + suffix, 5, run=2) == "run 2"
+            failure = await host.failure("nap" + suffix, 5)
+            assert "raised Suspend, and only logged calls can be suspended" in failure.message
+
+    drive(test())
+
+
+@pytest.mark.parametrize("suffix", ["", "_blocking"])
+def test_a_function_starts_asks_for_and_cancels_logged_calls_by_id(tmp_path: Path, suffix: str) -> None:
+    """What the engine answers comes back: a state, or the error that refuses it."""
+
+    async def test() -> None:
+        async with hosting(tmp_path, SUSPENDING) as host:
+            known = host.known_calls["cd" * 16] = InvocationState(
+                id="cd" * 16,
+                function="nap",
+                book="",
+                state="done",
+                accepted_us=1,
+                due_us=1,
+                result=Payload("json", b"7"),
+            )
+            assert await host.result("look" + suffix, "cd" * 16) == {"result": 7, "state": known.state}
+            call, _, _ = host.later_calls[0]
+            assert (call.id, call.chosen) == ("ab" * 16, ChosenId("s", "fail", "use"))
+            assert host.asked_calls == [("cd" * 16, 0, "cancel"), ("cd" * 16, 2, "")]
+            failure = await host.failure("look" + suffix, "ef" * 16)
+            assert "NoSuchInvocation: no logged call has the id ef" in failure.message
+
+    drive(test())

@@ -1,0 +1,224 @@
+"""The house: its folders are those of the README's picture, and a file's place says whether it may do I/O.
+
+What is pure is found by walking the imports, not by a list of files.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_tidy import pure
+
+ROOT = Path(__file__).parents[1]
+ROLES = ("gateway", "engine", "dispatch", "sequencer", "storage", "controller")
+FOLDS = ("books", "libs", "spark")
+
+
+def picture(text: str) -> set[str]:
+    """The folders that the picture shows directly below `boki/`."""
+    drawn = re.search(r"```text\nboki/\n(.*?)```", text, re.DOTALL)
+    assert drawn, "README.md has no picture of the folders: a ```text block that begins with boki/"
+    lines = [line for line in drawn[1].splitlines() if re.match(r"  \w", line)]
+    return {word for line in lines for word in re.findall(r"(\w+)/(?= )", f"{leading(line)} ")}
+
+
+def leading(line: str) -> str:
+    """The folders at a line's begin: before the first word that is none."""
+    found = re.match(r"\s*((?:\w+/\s*)+)", line)
+    return found[1] if found else ""
+
+
+def folders() -> set[str]:
+    return {path.parent.name for path in (ROOT / "boki").glob("*/__init__.py")}
+
+
+def test_the_folders_are_those_of_the_picture() -> None:
+    """Who has seen the README finds every part where the picture says."""
+    assert picture((ROOT / "README.md").read_text()) == folders()
+
+
+def test_a_picture_that_lacks_a_folder_is_seen() -> None:
+    """The check above can fail, and reads lines with several folders."""
+    drawn = "```text\nboki/\n  log/   records; like sim/ and so on\n  host/  net/   disks\n```"
+    assert picture(drawn) == {"log", "host", "net"}
+
+
+@functools.cache
+def file_of(module: str) -> Path | None:
+    """Where one of our modules stands; None if it is no module of ours."""
+    path = ROOT / Path(*module.split("."))
+    for found in (path.with_suffix(".py"), path / "__init__.py"):
+        if found.exists():
+            return found
+    return None
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def outside_type_checking(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    """All nodes that run: what is imported for annotations alone is never imported."""
+    for statement in body:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            continue
+        yield from ast.walk(statement)
+
+
+def defining(module: str, name: str) -> str:
+    """The module that a name imported from `module` comes from: through what a package's `__init__` passes on."""
+    if file_of(f"{module}.{name}"):
+        return f"{module}.{name}"
+    path = file_of(module)
+    if path is not None and path.name == "__init__.py":
+        for node in outside_type_checking(parsed(path).body):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("boki"):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return defining(node.module, alias.name)
+    return module
+
+
+@functools.cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of ours that this one uses when it runs."""
+    path = file_of(module)
+    assert path is not None, module
+    found = set()
+    for node in outside_type_checking(parsed(path).body):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "boki"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "boki":
+            found |= {defining(node.module or "", alias.name) for alias in node.names}
+    return frozenset(found - {module})
+
+
+def reached(module: str) -> set[str]:
+    """This module and all that it uses, by whatever way."""
+    found, left = {module}, [module]
+    while left:
+        for other in imported(left.pop()) - found:
+            found.add(other)
+            left.append(other)
+    return found
+
+
+@functools.cache
+def impurities(module: str) -> tuple[str, ...]:
+    path = file_of(module)
+    assert path is not None, module
+    return tuple(pure(path, path.read_text(encoding="utf-8")))
+
+
+def impure(modules: Iterable[str]) -> list[str]:
+    return [
+        f"{module} reaches {other}: {impurities(other)[0]}"
+        for module in modules
+        for other in sorted(reached(module))
+        if impurities(other)
+    ]
+
+
+def modules_below(folder: str) -> list[str]:
+    paths = sorted((ROOT / "boki" / folder).rglob("*.py"))
+    parts = [path.relative_to(ROOT).with_suffix("").parts for path in paths if "__pycache__" not in path.parts]
+    return [".".join(part[:-1] if part[-1] == "__init__" else part) for part in parts]
+
+
+def is_of_a_server(module: str) -> bool:
+    return "server" in module.split(".")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_is_pure_outside_of_its_server(role: str) -> None:
+    """Nothing that a core reaches, in its folder or elsewhere, has a clock, chance, I/O or an `await`."""
+    modules = [module for module in modules_below(role) if not is_of_a_server(module)]
+    assert f"boki.{role}.core" in modules
+    assert not impure(modules)
+
+
+@pytest.mark.parametrize("folder", ["log", "protocol"])
+def test_vocabulary_is_pure(folder: str) -> None:
+    """What cores are made of is as pure as they are."""
+    modules = modules_below(folder)
+    assert len(modules) > 5
+    assert not impure(modules)
+
+
+def folds() -> list[str]:
+    """The modules that define a fold: a class, no Protocol, whose `apply` takes a seqnum first."""
+    found = []
+    for module in [module for folder in FOLDS for module in modules_below(folder)]:
+        path = file_of(module)
+        assert path is not None
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and "Protocol" not in "".join(map(ast.unparse, node.bases)):
+                applies = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "apply"]
+                if any([argument.arg for argument in each.args.args][1:2] == ["seqnum"] for each in applies):
+                    found.append(module)
+    return found
+
+
+def test_folds_are_pure() -> None:
+    """Every reader of the log must come to the same state: a fold has nothing else to decide by."""
+    found = folds()
+    assert len(found) >= 5, found
+    assert not impure(found)
+
+
+def test_what_is_impure_is_seen() -> None:
+    """The walk can fail: through other modules, and through what a package passes on."""
+    assert impure(["boki.engine.server.log_service"])
+    assert not impure(["boki.engine.core"])
+    assert defining("boki", "LogBook") == "boki.api.logbook"
+    assert "boki.log.ids" in reached("boki.engine.core")
+
+
+def folder_of(module: str) -> str:
+    parts = module.split(".")
+    return ".".join(parts[:3]) if parts[1:2] == ["libs"] else ".".join(parts[:2])
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of nodes that reach each other."""
+    reach = {node: reached_in(edges, node) for node in edges}
+    groups = {tuple(sorted(other for other in reach[node] if node in reach.get(other, ()))) for node in edges}
+    return [list(group) for group in sorted(groups) if len(group) > 1]
+
+
+def reached_in(edges: dict[str, set[str]], node: str) -> set[str]:
+    found, left = {node}, [node]
+    while left:
+        for other in edges.get(left.pop(), set()) - found:
+            found.add(other)
+            left.append(other)
+    return found
+
+
+def test_no_folder_imports_one_that_imports_it() -> None:
+    """Folders stand upon each other. Faces stand upon gateway and CLI by design, and nothing stands on a face."""
+    edges: dict[str, set[str]] = {}
+    for module in [module for folder in folders() for module in modules_below(folder)]:
+        if ".face" not in module:
+            edges.setdefault(folder_of(module), set()).update(
+                folder_of(other) for other in imported(module) if ".face" not in other and other.count(".")
+            )
+    assert len(edges) > 20
+    assert not circles({node: others - {node} for node, others in edges.items()})
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    """No import circle, of two modules or of twenty."""
+    names = [module for folder in folders() for module in modules_below(folder)]
+    assert len(names) > 300
+    assert not circles({name: set(imported(name)) for name in names})
+
+
+def test_a_circle_is_seen() -> None:
+    """The checks above can fail."""
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

@@ -1,0 +1,60 @@
+"""Safeguards of logged calls, each switched off: see `tests.verify.sim.ablations`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from boki.books.calls.call_book import CallBook
+from boki.books.calls.ledger import CODEC, Finished, id_tag
+from boki.books.calls.sleepers import Sleepers
+from boki.engine.watches import Watches
+from boki.protocol.effects import Effect
+from boki.verify.sim.calls import LoggedEngine
+from tests.verify.sim.without import without
+
+
+def no_fence_before_a_takeover() -> Any:
+    """Logged calls of an engine that is taken for lost are begun anew at once."""
+
+    async def believe(self: LoggedEngine, incarnation: int) -> None:
+        """Whoever is not registered is gone."""
+
+    return without(LoggedEngine, "_fence", believe)
+
+
+def no_condition_on_ends() -> Any:
+    """The end of a logged call is recorded whatever its last record is."""
+    append_after = CallBook.append_after
+
+    async def blind(self: CallBook, entry: Any, expected_seqnum: int, tags: Any = ()) -> bool:
+        if not isinstance(entry, Finished):
+            return await append_after(self, entry, expected_seqnum, tags)
+        seqnum = await self._book.append(CODEC.encode(entry), [id_tag(entry.id), *tags])
+        self.ledger.learn(seqnum, 0, entry)
+        return True
+
+    return without(CallBook, "append_after", blind)
+
+
+def no_look_at_what_was_there() -> Any:
+    """A suspended call is woken by records that come from then on, and not by one that came first."""
+
+    def forward_looking(self: Watches, book: str, tag: str, _min_seqnum: int, token: Any) -> list[Effect]:
+        return add(self, book, tag, max(_min_seqnum, self._index.last(book, tag) + 1), token)
+
+    add = Watches.add
+    return without(Watches, "add", forward_looking)
+
+
+def no_end_of_a_sleep() -> Any:
+    """A suspended call is woken by each thing that it waits for."""
+
+    def rouse(self: Sleepers, sleeper: Any) -> None:
+        self._wake(sleeper.id)
+
+    return without(Sleepers, "rouse", rouse)
+
+
+def no_inheritance_of_sleepers() -> Any:
+    """The heir of a lost engine does not wait for what its suspended calls wait for."""
+    return without(Sleepers, "inherit", lambda self, waiting: None)
