@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import markdown
+
 ROOT = Path(__file__).parents[1]
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
@@ -156,6 +158,11 @@ def always_run(_path: Path, source: str) -> list[str]:
     ]
 
 
+def one_width(_path: Path, source: str) -> list[str]:
+    """Markdown wraps at one width, whoever wrote it."""
+    return [f"{found}: wrap pages by `python -m tests.markdown`" for found in markdown.long_lines(source)]
+
+
 def python_files(*folders: str) -> list[Path]:
     return sorted(
         path for folder in folders for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts
@@ -235,6 +242,36 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     refuse(violations([free_of_local_paths], paths))
 
 
+def test_pages_have_one_width() -> None:
+    """No line of a page is longer than all pages' width, tables and code aside."""
+    assert len(markdown.pages()) > 20
+    refuse(violations([one_width], markdown.pages()))
+
+
+@pytest.mark.parametrize("page", markdown.pages(), ids=lambda page: page.name)
+def test_wrapping_changes_no_word_and_is_done_once(page: Path) -> None:
+    """Whoever wraps a page loses nothing, and wrapping it again changes nothing."""
+    text = page.read_text(encoding="utf-8")
+    once = markdown.wrapped(text)
+    assert once.split() == text.split()
+    assert markdown.wrapped(once) == once
+
+
+def test_wrapping_leaves_code_tables_and_links() -> None:
+    """Only paragraphs and items are filled, and a line never begins with what would make it a list."""
+    words = "word " * 30
+    code = f"```text\n{words}\n```\n"
+    table = f"| {words}| b |\n"
+    assert markdown.wrapped(code) == code
+    assert markdown.wrapped(table) == table
+    link = f"[a {words.strip()}](docs/a.md)"
+    assert link in markdown.wrapped(f"{words}{link} {words}\n")
+    item = markdown.wrapped(f"- {words * 2}\n").splitlines()
+    assert [line[:2] for line in item] == ["- ", "  ", "  ", "  "]
+    dashed = markdown.wrapped("- " + "- x " * 60).splitlines()
+    assert not [line for line in dashed[1:] if line.strip().startswith("-")]
+
+
 LONG_FUNCTION = "def long():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
 
 BAD: list[tuple[Rule, str, str]] = [
@@ -258,6 +295,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (sleepless, "test_a.py", "time.sleep(0.1)"),
     (sleepless, "test_a.py", "await_(sleep(1))"),
     (property_said, "test_a.py", "def test_a(): pass"),
+    (one_width, "a.md", "word " * 30),
     (always_run, "test_a.py", "@pytest.mark.skip\ndef test_a(): pass"),
 ]
 
@@ -279,6 +317,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     ),
     (on_the_public_api, "queue.py", "import boki.testing\nfrom boki import Context\nfrom boki.libs.q import state"),
     (sleepless, "test_a.py", "asyncio.sleep(0)"),
+    (one_width, "a.md", f"| {'word ' * 30}|\n```\n{'word ' * 30}\n```\n"),
     (property_said, "test_a.py", 'def test_a():\n    """Holds."""'),
     (always_run, "test_a.py", "@pytest.mark.parametrize('x', [1])\ndef test_a(x): pass"),
 ]
