@@ -6,8 +6,10 @@ What is pure is found by walking the imports, not by a list of files.
 import ast
 import functools
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,23 @@ from tests.test_tidy import pure
 ROOT = Path(__file__).parents[1]
 ROLES = ("gateway", "engine", "dispatch", "sequencer", "storage", "controller")
 FOLDS = ("books", "libs", "spark")
+LAYERS = 20
+SHELLS = 10
+OUTSIDE_OF_FOLDERS = {
+    "contract": "one set of tests for every way to a log",
+    "e2e": "whole systems that are killed, flooded and damaged",
+    "functions": "the example applications, which stand beside boki/",
+    "http_functions": "functions that tests of all folders deploy",
+    "old_data": "data directories that earlier versions wrote",
+    "typing": "programs that type checkers must take or refuse",
+    "wrong_inputs": "what users may give anywhere, and the errors that answer it",
+}
+SEEN_BOTH_WAYS = {
+    ("boki.api.context", "boki.api.blocking_context"): "a function of either kind may call one of the other",
+    ("boki.libs.bokiqueue.administration", "boki.libs.bokiqueue.queue"): "Queue's methods stand in files of their own",
+    ("boki.libs.bokiqueue.settling", "boki.libs.bokiqueue.queue"): "Queue's methods stand in files of their own",
+}
+"""Imports for annotations alone that close a circle. No more may come."""
 
 
 def picture(text: str) -> set[str]:
@@ -222,3 +241,59 @@ def test_no_module_imports_one_that_imports_it() -> None:
 def test_a_circle_is_seen() -> None:
     """The checks above can fail."""
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def described(module: str) -> set[str]:
+    """The modules of ours that this one imports for annotations alone."""
+    path = file_of(module)
+    assert path is not None, module
+    blocks = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.If)]
+    imports = [each for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING" for each in block.body]
+    return {
+        defining(each.module or "", alias.name)
+        for each in imports
+        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("boki")
+        for alias in each.names
+    }
+
+
+def test_no_annotation_points_back_inside_a_package() -> None:
+    """`if TYPE_CHECKING` hides no circle: two files that need each other are one thing, or need a Protocol between."""
+    names = [module for folder in folders() for module in modules_below(folder)]
+    assert sum(len(described(name)) for name in names) > 20
+    edges = {name: set(imported(name)) | described(name) for name in names}
+    reach = {name: reached_in(edges, name) for name in names if described(name)}
+    back = {
+        (name, other)
+        for name in reach
+        for other in described(name)
+        if folder_of(name) == folder_of(other) and name in reached_in(edges, other)
+    }
+    back -= {(other, name) for name, other in SEEN_BOTH_WAYS}
+    assert back == set(SEEN_BOTH_WAYS)
+
+
+def contracts() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+
+
+def test_the_contracts_name_layers_and_not_modules() -> None:
+    """Who reads them sees the architecture: few layers, and few places for I/O, none of them a file of a package."""
+    layers = contracts()["importlinter"]["contracts"][0]["layers"]
+    assert len(layers) <= LAYERS
+    assert all(
+        name.count(".") <= 1 + name.startswith("boki.libs")
+        for layer in layers
+        for name in re.findall(r"boki[\w.]*", layer)
+    )
+    ignores = contracts()["ruff"]["lint"]["per-file-ignores"]
+    patterns = [pattern for pattern, rules in ignores.items() if "TID251" in rules]
+    assert len(patterns) <= SHELLS
+    assert [pattern for pattern in patterns if pattern.endswith(".py")] == ["boki/client.py"]
+
+
+def test_tests_mirror_the_house() -> None:
+    """The tests of a folder are found below its name; every other folder of tests has a reason."""
+    tests = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert tests - folders() == set(OUTSIDE_OF_FOLDERS)
+    assert not folders() - tests, "a folder without tests"

@@ -14,13 +14,12 @@ that their caller appends sooner or later; some calls are cancelled, wherever th
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -28,21 +27,21 @@ from boki.api.append_gatherer import AppendGatherer
 from boki.books.calls.ledger import Finished, Owner
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.books.calls.sleepers import Finish
+from boki.engine.core import EngineCore
 from boki.errors import BokiError, FunctionFailed, NoSuchInvocation, WrongState
 from boki.log.chunk import Group, encode_chunk
+from boki.log.ids import NodeId
 from boki.log.membership import Membership
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Append, Done, Failure, Found, Operation, Read
 from boki.protocol.calls import OVER, Call, InvocationState, Outcome, Payload, Suspension, WakeOn
 from boki.retry import Retry
 from boki.verify.histories.facts import Violation
+from boki.verify.sim.clockwork import Clockwork
 from boki.verify.sim.flow_work import WORKFLOWS, CallsOfEngine, ImpatientLog, context_of, run_on_engine
 from boki.verify.sim.gateways import GatewayNode
 from boki.verify.sim.loops import SimulatedLoop, answer_of
-
-if TYPE_CHECKING:
-    from boki.verify.sim.engines import EngineNode
-    from boki.verify.sim.nodes import World
+from boki.verify.sim.nodes import World
 
 BOOK: Final = "effects"
 NEWS: Final = "news"
@@ -107,38 +106,41 @@ class Door:
     ledger: CallLedger
 
 
-class _Story(logging.Handler):
-    """What the code says in its log is part of the story; what it says of its own bugs is one."""
+class EngineHost(Protocol):
+    """What logged calls use of the simulated engine that runs them: `boki.verify.sim.engines.EngineNode`."""
 
-    def __init__(self, world: World, who: str) -> None:
-        super().__init__(logging.INFO)
-        self._world = world
-        self._who = who
+    world: World
+    clock: Clockwork
+    name: NodeId
+    incarnation: int
+    loop: SimulatedLoop
 
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        self._world.clock.note(f"{self._who}: {text}")
-        if record.exc_info is not None and not isinstance(record.exc_info[1], BokiError):
-            self._world.raised.append(f"{self._who}: {text}: {record.exc_info[1]!r}")
+    @property
+    def engine(self) -> EngineCore | None:
+        """Its core, once it is decided which index it begins from."""
 
+    def now_us(self) -> int:
+        """The time by its clock."""
 
-@contextmanager
-def heard(world: World, name: str, who: str) -> Iterator[None]:
-    """Let the run hear what is said to the logger of that name; the story knows it as `who`."""
-    logger, story = logging.getLogger(name), _Story(world, who)
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(story)
-    try:
-        yield
-    finally:
-        logger.removeHandler(story)
-        logger.propagate = propagated
+    def submit(
+        self, operation: Operation, positions: Positions, timeout_us: int, done: Callable[[Any, Positions], None]
+    ) -> None:
+        """Carry out an operation."""
+
+    def abandon(self, done: Callable[[Any, Positions], None]) -> None:
+        """Give up the read that was submitted with this `done`."""
+
+    def watch(self, book: str, tag: str, min_seqnum: int, done: Callable[[Any, Positions], None]) -> None:
+        """Wait for a record of that tag, for as long as it takes."""
+
+    def fence(self, incarnation: int, timeout_us: int, done: Callable[[Any, Positions], None]) -> None:
+        """Shut another incarnation of an engine out of the log."""
 
 
 class LoggedEngine:
     """The logged calls of one life of an engine."""
 
-    def __init__(self, node: EngineNode) -> None:
+    def __init__(self, node: EngineHost) -> None:
         self.name = node.name
         self._node = node
         self._incarnation = node.incarnation

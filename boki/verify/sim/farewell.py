@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.verify.histories.facts import Violation
-from boki.verify.sim.nodes import ControllerNode, Node, StorageNode
-
-if TYPE_CHECKING:
-    from boki.verify.sim.simulation import Simulation
+from boki.verify.sim.nodes import ControllerNode, Node, StorageNode, WholeWorld
 
 _LOOK_US: Final = 100_000
 _DEAF_US: Final = 2_500_000
@@ -33,7 +30,7 @@ _PATIENCE_US: Final = 60_000_000
 class Farewell:
     """Of one run. `victims` are nodes whose disks may have been damaged already, and may be lost again."""
 
-    def __init__(self, world: Simulation, victims: list[Node], read_all: Callable[[str], list[Violation]]) -> None:
+    def __init__(self, world: WholeWorld, victims: list[Node], read_all: Callable[[str], list[Violation]]) -> None:
         self._world = world
         self._clock = world.clock
         self._victims = victims

@@ -11,27 +11,49 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
-from boki.log.ids import NodeId
+from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Placement, Role
+from boki.log.metalog import Positions
+from boki.log.operations import Operation
 from boki.log.view import View
 from boki.protocol.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Put, Send, Store
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import FetchView, Ping, Pong
 from boki.sequencer.core import SequencerCore
 from boki.storage.core import StorageCore
+from boki.verify.histories.history import History
 from boki.verify.sim.clockwork import Clockwork
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.coordinator import Coordinator, News, Session
 from boki.verify.sim.disks import SimulatedDisk
 from boki.verify.sim.network import Network
 from boki.verify.sim.options import Options
-from boki.verify.sim.sightings import Sightings
 
 _TICK_US: Final = 50_000
 _RESTART_US: Final = 300_000
 _GATHERING: Final = 0.3
 """So many messages that come to an idle node do not find it awake: it takes in at once all that come meanwhile."""
 _INCARNATION_KEY: Final = b"n"
+
+
+Done = Callable[[Any, Positions], None]
+"""Takes an engine's answer to an operation."""
+Look = Callable[["Node", NodeId, Any], Callable[[], None] | None]
+"""`look(node, sender, message)`, before the node takes the message in; what it returns is called when it has."""
+
+
+class Observer(Protocol):
+    """What counts rare situations: `boki.verify.sim.sightings`."""
+
+    looks: dict[type, Look]
+    """By the type of a message, what looks at it before a node takes it in."""
+    on_proposal: list[Callable[[Node, View], None]]
+
+    def dies(self, node: Node) -> None:
+        """The node is about to lose all that it has in memory."""
+
+    def across_terms(self, operation: Operation, term: Term, done: Done) -> Done:
+        """See what becomes of an operation that an engine takes in during that term, and hand it on to `done`."""
 
 
 class World(Protocol):
@@ -41,15 +63,30 @@ class World(Protocol):
     network: Network
     coordinator: Coordinator
     options: Options
-    sightings: Sightings
     nodes: dict[NodeId, Node]
     raised: list[str]
     """What cores have raised: bugs, whatever the checkers say."""
     workflow_engines: dict[str, str]
     """By invocation id, the engine that a workflow ran on first."""
 
+    @property
+    def sightings(self) -> Observer:
+        """What looks at every message."""
+
     def process_of(self, node: Node) -> Sequence[Node]:
         """The roles that are one process with it, itself among them: they are lost together."""
+
+
+class WholeWorld(World, Protocol):
+    """What the end of a run sees of the world: it adds nodes, asks clients' questions and takes nodes away."""
+
+    history: History
+
+    def of(self, role: Role) -> list[Node]:
+        """The nodes of a role."""
+
+    def add(self, kind: type[Node], name: str) -> Node:
+        """A new node, which starts at once."""
 
 
 class Node:

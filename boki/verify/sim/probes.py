@@ -7,15 +7,13 @@ for an append of its own, and every book, each in another way until it is acknow
 from __future__ import annotations
 
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from boki.verify.histories.history import Appending, Call, History, Ordered, Written
 from boki.verify.sim.clients import operation_of, result_of, tag_name
 from boki.verify.sim.engines import EngineNode
 from boki.verify.sim.gateways import GatewayNode
-
-if TYPE_CHECKING:
-    from boki.verify.sim.simulation import Simulation
+from boki.verify.sim.nodes import WholeWorld
 
 _TIMEOUT_US: Final = 5_000_000
 _AGAIN_US: Final = 100_000
@@ -24,7 +22,7 @@ _AGAIN_US: Final = 100_000
 class Probe:
     """An append by one node into one book. One that is refused, or dies with its node, is followed by another one."""
 
-    def __init__(self, world: Simulation, node: EngineNode | GatewayNode, book: str) -> None:
+    def __init__(self, world: WholeWorld, node: EngineNode | GatewayNode, book: str) -> None:
         self._world = world
         self._node = node
         self._book = book
@@ -70,7 +68,7 @@ class Probe:
             self._try()
 
 
-def probe_all(world: Simulation) -> list[Probe]:
+def probe_all(world: WholeWorld) -> list[Probe]:
     """Probes of every engine, gateway and book."""
     nodes = [node for node in world.nodes.values() if isinstance(node, EngineNode | GatewayNode)]
     books = [f"book-{number}" for number in range(world.options.books)]

@@ -7,7 +7,7 @@ the system did the right thing, by what came of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from boki.controller.core import ControllerCore
 from boki.controller.term_change import Step
@@ -30,9 +30,7 @@ from boki.sequencer.core import SequencerCore
 from boki.sequencer.metalog_store import seal_key
 from boki.storage.core import StorageCore
 from boki.verify.sim.clockwork import Clockwork
-
-if TYPE_CHECKING:
-    from boki.verify.sim.nodes import Node
+from boki.verify.sim.nodes import Done, Look, Node
 
 OF_OBJECTS: Final = (
     "a transaction was in conflict with another one",
@@ -94,11 +92,6 @@ SITUATIONS: Final = (
     "an engine without the index asked a second one",
 )
 """What every large enough batch must have met."""
-
-Done = Callable[[Any, Positions], None]
-"""Takes an engine's answer to an operation."""
-Look = Callable[["Node", NodeId, Any], Callable[[], None] | None]
-"""`look(node, sender, message)`, before the node takes the message in; what it returns is called when it has."""
 
 
 class Sightings:

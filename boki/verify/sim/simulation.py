@@ -22,7 +22,7 @@ from boki.verify.histories.checkers import Checker, all_checkers, find_violation
 from boki.verify.histories.cursors import Wakes
 from boki.verify.histories.facts import Violation
 from boki.verify.histories.history import History, Readout, Seen
-from boki.verify.sim.calls import BOOK, CallClients, heard
+from boki.verify.sim.calls import BOOK, CallClients
 from boki.verify.sim.clients import Client, Shared, read_found, tag_name
 from boki.verify.sim.clockwork import START_US, Clockwork
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
@@ -32,6 +32,7 @@ from boki.verify.sim.farewell import Farewell
 from boki.verify.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
 from boki.verify.sim.flows import FlowClients
 from boki.verify.sim.gateways import GatewayNode
+from boki.verify.sim.hearing import heard
 from boki.verify.sim.network import Network
 from boki.verify.sim.nodes import ControllerNode, Node, SequencerNode, StorageNode
 from boki.verify.sim.options import Options
