@@ -25,7 +25,7 @@ PUBLIC_MODULES = {"boki", "boki.blocking", "boki.client", "boki.errors", "boki.e
 # What faces of libraries may see besides: see docs/libraries.md.
 FACE_MODULES = re.compile(
     r"boki\.(protocol\.calls|log\.\w+|api\.(logbook|http\.exchange|payloads\.values)"
-    r"|gateway\.server\.http(\.(answers|arguments|bodies|endpoints|openapi_parts))?|cli\.(connection|help|log|terminal|things))"
+    r"|gateway\.server\.http(\.(answers|arguments|bodies|endpoints|events|openapi_parts))?|cli\.(connection|help|log|terminal|things))"
 )
 # The first folders of absolute paths that only exist on somebody's machine, and the way out of the checkout.
 LOCAL_PATHS = re.compile(r"(?<![\w.\-/}>])/(?:home|root|Users|work|tmp|mnt|srv|opt)/[\w.]|\.\./shared\b")

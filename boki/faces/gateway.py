@@ -7,7 +7,7 @@ are the functions of `boki.gateway.server.http.arguments`, `bodies` and `answers
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -58,6 +58,26 @@ class Ledger(Protocol):
         """End a logged call: one that has not begun never runs. `WrongState` if it has ended, `NoSuchInvocation`."""
 
 
+class EventSink(Protocol):
+    """Server-sent events to one client, no faster than it reads. One that stalls is cut off."""
+
+    is_head: bool
+    """Whether the client wants the head only: then no event follows."""
+
+    @property
+    def response(self) -> StreamResponse:
+        """What the handler returns."""
+
+    async def begin(self) -> None:
+        """Send the head. After it nothing can be refused."""
+
+    async def send(self, events: bytes) -> None:
+        """Send events. `ConnectionResetError` if the client has left."""
+
+    async def follow(self, events: AsyncIterator[bytes]) -> None:
+        """Send events as they come, and heartbeats while none does."""
+
+
 class GatewayPort(Protocol):
     """The gateway, as the face of a library sees it."""
 
@@ -104,6 +124,9 @@ class GatewayPort(Protocol):
 
     def connected(self, request: BaseRequest) -> AbstractContextManager[None]:
         """Cancel what is awaited inside when the client disconnects."""
+
+    def events(self, request: BaseRequest) -> AbstractContextManager[EventSink]:
+        """Take a stream of server-sent events into the gateway's budget. `Overloaded` if there are too many."""
 
     # Drivers
 

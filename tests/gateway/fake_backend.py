@@ -231,3 +231,16 @@ async def refused(response: aiohttp.ClientResponse, status: int, code: str) -> d
     assert set(body) == {"code", "message", "outcome", "retryable", "details"}
     assert body["message"]
     return body
+
+
+def stream_ended(core: Any) -> asyncio.Event:
+    """Set when a stream of server-sent events has ended."""
+    event = asyncio.Event()
+    end_stream = core.end_stream
+
+    def end() -> None:
+        end_stream()
+        event.set()
+
+    core.end_stream = end
+    return event

@@ -8,7 +8,9 @@ from typing import Any
 
 import aiohttp
 
-from tests.gateway.fake_backend import refused, run, serving
+from boki.gateway.config import Patience
+from tests.gateway.fake_backend import refused, run, serving, stream_ended
+from tests.gateway.strangers import Raw
 
 
 async def ask(http: aiohttp.ClientSession, method: str, path: str, **arguments: Any) -> Any:
@@ -209,7 +211,7 @@ def test_a_watch_is_a_stream_of_events() -> None:
         async with serving() as (_, _backend, http):
             await ask(http, "PUT", "/x", json=1)
             async with http.get("/store/b/x/watch") as response:
-                assert response.headers["Content-Type"] == "text/event-stream"
+                assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
                 values = []
                 async for line in response.content:
                     if line.startswith(b"data: "):
@@ -218,5 +220,91 @@ def test_a_watch_is_a_stream_of_events() -> None:
                             break
                         await ask(http, "PUT", "/x", json=len(values) + 1)
                 assert values == [1, 2, 3]
+
+    run(scenario())
+
+
+async def events_of(response: aiohttp.ClientResponse, count: int) -> list[tuple[str, Any]]:
+    """The next events, each as its id or its name and its data."""
+    found: list[tuple[str, Any]] = []
+    place = ""
+    async for line in response.content:
+        name, _, text = line.decode().rstrip("\n").partition(": ")
+        if name in {"id", "event"}:
+            place = text
+        elif name == "data":
+            found.append((place, json.loads(text)))
+            if len(found) == count:
+                break
+    return found
+
+
+def test_a_watch_goes_on_after_the_version_that_its_client_has() -> None:
+    """`Last-Event-ID`: the same version is not sent twice; one that was missed is told by the one that is there."""
+
+    async def scenario() -> None:
+        async with serving() as (_, backend, http):
+            first = (await ask(http, "PUT", "/x", json=1))["version"]
+            known = {"Last-Event-ID": first}
+            async with http.get("/store/b/x/watch", headers=known) as response:
+                await backend.until_waiting()
+                second = (await ask(http, "PUT", "/x", json=2))["version"]
+                assert [one[0] for one in await events_of(response, 1)] == [second]
+            async with http.get("/store/b/x/watch", headers=known) as response:
+                [(place, version)] = await events_of(response, 1)
+                assert (place, version["value"]) == (second, 2)
+            async with http.head("/store/b/x/watch") as response:
+                assert response.status == 200
+
+    run(scenario())
+
+
+def test_a_drain_ends_watches_with_an_event() -> None:
+    """It says why, so that the client goes elsewhere."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, http):
+            await ask(http, "PUT", "/x", json=1)
+            async with http.get("/store/b/x/watch") as response:
+                await events_of(response, 1)
+                await backend.until_waiting()
+                gateway.drain()
+                [(name, error)] = await events_of(response, 1)
+                assert (name, error["code"]) == ("error", "unavailable")
+            assert gateway.core.stream_count == 0
+
+    run(scenario())
+
+
+def test_a_watcher_that_does_not_read_is_cut_off() -> None:
+    """Within `Patience.reader_s`: it holds one version, and its place among the streams, no longer than that."""
+
+    async def scenario() -> None:
+        async with serving(patience=Patience(reader_s=0.2)) as (gateway, _, http):
+            await ask(http, "PUT", "/x", json="x" * 900_000)
+            raw = await Raw.open(gateway.port, limit=1024)
+            ended = stream_ended(gateway.core)
+            await raw.send("GET /store/b/x/watch HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            async with asyncio.timeout(20):
+                for number in range(40):
+                    await ask(http, "PUT", "/x", json=str(number) + "x" * 900_000)
+                await ended.wait()
+            await raw.close()
+
+    run(scenario())
+
+
+def test_a_watcher_that_leaves_is_noticed() -> None:
+    """While nothing changes."""
+
+    async def scenario() -> None:
+        async with serving() as (gateway, backend, http):
+            ended = stream_ended(gateway.core)
+            async with http.get("/store/b/x/watch") as response:
+                assert (await events_of(response, 1))[0][1]["exists"] is False
+                await backend.until_waiting()
+                response.close()
+            async with asyncio.timeout(20):
+                await ended.wait()
 
     run(scenario())

@@ -19,7 +19,7 @@ from boki.log.limits import MIB, Limits
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation, Read
 from boki.log.record import Record
-from tests.gateway.fake_backend import FakeBackend, refused, run, serving, turns_until
+from tests.gateway.fake_backend import FakeBackend, refused, run, serving, stream_ended, turns_until
 from tests.gateway.strangers import Raw
 
 PATH = "/logbook/b/subscribe"
@@ -283,7 +283,7 @@ def test_subscriptions_are_bounded_and_give_back_their_place() -> None:
 
     async def scenario() -> None:
         async with serving(budget=Budget(streams=1)) as (gateway, backend, http):
-            ended = _ended(gateway.core)
+            ended = stream_ended(gateway.core)
             async with http.get(PATH) as response:
                 await backend.until_waiting()
                 async with http.get(PATH) as second:
@@ -301,19 +301,6 @@ def test_subscriptions_are_bounded_and_give_back_their_place() -> None:
     run(scenario())
 
 
-def _ended(core: Any) -> asyncio.Event:
-    """Set when a stream has ended."""
-    event = asyncio.Event()
-    end_stream = core.end_stream
-
-    def end() -> None:
-        end_stream()
-        event.set()
-
-    core.end_stream = end
-    return event
-
-
 def test_a_reader_that_does_not_read_costs_a_page_and_is_cut_off() -> None:
     """Nothing is read from the log for somebody who does not take it."""
 
@@ -324,7 +311,7 @@ def test_a_reader_that_does_not_read_costs_a_page_and_is_cut_off() -> None:
             for _ in range(40):
                 async with http.post("/logbook/b/append", data=bytes(MIB)) as response:
                     assert response.status == 200
-            ended = _ended(gateway.core)
+            ended = stream_ended(gateway.core)
             before = len(backend.operations)
             raw = await Raw.open(gateway.port, limit=1024)
             await raw.send(f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

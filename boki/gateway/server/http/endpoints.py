@@ -12,19 +12,20 @@ JSON body: they decode the request, and the document describes them::
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 import msgspec
-from aiohttp.web import BaseRequest, Response
+from aiohttp.web import BaseRequest, Response, StreamResponse
 from msgspec import inspect
 
 from boki.api.http.exchange import MAX_WAIT_S
 from boki.api.logbook import LogSession
+from boki.errors import InvalidArgument
 from boki.faces import GatewayPort, Route
 from boki.gateway.server.http import arguments
 from boki.gateway.server.http.answers import json_answer
@@ -32,6 +33,7 @@ from boki.gateway.server.http.openapi_parts import (
     BYTES,
     KEY,
     POSITION,
+    TEXT,
     TIMEOUT,
     Json,
     json_of,
@@ -44,6 +46,11 @@ from boki.log.ids import MAX_SEQNUM
 BODY_BYTES: Final = 64 * 1024
 """Maximum size of a JSON body, unless an endpoint says otherwise."""
 
+EVENTS: Final[Json] = {"text/event-stream": {"schema": TEXT}}
+"""The `answer` of an endpoint that streams server-sent events."""
+
+_ANY: Final = msgspec.json.Decoder(Any)
+
 Act = TypeVar("Act", bound=Callable[..., Awaitable[object]])
 
 
@@ -52,11 +59,16 @@ class Asked:
     """One request."""
 
     request: BaseRequest
+    gateway: GatewayPort
     session: LogSession
     parts: tuple[str, ...]
     """The variable parts of the path."""
     body: bytes = b""
     """The raw body of an endpoint that reads one."""
+    value: Any = None
+    """The JSON value of the body of an endpoint that reads one."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers of the answer. A GET whose `If-None-Match` names the ETag is answered 304."""
 
     @property
     def key(self) -> str | None:
@@ -77,10 +89,14 @@ class _Endpoint:
     reads: str
     answer: Any
     has_key: bool
+    takes_headers: Mapping[str, str]
+    body_types: tuple[str, ...]
     max_bytes: int | None
     answer_bytes: Callable[[Any], int]
     lasts: bool
     is_polled: bool
+    waits: bool
+    streams_s: float
 
 
 class Endpoints:
@@ -98,34 +114,36 @@ class Endpoints:
         name: str,
         summary: str,
         *,
-        reads: Literal["query", "body", "raw"] = "query",
+        reads: Literal["query", "body", "raw", "json"] = "query",
         answer: Any = None,
         has_key: bool = False,
+        takes_headers: Mapping[str, str] | None = None,
+        body_types: tuple[str, ...] = (),
         max_bytes: int | None = BODY_BYTES,
         answer_bytes: Callable[[Any], int] = lambda _: 0,
         lasts: bool = False,
         is_polled: bool = False,
+        waits: bool = False,
+        streams_s: float = 0.0,
     ) -> Callable[[Act], Act]:
         """Add the decorated function, which takes an `Asked` and its fields.
 
-        `reads`: fields come from the query or from a JSON body; "raw": from the query, and the body is `Asked.body`.
-        `answer`: a type, or the fields of a JSON object with their types. `max_bytes`: of the body; None: what the
-        gateway takes of any request. `answer_bytes`: about how large an answer is, by the fields; so much of the
+        `reads`: fields come from the query or from a JSON body; "raw" and "json": from the query, and the body is
+        `Asked.body`, or any JSON as `Asked.value`. A field whose name is a Python word ends in an underscore.
+        `answer`: a type, or the fields of a JSON object with their types. `takes_headers`: those that the function
+        reads itself, described. `body_types`: further content types of the body. `max_bytes`: of the body; None: what
+        the gateway takes of any request. `answer_bytes`: about how large an answer is, by the fields; so much of the
         gateway's budget it takes. `lasts`: it finishes what it has begun while the gateway drains. `is_polled`: it
         waits for `wait_s`, until its client disconnects or the gateway drains; any other ends with its client only.
+        `waits`: it takes as long as a long poll also without `wait_s`. `streams_s`: it streams, for so long at most,
+        and returns the stream.
         """
 
         def add(act: Act) -> Act:
-            hints = get_type_hints(act, include_extras=True)
-            own = list(signature(act).parameters.values())[1:]
-            fields = [
-                (one.name, hints[one.name], *(() if one.default is Parameter.empty else (one.default,))) for one in own
-            ]
-            kind = msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
             self._all.append(
                 _Endpoint(
-                    *(method, path, name, summary, act, kind, reads, answer),
-                    *(has_key, max_bytes, answer_bytes, lasts, is_polled),
+                    *(method, path, name, summary, act, _fields_of(act, name), reads, answer, has_key),
+                    *(takes_headers or {}, body_types, max_bytes, answer_bytes, lasts, is_polled, waits, streams_s),
                 )
             )
             return act
@@ -147,17 +165,47 @@ class Endpoints:
         names = [part[1:-1] for part in one.path.split("/") if part.startswith("{")]
         parameters = [path_parameter(name, self._places[name]) for name in names]
         schema = schema_of(one.fields)
-        body = json_of(schema) if one.reads == "body" else json_of({}) | BYTES if one.reads == "raw" else None
+        bodies = {"body": json_of(schema), "raw": json_of({}) | BYTES, "json": json_of({})}
+        body = bodies.get(one.reads)
+        if body is not None:
+            body |= {kind: {"schema": {}} for kind in one.body_types}
         for name, kind in schema["properties"].items() if one.reads != "body" else ():
+            kind = _without_null(kind)
             parameters.append(query_parameter(name, kind.pop("description", name), kind))
+        for name, description in one.takes_headers.items():
+            parameters.append({"name": name, "in": "header", "schema": TEXT, "description": description})
         parameters += [*([KEY] if one.has_key else []), POSITION, TIMEOUT]
-        kind = msgspec.defstruct("Answer", list(one.answer.items())) if isinstance(one.answer, dict) else one.answer
-        answer = json_of({"type": "object"} if kind is None else schema_of(kind))
-        return operation_of(one.name, one.summary, parameters, answer, body=body, tag=self._tag)
+        return operation_of(one.name, one.summary, parameters, _content_of(one.answer), body=body, tag=self._tag)
 
 
-def _default(parameter: Parameter) -> tuple[Any, ...]:
-    return () if parameter.default is Parameter.empty else (parameter.default,)
+def _fields_of(act: Callable[..., object], name: str) -> type[msgspec.Struct]:
+    hints = get_type_hints(act, include_extras=True)
+    own = list(signature(act).parameters.values())[1:]
+    fields = [(one.name, hints[one.name], *(() if one.default is Parameter.empty else (one.default,))) for one in own]
+    kind: type[msgspec.Struct] = msgspec.defstruct(
+        *(name, fields),
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+        rename={one.name: one.name.rstrip("_") for one in own},
+    )
+    return kind
+
+
+def _content_of(answer: Any) -> Json:
+    if answer is EVENTS:
+        return dict(EVENTS)
+    kind = msgspec.defstruct("Answer", list(answer.items())) if isinstance(answer, dict) else answer
+    return json_of({"type": "object"} if kind is None else schema_of(kind))
+
+
+def _without_null(schema: Json) -> Json:
+    """The schema of a query parameter: null cannot be sent, it is what is not given."""
+    kinds = schema.get("anyOf", ())
+    found = [one for one in kinds if one != {"type": "null"}]
+    if len(found) != 1 or len(found) == len(kinds):
+        return schema
+    return {**{name: value for name, value in schema.items() if name != "anyOf"}, **found[0]}
 
 
 def schema_of(kind: Any) -> Json:
@@ -176,42 +224,75 @@ def schema_of(kind: Any) -> Json:
     return schema
 
 
-async def _serve(endpoint: _Endpoint, gateway: GatewayPort, request: BaseRequest, *parts: str) -> Response:
+async def _serve(endpoint: _Endpoint, gateway: GatewayPort, request: BaseRequest, *parts: str) -> StreamResponse:
     if endpoint.reads == "body":
         arguments.query(request, ())
         data = await gateway.body(request, endpoint.max_bytes)
         fields = arguments.json_body(data or b"{}", msgspec.json.Decoder(endpoint.fields))
     else:
         fields = _decode_query(request, endpoint.fields)
-    wait_s = max(0.0, min(getattr(fields, "wait_s", 0.0), MAX_WAIT_S))
-    with gateway.admitted(endpoint.answer_bytes(fields), waits=wait_s > 0), ExitStack() as stack:
-        body = await gateway.body(request, endpoint.max_bytes) if endpoint.reads == "raw" else b""
+    wait_s = max(0.0, min(getattr(fields, "wait_s", 0.0), MAX_WAIT_S)) or endpoint.streams_s
+    waits = wait_s > 0 or endpoint.waits
+    with gateway.admitted(endpoint.answer_bytes(fields), waits=waits), ExitStack() as stack:
+        body = await gateway.body(request, endpoint.max_bytes) if endpoint.reads in {"raw", "json"} else b""
+        value = arguments.json_body(body, _ANY) if endpoint.reads == "json" else None
         session = (gateway.lasting_session if endpoint.lasts else gateway.session)(request, wait_s)
-        asked = Asked(request, session, parts, body)
-        if wait_s or endpoint.is_polled:
+        asked = Asked(request, gateway, session, parts, body, value)
+        if waits or endpoint.is_polled:
             stack.enter_context(gateway.connected(request))
         if endpoint.is_polled:  # under a key what it takes is kept for who asks again
             stack.enter_context(gateway.polling("unknown" if asked.key else "not_applied"))
         answer = await endpoint.act(asked, **msgspec.structs.asdict(fields))
-    return json_answer({} if answer is None else answer, session.caller.positions)
+    return answer if isinstance(answer, StreamResponse) else _answered(asked, answer)
+
+
+def _answered(asked: Asked, answer: object) -> Response:
+    response = json_answer({} if answer is None else answer, asked.session.caller.positions)
+    response.headers.update(asked.headers)
+    etag = asked.headers.get("ETag")
+    known = asked.request.headers.get("If-None-Match", "").replace(" ", "").split(",")
+    if etag is None or etag not in known or asked.request.method not in {"GET", "HEAD"}:
+        return response
+    return Response(status=304, headers=response.headers)
 
 
 def _decode_query(request: BaseRequest, kind: type[msgspec.Struct]) -> msgspec.Struct:
     """The query parameters as that struct; `InvalidArgument` names what is wrong, unknown ones included."""
     described = inspect.type_info(kind)
     assert isinstance(described, inspect.StructType)
-    fields = {one.encode_name: one.type for one in described.fields}
-    values = arguments.query(request, fields.keys())
-    return kind(**{name: _value(values[name], name, fields[name]) for name in values})
+    fields = {one.encode_name: (one.name, _plain(one.type)) for one in described.fields}
+    lists = [name for name, (_, inner) in fields.items() if isinstance(inner, inspect.ListType)]
+    values = arguments.query(request, fields.keys(), *lists)
+    found: dict[str, Any] = {}
+    for shown in set(values):
+        name, inner = fields[shown]
+        if isinstance(inner, inspect.ListType):
+            item = _plain(inner.item_type)
+            found[name] = [_value(text, shown, item) for text in arguments.query_list(request, shown)]
+        else:
+            found[name] = _value(values[shown], shown, inner)
+    return kind(**found)
+
+
+def _plain(kind: inspect.Type) -> inspect.Type:
+    """The type without its description, and without None."""
+    if isinstance(kind, inspect.Metadata):
+        return _plain(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return _plain(next(one for one in kind.types if not isinstance(one, inspect.NoneType)))
+    return kind
 
 
 def _value(text: str, name: str, kind: inspect.Type) -> Any:
-    if isinstance(kind, inspect.Metadata):
-        return _value(text, name, kind.type)
-    if isinstance(kind, inspect.UnionType):
-        return _value(text, name, next(one for one in kind.types if not isinstance(one, inspect.NoneType)))
     if isinstance(kind, inspect.FloatType):
         return arguments.seconds(text, name, MAX_WAIT_S if kind.le is None else kind.le)
     if isinstance(kind, inspect.IntType):
-        return arguments.whole_number(text, name, MAX_SEQNUM if kind.le is None else kind.le)
+        most = MAX_SEQNUM if kind.le is None else kind.le
+        value = arguments.whole_number(text, name, most)
+        if kind.ge is not None and value < kind.ge:
+            raise InvalidArgument(f"{name} must be from {kind.ge:,} to {most:,}, not {value}", field=name)
+        return value
+    if isinstance(kind, inspect.LiteralType) and text not in kind.values:
+        *others, last = map(str, kind.values)
+        raise InvalidArgument(f"{name} must be {', '.join(others)} or {last}, not {text[:60]!r}", field=name)
     return text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 from aiohttp.web import BaseRequest
 
@@ -14,6 +14,7 @@ from boki.faces import Ledger
 from boki.gateway.backend import Backend
 from boki.gateway.server.http.calls import FunctionCalls
 from boki.gateway.server.http.connections import read_body, while_connected
+from boki.gateway.server.http.events import EventStream
 from boki.gateway.server.http.log_access import LogDoor
 from boki.log.limits import Limits
 from boki.protocol.calls import Call, FunctionInfo
@@ -71,6 +72,15 @@ class LibraryPort:
     def connected(self, request: BaseRequest) -> AbstractContextManager[None]:
         """See `GatewayPort`."""
         return while_connected(request)
+
+    @contextmanager
+    def events(self, request: BaseRequest) -> Iterator[EventStream]:
+        """See `GatewayPort`."""
+        self._door.core.begin_stream()
+        try:
+            yield EventStream(request, self._door.config.patience)
+        finally:
+            self._door.core.end_stream()
 
     def own_session(self) -> LogSession:
         """See `GatewayPort`. It does not pass the door, which ends waiting reads when the gateway drains."""

@@ -26,13 +26,11 @@ from boki.api.log_calls import Cursor
 from boki.api.logbook import LogSession
 from boki.errors import BokiError, InvalidArgument, Trimmed
 from boki.faces import Route
-from boki.gateway.server.http import answers
 from boki.gateway.server.http.arguments import query, whole_number
-from boki.gateway.server.http.browsers import dress
-from boki.gateway.server.http.connections import cut_off, while_connected
+from boki.gateway.server.http.connections import while_connected
+from boki.gateway.server.http.events import HEARTBEAT, EventStream, error_event
 from boki.gateway.server.http.log_access import LogDoor
 from boki.gateway.server.http.records import record_body
-from boki.gateway.server.http.routing import is_head
 from boki.log.checks import check_book
 from boki.log.limits import KIB
 from boki.log.operations import Found, Read
@@ -40,18 +38,10 @@ from boki.log.record import Record
 
 PAGE_BYTES: Final = 256 * KIB
 """A page of events ends before the record that would cross this; a lone record may have more."""
-_PIECE_BYTES: Final = 64 * KIB
-_WRITE_BUFFER_BYTES: Final = 16 * KIB
 
 FIRST_PAGES: Final = 4
 """Streams that read their first page at once: many that begin together must not hold a page each."""
 
-_HEARTBEAT = b": still here\n\n"
-_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # a proxy must not collect events
-}
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -76,23 +66,19 @@ class Subscriptions:
             if not cursor.is_placed:
                 with while_connected(request):
                     cursor.take(await self._ask(access, cursor.read()))
-            response = StreamResponse(headers=_HEADERS)
-            if request.transport is not None:
-                request.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-            dress(request, response)
-            await response.prepare(request)
-            if is_head(request):
-                return response
-            await self._send(request, response, b": boki\n\n")
+            events = EventStream(request, self._door.config.patience)
+            await events.begin()
+            if events.is_head:
+                return events.response
             try:
-                await self._follow(request, response, access, cursor)
+                await self._follow(request, events, access, cursor)
             except Trimmed as error:
-                await self._send(request, response, _event("trimmed", error, error.next_seqnum - 1))
+                await events.send(error_event("trimmed", error, error.next_seqnum - 1))
             except BokiError as error:
-                await self._send(request, response, _event("error", error))
+                await events.send(error_event("error", error))
         finally:
             self._door.core.end_stream()
-        return response
+        return events.response
 
     def _caller(self, request: BaseRequest) -> Caller:
         patience = self._door.config.patience
@@ -100,21 +86,21 @@ class Subscriptions:
             self._door.positions(request), limits=self._door.config.limits, longest_poll_s=patience.heartbeat_s
         )
 
-    async def _follow(self, request: BaseRequest, response: StreamResponse, access: LogSession, cursor: Cursor) -> None:
+    async def _follow(self, request: BaseRequest, events: EventStream, access: LogSession, cursor: Cursor) -> None:
         size = _PageSize()
         async with self._beginning:  # without a wait, which would keep others from beginning
             first = await self._read(request, access, cursor, size, can_wait=False)
-        await self._pass_on(request, response, first)
+        await self._pass_on(events, first)
         while request.transport is not None and not request.transport.is_closing():
-            await self._pass_on(request, response, await self._read(request, access, cursor, size))
+            await self._pass_on(events, await self._read(request, access, cursor, size))
 
-    async def _pass_on(self, request: BaseRequest, response: StreamResponse, events: bytes) -> None:
+    async def _pass_on(self, events: EventStream, page: bytes) -> None:
         core = self._door.core
-        core.hold_for_stream(len(events))
+        core.hold_for_stream(len(page))
         try:
-            await self._send(request, response, events)
+            await events.send(page)
         finally:
-            core.release_for_stream(len(events))
+            core.release_for_stream(len(page))
 
     async def _ask(self, access: LogSession, read: Read) -> Found:
         found = await access.ask(read, read.wait_us / 1e6)
@@ -132,7 +118,7 @@ class Subscriptions:
             found = await self._ask(access, read)
         page = cursor.take(found)
         if page is None:
-            return _HEARTBEAT if wait_us else b""
+            return HEARTBEAT if wait_us else b""
         async with self._encoding:
             await asyncio.sleep(0)  # a page of large records takes milliseconds: others are served between two of them
             events, count = _events(page.records)
@@ -140,15 +126,6 @@ class Subscriptions:
             cursor.go_back(page.records[count].seqnum)
         size.learn(len(events), count)
         return events
-
-    async def _send(self, request: BaseRequest, response: StreamResponse, data: bytes) -> None:
-        try:
-            async with asyncio.timeout(self._door.config.patience.reader_s):
-                for start in range(0, len(data), _PIECE_BYTES):
-                    await response.write(memoryview(data)[start : start + _PIECE_BYTES])
-        except TimeoutError:
-            cut_off(request)
-            raise ConnectionResetError("a subscriber does not read") from None
 
 
 def _cursor(request: BaseRequest, book: str, caller: Caller) -> Cursor:
@@ -187,8 +164,3 @@ def _events(records: Sequence[Record]) -> tuple[bytes, int]:
             return bytes(events), count
         events += event
     return bytes(events), len(records)
-
-
-def _event(name: str, error: BokiError, last_id: int | None = None) -> bytes:
-    place = b"" if last_id is None else b"id: %d\n" % last_id
-    return b"event: %b\n%bdata: %b\n\n" % (name.encode(), place, _encode(answers.error_body(error)))

@@ -23,15 +23,15 @@ def _commands() -> Typer:
 
 
 def _at_gateway(gateway: GatewayPort) -> GatewayPart:
-    from boki.libs.bokistore.face.http import Objects
+    from boki.libs.bokistore.face.http import ENDPOINTS
 
-    return GatewayPart(routes=Objects(gateway).routes())
+    return GatewayPart(routes=ENDPOINTS.routes(gateway))
 
 
 def _openapi() -> Mapping[str, Any]:
-    from boki.libs.bokistore.face.openapi import STORE_PATHS
+    from boki.libs.bokistore.face.http import ENDPOINTS
 
-    return STORE_PATHS
+    return ENDPOINTS.paths()
 
 
 FACE: Final = Face(

@@ -12,6 +12,8 @@ from boki import InvalidArgument
 from boki.libs.bokistore import StoredObject, WrongShape
 
 Verb = Literal["set", "delete", "increment", "append", "insert", "pop", "merge"]
+Amount = int | float
+PlacePath = str | list[str | int]
 MAX_CHANGES: Final = 1_000
 MAX_PATCH: Final = 1_000
 
@@ -20,10 +22,10 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One update. `value` is what is put, inserted or merged; `values` are the items that are appended."""
 
     update: Verb
-    path: str | list[str | int] = ""
+    path: PlacePath = ""
     value: Any = None
     values: list[Any] = []
-    by: int | float = 1
+    by: Amount = 1
     limit: int = 0
     index: int = -1
 
@@ -38,26 +40,13 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A value of an object."""
 
     object: str
-    path: str | list[str | int] = ""
+    path: PlacePath = ""
 
 
 class Test(Place, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A value that must be there; null: or none."""
 
     value: Any
-
-
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A transaction: it reads, and if all tests hold it updates."""
-
-    reads: list[Place] = []
-    tests: list[Test] = []
-    updates: list[NamedChange] = []
-
-    def names(self) -> list[str]:
-        """All objects of it."""
-        places = [place.object for place in (*self.reads, *self.tests)]
-        return places + [change.object for change in self.updates]
 
 
 async def carry_out(target: StoredObject[Any], change: Change, key: str | None = None) -> Any:

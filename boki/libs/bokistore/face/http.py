@@ -6,326 +6,255 @@ that there is no object. An update under an `Idempotency-Key` counts once within
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from aiohttp.web import BaseRequest, Response, StreamResponse
+from aiohttp.web import BaseRequest, StreamResponse
+from msgspec import Meta
 
-from boki.api.logbook import LogSession
-from boki.errors import BokiError, InvalidArgument, TooLarge, WrongState
-from boki.faces import GatewayPort, Route
-from boki.gateway.server.http import answers, arguments
-from boki.gateway.server.http.arguments import json_body, query, query_int, query_seconds
+from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, TooLarge, WrongState
+from boki.gateway.server.http import arguments
+from boki.gateway.server.http.endpoints import EVENTS, Asked, Endpoints
+from boki.gateway.server.http.events import error_event
 from boki.libs.bokistore import Store, Transaction, Version, far
-from boki.libs.bokistore.face.changes import MAX_CHANGES, Change, Wanted, carry_out, patched
+from boki.libs.bokistore.face.changes import (
+    MAX_CHANGES,
+    Amount,
+    Change,
+    NamedChange,
+    Place,
+    PlacePath,
+    Test,
+    Verb,
+    carry_out,
+    patched,
+)
+from boki.libs.bokistore.face.shapes import ItemShape, VersionShape, version_shape
 from boki.libs.bokistore.face.views import answer
 from boki.libs.bokistore.json_values import is_same
 from boki.libs.bokistore.maps import MAX_PAGE
+from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.refusals import NoSuchObject, WrongVersion
 from boki.log.checks import check_book, check_writable
 
 JSON_PATCH: Final = "application/json-patch+json"
-HEARTBEAT_S: Final = 15.0
 WATCH_S: Final = 3600.0
 """A watch ends after that time, and its client asks again."""
 MAX_HISTORY: Final = 1_000
 
-_ANY: Final = msgspec.json.Decoder(Any)
-_CHANGE: Final = msgspec.json.Decoder(Change)
-_WANTED: Final = msgspec.json.Decoder(Wanted)
-_VIEWS: Final = msgspec.json.Decoder(far.Wanted)
+Path = Annotated[str, Meta(description="A value within it, such as cart.items.0; without it, the whole object")]
+Limit = Annotated[int, Meta(le=MAX_PAGE, description="Maximum number of them")]
+Prefix = Annotated[str, Meta(description="Only those that begin so")]
+After = Annotated[str | None, Meta(description="Only those above this one: the last one of the page before")]
+Seqnum = Annotated[str, Meta(description="The seqnum of the record that made it what it is, as digits; also the ETag")]
+Time = Annotated[float, Meta(ge=0, le=1e11, description="As of this time, in seconds since the epoch")]
 
-
-class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body that makes a fork. `at`: a seqnum in digits; "": now."""
-
-    name: str
-    at: str = ""
-
-
-_FORK: Final = msgspec.json.Decoder(Fork)
-
-
-class Objects:
-    """The handlers of `/store`."""
-
-    def __init__(self, gateway: GatewayPort) -> None:
-        self._gateway = gateway
-
-    def routes(self) -> list[Route]:
-        """What is answered here."""
-        one = "/store/{book}/{object}"
-        return [
-            Route("GET", "/store/{book}", self.names),
-            Route("POST", "/store/{book}/transactions", self.transact),
-            Route("POST", "/store/{book}/forks", self.fork),
-            Route("POST", "/store/{book}/views", self.views),
-            Route("GET", one, self.get),
-            Route("PUT", one, self.put),
-            Route("PATCH", one, self.patch),
-            Route("DELETE", one, self.delete),
-            Route("POST", one, self.update),
-            Route("GET", f"{one}/history", self.history),
-            Route("GET", f"{one}/watch", self.watch),
-            Route("GET", f"{one}/items", self.items),
-        ]
-
-    def _store(self, session: LogSession, book: str) -> Store:
-        check_writable(check_book(book))
-        return Store(session.logbook(book))
-
-    # One object
-
-    async def get(self, request: BaseRequest, book: str, name: str) -> Response:
-        """The object, or the value at a path of it; as of a seqnum or a time, if one is named."""
-        values = query(request, {"path", "at", "time_s"})
-        session = self._gateway.session(request)
-        store, path = self._store(session, book), values.get("path", "")
-        with self._gateway.admitted():
-            if "at" in values or "time_s" in values:
-                at = query_int(values, "at", 0) if "at" in values else None
-                time = query_seconds(values, "time_s", 1e11) if "time_s" in values else None
-                past = store.at(at, time=time).object(name)
-                value, version = await past.get(path, _NOTHING), await past.version()
-            else:
-                async with store.transaction() as txn:
-                    value = await txn.object(name).get(path, _NOTHING)
-                    version = await txn.object(name).version()
-        if value is _NOTHING:
-            raise _missing(name, book, path)
-        answer = self._answer(session, value, version)
-        if version and f'"{version}"' in request.headers.get("If-None-Match", "").replace(" ", "").split(","):
-            return Response(status=304, headers=answer.headers)
-        return answer
-
-    async def put(self, request: BaseRequest, book: str, name: str) -> Response:
-        """Put the body: the whole object, or the value at a path."""
-        values = query(request, {"path"})
-        value = json_body(await self._gateway.body(request), _ANY)
-
-        async def put(txn: Transaction) -> None:
-            await txn.object(name).set(values.get("path", ""), value)
-
-        return await self._change(request, book, name, put)
-
-    async def patch(self, request: BaseRequest, book: str, name: str) -> Response:
-        """Merge the body, a JSON Merge Patch, or apply it, if its type says that it is a JSON Patch."""
-        values = query(request, {"path"})
-        patch = json_body(await self._gateway.body(request), _ANY)
-        path = values.get("path", "")
-        is_json_patch = request.content_type == JSON_PATCH
-
-        async def apply(txn: Transaction) -> None:
-            target = txn.object(name)
-            if is_json_patch:
-                value = await target.get(path, _NOTHING)
-                if value is _NOTHING:
-                    raise _missing(name, book, path)
-                await target.set(path, patched(value, patch))
-            else:
-                await target.merge(path, patch)
-
-        return await self._change(request, book, name, apply)
-
-    async def delete(self, request: BaseRequest, book: str, name: str) -> Response:
-        """Take the object away, or the value at a path."""
-        values = query(request, {"path"})
-        path = values.get("path", "")
-
-        async def delete(txn: Transaction) -> None:
-            if not await txn.object(name).delete(path):
-                raise _missing(name, book, path)
-
-        return await self._change(request, book, name, delete)
-
-    async def _change(
-        self,
-        request: BaseRequest,
-        book: str,
-        name: str,
-        work: Callable[[Transaction], Any],
-    ) -> Response:
-        """Change an object if it has the version that the request names; the new one."""
-        wanted = _wanted_version(request)
-        session = self._gateway.lasting_session(request)
-        store = self._store(session, book)
-
-        async def change(txn: Transaction) -> Transaction:
-            if wanted is not None:
-                version = await txn.object(name).version()
-                exists = await txn.object(name).exists()
-                fits = exists if wanted == "*" else not exists if wanted == "" else wanted == str(version)
-                if not fits:
-                    raise WrongVersion(
-                        f"object {name!r} of book {book!r} has version {version if exists else 'none'}, which is not "
-                        "the one that the request names: read it, and decide again",
-                        object=name,
-                        version=str(version),
-                    )
-            await work(txn)
-            return txn
-
-        with self._gateway.admitted():
-            txn = await store.run(change, key=arguments.key(request.headers))
-        return self._answer(session, {"version": str(txn.seqnum)}, txn.seqnum)
-
-    async def update(self, request: BaseRequest, book: str, name: str) -> Response:
-        """One update, by its name; what it returns."""
-        query(request, ())
-        change = json_body(await self._gateway.body(request), _CHANGE)
-        session = self._gateway.lasting_session(request)
-        with self._gateway.admitted():
-            target = self._store(session, book).object(name)
-            result = await carry_out(target, change, arguments.key(request.headers))
-        return self._answer(session, {"result": result})
-
-    # Several
-
-    async def names(self, request: BaseRequest, book: str) -> Response:
-        """The names of the objects, or of the maps (`kind=maps`), in order."""
-        values = query(request, {"prefix", "after", "limit", "kind"})
-        kind = values.get("kind", "objects")
-        if kind not in {"objects", "maps"}:
-            raise InvalidArgument(f"kind must be objects or maps, not {kind!r:.40}", field="kind")
-        session = self._gateway.session(request)
-        with self._gateway.admitted():
-            store = self._store(session, book)
-            names = await (store.maps if kind == "maps" else store.objects)(
-                prefix=values.get("prefix", ""),
-                after=values.get("after"),
-                limit=query_int(values, "limit", 100, MAX_PAGE),
-            )
-        return self._answer(session, {kind: names})
-
-    async def transact(self, request: BaseRequest, book: str) -> Response:
-        """Read, test and update any objects, all or none."""
-        query(request, ())
-        wanted = json_body(await self._gateway.body(request), _WANTED)
-        if len(wanted.reads) + len(wanted.tests) + len(wanted.updates) > MAX_CHANGES:
-            raise TooLarge(f"a transaction may have at most {MAX_CHANGES:,} reads, tests and updates", field="body")
-        session = self._gateway.lasting_session(request)
-        store = self._store(session, book)
-
-        async def work(txn: Transaction) -> tuple[Transaction, list[Any], list[Any]]:
-            await txn.prefetch(*wanted.names())
-            reads = [await txn.object(one.object).get(one.path) for one in wanted.reads]
-            for test in wanted.tests:
-                found = await txn.object(test.object).get(test.path)
-                if not is_same(found, test.value):
-                    raise WrongState(
-                        f"a test does not hold: {test.path or 'the whole'} of object {test.object!r} is another value, "
-                        "so nothing was changed",
-                        object=test.object,
-                    )
-            results = [await carry_out(txn.object(change.object), change) for change in wanted.updates]
-            return txn, reads, results
-
-        with self._gateway.admitted():
-            txn, reads, results = await store.run(work, key=arguments.key(request.headers))
-        return self._answer(session, {"seqnum": str(txn.seqnum), "reads": reads, "results": results})
-
-    async def items(self, request: BaseRequest, book: str, name: str) -> Response:
-        """Items of a map, in the order of their keys."""
-        values = query(request, {"prefix", "start", "stop", "after", "limit"})
-        session = self._gateway.session(request)
-        with self._gateway.admitted():
-            found = await self._store(session, book).open_map(name)
-            items = await found.scan(
-                prefix=values.get("prefix", ""),
-                start=values.get("start", ""),
-                stop=values.get("stop"),
-                after=values.get("after"),
-                limit=query_int(values, "limit", 100, MAX_PAGE),
-            )
-        return self._answer(session, {"items": [{"key": key, "value": value} for key, value in items]})
-
-    async def views(self, request: BaseRequest, book: str) -> Response:
-        """Answer questions of many objects as of one moment, and give views, to those who keep none: `boki.Client`."""
-        query(request, ())
-        wanted = json_body(await self._gateway.body(request), _VIEWS)
-        session = self._gateway.session(request)
-        with self._gateway.admitted():
-            store = self._store(session, book)
-            views = await store.way.run(answer(store.way.reader, wanted))
-        return self._answer(session, views)
-
-    async def fork(self, request: BaseRequest, book: str) -> Response:
-        """Make another book a copy of all objects of this one."""
-        query(request, ())
-        wanted = json_body(await self._gateway.body(request), _FORK)
-        at = arguments.whole_number(wanted.at, "at") if wanted.at else 0
-        session = self._gateway.lasting_session(request)
-        check_writable(check_book(wanted.name))
-        with self._gateway.admitted():
-            fork = await self._store(session, book).fork(wanted.name, at=at)
-        return self._answer(session, {"book": fork.book})
-
-    # The past
-
-    async def history(self, request: BaseRequest, book: str, name: str) -> Response:
-        """The first versions of an object that are kept, from a seqnum on."""
-        values = query(request, {"start", "limit"})
-        start, limit = query_int(values, "start", 0), query_int(values, "limit", 100, MAX_HISTORY)
-        session = self._gateway.session(request)
-        versions: list[dict[str, Any]] = []
-        with self._gateway.admitted():
-            async with aclosing(self._store(session, book).history(name)) as history:
-                async for version in history:
-                    if version.seqnum >= start:
-                        versions.append(version_body(version))
-                    if len(versions) == limit:
-                        break
-        return self._answer(session, {"versions": versions})
-
-    async def watch(self, request: BaseRequest, book: str, name: str) -> StreamResponse:
-        """The object as it is, and each version that comes, as server-sent events."""
-        query(request, ())
-        session = self._gateway.session(request, WATCH_S)
-        response = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        with self._gateway.admitted(waits=True), self._gateway.connected(request):
-            async with aclosing(self._store(session, book).watch(name)) as versions:
-                first = await anext(versions)
-                await response.prepare(request)
-                await response.write(_event(first))
-                with suppress(BokiError), self._gateway.polling("not_applied"):  # at the deadline, or the gateway stops
-                    await _pass_on(response, versions)
-        return response
-
-    def _answer(self, session: LogSession, body: object, version: int | None = None) -> Response:
-        response = answers.json_answer(body, session.caller.positions)
-        if version:
-            response.headers["ETag"] = f'"{version}"'
-        return response
-
-
+ENDPOINTS: Final = Endpoints("Objects", {"book": "The LogBook's name", "object": "The object's name"})
+ONE: Final = "/store/{book}/{object}"
+_CHANGED: Final = {"version": Seqnum}
+_IF_MATCH: Final = {"If-Match": "Change it only if this is its version, or * if it exists; else 412"}
+_IF_ANY: Final = _IF_MATCH | {"If-None-Match": "*: change it only if it does not exist; else 412"}
 _NOTHING: Final = object()
 
 
-async def _pass_on(response: StreamResponse, versions: AsyncGenerator[Version, None]) -> None:
-    """Versions as they come; while none does, comments that show whether the client is still there."""
-    while True:
-        coming = asyncio.ensure_future(anext(versions))
-        try:
-            while not (await asyncio.wait([coming], timeout=HEARTBEAT_S))[0]:
-                await response.write(b": boki\n\n")
-            await response.write(_event(coming.result()))
-        finally:
-            coming.cancel()
+def _store(asked: Asked) -> Store:
+    check_writable(check_book(asked.parts[0]))
+    return Store(asked.session.logbook(asked.parts[0]))
 
 
-def _event(version: Version) -> bytes:
-    return b"id: %d\ndata: %b\n\n" % (version.seqnum, msgspec.json.encode(version_body(version)))
+def _missing(asked: Asked, path: str) -> NoSuchObject:
+    book, name, *_ = asked.parts
+    what = f"nothing at {path!r} of object {name!r}" if path else f"no object {name!r}"
+    return NoSuchObject(f"there is {what} in book {book!r}", object=name)
 
 
-def version_body(version: Version) -> dict[str, Any]:
-    """A version as JSON."""
-    body = msgspec.to_builtins(version)
-    body["seqnum"] = str(version.seqnum)
-    assert isinstance(body, dict)
-    return body
+# Several objects
+
+
+@ENDPOINTS(
+    *("GET", "/store/{book}", "listObjects", "The names of the objects that exist, or of the maps, in order"),
+    answer={"objects": list[str] | msgspec.UnsetType, "maps": list[str] | msgspec.UnsetType},
+)
+async def _names(
+    asked: Asked,
+    kind: Literal["objects", "maps"] = "objects",
+    prefix: Prefix = "",
+    after: After = None,
+    limit: Limit = 100,
+) -> object:
+    store = _store(asked)
+    listed = store.maps if kind == "maps" else store.objects
+    return {kind: await listed(prefix=prefix, after=after, limit=limit)}
+
+
+@ENDPOINTS(
+    *("POST", "/store/{book}/transactions", "transact"),
+    "Read, test and update any objects, all or none; 409 if a test does not hold",
+    reads="body",
+    answer={"seqnum": str, "reads": list[Any], "results": list[Any]},
+    has_key=True,
+    max_bytes=None,
+    lasts=True,
+)
+async def _transact(
+    asked: Asked, reads: tuple[Place, ...] = (), tests: tuple[Test, ...] = (), updates: tuple[NamedChange, ...] = ()
+) -> object:
+    if len(reads) + len(tests) + len(updates) > MAX_CHANGES:
+        raise TooLarge(f"a transaction may have at most {MAX_CHANGES:,} reads, tests and updates", field="body")
+    names = [*(one.object for one in reads), *(one.object for one in tests), *(one.object for one in updates)]
+
+    async def work(txn: Transaction) -> tuple[Transaction, list[Any], list[Any]]:
+        await txn.prefetch(*names)
+        found = [await txn.object(one.object).get(one.path) for one in reads]
+        for test in tests:
+            if not is_same(await txn.object(test.object).get(test.path), test.value):
+                raise WrongState(
+                    f"a test does not hold: {test.path or 'the whole'} of object {test.object!r} is another value, "
+                    "so nothing was changed",
+                    object=test.object,
+                )
+        results = [await carry_out(txn.object(change.object), change) for change in updates]
+        return txn, found, results
+
+    txn, found, results = await _store(asked).run(work, key=asked.key)
+    return {"seqnum": str(txn.seqnum), "reads": found, "results": results}
+
+
+@ENDPOINTS(
+    *("POST", "/store/{book}/forks", "forkStore"),
+    "Make another book a copy of all objects, as they are or as of a seqnum",
+    reads="body",
+    answer={"book": str},
+    lasts=True,
+)
+async def _fork(asked: Asked, name: str, at: str = "") -> object:
+    seqnum = arguments.whole_number(at, "at") if at else 0
+    check_writable(check_book(name))
+    return {"book": (await _store(asked).fork(name, at=seqnum)).book}
+
+
+@ENDPOINTS(
+    *("POST", "/store/{book}/views", "lookAtObjects"),
+    "Answer questions of many objects as of one moment, for boki.Client",
+    reads="body",
+    answer=far.Views,
+    max_bytes=None,
+)
+async def _views(
+    asked: Asked, questions: tuple[tuple[str, Question], ...] = (), objects: tuple[str, ...] = (), at: int = -1
+) -> object:
+    store = _store(asked)
+    return await store.way.run(answer(store.way.reader, far.Wanted(list(questions), list(objects), at)))
+
+
+# One object
+
+
+@ENDPOINTS(
+    *("GET", ONE, "getObject", "The object, or a value of it; its version is the ETag"),
+    answer=Any,
+    takes_headers={"If-None-Match": "304 if it still has this version"},
+)
+async def _get(
+    asked: Asked,
+    path: Path = "",
+    at: Annotated[int | None, Meta(description="As of this seqnum")] = None,
+    time_s: Time | None = None,
+) -> object:
+    store, name = _store(asked), asked.parts[1]
+    if at is None and time_s is None:
+        async with store.transaction() as txn:
+            value = await txn.object(name).get(path, _NOTHING)
+            version = await txn.object(name).version()
+    else:
+        past = store.at(at, time=time_s).object(name)
+        value, version = await past.get(path, _NOTHING), await past.version()
+    if value is _NOTHING:
+        raise _missing(asked, path)
+    if version:
+        asked.headers["ETag"] = f'"{version}"'
+    return value
+
+
+@ENDPOINTS(
+    *("PUT", ONE, "putObject", "Put the body"),
+    reads="json",
+    answer=_CHANGED,
+    has_key=True,
+    takes_headers=_IF_ANY,
+    max_bytes=None,
+    lasts=True,
+)
+async def _put(asked: Asked, path: Path = "") -> object:
+    return await _change(asked, lambda txn: txn.object(asked.parts[1]).set(path, asked.value))
+
+
+@ENDPOINTS(
+    *("PATCH", ONE, "patchObject", "Merge the body (RFC 7396), or apply it as a JSON Patch (RFC 6902)"),
+    reads="json",
+    answer=_CHANGED,
+    has_key=True,
+    takes_headers=_IF_ANY,
+    body_types=("application/merge-patch+json", JSON_PATCH),
+    max_bytes=None,
+    lasts=True,
+)
+async def _patch(asked: Asked, path: Path = "") -> object:
+    async def apply(txn: Transaction) -> None:
+        target = txn.object(asked.parts[1])
+        if asked.request.content_type != JSON_PATCH:
+            await target.merge(path, asked.value)
+            return
+        value = await target.get(path, _NOTHING)
+        if value is _NOTHING:
+            raise _missing(asked, path)
+        await target.set(path, patched(value, asked.value))
+
+    return await _change(asked, apply)
+
+
+@ENDPOINTS(
+    *("DELETE", ONE, "deleteObject", "Delete it"),
+    answer=_CHANGED,
+    has_key=True,
+    takes_headers=_IF_MATCH,
+    lasts=True,
+)
+async def _delete(asked: Asked, path: Path = "") -> object:
+    async def delete(txn: Transaction) -> None:
+        if not await txn.object(asked.parts[1]).delete(path):
+            raise _missing(asked, path)
+
+    return await _change(asked, delete)
+
+
+async def _change(asked: Asked, work: Callable[[Transaction], Awaitable[None]]) -> object:
+    """Change an object if it has the version that the request names; the new one."""
+    wanted = _wanted_version(asked.request)
+
+    async def change(txn: Transaction) -> Transaction:
+        if wanted is not None:
+            await _check_version(asked, txn, wanted)
+        await work(txn)
+        return txn
+
+    txn = await _store(asked).run(change, key=asked.key)
+    asked.headers["ETag"] = f'"{txn.seqnum}"'
+    return {"version": str(txn.seqnum)}
+
+
+async def _check_version(asked: Asked, txn: Transaction, wanted: str) -> None:
+    book, name = asked.parts
+    version, exists = await txn.object(name).version(), await txn.object(name).exists()
+    if not (exists if wanted == "*" else not exists if wanted == "" else wanted == str(version)):
+        raise WrongVersion(
+            f"object {name!r} of book {book!r} has version {version if exists else 'none'}, which is not "
+            "the one that the request names: read it, and decide again",
+            object=name,
+            version=str(version),
+        )
 
 
 def _wanted_version(request: BaseRequest) -> str | None:
@@ -349,6 +278,98 @@ def _wanted_version(request: BaseRequest) -> str | None:
     return version
 
 
-def _missing(name: str, book: str, path: str) -> NoSuchObject:
-    what = f"nothing at {path!r} of object {name!r}" if path else f"no object {name!r}"
-    return NoSuchObject(f"there is {what} in book {book!r}", object=name)
+@ENDPOINTS(
+    *("POST", ONE, "updateObject", "One update by its name, such as increment; what it returns"),
+    reads="body",
+    answer={"result": Any},
+    has_key=True,
+    max_bytes=None,
+    lasts=True,
+)
+async def _update(
+    asked: Asked,
+    update: Verb,
+    path: PlacePath = "",
+    value: Any = None,
+    values: tuple[Any, ...] = (),
+    by: Amount = 1,
+    limit: int = 0,
+    index: int = -1,
+) -> object:
+    change = Change(update, path, value, list(values), by, limit, index)
+    return {"result": await carry_out(_store(asked).object(asked.parts[1]), change, asked.key)}
+
+
+# The past, and what comes
+
+
+@ENDPOINTS(
+    *("GET", f"{ONE}/history", "objectHistory", "Its versions, with what wrote them"),
+    answer={"versions": list[VersionShape]},
+)
+async def _history(
+    asked: Asked,
+    start: Annotated[int, Meta(description="From this seqnum on")] = 0,
+    limit: Annotated[int, Meta(ge=1, le=MAX_HISTORY, description="Maximum number of versions")] = 100,
+) -> object:
+    versions: list[VersionShape] = []
+    async with aclosing(_store(asked).history(asked.parts[1])) as history:
+        async for version in history:
+            if version.seqnum >= start:
+                versions.append(version_shape(version))
+            if len(versions) == limit:
+                break
+    return {"versions": versions}
+
+
+@ENDPOINTS(
+    *("GET", f"{ONE}/watch", "watchObject"),
+    "It, and each version that comes, as server-sent events: id is the version. An event `error` carries an Error",
+    answer=EVENTS,
+    takes_headers={"Last-Event-ID": "The version that a client has which comes back: it is not sent again"},
+    streams_s=WATCH_S,
+)
+async def _watch(asked: Asked) -> StreamResponse:
+    known = asked.request.headers.get("Last-Event-ID", "")
+    versions = _store(asked).watch(asked.parts[1])
+    with asked.gateway.events(asked.request) as events:
+        async with aclosing(versions):
+            first = await anext(versions)
+            await events.begin()
+            if not events.is_head:
+                if known != str(first.seqnum):
+                    await events.send(_event(first))
+                try:
+                    with asked.gateway.polling("not_applied"):
+                        await events.follow(_events(versions))
+                except DeadlineExceeded:
+                    pass  # the client asks again
+                except BokiError as error:
+                    await events.send(error_event("error", error))
+    return events.response
+
+
+async def _events(versions: AsyncGenerator[Version, None]) -> AsyncGenerator[bytes, None]:
+    async for version in versions:
+        yield _event(version)
+
+
+def _event(version: Version) -> bytes:
+    return b"id: %d\ndata: %b\n\n" % (version.seqnum, msgspec.json.encode(version_shape(version)))
+
+
+@ENDPOINTS(
+    *("GET", f"{ONE}/items", "scanMap", "Items of a map, in the order of their keys"),
+    answer={"items": list[ItemShape]},
+)
+async def _items(
+    asked: Asked,
+    prefix: Prefix = "",
+    start: Annotated[str, Meta(description="From this key on")] = "",
+    stop: Annotated[str | None, Meta(description="Below this key")] = None,
+    after: After = None,
+    limit: Limit = 100,
+) -> object:
+    found = await _store(asked).open_map(asked.parts[1])
+    items = await found.scan(prefix=prefix, start=start, stop=stop, after=after, limit=limit)
+    return {"items": [ItemShape(key, value) for key, value in items]}
