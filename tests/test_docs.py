@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import math
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ from boki.launch.child import Child
 ROOT = Path(__file__).parents[1]
 DOCUMENTED_URL = "http://127.0.0.1:8080"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "boki/cli/template/README.md"]
+PAGES = [*DOCUMENTS, *sorted((ROOT / "docs/design").glob("*.md")), ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
 
 
 def snippets(document: Path, language: str) -> list[str]:
@@ -236,9 +238,51 @@ def test_every_setting_is_listed_with_its_flag_and_variable() -> None:
     assert rows == [(setting.name, flag(setting.name), setting.variable) for setting in settings(DevConfig)]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_to_a_file_leads_to_one(document: Path) -> None:
-    """No document points at what is not there."""
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (document.parent / target).exists(), target
+def slugs(page: Path) -> set[str]:
+    """What links can name of a page: its headings, as GitHub and GitLab write them; a repeated one gets a number."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    counts = [plain[:number].count(slug) for number, slug in enumerate(plain)]
+    return {f"{slug}-{count}" if count else slug for slug, count in zip(plain, counts, strict=True)}
+
+
+def dead_links(page: Path, text: str) -> list[str]:
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, heading = target.partition("#")
+        file = page.parent / path if path else page
+        if "://" not in target and not (file.exists() and (not heading or heading in slugs(file))):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+    """No page points at a file or a heading that is not there."""
+    assert not dead_links(page, page.read_text(encoding="utf-8"))
+
+
+def test_a_dead_link_is_found() -> None:
+    """The check above can fail."""
+    text = "[a](nowhere.md) [b](DESIGN.md#nothing) [c](DESIGN.md#the-index-of-it) [d](DESIGN.md#what-is-durable-when)"
+    assert len(dead_links(ROOT / "README.md", text)) == 3
+
+
+def test_pages_that_code_names_are_there() -> None:
+    """A comment that names a page leads to one that exists."""
+    paths = [path for folder in ("boki", "functions", "tests") for path in (ROOT / folder).rglob("*.py")]
+    named = {
+        (path.name, page)
+        for path in paths
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 5
+    assert not [(name, page) for name, page in named if not (ROOT / page).exists() and page != "docs/a.md"]
+
+
+def test_the_design_has_two_pages() -> None:
+    """200 lines of 100 columns, a table's long rows counted as what they fill: details have pages of their own."""
+    text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
+    assert sum(max(1, math.ceil(len(line) / 100)) for line in text.splitlines()) <= 200
+    listed = set(re.findall(r"\]\(docs/design/([\w-]+\.md)\)", text))
+    assert listed == {page.name for page in (ROOT / "docs/design").glob("*.md")}
