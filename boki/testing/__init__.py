@@ -394,9 +394,8 @@ class _Calls:
         """Record the end where a call that waits for it sees it."""
         chosen = logged.call.chosen
         waiters = () if chosen is None else filter(None, (chosen.reports_to, chosen.watcher))
-        tags = [ends_tag(waiter) for waiter in waiters]
-        if tags:
-            group = Group([(b"", (f"id:{logged.call.id}", *tags))])
+        if chosen is not None:
+            group = Group([(b"", (f"id:{logged.call.id}", *map(ends_tag, waiters)))])
             self.port.record(append_operation(CALLS_BOOK, [group], self.port.limits))
 
     async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:

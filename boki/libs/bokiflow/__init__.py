@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from boki.libs.bokiflow.flowing import Child, flow
     from boki.libs.bokiflow.handles import Handle, WorkflowState
+    from boki.libs.bokiflow.locks.block import FlowLock, HeldLock
     from boki.libs.bokiflow.refusals import (
         CompensationFailed,
         Diverged,
+        LockLost,
         NoSuchWorkflow,
         NotDeterministic,
         OutcomeUnknown,
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
         UnfinishedHandlers,
         WorkflowCancelled,
         WorkflowEnded,
+        WouldDeadlock,
     )
     from boki.libs.bokiflow.stepping import Step, step
     from boki.libs.bokiflow.workflows import Workflow, workflow
@@ -26,7 +29,10 @@ __all__ = [
     "Child",
     "CompensationFailed",
     "Diverged",
+    "FlowLock",
     "Handle",
+    "HeldLock",
+    "LockLost",
     "NoSuchWorkflow",
     "NotDeterministic",
     "OutcomeUnknown",
@@ -37,6 +43,7 @@ __all__ = [
     "WorkflowCancelled",
     "WorkflowEnded",
     "WorkflowState",
+    "WouldDeadlock",
     "flow",
     "step",
     "workflow",
@@ -44,6 +51,7 @@ __all__ = [
 
 _MODULES: Final = {
     **dict.fromkeys(("Child", "flow"), "flowing"),
+    **dict.fromkeys(("FlowLock", "HeldLock"), "locks.block"),
     **dict.fromkeys(("Handle", "WorkflowState"), "handles"),
     **dict.fromkeys(("Step", "step"), "stepping"),
     **dict.fromkeys(("Workflow", "workflow"), "workflows"),

@@ -23,6 +23,7 @@ from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.updates import Update
 from boki.libs.bokistore.way import Way
 from boki.libs.fold import steps
+from boki.libs.fold.outbox import Outbox
 from boki.libs.fold.steps import ReadPage, Steps
 
 
@@ -114,16 +115,25 @@ class Draft:
         return not self.extra and (self.core is None or not self.core.written)
 
 
+class Committing(Protocol):
+    """Records that are appended with the journal."""
+
+    def hand_over(self, outbox: Outbox) -> None:
+        """Add them, with the conditions under which they count."""
+
+
 class StoreWork:
-    """Something that is written to the store with the journal: what both kinds have in common."""
+    """Something that is written with the journal, in one group: what all kinds have in common."""
 
     waits = True
+    is_fenced = True
+    """Whether it is refused when the workflow has lost a lock that it holds."""
     is_pure: bool = False
     name: str
     digest: bytes
 
-    def prepare(self, way: Way, author: Author) -> Steps[tuple[Transaction | None, Any]]:
-        """What to append, with what it comes to; no transaction if nothing is to be changed."""
+    def prepare(self, way: Way, author: Author) -> Steps[tuple[Committing | None, Any]]:
+        """What to append, with what it comes to; None if nothing is to be changed."""
         raise NotImplementedError
 
     def again(self) -> Steps[None]:

@@ -22,11 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from random import Random
-from typing import Any, Final, Generic, NoReturn, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar
 from uuid import UUID
 
 from boki.libs.bokiflow.flowing import Child as WaitingChild
 from boki.libs.bokiflow.flowing import flow as waiting
+from boki.libs.bokiflow.locks.block import HeldLock as WaitingHeldLock
 from boki.libs.bokiflow.threads import asked
 from boki.libs.bokiflow.work import ParentClose
 from boki.libs.bokistore.paths import Path
@@ -69,6 +71,28 @@ class BlockingFlowStore:
         )
 
 
+class HeldLock:
+    """A lock that this workflow holds. `token` is the seqnum of the grant: higher for each later one of the key."""
+
+    def __init__(self, held: WaitingHeldLock) -> None:
+        self._held = held
+        self.key = held.key
+        self.token = held.token
+
+    def unlock(self) -> None:
+        """Leave the lock. Again: nothing happens."""
+        asked(self._held.unlock, "unlock")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.unlock()  # else the workflow is put away, or ends, which leaves all locks
+
+
 class BlockingFlow:
     """See the module; each method is that of `boki.libs.bokiflow.flow`."""
 
@@ -102,6 +126,14 @@ class BlockingFlow:
     def sleep(self, seconds: float) -> None:
         """See `Flow.sleep`."""
         asked(lambda: waiting.sleep(seconds), "flow.sleep")
+
+    def lock(self, key: str) -> HeldLock:
+        """Take the lock of a key: `with flow.lock("room:7") as held:`. See `Flow.lock`."""
+
+        async def take() -> WaitingHeldLock:
+            return await waiting.lock(key)
+
+        return HeldLock(asked(take, "flow.lock"))
 
     def run(self, step: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run a step of either kind and wait for it."""

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 from uuid import UUID
 
 from boki.extending import Function, Payload, invocation_id_of
+from boki.libs.bokiflow.locks.work import LeaveWork, TakeWork, request_of
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.refusals import CompensationFailed, NotDeterministic, outside
 from boki.libs.bokiflow.stepping import Step
@@ -46,11 +47,23 @@ class Body:
         self._compensations: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self._random: Random | None = None
         self._call_count = 0
+        self._lock_count = 0
         self.children: dict[str, CallWork] = {}
         """Calls that were started and have not ended, as far as the body knows."""
 
     async def run(self) -> Any:
-        """The user's function; if it fails, what it has done is compensated in reverse."""
+        """The user's function; if it fails, what it has done is compensated in reverse. In the end it holds no lock."""
+        try:
+            found = await self._run()
+        except GeneratorExit:
+            raise
+        except BaseException:
+            await self._leave_locks()
+            raise
+        await self._leave_locks()
+        return found
+
+    async def _run(self) -> Any:
         try:
             if inspect.iscoroutinefunction(self._fn):
                 return await self._fn(*self._arguments)
@@ -76,6 +89,36 @@ class Body:
                 f"it had done: {'; '.join(failed)}",
                 compensations=failed,
             ) from cause
+
+    # locks
+
+    async def take_lock(self, key: str) -> int:
+        """The token of the lock, once it is this workflow's. `WouldDeadlock`: it is not, and will not be."""
+        machine, locks = self.machine, self.machine.mailbox.locks
+        machine.is_time_used = True
+        self._lock_count += 1
+        request_id = locks.keys[key] = f"{self.scope}:L{self._lock_count}"
+        run_id = self.scope.partition(":")[0]
+        request = request_of(request_id, run_id, machine.began_us, machine.name, self.flow_id)
+        try:
+            is_certain: bool = await machine.start(TakeWork(key, request))
+            token: int = await locks.wait(key, request_id, is_certain=is_certain)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            await self.leave_lock(key)
+            raise
+        return token
+
+    async def leave_lock(self, key: str) -> None:
+        """Leave the lock, or the queue for it."""
+        locks = self.machine.mailbox.locks
+        await self.machine.start(LeaveWork(key, locks.keys[key]))
+        locks.leave(key)
+
+    async def _leave_locks(self) -> None:
+        for key in list(self.machine.mailbox.locks.keys):
+            await self.leave_lock(key)
 
     # steps and calls
 

@@ -30,6 +30,7 @@ from boki.libs.bokiflow.hooks import hooks
 from boki.libs.bokiflow.inbox import InboxReader, Letter
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
+from boki.libs.bokiflow.locks.watching import watch
 from boki.libs.bokiflow.records import (
     CancelRequested,
     Done,
@@ -49,6 +50,8 @@ WRITER_NAMES: Final = Random()
 """Draws the number by which an execution signs its records: a simulation seeds it."""
 _LISTEN_US: Final = 1_000_000
 """After this time a run reads its inbox in any case: it may hold a request to cancel it."""
+_WATCHED: Final = 12
+"""Maximum number of locks of which a suspended run watches the workflow in front."""
 _LINGER_US: Final = 300_000
 """How long a run waits for something to happen before it is suspended."""
 
@@ -400,8 +403,14 @@ class Execution:
         journal.begin(machine.seen, machine.now_us, machine.began_us)
         journal.flush()
         await journal.rest()
+        ahead = [
+            (key, found)
+            for key, request in machine.mailbox.locks.waiting[:_WATCHED]
+            if (found := await watch(self._ctx, key, request, self._clock.now_us())) is not None
+        ]
         await self.inbox.read_to_end()
         wakes = [WakeOn(self._ctx.logbook.name, inbox_tag(self._id), self.inbox.next_start)]
+        wakes += [found.wake for _, found in ahead]
         calls = [command for command in machine.open_commands if isinstance(command.work, CallWork)]
         if calls:
             ends = ends_of(self._id)
@@ -417,6 +426,7 @@ class Execution:
         if self._attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
             return
         wake_us = 0 if self._is_paused else self._next_due_us()
-        note = f"paused: {self._is_paused}"[:200] if self._is_paused else ""
-        self._suspend = Suspend(wake_us, wakes, note)
+        note = ", ".join(f"waits for lock {key}, which {found.holder} holds" for key, found in ahead)
+        note = f"paused: {self._is_paused}" if self._is_paused else note
+        self._suspend = Suspend(wake_us, wakes, note[:200])
         self.end()

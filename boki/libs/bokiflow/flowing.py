@@ -21,6 +21,7 @@ from uuid import UUID
 
 from boki.extending import check_seconds
 from boki.libs.bokiflow.body import body_of
+from boki.libs.bokiflow.locks.block import FlowLock, check_lock_key
 from boki.libs.bokiflow.state import LOG, STORE, FlowLog, FlowStore
 from boki.libs.bokiflow.work import CallWork, ParentClose
 
@@ -148,6 +149,16 @@ class Flow:
     def log(self) -> FlowLog:
         """The records of the workflow's LogBook, as of the workflow's position."""
         return LOG
+
+    def lock(self, key: str) -> FlowLock:
+        """The lock of a key in the workflow's LogBook: `async with flow.lock("room:7") as held`.
+
+        Workflows get it one after the other, in the order in which they asked. It is left with the block, and when the
+        workflow ends in whatever way. `held.token` is a fencing token: higher for each later holder. `WouldDeadlock`:
+        an older workflow waits for another lock of this one, so leave all locks and take them again.
+        """
+        body_of("flow.lock")
+        return FlowLock(check_lock_key(key))
 
     # messages
 

@@ -13,17 +13,17 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
-from boki import BokiError, Context, Trimmed
+from boki import BokiError, Context, Expect, Trimmed
 from boki.extending import Failure
-from boki.libs.bokiflow.asking import Question, StoreWork
+from boki.libs.bokiflow.asking import Committing, Question, StoreWork
 from boki.libs.bokiflow.hooks import hooks
 from boki.libs.bokiflow.journal import JournalWriter
+from boki.libs.bokiflow.locks.state import grants_tag
 from boki.libs.bokiflow.machine import Command, Machine
 from boki.libs.bokiflow.records import Began, Done, Result
-from boki.libs.bokiflow.refusals import unreadable
+from boki.libs.bokiflow.refusals import LockLost, lock_lost, unreadable
 from boki.libs.bokistore import ConflictError
 from boki.libs.bokistore.records import Author
-from boki.libs.bokistore.transactions import Transaction
 from boki.libs.bokistore.way import Way
 from boki.libs.fold.outbox import Outbox
 from boki.libs.fold.retrying import Backoff, until_answered
@@ -158,11 +158,18 @@ class Keeper:
             if journal.is_overtaken or journal.error is not None or not command.is_open:
                 return _nothing
             tries += 1
-            out, result = await self._prepared(work, author, is_again=tries > 1)
+            tokens = machine.mailbox.locks.tokens if work.is_fenced else []
+            lost = await self._lost(tokens) if tries > 1 else None
+            if lost is not None:
+                out, result, tokens = Outbox(self._ctx.logbook), Result(None, Failure.of(lost)), []
+            else:
+                out, result = await self._prepared(work, author, is_again=tries > 1)
+            fences = [Expect(grants_tag(key), last_seqnum=token) for key, token in tokens]
             done = machine.end(command, result, began_us, tries)
             assert done is not None, "the body wants it, and does nothing meanwhile"
             at_us = max(self._now_us(), machine.now_us)
-            found = await journal.commit(done, machine.seen, at_us, machine.began_us, out.records, out.conditions)
+            when = [*out.conditions, *fences]
+            found = await journal.commit(done, machine.seen, at_us, machine.began_us, out.records, when)
             if found is not None:
                 out.committed(found)
                 if hooks().dies("after", work.name):
@@ -170,6 +177,14 @@ class Keeper:
                 return partial(self._committed, done, at_us)
             if tries > 1:
                 await asyncio.sleep(_REFUSED.pause_s(tries - 1))
+
+    async def _lost(self, tokens: list[tuple[str, int]]) -> LockLost | None:
+        """Whether one of these locks was granted to another workflow since."""
+        for key, token in tokens:
+            last = await until_answered(partial(self._ctx.logbook.check_tail, grants_tag(key)))
+            if last is not None and last.seqnum != token:
+                return lock_lost(key, token)
+        return None
 
     async def _prepared(self, work: StoreWork, author: Author, *, is_again: bool) -> tuple[Outbox, Result]:
         """What to append, and what the journal is to say of it."""
@@ -184,7 +199,7 @@ class Keeper:
 
     async def _prepare(
         self, work: StoreWork, author: Author, *, is_again: bool
-    ) -> tuple[ConflictError | None, Transaction | None, Any]:
+    ) -> tuple[ConflictError | None, Committing | None, Any]:
         try:
             if is_again:
                 await self._way.run(work.again())

@@ -14,6 +14,8 @@ from typing import Any, Protocol, assert_never, get_type_hints
 
 from boki import InvalidArgument
 from boki.extending import Payload, ValueCodec, codec_for, decode_any, encode_any, failure_of
+from boki.libs.bokiflow.locks.held import Locks
+from boki.libs.bokiflow.locks.state import Freed, Wanted
 from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
 from boki.libs.bokiflow.records import (
     Answered,
@@ -51,6 +53,7 @@ class Mailbox:
         self._signal_handlers: dict[str, Handler] = {}
         self._update_handlers: dict[str, tuple[Handler, Validator | None]] = {}
         self.queries: dict[str, Handler] = {}
+        self.locks = Locks(loop)
         self._running: dict[FlowTask[Any], str] = {}
         self._answered: set[str] = set()
         self._taken: set[int] = set()
@@ -70,6 +73,8 @@ class Mailbox:
                 self.answers = [answer for answer in self.answers if answer.id != note.id]
             case CancelRequested():
                 self._cancel(note.reason)
+            case Wanted() | Freed():
+                self.locks.deliver(seqnum, note)
             case Paused() | Resumed():
                 pass
             case _:
@@ -78,7 +83,7 @@ class Mailbox:
     @property
     def is_listening(self) -> bool:
         """Whether the body waits for messages, or may be called by one."""
-        if self._signal_handlers or self._update_handlers:
+        if self._signal_handlers or self._update_handlers or self.locks.waiting:
             return True
         waits = any(not future.done() for queue in self._receivers.values() for future in queue)
         return waits or any(not promise.done() for promise in self._promises.values())

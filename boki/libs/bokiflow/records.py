@@ -23,9 +23,11 @@ from typing import Any, Final
 import msgspec
 
 from boki.extending import Failure, Payload
+from boki.libs.bokiflow.locks.state import Freed, LockRecord, Wanted
 from boki.libs.fold.codec import RecordCodec
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 knew no locks."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -173,16 +175,19 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Go on."""
 
 
-Note = Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed
+Note = Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed | Wanted | Freed
+"""What an inbox record says. A record of a lock is sent to the workflows that it concerns."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     """An inbox record."""
 
-    note: Note
+    note: Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed
 
 
-CODEC: Final[RecordCodec[Entry | Message]] = RecordCodec("workflows", VERSION, Entry | Message)
+CODEC: Final[RecordCodec[Entry | Message | LockRecord]] = RecordCodec(
+    "workflows", VERSION, Entry | Message | LockRecord, since={LockRecord: 2}
+)
 
 
 def journal_tag(run: str) -> str:
@@ -204,6 +209,8 @@ def entry_of(data: bytes) -> Entry | None:
 def note_of(data: bytes) -> Note | None:
     """What the inbox record with these data says; None: a stranger's."""
     record = CODEC.own(data)
+    if isinstance(record, LockRecord):
+        return record.note if isinstance(record.note, Wanted | Freed) else None
     return record.note if isinstance(record, Message) else None
 
 
@@ -214,7 +221,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 def encode_note(note: Note) -> bytes:
     """The record data of an inbox record."""
-    return CODEC.encode(Message(note))
+    return CODEC.encode(LockRecord(note) if isinstance(note, Wanted | Freed) else Message(note))
 
 
 def details_of(fact: Fact) -> dict[str, Any]:

@@ -15,6 +15,8 @@ BokiError
 ├── Diverged                the code does not do what the journal says: the workflow is paused
 ├── CompensationFailed      a workflow failed, and could not undo all that it had done
 ├── OutcomeUnknown          a step that may run at most once was cut off
+├── WouldDeadlock           a workflow waits for no lock while an older one waits for one of its own
+├── LockLost                a workflow that wrote to the store does not hold its lock any more
 └── WorkflowCancelled       the workflow was cancelled by a request
 """
 
@@ -67,6 +69,29 @@ class CompensationFailed(BokiError):
     default_outcome = "failed"
 
 
+class WouldDeadlock(BokiError):
+    """The workflow would wait for a lock while an older one waits for one that it holds: leave all, and begin again.
+
+    It does not hold the lock that it asked for, and waits for it no more. It still holds the others.
+    """
+
+    code = "lock_would_deadlock"
+    http_status = 409
+    default_outcome = "not_applied"
+    default_retryable = True
+
+
+class LockLost(BokiError):
+    """The workflow does not hold its lock any more, so what it wrote under it was refused. Nothing happened.
+
+    It had been ended from outside, and the lock was granted to another workflow.
+    """
+
+    code = "lock_lost"
+    http_status = 409
+    default_outcome = "not_applied"
+
+
 class WorkflowEnded(WrongState):
     """The workflow has ended, so that nothing can be said to it any more. Nothing happened."""
 
@@ -114,6 +139,26 @@ def unreadable(workflow: str, seqnum: int, error: BokiError) -> Unreadable:
         f"workflow {workflow} reads as of seqnum {seqnum}, which was trimmed ({error}). It is paused, because a replay "
         "cannot read the same: kill it and start it again, and keep what workflows read for longer than they take",
         seqnum=seqnum,
+    )
+
+
+def would_deadlock(key: str, held: str) -> WouldDeadlock:
+    """The error. `held` is the lock that an older workflow waits for."""
+    return WouldDeadlock(
+        f"this workflow holds lock {held!r}, which an older one waits for, so it does not wait for lock {key!r}: leave "
+        "the locks that it holds, and take all of them again",
+        key=key,
+        held=held,
+    )
+
+
+def lock_lost(key: str, token: int) -> LockLost:
+    """The error."""
+    return LockLost(
+        f"lock {key!r} was granted to another workflow after this one had got it at seqnum {token}: nothing was "
+        "written",
+        key=key,
+        token=token,
     )
 
 

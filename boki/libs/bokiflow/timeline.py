@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, assert_never
 import msgspec
 
 from boki.extending import Failure, Payload, decode_any
+from boki.libs.bokiflow.locks.state import Freed, Wanted
 from boki.libs.bokiflow.records import (
     Answered,
     Beat,
@@ -34,7 +35,7 @@ from boki.libs.bokiflow.records import (
     Updated,
 )
 
-Kind = Literal["step", "call", "timer", "decision", "message"]
+Kind = Literal["step", "call", "lock", "timer", "decision", "message"]
 SpanState = Literal["done", "failed", "unknown", "retrying", "open"]
 
 
@@ -145,7 +146,7 @@ def _of_done(fact: Done, last_us: int, at_us: int) -> Span:
     elif result.value is None and not fact.began_us:
         state = "unknown"
     return Span(
-        kind="call" if " " in fact.name else "step",
+        kind="lock" if fact.name.startswith(("lock ", "unlock ")) else "call" if " " in fact.name else "step",
         name=fact.name,
         n=fact.n,
         state=state,
@@ -175,6 +176,8 @@ def span_of_note(note: Note, time_us: int) -> Span:
             name, value = "pause", note.reason
         case Resumed():
             name = "resume"
+        case Wanted() | Freed():
+            name, value = f"queue of lock {note.key}", note.granted and "granted"
         case _:
             assert_never(note)
     return Span(kind="message", name=name, from_us=time_us, until_us=time_us, error=error, value=value)

@@ -283,6 +283,8 @@ def _state_text(workflow: dict[str, Any]) -> str:
     if state == "paused":
         return str(workflow["note"])
     if state == "suspended":
+        if workflow.get("note"):
+            return f"suspended: {workflow['note']}"
         next_us = workflow.get("next_us")
         return (
             f"suspended until {time_text(next_us)[:19]} UTC, or a message" if next_us else "suspended until a message"
