@@ -288,6 +288,9 @@ class CallBook:
         beside = asyncio.ensure_future(self.append_beside(appends))
         try:
             return await self._finish(entry)
+        except asyncio.CancelledError:
+            beside.cancel()  # it repeats for as long as the log refuses: an engine that stops must not wait for it
+            raise
         finally:
             await beside
 

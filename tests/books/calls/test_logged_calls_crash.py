@@ -17,6 +17,9 @@ import pytest
 from boki.books.calls.ledger import Accepted, Finished
 from boki.books.calls.logged_calls import LoggedCalls
 from boki.errors import BokiError
+from boki.log.chunk import Group, encode_chunk
+from boki.log.operations import Append
+from boki.protocol.calls import Call, Outcome
 from tests.books.calls.call_world import CallWorld, Fault, a_call, run, time_passes
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
@@ -139,3 +142,29 @@ async def _play_and_check(client: Client, faults: dict[int, Fault]) -> None:
         assert invocation_id == (a_call(1).id if is_logged else a_call(2).id), where
         assert outcome.failure is None
     await calls.stop()
+
+
+@pytest.mark.parametrize("operation", range(8))
+def test_an_engine_stops_though_its_log_never_answers(operation: int) -> None:
+    """The log falls silent for good before some operation, and a stop still ends: the engine can begin again.
+
+    One that waited for the record of a call's end, or for what its run has left to be appended, stayed away for ever.
+    """
+
+    async def leave_something(call: Call) -> Outcome:
+        left = Append("beside", encode_chunk("beside", [Group([(call.payload.data, ["t"])])]))
+        return Outcome(call.payload, None, appends=(left,))
+
+    async def scenario() -> None:
+        world = CallWorld()
+        world.bodies["leaving"] = leave_something
+        calls = await world.start()
+        world.port.faults[len(world.port.operations) + operation] = "halt_before"
+        calling = asyncio.create_task(calls.accept(a_call(1, "leaving")))
+        await time_passes(100)
+        async with asyncio.timeout(10):
+            await calls.stop(0)
+        await asyncio.wait([calling])
+        await world.kill()
+
+    run(scenario())
