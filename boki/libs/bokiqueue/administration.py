@@ -9,8 +9,8 @@ import msgspec
 
 from boki import InvalidArgument, LogBook, NotFound, TooLarge, WrongType
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.acts import Following
 from boki.libs.bokiqueue.figures import GroupStats, group_stats, length, next_spots
+from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import DEAD, TAKE_BYTES, Aside, Delivery
 from boki.libs.bokiqueue.messages import DeadLetter, Message, parse_handle
 from boki.libs.bokiqueue.records import BYTES, DropGroup, OpenGroup, Settle, Setup, sound

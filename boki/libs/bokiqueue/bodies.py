@@ -1,12 +1,13 @@
 """Bodies of messages that are still to be taken, kept from the reading of the stream; others are read again.
 
-All queues that a process follows over one way to the log share one budget (`BodyStore`). Of a record of messages
+All queues that a process follows over one connection share one budget (`BodyStore`). A record of messages is kept
 
-* what some group has not come to yet is kept for as long as there is room. When there is none, what is farthest from
-  being taken goes, of the queue that has most: a queue is taken from its other end;
-* what every group has passed is kept only if it comes back (delayed, parked behind its key, released), and goes before
-  anything else when room is needed;
-* all else is spent. It goes with the next page, because whoever was just given it has yet to look.
+* while some group has not come to it, and there is room. When there is none, what is farthest from being taken goes, of
+  the queue that has most: a queue is taken from its other end;
+* after every group has passed it, while a message of it comes back (delayed, parked behind its key, released). Those go
+  before anything else when room is needed.
+
+All else goes with the next page, because a caller that was just given a message has yet to look.
 """
 
 from __future__ import annotations
@@ -14,37 +15,42 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from boki import CorruptData, LogBook, NotFound, Trimmed
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.groups import BACK, PARKED, WAITING, Delivery
 from boki.libs.bokiqueue.records import LOST, Carry, Push, sound
-from boki.libs.bokiqueue.sessions import Given
 from boki.libs.bokiqueue.state import ShardState
 
 BODY_BUDGET_BYTES: Final = 64 * 1024 * 1024
 READ_TOGETHER: Final = 16
 """Records that are read again at once: each may have a megabyte."""
+LOOKED_AT: Final = 100
+"""Records with messages that come back, looked at with each page: whether they still do."""
 
 Lost = NotFound | Trimmed | CorruptData
 """What is raised for a record that is gone for good."""
 
 
-class _Kept:
-    """A record of messages. `left`: how many of them, over all groups, come back after every group has passed it."""
+class _Kept(NamedTuple):
+    """A record of messages."""
 
-    __slots__ = ("kind", "left", "positions", "size_bytes")
+    kind: Push | Carry
+    positions: Sequence[int]
+    size_bytes: int
 
-    def __init__(self, kind: Push | Carry, positions: Sequence[int]) -> None:
-        self.kind = kind
-        self.positions = positions
-        self.size_bytes = sum(map(len, kind.bodies)) + 100
-        self.left = 0
+    def comes_back(self, state: ShardState) -> bool:
+        """Whether a group gives out one of its messages later, after the cursor has passed it."""
+        return any(
+            (aside := group.aside.get(pos)) is not None and aside.status in (WAITING, BACK, PARKED)
+            for group in state.groups.values()
+            for pos in self.positions
+        )
 
 
 class BodyStore:
-    """What the queues of one way to the log keep together."""
+    """What the queues of one connection keep together."""
 
     def __init__(self, budget_bytes: int = BODY_BUDGET_BYTES) -> None:
         self.budget_bytes = budget_bytes
@@ -56,101 +62,69 @@ class BodyStore:
         """Whether there is room now. The newcomer lets nothing go for its own newest record but what is passed."""
         while self.kept_bytes + size_bytes > self.budget_bytes:
             most = max((newcomer, *self.keepers), key=lambda one: one.kept_bytes)
-            if not most.drop_passed() and (most is newcomer or not most.drop_farthest()):
+            if not most.drop_one(is_newcomer=most is newcomer):
                 return False
         return True
 
 
 class Bodies:
-    """The bodies that are kept of one queue, with as many shards."""
+    """The bodies that are kept of one queue, with that number of shards."""
 
     def __init__(self, shards: int, store: BodyStore) -> None:
         self.kept_bytes = 0
         self._store = store
         self._kept: dict[int, _Kept] = {}
         self._ahead: list[deque[int]] = [deque() for _ in range(shards)]
-        """Of each shard, the records that some group has not passed, in order."""
-        self._back: dict[int, None] = {}
-        """Records that all groups have passed and of which something comes back, oldest first."""
-        self._spent: deque[int] = deque()
+        """Of each shard, the records that some group had not passed when the last page came, in order."""
+        self._passed: deque[int] = deque()
+        """The other ones."""
 
     def clear(self) -> None:
         """Keep nothing."""
         for seqnum in list(self._kept):
             self._drop(seqnum)
-        self._back.clear()
-        self._spent.clear()
-        for ahead in self._ahead:
-            ahead.clear()
-
-    def let_go(self) -> None:
-        """Who was given messages by what was folded before has looked by now."""
-        while self._spent:
-            self._drop(self._spent.popleft())
+        for some in (*self._ahead, self._passed):
+            some.clear()
 
     def keep(self, seqnum: int, kind: Push | Carry, state: ShardState) -> None:
         """A record of messages was applied to the state."""
-        if isinstance(kind, Carry):
-            kept = _Kept(kind, kind.positions)
-        else:
-            stop = state.backlog.next_pos
-            kept = _Kept(kind, range(stop - len(kind.bodies), stop))
+        stop = state.backlog.next_pos
+        positions = kind.positions if isinstance(kind, Carry) else range(stop - len(kind.bodies), stop)
+        kept = _Kept(kind, positions, sum(map(len, kind.bodies)) + 100)
         if seqnum in self._kept or not self._store.make_room(kept.size_bytes, self):
             return
         self._kept[seqnum] = kept
         self.kept_bytes += kept.size_bytes
         self._store.kept_bytes += kept.size_bytes
         self._store.keepers[self] = None
-        if isinstance(kind, Carry):
-            self._pass(seqnum, state)
-        else:
-            self._ahead[state.shard].append(seqnum)
+        (self._passed if isinstance(kind, Carry) else self._ahead[state.shard]).append(seqnum)
 
-    def pass_by(self, state: ShardState, given: Given | None) -> None:
-        """The state went on: messages were given to whomever, or groups came or went."""
-        for deliveries in given.takes if given is not None and self._back else ():
-            for one in deliveries or ():
-                seqnum = one.spot.place[0]
-                if seqnum in self._back:
-                    self._kept[seqnum].left -= 1
-                    if self._kept[seqnum].left <= 0:
-                        del self._back[seqnum]
-                        self._spent.append(seqnum)
-        first = state.backlog.find(state.backlog.first_pos)
-        stop = state.at + 1 if first is None else first.seqnum
-        ahead = self._ahead[state.shard]
-        while ahead and ahead[0] < stop:
-            self._pass(ahead.popleft(), state)
+    def let_go(self, states: Sequence[ShardState]) -> None:
+        """Drop what was passed before this page: callers that were given it have looked by now."""
+        looked_at = min(LOOKED_AT, len(self._passed))
+        for state in states:
+            first = state.backlog.find(state.backlog.first_pos)
+            stop = state.at + 1 if first is None else first.seqnum
+            ahead = self._ahead[state.shard]
+            while ahead and ahead[0] < stop:
+                self._passed.appendleft(ahead.popleft())
+                looked_at += 1
+        for _ in range(looked_at):
+            seqnum = self._passed.popleft()
+            if self._kept[seqnum].comes_back(states[self._kept[seqnum].kind.shard]):
+                self._passed.append(seqnum)
+            else:
+                self._drop(seqnum)
 
-    def _pass(self, seqnum: int, state: ShardState) -> None:
-        kept = self._kept[seqnum]
-        kept.left = sum(
-            (aside := group.aside.get(pos)) is not None and aside.status in (WAITING, BACK, PARKED)
-            for group in state.groups.values()
-            for pos in kept.positions
-        )
-        if kept.left:
-            self._back[seqnum] = None
-        else:
-            self._spent.append(seqnum)
-
-    # Room for others
-
-    def drop_passed(self) -> bool:
-        """Let go of a record that every group has passed; False if there is none."""
-        if self._spent:
-            self._drop(self._spent.popleft())
+    def drop_one(self, *, is_newcomer: bool) -> bool:
+        """Let go of a record that every group has passed, else of the one that is taken last. False: there is none, or
+        only what is taken before the newcomer's.
+        """
+        if self._passed:
+            self._drop(self._passed.popleft())
             return True
-        for seqnum in self._back:
-            del self._back[seqnum]
-            self._drop(seqnum)
-            return True
-        return False
-
-    def drop_farthest(self) -> bool:
-        """Let go of the record that is taken last; False if there is none."""
         ahead = max(self._ahead, key=lambda one: one[-1] if one else 0)
-        if not ahead:
+        if is_newcomer or not ahead:
             return False
         self._drop(ahead.pop())
         return True

@@ -1,70 +1,60 @@
-"""What the consumers of one process want of a queue, and which act asks a shard for it next. Pure.
+"""What the callers of one process want of a queue, and the messages that came ahead of them. Pure.
 
-There is one act of a shard on its way at a time: what comes meanwhile gathers for the next one, so the busier the
-consumers are the more of them share a record. An act whose outcome is unknown stays outstanding and is appended again
-under the same number: the fold counts it once.
-
-Callers that wait are asked for together, by **credit** (see `sessions`), which is spread over all shards. If they are
-fewer than shards, this process stands in as many shards as it has callers, those where the fewest other processes do,
-and takes from the others by an act as soon as it reads of a message there that was given to none.
+A process whose callers take many messages asks for more than they wait for: while an act is on its way they can take
+only what was asked for before. Such a message waits here (`Wants.surplus`) for a caller that asks again a moment later.
+What none wants by then goes back to the queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Final
-from zlib import crc32
 
-from boki import BokiError
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.records import GIVE_BACK, Act, Credit, Grant, Settle, Take
-from boki.libs.bokiqueue.refusals import no_such_group
-from boki.libs.bokiqueue.sessions import SESSION_US, Given
+from boki.libs.bokiqueue.records import Settle
 from boki.libs.bokiqueue.state import ShardState
 from boki.libs.fold.clock import LogClock, Moment
 from boki.libs.fold.follower import Waiter
 
-MAX_FENCES: Final = 500
-MAX_SETTLED: Final = 5_000
-"""Maximum number of messages that one act settles, about."""
-MAX_TAKES: Final = 500
-"""Maximum number of takes of their own in one act: of callers that name an op."""
-REFUSED_S: Final = 0.1
-"""After an act was refused the next one of its shard waits this long."""
-EARLY_US: Final = 1_000
-"""The log's time may lag behind our guess by this much: who asks early gets nothing, and would ask again at once."""
-_PROBES: Final = 3
-_SOME_DAY_US: Final = 1 << 63
+PACE_S: Final = 0.1
+"""How long is counted to know a rate."""
+LEAST_RATE: Final = 100.0
+"""Messages a second that callers must take for any to be asked for ahead."""
+MOST_AHEAD: Final = 7
+"""For each caller that waits, the maximum number of messages asked for ahead."""
 
 Kind = tuple[str, int]
 """Wants of one kind, of a group and a length of the lease, are asked for together."""
+Served = tuple[int, Delivery]
+"""A message and its shard."""
 
 
 class Want(Waiter):
-    """A pop or a lease. `wait_s` None: it takes what is there and does not wait."""
+    """A pop or a lease. `wait_s` None: it takes what is there and does not wait. `shard` None: any may serve it."""
 
-    __slots__ = ("asked", "count", "group", "lease_us", "op", "probes", "shard", "wait_s")
+    __slots__ = ("asked", "count", "group", "kind", "lease_us", "op", "probes", "shard", "wait_s")
 
     def __init__(
         self, group: str, count: int, lease_us: int, op: str, wait_s: float | None, since: Moment, shard: int | None
     ) -> None:
         super().__init__(None, since)  # the queue decides when it has waited long enough
+        self.kind: Kind = (group, lease_us)
         self.group = group
         self.count = count
         self.lease_us = lease_us
         self.op = op
         self.wait_s = wait_s
         self.shard = shard
-        """The shard that it is served from; None: any."""
         self.asked = False
         """Whether an outstanding act asks for it under its own op."""
         self.probes: dict[int, int] = {}
         """How often each shard was asked on its behalf alone."""
 
-    @property
-    def kind(self) -> Kind:
-        """See `Kind`."""
-        return self.group, self.lease_us
+    def left_s(self, clock: LogClock) -> float:
+        """How long it still waits."""
+        return 0.0 if self.wait_s is None else self.wait_s - clock.since(self.since)
 
 
 class Settlement(Waiter):
@@ -77,404 +67,111 @@ class Settlement(Waiter):
         self.settle = settle
 
 
-class Demand:
-    """What all wants of a process come to, for one round of acts. `ahead`: the number of messages to ask for beyond
-    those that callers wait for; None: no take may stand.
-    """
+class Wants:
+    """What all callers of a process want of one queue, and the messages that came ahead of them."""
 
-    __slots__ = ("is_riding", "is_sure", "is_tidying", "missing", "probed", "spare", "special", "standing")
+    def __init__(self, clock: LogClock) -> None:
+        self.waiting: dict[Kind, dict[Want, None]] = {}
+        """Those that any message of their kind serves, in the order of their coming."""
+        self.special: dict[Want, None] = {}
+        """Those that name an op, or do not wait."""
+        self.surplus: dict[Kind, deque[Served]] = {}
+        """Messages that none waits for just now, in the order in which they came."""
+        self.act_s = 0.0
+        """How long the last act took."""
+        self._clock = clock
+        self._old: set[Kind] = set()
+        """Kinds of which no surplus was taken since `pop_old` looked last."""
+        self._taken: dict[Kind, tuple[Moment, int, float]] = {}
+        """By kind: when the present window began, the number of messages taken in it, and the rate in the last one."""
 
-    def __init__(
-        self,
-        wants: Iterable[Want],
-        lines: Sequence[Line],
-        clock: LogClock,
-        *,
-        ahead: Callable[[Kind, int], int] | None = None,
-        is_tidying: bool = False,
-        is_riding: bool = False,
-    ) -> None:
-        self.is_riding = is_riding
-        """Whether the act shares a request with a push, so that it need not be put off."""
-        self.is_tidying = is_tidying
-        """Whether unneeded credit is withdrawn, and receipt of messages is reported."""
-        self.is_sure = clock.is_sure or any(line.outstanding is not None for line in lines)
-        """Whether the log's time is known, or is being asked for. If not, what is due later may be due now."""
-        self.missing: dict[Kind, int] = {}
-        """How many messages are wanted that no act asks for yet."""
-        self.special: list[Want] = []
-        """Those that name an op, or that do not wait."""
-        self.probed: set[Kind] = set()
-        self.standing: dict[Kind, dict[int, int]] = {}
-        """By shard, the number of messages that standing takes ask for, of kinds for which callers wait."""
-        may_stand = ahead is not None and all(line.may_stand for line in lines)
-        waiting: dict[Kind, int] = {}
-        for want in wants:
-            if want.is_done:
-                continue
-            if want.op or want.wait_s is None:
-                self.special.append(want)
-            if want.op:
-                continue
-            kind = want.kind
-            if may_stand and want.wait_s is not None:
-                waiting[kind] = waiting.get(kind, 0) + want.count
-            else:
-                self.missing[kind] = self.missing.get(kind, 0) + want.count
-        for kind, count in waiting.items():
-            shards = _shards_to_stand_in(kind, count, lines)
-            total = count + (ahead(kind, count) if ahead is not None else 0)
-            self.standing[kind] = {
-                shard: total // len(shards) + (turn < total % len(shards)) for turn, shard in enumerate(shards)
-            }
-            if len(shards) < len(lines):
-                self.missing[kind] = self.missing.get(kind, 0) + count
-        self.spare = max(self.missing.values(), default=0) // len(lines) or 1
-        """How many each shard is asked for beyond what is known to be there: pushes come until the act is ordered."""
-        for line in lines:
-            for take in line.outstanding.act.takes if line.outstanding is not None else ():
-                kind = take.group, take.lease_us
-                if not take.op and kind in self.missing:
-                    self.missing[kind] -= take.count
-
-
-def _shards_to_stand_in(kind: Kind, count: int, lines: Sequence[Line]) -> list[int]:
-    """All, or as many as messages are wanted: where the fewest others stand, and then where this process does."""
-    if count >= len(lines):
-        return [line.shard for line in lines]
-    ranked = sorted(lines, key=lambda line: (line.others_standing(kind[0]), not line.stands(kind), line.turn))
-    return sorted(line.shard for line in ranked[:count])
-
-
-class Outstanding:
-    """An act that the fold has not seen yet."""
-
-    __slots__ = ("act", "asked", "is_uncertain", "is_under_way", "settlements", "tries", "wants")
-
-    def __init__(self, act: Act, settlements: list[Settlement], wants: list[Want | None]) -> None:
-        self.act = act
-        self.settlements = settlements
-        self.wants = wants
-        """For each take, the want whose op it carries; None: it is for any caller of its kind."""
-        self.is_under_way = False
-        self.is_uncertain = False
-        """An append of it may have been carried out, though its answer was lost."""
-        self.tries = 0
-        self.asked: Moment | None = None
-        """When it was first appended."""
+    def __iter__(self) -> Iterator[Want]:
+        yield from self.special
+        for wants in self.waiting.values():
+            yield from (one for one in wants if one.wait_s is not None)
 
     @property
-    def asks(self) -> bool:
-        """Whether it comes to anything that a caller must be told."""
-        return bool(self.act.takes or self.act.settles)
+    def kinds(self) -> set[Kind]:
+        """The kinds for which callers are here."""
+        return {kind for kind, wants in self.waiting.items() if wants}
 
+    def add(self, want: Want) -> None:
+        """A caller has come."""
+        if not want.op:
+            self.waiting.setdefault(want.kind, {})[want] = None
+        if want.op or want.wait_s is None:
+            self.special[want] = None
 
-class Line:
-    """One shard in this process: its fold, and what is wanted of it."""
+    def remove(self, want: Want) -> None:
+        """It has what it wanted, or is gone."""
+        self.waiting.get(want.kind, {}).pop(want, None)
+        self.special.pop(want, None)
 
-    def __init__(self, shard: int, taker: bytes) -> None:
-        self.shard = shard
-        self.state = ShardState(shard)
-        self.resume = 0
-        """The fold began with this record."""
-        self.turn = crc32(taker + bytes((shard,)))
-        """Where this process stands first, if all shards are alike: each process in another order."""
-        self.settlements: list[Settlement] = []
-        self.refused: list[Settlement] = []
-        """What is to be given back, and could not be just now."""
-        self.held: dict[int, set[tuple[str, int]]] = {}
-        """By token, group and position of popped messages that no caller has received yet. They may be given back."""
-        self.committing: set[tuple[str, int, int]] = set()
-        """Leases (group, position, token) whose effects are on their way: one block at a time commits for each."""
-        self.commits = 0
-        """How many blocks of this process have begun to commit."""
-        self.outstanding: Outstanding | None = None
-        self.saved_records = 0
-        """Records of the stream since the last checkpoint, and their bytes."""
-        self.saved_bytes = 0
-        self.is_saving = False
-        self.refused_at: Moment | None = None
-        """When an act of this shard was refused last."""
-        self._taker = taker
-        self._number = 0
-        self._last_token = 0
+    # Serving
 
-    def begin(self, state: ShardState, resume: int) -> None:
-        """Go on from another state of the same stream. What is wanted, and an act on its way, stay."""
-        self.state, self.resume = state, resume
-        self.saved_records = self.saved_bytes = 0
+    def serve(self, shard: int, kind: Kind, deliveries: list[Delivery]) -> list[Delivery]:
+        """Give messages to those that wait; what is left."""
+        wants = self.waiting.get(kind)
+        at = 0
+        while wants and at < len(deliveries):
+            want = next(iter(wants))
+            self.remove(want)
+            if not want.is_done:
+                share = deliveries[at : at + want.count]
+                at += len(share)
+                want.finish([(shard, one) for one in share])
+        if at:
+            self._took(kind, at)
+        return deliveries[at:] if at else deliveries
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether an act is on its way, or something is to be said."""
-        return self.outstanding is not None or bool(self.settlements)
+    def keep(self, shard: int, kind: Kind, deliveries: list[Delivery]) -> None:
+        """These came ahead of those that will want them."""
+        if deliveries:
+            self.surplus.setdefault(kind, deque()).extend((shard, one) for one in deliveries)
 
-    def is_pausing(self, clock: LogClock) -> bool:
-        """Whether an act of this shard was refused a moment ago: the log is busy, or gone."""
-        return self.refused_at is not None and clock.since(self.refused_at) < REFUSED_S
+    def take(self, want: Want, states: Sequence[ShardState]) -> list[Served]:
+        """What the want can be given at once, as many as it asks for. Leases that have ended are not among them."""
+        there = None if want.op else self.surplus.get(want.kind)
+        found: list[Served] = []
+        while there and len(found) < want.count:
+            shard, delivery = there.popleft()
+            group = states[shard].groups.get(want.group)
+            if not delivery.until_us or (group is not None and group.leased(delivery.spot.pos, delivery.token)):
+                found.append((shard, delivery))
+        if there is not None:
+            self._old.discard(want.kind)
+            if not there:
+                del self.surplus[want.kind]
+            self._took(want.kind, len(found))
+        return found
 
-    # Composing
+    def pop_others(self, want: Want) -> list[Served]:
+        """What its group was given for other kinds: its callers are here, if only for another lease."""
+        kinds = [kind for kind in self.surplus if kind[0] == want.group and kind != want.kind]
+        return [served for kind in kinds for served in self.surplus.pop(kind)]
 
-    def compose(self, demand: Demand, now_us: int) -> None:
-        """The next act, if anything is to be asked for; `demand` becomes less by what it asks for."""
-        settlements = self._due_settlements() if self.settlements else []
-        takes, owners = self._takes(demand, now_us) if demand.missing or demand.special else ([], [])
-        granted, is_due = self._credits(demand, now_us)
-        is_owed = demand.is_tidying and self.owes_receipt
-        if not settlements and not takes and not granted and not is_due and not is_owed:
-            return
-        groups = dict.fromkeys([*(take.group for take in takes), *(name for name, _ in demand.standing)])
-        fences = [
-            (name, pos, token)
-            for name in groups
-            if (group := self.state.groups.get(name)) is not None
-            for pos, token in (
-                *group.overdue(now_us, MAX_FENCES),
-                *self.state.standing.unheard(name, now_us, MAX_FENCES),
-            )
-        ][:MAX_FENCES]
-        self._number += 1
-        settles = [one.settle for one in settlements]
-        parts = (self.shard, self._taker, self._number, takes, settles, fences, self._kept_from)
-        act = Grant(*parts, granted) if granted else Act(*parts)
-        self.outstanding = Outstanding(act, settlements, owners)
-        demand.is_sure = True  # its record will say
+    def pop_old(self, *, is_all: bool = False) -> list[tuple[str, Served]]:
+        """What has waited here since the last call, with its group: no caller seems to want it."""
+        kinds = list(self.surplus) if is_all else list(self._old & self.surplus.keys())
+        found = [(kind[0], served) for kind in kinds for served in self.surplus.pop(kind)]
+        self._old = set(self.surplus)
+        return found
 
-    def _due_settlements(self) -> list[Settlement]:
-        count = size = 0
-        for one in self.settlements:
-            size += len(one.settle.messages) + len(one.settle.reason) // 16
-            if count and size > MAX_SETTLED:
-                break
-            count += 1
-        due, self.settlements = self.settlements[:count], self.settlements[count:]
-        return due
+    # How many to ask for
 
-    def _takes(self, demand: Demand, now_us: int) -> tuple[list[Take], list[Want | None]]:
-        takes: list[Take] = []
-        owners: list[Want | None] = []
-        for want in demand.special:
-            if len(takes) == MAX_TAKES:
-                break
-            if want.shard not in (None, self.shard):
-                continue
-            if not self.may_probe(want) and not (want.op and self._has(want.group, now_us)):
-                continue
-            if want.op and want.asked:
-                continue
-            want.probes[self.shard] = want.probes.get(self.shard, 0) + 1
-            want.asked = bool(want.op)
-            if want.op or want.kind not in demand.missing:
-                takes.append(Take(want.group, want.count, want.lease_us, want.op))
-                owners.append(want if want.op else None)
-            else:
-                demand.probed.add(want.kind)
-        for kind, count in demand.missing.items():
-            is_probed = kind in demand.probed
-            if self.shard in demand.standing.get(kind, ()) and not is_probed:
-                continue
-            if count > 0 and (is_probed or self._has(kind[0], now_us if demand.is_sure else _SOME_DAY_US)):
-                asked = count if is_probed else min(count, self.state.ready_count(kind[0]) + demand.spare)
-                demand.missing[kind] = count - asked
-                takes.append(Take(kind[0], asked, kind[1]))
-                owners.append(None)
-        demand.probed.clear()
-        return takes, owners
+    def _took(self, kind: Kind, count: int) -> None:
+        since, before, rate = self._taken.get(kind, (self._clock.here(), 0, 0.0))
+        window_s = self._clock.since(since)
+        if window_s >= PACE_S:
+            rate = before / window_s if window_s < 2 * PACE_S else 0.0
+            since, before = self._clock.here(), 0
+        self._taken[kind] = since, before + count, rate
 
-    def _credits(self, demand: Demand, now_us: int) -> tuple[list[Credit], bool]:
-        """Credit for callers that wait, if there is too little; and whether the fold must be told what time it is,
-        because something is due that they may be given.
+    def ahead(self, kind: Kind, waiting: int) -> int:
+        """The number of messages to ask for beyond those that callers wait for: none ahead of callers that take few,
+        for they would lie here while these callers are busy, or be given to a program that has ended.
         """
-        granted: list[Credit] = []
-        is_due = False
-        for kind, shards in demand.standing.items():
-            if target := shards.get(self.shard):
-                granted += self._credit(kind, target, now_us, demand)
-                is_due |= 0 < self.next_due_us(kind[0]) <= (now_us if demand.is_sure else _SOME_DAY_US)
-        for one in self.state.standing.of(self._taker) if demand.is_tidying else ():
-            kind = one.group, one.lease_us
-            if one.available and self.shard not in demand.standing.get(kind, ()):
-                granted += self._credit(kind, 0, now_us, demand)
-        return granted, is_due
-
-    def _credit(self, kind: Kind, target: int, now_us: int, demand: Demand) -> list[Credit]:
-        """What makes the credit so much, if that is worth a record: it is about to end, or half used up. If the record
-        would be alone in its request, most of it must be: pushes of this process would wait behind it.
-        """
-        one = self.state.standing.find(kind[0], self._taker, kind[1])
-        if one is None:
-            return [Credit(*kind, target)] if target else []
-        is_too_much = demand.is_tidying and one.available > target
-        # It is renewed in time; also if others take this process to be gone, because its acts were too slow or refused.
-        is_old = target > 0 and (one.until_us - now_us < SESSION_US // 2 or one.ends_us <= now_us)
-        enough = target // (2 if demand.is_riding else 4)
-        if one.available > enough and not is_too_much and not is_old:
-            return []
-        return [Credit(*kind, one.used + target, one.since)]
-
-    @property
-    def may_stand(self) -> bool:
-        """Whether this process can be given credit here."""
-        return self.state.standing.has_room_for(self._taker)
-
-    def stands(self, kind: Kind) -> bool:
-        """Whether this process has credit here."""
-        one = self.state.standing.find(kind[0], self._taker, kind[1])
-        return one is not None and one.available > 0
-
-    def others_standing(self, group: str) -> int:
-        """Number of takes of other processes that stand here."""
-        return self.state.standing.count(group) - sum(one.group == group for one in self.state.standing.of(self._taker))
-
-    @property
-    def _kept_from(self) -> int:
-        """What this process was given by records before this one it has received, or never will."""
-        return min(self.held, default=self.state.at + 1)
-
-    @property
-    def owes_receipt(self) -> bool:
-        """Whether messages of standing takes were received here, and the log does not say so yet."""
-        standing = self.state.standing.of(self._taker)
-        if not any(one.unheard for one in standing):
-            return False
-        known = self._kept_from
-        return any(token < known for one in standing for _, token in one.unheard)
-
-    def wakes_us(self, kinds: Collection[Kind]) -> int:
-        """When credit of these kinds is to be renewed; 0: there is none."""
-        due_us = 0
-        for one in self.state.standing.of(self._taker):
-            if (one.group, one.lease_us) in kinds:
-                own_us = min(one.until_us - SESSION_US // 2, one.ends_us)
-                due_us = min(due_us or own_us, own_us)
-        return due_us
-
-    def has_excess(self, kinds: Collection[Kind]) -> bool:
-        """Whether there is credit of other kinds than these."""
-        return any(
-            one.available and (one.group, one.lease_us) not in kinds for one in self.state.standing.of(self._taker)
-        )
-
-    def next_due_us(self, name: str) -> int:
-        """When a delay of the group is over, a lease runs out, or a consumer may be gone; 0: nothing is to come."""
-        group = self.state.groups.get(name)
-        due_us = group.next_due_us() if group is not None else 0
-        end_us = self.state.standing.next_end_us(name)
-        return min(due_us or end_us, end_us or due_us)
-
-    def _has(self, name: str, now_us: int) -> bool:
-        """Whether a take may find something: as things stand, or because something is due."""
-        group = self.state.groups.get(name)
-        if group is None or not group.is_dry:
-            return self.state.ready_count(name) > 0 or (group is not None and 0 < group.next_due_us() <= now_us)
-        return 0 < group.next_due_us() <= now_us
-
-    def may_probe(self, want: Want) -> bool:
-        """Whether one that does not wait should ask here: only the log knows what time it is."""
-        if want.wait_s is not None and not (want.op and not want.probes):
-            return False
-        if want.shard not in (None, self.shard):
-            return False
-        probes = want.probes.get(self.shard, 0)
-        if want.op and not probes:
-            return True  # it may have been answered long ago
-        if self.state.ready_count(want.group):
-            return probes < _PROBES
-        group = self.state.groups.get(want.group)
-        due_us = group.next_due_us() if group is not None else 0
-        return due_us > 0 and (probes == 0 or (due_us <= self.state.time_us and probes < _PROBES))
-
-    # Outcomes
-
-    def settle(self, given: Given, queue: str) -> list[tuple[Outstanding, int, list[Delivery]]]:
-        """The outstanding act counts: wake who waits for its settlements. Its messages, by the take that asked."""
-        outstanding = self.outstanding
-        if outstanding is None or outstanding.act.number != given.number:
-            return []  # nobody waits for it any more: see `give_back_unknown`
-        self.outstanding = None
-        for one, verdicts in zip(outstanding.settlements, given.settles, strict=True):
-            one.finish(verdicts)
-            if one.settle.verb == GIVE_BACK:
-                for pos, token in one.settle.messages:
-                    self._let_go(one.settle.group, pos, token)
-        served = []
-        for index, deliveries in enumerate(given.takes):
-            want = outstanding.wants[index]
-            if want is not None:
-                want.asked = False
-            if deliveries is None:
-                error = no_such_group(queue, outstanding.act.takes[index].group)
-                if want is not None:
-                    want.finish(None, error)
-            else:
-                if not outstanding.act.takes[index].op:
-                    self.hear(outstanding.act.takes[index].group, deliveries)
-                served.append((outstanding, index, deliveries))
-        return served
-
-    # What is taken, and not received yet
-
-    def hear(self, group: str, deliveries: list[Delivery]) -> None:
-        """This process was given these: pops may be given back until a caller has received them."""
-        for one in deliveries:
-            if not one.until_us:
-                self._last_token = one.token
-                self.held.setdefault(one.token, set()).add((group, one.spot.pos))
-
-    def received(self, group: str, delivery: Delivery) -> None:
-        """A caller has it."""
-        if not delivery.until_us:
-            self._let_go(group, delivery.spot.pos, delivery.token)
-
-    def _let_go(self, group: str, pos: int, token: int) -> None:
-        held = self.held.get(token)
-        if held is not None:
-            held.discard((group, pos))
-            if not held:
-                del self.held[token]
-
-    @property
-    def is_giving_back(self) -> bool:
-        """Whether messages that nobody has received are still to be given back."""
-        under_way = self.outstanding.settlements if self.outstanding is not None else []
-        return any(one.settle.verb == GIVE_BACK for one in (*self.settlements, *under_way))
-
-    def give_back_unknown(self) -> None:
-        """Pops of acts that nobody waits for any more: that they were carried out is only known now."""
-        known = self._last_token  # one record may have given messages of several groups
-        for popped in self.state.takers.popped.get(self._taker, []):
-            if popped.token > known:
-                self.hear(popped.group, popped.deliveries)
-                self.release(popped.group, popped.deliveries)
-
-    def give_back_again(self) -> None:
-        """What was refused a while ago."""
-        self.settlements += self.refused
-        self.refused = []
-
-    def release(self, group: str, deliveries: Iterable[Delivery]) -> None:
-        """Nobody is there any more to have these: others shall."""
-        messages = [(one.spot.pos, one.token) for one in deliveries]
-        for start in range(0, len(messages), MAX_SETTLED):
-            settle = Settle(group, GIVE_BACK, messages[start : start + MAX_SETTLED])
-            self.settlements.append(Settlement(settle))
-
-    def withdraw(self, settlement: Settlement) -> bool:
-        """Its caller is gone. Whether it may still be done: because an act that holds it is on its way."""
-        if settlement in self.settlements:
-            self.settlements.remove(settlement)
-        return self.outstanding is not None and settlement in self.outstanding.settlements
-
-    def refuse(self, error: BokiError) -> list[Waiter]:
-        """The outstanding act will never be: those who wait for it. What it gave back is to be given back again."""
-        outstanding, self.outstanding = self.outstanding, None
-        if outstanding is None:
-            return []
-        for want in outstanding.wants:
-            if want is not None:
-                want.asked = False
-        self.refused += [one for one in outstanding.settlements if one.settle.verb == GIVE_BACK]
-        for one in outstanding.settlements:
-            if one.settle.verb != GIVE_BACK:
-                one.finish(None, BokiError.from_body(error.body()))
-        return [want for want in outstanding.wants if want is not None]
+        since, _, rate = self._taken.get(kind, ((0.0, 0.0), 0, 0.0))
+        if rate < LEAST_RATE or self._clock.since(since) > 2 * PACE_S:
+            return 0
+        return min(math.ceil(2 * rate * self.act_s), MOST_AHEAD * waiting)

@@ -19,10 +19,10 @@ import msgspec
 
 from boki import Expect, KeyReused, LogBook, NotFound, TooLarge, Trimmed, WrongType
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.acts import Following
 from boki.libs.bokiqueue.figures import NEVER_US, length, next_expiry_us
+from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.messages import encode_body
-from boki.libs.bokiqueue.records import MAX_BATCH, Push, Settings, sound
+from boki.libs.bokiqueue.records import Push, Settings, sound
 from boki.libs.bokiqueue.refusals import QueueFull, check_count, check_group_keys, check_life
 
 RECORD_BYTES: Final = 900_000
@@ -60,22 +60,11 @@ def placed(
     encoded = [encode_body(body) for body in bodies]
     found = []
     for own, places in by_shard.items():
-        for some in _fitting(places, encoded):
+        for some in records.runs(places, lambda place: len(encoded[place][1]) + 8, RECORD_BYTES):
             forms = records.joined([encoded[place][0] for place in some])
             keys = [group_keys[place] for place in some] if group_keys else []
             found.append((Push(own, forms, [encoded[place][1] for place in some], delay_us, ttl_us, keys), some))
     return found
-
-
-def _fitting(places: list[int], encoded: list[tuple[int, bytes]]) -> Iterable[list[int]]:
-    """The places in runs that a record holds."""
-    start = size = 0
-    for at, place in enumerate(places):
-        size += len(encoded[place][1]) + 8
-        if at > start and (size > RECORD_BYTES or at - start == MAX_BATCH):
-            yield places[start:at]
-            start, size = at, len(encoded[place][1]) + 8
-    yield places[start:]
 
 
 async def append_pushes(

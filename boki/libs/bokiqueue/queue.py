@@ -32,10 +32,9 @@ from boki import (
     WrongType,
 )
 from boki.libs.bokiqueue import administration, records
-from boki.libs.bokiqueue.acts import Following
 from boki.libs.bokiqueue.administration import QueueStats
-from boki.libs.bokiqueue.demand import Line, Want
-from boki.libs.bokiqueue.followed import following
+from boki.libs.bokiqueue.demand import Want
+from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.messages import DeadLetter, Message, parse_receipt
 from boki.libs.bokiqueue.pushing import append_pushes, listed, placed, room, told_apart
@@ -315,9 +314,9 @@ class Queue(Generic[T]):
         is_refused = lost and not want.lease_us and not (found and want.op)
         kept = [one for one, body in both if is_refused and isinstance(body, tuple)]
         if not want.op:
-            for line, delivery in served:
-                if (line, delivery) not in kept:
-                    line.received(self.group, delivery)
+            for shard, delivery in served:
+                if (shard, delivery) not in kept:
+                    shared.lines[shard].received(self.group, delivery)
             if kept:
                 shared.give_back(self.logbook, self.group, kept)
         if is_refused:
@@ -328,8 +327,8 @@ class Queue(Generic[T]):
             )
         return found
 
-    def _message(self, line: Line, delivery: Delivery, form: int = BYTES, data: bytes = b"") -> Message[T]:
-        return Message(self.name, line.shard, self.group, delivery, form, data, self.kind)
+    def _message(self, shard: int, delivery: Delivery, form: int = BYTES, data: bytes = b"") -> Message[T]:
+        return Message(self.name, shard, self.group, delivery, form, data, self.kind)
 
     async def _enter_group(self, shared: Following) -> None:
         """Have the group before anything is asked for on its behalf; the default one is made by its first take.

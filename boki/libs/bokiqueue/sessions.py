@@ -54,6 +54,7 @@ MAX_CREDIT: Final = 10_000
 MAX_STANDING: Final = 10_000
 """Standing takes of a shard. Beyond that processes take by acts alone."""
 
+NEVER_US: Final = 1 << 63
 
 _Key = tuple[Any, int]
 """A process or a group, and the length of the lease."""
@@ -217,31 +218,18 @@ class Handed(NamedTuple):
 
 
 class StandingTakes:
-    """The standing takes of one shard, by group, in the order in which they get their turns.
-
-    Three indexes keep each look at them short. Log time never goes back, so the order of the last acts is the order in
-    which credit ends, and the order in which takes became silent is the order in which their processes count as gone.
-    """
+    """The standing takes of one shard, by group, in the order in which they get their turns."""
 
     def __init__(self, standing: Iterable[Standing] = ()) -> None:
         self._groups: dict[str, dict[_Key, Standing]] = {}
         self._takers: dict[bytes, dict[_Key, Standing]] = {}
-        self._acted: dict[bytes, int] = {}
-        """When the credit of each process ends, in the order of their last acts; without those found to be over."""
-        self._silent: dict[tuple[str, bool], dict[_Key, Standing]] = {}
-        """By group, and whether they lease: takes that were given something not acted upon, in the order of times."""
-        self._gone: dict[str, dict[_Key, Standing]] = {}
-        """Takes that have ended and whose leases were not fenced yet."""
         self._holders: dict[tuple[str, int, int], Standing] = {}
-        """By group, position and token: who has not acted upon what it was given. A fence names thousands at once."""
+        """By group, position and token: the take that has not acted upon what it was given. A fence names thousands."""
         self._count = 0
-        restored = list(standing)
-        for one in restored:
+        self._sound_until_us = NEVER_US
+        """No process counts as gone before this: until then `ended` has nothing to look for."""
+        for one in standing:
             self._put(one)
-        for one in sorted(restored, key=lambda one: one.until_us):
-            self._acted[one.taker] = one.until_us
-        for one in sorted(restored, key=lambda one: one.silent_us):
-            self._list_silent(one)
 
     def __bool__(self) -> bool:
         return self._count > 0
@@ -253,18 +241,9 @@ class StandingTakes:
     def _put(self, one: Standing) -> None:
         self._groups.setdefault(one.group, {})[one.taker, one.lease_us] = one
         self._takers.setdefault(one.taker, {})[one.group, one.lease_us] = one
-        self._count += 1
         self._holders.update(((one.group, *each), one) for each in one.unheard)
-
-    def _list_silent(self, one: Standing) -> None:
-        """Put it last in the order of silence, if it is silent."""
-        key = one.taker, one.lease_us
-        silent = self._silent.setdefault((one.group, one.lease_us > 0), {})
-        silent.pop(key, None)
-        if one.silent_us:
-            silent[key] = one
-        elif not silent:
-            del self._silent[one.group, one.lease_us > 0]
+        self._count += 1
+        self._sound_until_us = min(self._sound_until_us, one.ends_us)
 
     def _forget(self, one: Standing, handles: Iterable[tuple[int, int]]) -> None:
         """These are unheard of no longer."""
@@ -274,8 +253,7 @@ class StandingTakes:
 
     def find(self, group: str, taker: bytes, lease_us: int) -> Standing | None:
         """The credit of that process, if it has any."""
-        standing = self._groups.get(group)
-        return None if standing is None else standing.get((taker, lease_us))
+        return self._takers.get(taker, {}).get((group, lease_us))
 
     def of(self, taker: bytes) -> list[Standing]:
         """The credit of that process, of all groups."""
@@ -295,17 +273,13 @@ class StandingTakes:
         for one in self.of(taker):
             self._forget(one, [(pos, token) for pos, token in one.unheard if token < kept_from])
             one.until_us, one.silent_us = until_us, now_us if one.unheard else 0
-            self._list_silent(one)
-            _remove(self._gone, one.group, (taker, one.lease_us))
+            self._sound_until_us = min(self._sound_until_us, one.ends_us)
         for credit in granted:
             known = self.find(credit.group, taker, credit.lease_us)
             if known is not None and credit.since in (0, known.since):
                 known.granted = credit.granted if credit.since else known.used + credit.granted
             elif known is None and not credit.since and self._count < MAX_STANDING:
                 self._put(Standing(credit.group, taker, credit.lease_us, seqnum, credit.granted, 0, until_us))
-        if taker in self._takers:
-            self._acted.pop(taker, None)
-            self._acted[taker] = until_us
 
     def forget_group(self, group: str) -> None:
         """The group was dropped, or begins again."""
@@ -314,37 +288,25 @@ class StandingTakes:
 
     def drop(self, one: Standing) -> None:
         """Its process is gone."""
-        key = one.taker, one.lease_us
-        _remove(self._groups, one.group, key)
-        _remove(self._takers, one.taker, (one.group, one.lease_us))
-        _remove(self._silent, (one.group, one.lease_us > 0), key)
-        _remove(self._gone, one.group, key)
-        if one.taker not in self._takers:
-            self._acted.pop(one.taker, None)
+        del self._groups[one.group][one.taker, one.lease_us]
+        del self._takers[one.taker][one.group, one.lease_us]
+        if not self._groups[one.group]:
+            del self._groups[one.group]
+        if not self._takers[one.taker]:
+            del self._takers[one.taker]
         self._count -= 1
         self._forget(one, list(one.unheard))
 
     def ended(self, now_us: int) -> list[Standing]:
         """Those whose processes are taken to be gone, and of which nothing is left but what is popped."""
-        over: list[Standing] = []
-        while self._acted and (first := next(iter(self._acted.items())))[1] <= now_us:
-            del self._acted[first[0]]
-            over += self.of(first[0])
-        for (group, is_lease), silent in list(self._silent.items()):
-            while silent and (one := next(iter(silent.values()))).ends_us <= now_us:
-                _remove(self._silent, (group, is_lease), (one.taker, one.lease_us))
-                over.append(one)
-        for one in over:
-            if one.lease_us and one.unheard:
-                _remove(self._silent, (one.group, True), (one.taker, one.lease_us))
-                self._gone.setdefault(one.group, {})[one.taker, one.lease_us] = one
-        return list({id(one): one for one in over if not (one.lease_us and one.unheard)}.values())
+        if now_us < self._sound_until_us:
+            return []
+        self._sound_until_us = min((one.ends_us for one in self if one.ends_us > now_us), default=NEVER_US)
+        return [one for one in self if one.ends_us <= now_us and not (one.lease_us and one.unheard)]
 
     def next_end_us(self, group: str) -> int:
         """When the next process may be gone that has not acted upon what it was given; 0: there is none."""
-        some = [self._gone.get(group, {}), *(self._silent.get((group, is_lease), {}) for is_lease in (False, True))]
-        first = (next((one for one in standing.values() if one.unheard), None) for standing in some)
-        return min((one.ends_us for one in first if one is not None), default=0)
+        return min((one.ends_us for one in self._groups.get(group, {}).values() if one.unheard), default=0)
 
     def unheard_pops(self, group: str) -> int:
         """Number of popped messages whose receipt is not confirmed yet."""
@@ -352,13 +314,8 @@ class StandingTakes:
 
     def unheard(self, group: str, now_us: int, limit: int = 1 << 62) -> list[tuple[int, int]]:
         """(position, token) of leases that processes were given which are taken to be gone."""
-        found: list[tuple[int, int]] = []
-        for standing in (self._gone.get(group, {}), self._silent.get((group, True), {})):
-            for one in standing.values():
-                if len(found) >= limit or one.ends_us > now_us:
-                    break
-                found += sorted(one.unheard)
-        return found[:limit]
+        gone = [one for one in self._groups.get(group, {}).values() if one.lease_us and one.ends_us <= now_us]
+        return [each for one in gone for each in sorted(one.unheard)][:limit]
 
     def pop_unheard(self, group: str, pos: int, token: int, now_us: int, *, is_over: bool) -> bool:
         """Forget an unconfirmed lease that is over, or whose process is gone. Whether there was one."""
@@ -404,24 +361,18 @@ class StandingTakes:
                 deliveries = group.take(backlog, now_us, min(one.available, max(share, 1)), one.lease_us, token)
                 if deliveries:
                     is_anything = True
-                    one.used += len(deliveries)
-                    if not one.silent_us:
-                        one.silent_us = now_us
-                        self._list_silent(one)
-                    handles = [(delivery.spot.pos, token) for delivery in deliveries]
-                    one.unheard.update(handles)
-                    self._holders.update(((one.group, *each), one) for each in handles)
+                    self._give(one, [(delivery.spot.pos, token) for delivery in deliveries], now_us)
                     standing[one.taker, one.lease_us] = standing.pop((one.taker, one.lease_us))  # the last in turn
                     handed.append(Handed(one.taker, one.group, one.lease_us, deliveries))
                 if group.is_dry or not deliveries:
                     return
             left = sum(map(may_take, turns))
 
-
-def _remove(index: dict[Any, dict[_Key, Standing]], name: object, key: _Key) -> None:
-    """Take an entry out of an index, and the index's part if that was the last one."""
-    part = index.get(name)
-    if part is not None:
-        part.pop(key, None)
-        if not part:
-            del index[name]
+    def _give(self, one: Standing, handles: list[tuple[int, int]], now_us: int) -> None:
+        one.used += len(handles)
+        if not one.silent_us:
+            one.silent_us = now_us
+            self._sound_until_us = min(self._sound_until_us, one.ends_us)
+        one.unheard.update(handles)
+        for each in handles:
+            self._holders[one.group, *each] = one

@@ -8,37 +8,13 @@ from typing import Final
 
 from boki import ConditionFailed, Expect, InvalidArgument, LogBook
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.records import MAX_SHARDS, Settings, Setup, sound
+from boki.libs.bokiqueue.reading import newest_settings
+from boki.libs.bokiqueue.records import MAX_SHARDS, Settings, Setup
 from boki.libs.bokiqueue.refusals import check_count, check_span, no_such_queue
 
 SETTINGS_S: Final = 1.0
 """For so long a handle trusts the settings that it has read."""
 MAX_MESSAGES: Final = 1_000_000_000
-
-
-async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) -> tuple[int, Settings | None, int]:
-    """The last record of the settings' tag, 0 if there is none; the queue's settings, None if there are none; and the
-    version of their record, which all who read the queue know.
-
-    The first settings of a queue say how many shards it has: records that say otherwise later are passed by.
-    `VersionTooNew`
-    """
-    tag = records.settings_tag(queue)
-    record, first = await asyncio.gather(logbook.check_tail(tag, fresh=fresh), logbook.read_next(tag))
-    last = 0 if record is None else record.seqnum
-    shards = 0
-    while first is not None and not shards and first.seqnum < last:
-        kind = sound(first)
-        shards = kind.settings.shards if isinstance(kind, Setup) else 0
-        first = None if shards else await logbook.read_next(tag, min_seqnum=first.next_seqnum)
-    while record is not None:
-        if records.is_newer(record.data):
-            records.decode(record.data)  # refuses the queue by name
-        kind = sound(record)
-        if isinstance(kind, Setup) and shards in (0, kind.settings.shards):
-            return last, kind.settings, record.data[0]
-        record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
-    return last, None, 0
 
 
 class KnownSettings:

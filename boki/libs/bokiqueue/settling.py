@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from boki import BokiError, ConditionFailed, Expect, LogBook, NewRecord, Record, WrongType
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.acts import Following
-from boki.libs.bokiqueue.demand import MAX_SETTLED, Line
+from boki.libs.bokiqueue.following import Following
+from boki.libs.bokiqueue.lines import MAX_SETTLED, Line
 from boki.libs.bokiqueue.messages import Message
 from boki.libs.bokiqueue.records import Done, Settle, belongs, sound
 from boki.libs.bokiqueue.refusals import LeaseLost

@@ -1,4 +1,4 @@
-"""Keeping a queue small: checkpoints, trims, and carrying what lingers; and what is read besides what comes.
+"""Keeping a queue small: checkpoints, trims, and carrying what lingers.
 
 Upkeep is done beside the work by processes that consume, and by those that push what expires. A checkpoint is due after
 so many records of a shard, and written by the process whose act was the last of them. Two that do it at once do no
@@ -8,17 +8,17 @@ harm: of two writers one gives up (`boki.libs.fold.checkpoints`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from boki import BokiError, LogBook, Record
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.backlog import Segment, Spot
+from boki.libs.bokiqueue.backlog import Spot
 from boki.libs.bokiqueue.bodies import Bodies
-from boki.libs.bokiqueue.demand import Line
 from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.lines import Line
 from boki.libs.bokiqueue.records import (
     LOST,
     MAX_MESSAGE_BYTES,
@@ -26,7 +26,6 @@ from boki.libs.bokiqueue.records import (
     Carry,
     Push,
     Saved,
-    belongs,
     sound,
 )
 from boki.libs.bokiqueue.snapshots import sound_snapshot
@@ -41,9 +40,9 @@ SAVE_BYTES: Final = 8 * 1024 * 1024
 FEED_BYTES: Final = 4 * SAVE_BYTES
 CARRY_WORTH: Final = 4
 """Messages that linger are carried when what could be trimmed then has so many times their bytes."""
-CARRY_COUNT: Final = 1_000
+CARRY_RECORDS: Final = 1_000
 CARRY_BYTES: Final = 4_000_000
-"""So many messages, of records with about so many bytes, are read and carried at once."""
+"""Records, and about how many bytes of them, that are read and carried at once."""
 _PAGE_RECORDS: Final = 1_000
 _SPOT_BYTES: Final = 100
 """A carried message has about so many bytes beside its body."""
@@ -211,22 +210,23 @@ class Upkeep:
     def _is_worth_carrying(self, line: Line, floor: int, fed_bytes: int) -> bool:
         """Whether the stream between what lingers and what is new is long enough to be worth a copy."""
         marks = line.state.marks
-        if not marks or floor >= marks[-1][1]:
-            return False
-        spots = _old_spots(line)
-        if not spots:
+        if not marks or floor >= marks[-1][1] or not (old := _old_spots(line)):
             return False
         before = next(bytes_before for _, seqnum, bytes_before in marks if seqnum >= floor)
         between = marks[-1][2] + line.saved_bytes - before
-        return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * sum(_bytes_by_record(spots).values()))
+        return max(between, fed_bytes) >= max(SAVE_BYTES, CARRY_WORTH * sum(map(_size_bytes, old)))
 
     async def _carry(self, logbook: LogBook, line: Line) -> None:
         """Append messages again that stand before the last checkpoint."""
         self._carried_at[line.shard] = self._feed_bytes
-        for some in _batches(_old_spots(line)):
-            bodies = await self._bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in some])
+        for some in records.runs(_old_spots(line), _size_bytes, CARRY_BYTES, CARRY_RECORDS):
+            spots = [spot for of_record in some for spot in of_record]
+            bodies = await self._bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in spots])
             found = [body if isinstance(body, tuple) else (LOST, b"") for body in bodies]
-            for carry in _carries(line.shard, some, found):
+            moved = list(zip(spots, found, strict=True))
+            for part in records.runs(moved, lambda one: len(one[1][1]), PART_BYTES):
+                forms = records.joined([form for _, (form, _) in part])
+                carry = Carry(line.shard, [spot.pos for spot, _ in part], forms, [body for _, (_, body) in part])
                 await logbook.append(records.encode(carry), self._tags(line.shard))
 
 
@@ -245,79 +245,18 @@ def _detached(logbook: LogBook) -> LogBook:
     return logbook.session.logbook(logbook.name, detached=True)
 
 
-def _old_spots(line: Line) -> list[Spot]:
-    """What lingers before the last checkpoint, as it stands in the log."""
+def _old_spots(line: Line) -> list[list[Spot]]:
+    """What lingers before the last checkpoint, by the record where it stands."""
     newest = line.state.marks[-1][1]
-    return sorted(
-        (spot for spot in line.state.lingering().values() if spot.place[0] < newest), key=lambda spot: spot.place
-    )
+    found: dict[int, list[Spot]] = {}
+    for spot in sorted(line.state.lingering().values(), key=lambda spot: spot.place):
+        if spot.place[0] < newest:
+            found.setdefault(spot.place[0], []).append(spot)
+    return list(found.values())
 
 
-def _bytes_by_record(spots: Iterable[Spot]) -> dict[int, int]:
-    """About how many bytes of each record these messages are. Each counts as the largest of its push, so there is a
+def _size_bytes(spots: list[Spot]) -> int:
+    """About how many bytes of their record these messages are. Each counts as the largest of its push, so there is a
     bound: a record has no more than a message may have.
     """
-    found: dict[int, int] = {}
-    for spot in spots:
-        seqnum = spot.place[0]
-        found[seqnum] = min(found.get(seqnum, 0) + spot.size_bytes + _SPOT_BYTES, MAX_MESSAGE_BYTES)
-    return found
-
-
-def _batches(spots: list[Spot]) -> Iterator[list[Spot]]:
-    """Runs of them that are read at once: of one at least."""
-    start = size = 0
-    sizes: dict[int, int] = {}
-    for index, spot in enumerate(spots):
-        seqnum = spot.place[0]
-        own = _bytes_by_record([spot])[seqnum]
-        grown = min(own, MAX_MESSAGE_BYTES - sizes.get(seqnum, 0))
-        if index > start and (size + grown > CARRY_BYTES or index - start == CARRY_COUNT):
-            yield spots[start:index]
-            start, size, sizes, grown = index, 0, {}, own
-        size += grown
-        sizes[seqnum] = sizes.get(seqnum, 0) + grown
-    if spots:
-        yield spots[start:]
-
-
-def _carries(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> Iterator[Carry]:
-    """Records for these messages, none too large."""
-    start = size = 0
-    for index, (_, body) in enumerate(found):
-        if index > start and size + len(body) > PART_BYTES:
-            yield _carry_of(shard, spots[start:index], found[start:index])
-            start, size = index, 0
-        size += len(body)
-    yield _carry_of(shard, spots[start:], found[start:])
-
-
-def _carry_of(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> Carry:
-    forms = records.joined([form for form, _ in found])
-    return Carry(shard, [spot.pos for spot in spots], forms, [body for _, body in found])
-
-
-# What is read besides what comes
-
-
-async def history(
-    logbook: LogBook, queue: str, shard: int, shards: int, start: int, stop: int
-) -> tuple[list[Segment], int]:
-    """The pushes in a part of the stream that was passed before, and from where on it is still there (0: all of it).
-
-    Without their bodies: all that is retained may be many times what a process has room for.
-    """
-    tag = records.stream_tag(queue, shard)
-    segments: list[Segment] = []
-    kept_from = 0
-    while start < stop:
-        page = await logbook.read(tag, start=start, stop=stop, limit=_PAGE_RECORDS)
-        kept_from = max(kept_from, page.first_seqnum)
-        for record in page.records:
-            kind = sound(record)
-            if isinstance(kind, Push) and kind.shard == shard and belongs(kind, record.tags, queue, shards):
-                segments.append(Segment.of(record.seqnum, 0, record.time, kind))
-        if not page.records:
-            break
-        start = page.next_start
-    return segments, kept_from
+    return min(sum(spot.size_bytes + _SPOT_BYTES for spot in spots), MAX_MESSAGE_BYTES)

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from boki.errors import BokiError
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
-from boki.libs.bokiqueue.acts import Following
-from boki.libs.bokiqueue.followed import adopt
+from boki.libs.bokiqueue.following import Following, adopt
 from boki.verify.histories.queues import BURIED, Endings, Leased, Pushed, Taken
 from boki.verify.sim.clockwork import Clockwork
 from boki.verify.sim.processes import Process

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final
 from boki.api.logbook import LogBook
 from boki.errors import BokiError
 from boki.libs.bokiqueue import Queue
-from boki.libs.bokiqueue.acts import Following
-from boki.libs.bokiqueue.followed import adopt
-from boki.libs.bokiqueue.supply import MOST_AHEAD
+from boki.libs.bokiqueue.demand import MOST_AHEAD
+from boki.libs.bokiqueue.following import Following, adopt
 from boki.log.record import Record
 from boki.verify.histories.facts import Violation
 from boki.verify.histories.queues import (

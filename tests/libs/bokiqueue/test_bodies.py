@@ -6,7 +6,7 @@ import asyncio
 
 import boki.testing
 from boki.libs.bokiqueue import Queue
-from boki.libs.bokiqueue.followed import following, queues_of
+from boki.libs.bokiqueue.following import following, queues_of
 from boki.libs.fold.registry import IDLE_S
 from tests.libs.bokiqueue.running import asynchronous
 

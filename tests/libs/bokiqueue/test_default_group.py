@@ -6,7 +6,7 @@ import asyncio
 from zlib import crc32
 
 from boki.libs.bokiqueue import Queue
-from boki.libs.bokiqueue.followed import queues_of
+from boki.libs.bokiqueue.following import queues_of
 from boki.libs.bokiqueue.records import OpenGroup, decode
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous

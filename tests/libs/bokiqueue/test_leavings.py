@@ -11,8 +11,8 @@ import boki.testing
 from boki import BokiError, ConnectionLost, DeadlineExceeded, InvalidArgument, LogBook, Overloaded
 from boki.api.deadline import Caller, Deadline
 from boki.api.logbook import LogSession
-from boki.libs.bokiqueue import LeaseLost, Queue, bodies, demand
-from boki.libs.bokiqueue.followed import following
+from boki.libs.bokiqueue import LeaseLost, Queue, bodies, lines
+from boki.libs.bokiqueue.following import following
 from boki.libs.bokiqueue.records import Act, OpenGroup, Push, decode
 from boki.log.operations import Append, Get
 from boki.testing.memory_port import ENDLESS_S, MemoryPort
@@ -118,8 +118,8 @@ async def test_what_could_not_be_given_back_is_given_back_later() -> None:
     await asyncio.gather(popping, return_exceptions=True)
     process.gate.set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("boki.libs.bokiqueue.cleanup.PAUSE_S", 0.0)
-        patch.setattr("boki.libs.bokiqueue.demand.REFUSED_S", 0.0)
+        patch.setattr("boki.libs.bokiqueue.following.PAUSE_S", 0.0)
+        patch.setattr("boki.libs.bokiqueue.lines.REFUSED_S", 0.0)
         await turns(60)
     assert process.count == 3
     assert await drain(queue) == [1, 2, 3]
@@ -129,7 +129,7 @@ async def test_what_could_not_be_given_back_is_given_back_later() -> None:
 async def test_ten_thousand_messages_are_given_back() -> None:
     """More than one act settles: all of them come again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demand, "MAX_SETTLED", 100)
+        patch.setattr(lines, "MAX_SETTLED", 100)
         for count in range(10, 40, 3):
             port = MemoryPort()
             queue: Queue[int] = Queue(Process(port).logbook(), "q")
@@ -151,7 +151,7 @@ def logbook(process: Process, left_s: float) -> LogBook:
 
 @asynchronous
 async def test_one_callers_deadline_is_nobody_elses() -> None:
-    """They share an act, which is appended again by somebody who has time left."""
+    """They share the acts of their process: what comes too late is refused before it joins one."""
     port = MemoryPort()
     process = Process(port)
     late: Queue[int] = Queue(logbook(process, 10), "q")
@@ -163,8 +163,8 @@ async def test_one_callers_deadline_is_nobody_elses() -> None:
     refused, done = await asyncio.gather(late.ack(first), queue.ack(second), return_exceptions=True)
     assert done is None
     assert isinstance(refused, DeadlineExceeded)
-    assert refused.outcome == "unknown"  # for the other one has taken its ack along
-    assert (await queue.stats()).groups[0].done == 2
+    assert refused.outcome == "not_applied"
+    assert (await queue.stats()).groups[0].done == 1
 
 
 @asynchronous
@@ -314,7 +314,7 @@ def test_what_one_record_gave_to_two_groups_is_given_back_to_both() -> None:
     for group in ("", "copy"):
         stream.grant(b"taker", granted=1, group=group)
     stream.push()
-    line = demand.Line(0, b"taker")
+    line = lines.Line(0, b"taker")
     line.begin(stream.state, 0)
     line.give_back_unknown()
     assert sorted(one.settle.group for one in line.settlements) == ["", "copy"]

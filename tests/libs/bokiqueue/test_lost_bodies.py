@@ -9,7 +9,7 @@ import pytest
 
 from boki import CorruptData
 from boki.libs.bokiqueue import Queue, upkeep
-from boki.libs.bokiqueue.followed import Queues
+from boki.libs.bokiqueue.following import Queues
 from boki.log.operations import Answer, Get, Operation
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous

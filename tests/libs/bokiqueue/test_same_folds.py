@@ -12,10 +12,11 @@ import pytest
 
 from boki import LogBook, Record
 from boki.libs.bokiqueue import Queue, upkeep
-from boki.libs.bokiqueue.followed import queues_of
+from boki.libs.bokiqueue.following import queues_of
+from boki.libs.bokiqueue.reading import history
 from boki.libs.bokiqueue.records import OpenGroup, Part, Saved, checkpoint_tag, encode
 from boki.libs.bokiqueue.snapshots import Snapshot
-from boki.libs.bokiqueue.upkeep import history, newest_state
+from boki.libs.bokiqueue.upkeep import newest_state
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process, drain, small_checkpoints

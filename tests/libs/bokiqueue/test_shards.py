@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from boki.libs.bokiqueue import Queue
-from boki.libs.bokiqueue.followed import following
+from boki.libs.bokiqueue.following import following
 from boki.libs.bokiqueue.records import Act, decode
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous

@@ -7,7 +7,7 @@ from typing import Any
 
 from boki import Overloaded
 from boki.libs.bokiqueue import Message, Queue
-from boki.libs.bokiqueue.followed import following
+from boki.libs.bokiqueue.following import following
 from boki.libs.bokiqueue.records import Act, encode
 from boki.libs.bokiqueue.sessions import SILENT_LEASE_US
 from boki.libs.fold.follower import Waiter

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from boki.libs.bokiqueue import sessions
-from boki.libs.bokiqueue.demand import Demand, Line, Want
+from boki.libs.bokiqueue.demand import Want, Wants
 from boki.libs.bokiqueue.groups import BACK, DEAD, LEASED
+from boki.libs.bokiqueue.lines import Demand, Line
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Credit, Grant, Settle
 from boki.libs.bokiqueue.sessions import SESSION_US, SILENT_LEASE_US, SILENT_POP_US, Standing, StandingTakes
 from boki.libs.fold.clock import LogClock
@@ -320,8 +321,10 @@ def test_credit_is_renewed_early_only_with_a_push(pushed: int, is_riding: bool, 
     stream.push(pushed)
     line = Line(0, b"me")
     line.begin(stream.state, 0)
-    wants = [Want("", 1, 0, "", 10.0, (0.0, 0.0), None) for _ in range(8)]
     clock = LogClock(lambda: 0.0)
+    wants = Wants(clock)
+    for _ in range(8):
+        wants.add(Want("", 1, 0, "", 10.0, (0.0, 0.0), None))
     clock.hear_answer(stream.state.time_us, clock.here())
-    line.compose(Demand(wants, [line], clock, ahead=lambda *_: 0, is_riding=is_riding), clock.now_us())
+    line.compose(Demand(wants, [line], clock, may_stand=True, is_riding=is_riding), clock.now_us())
     assert (line.outstanding is not None) == is_asked

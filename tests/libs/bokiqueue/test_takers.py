@@ -8,8 +8,9 @@ import pytest
 
 from boki import BokiError
 from boki.libs.bokiqueue import Queue, sessions
-from boki.libs.bokiqueue.demand import Outstanding, Settlement
-from boki.libs.bokiqueue.followed import following
+from boki.libs.bokiqueue.demand import Settlement
+from boki.libs.bokiqueue.following import following
+from boki.libs.bokiqueue.lines import Outstanding
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Act, Settle, Take
 from boki.libs.bokiqueue.sessions import Given
 from boki.testing.memory_port import MemoryPort

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
 import msgspec
 import pytest
 
-from boki import CorruptData, Trimmed, Unavailable
+from boki import CorruptData, LogBook, Trimmed, Unavailable
 from boki.libs.bokiqueue import Queue, records, upkeep
 from boki.libs.bokiqueue.backlog import Spot
-from boki.libs.bokiqueue.followed import queues_of
+from boki.libs.bokiqueue.bodies import Bodies
+from boki.libs.bokiqueue.following import queues_of
+from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.fold import checkpoints
 from boki.libs.fold.retrying import Backoff
 from boki.log.operations import Answer, Operation, Read
@@ -169,13 +170,15 @@ async def test_what_lingers_is_carried_at_a_cost_in_proportion(monkeypatch: pyte
     for name, bound in {"SAVE_RECORDS": 10, "SAVE_BYTES": 8_000, "CARRY_BYTES": 160_000}.items():
         monkeypatch.setattr(upkeep, name, bound)
     carried: list[int] = []
-    carries = upkeep._carries
+    fetch = Bodies.fetch
 
-    def noted(shard: int, spots: list[Spot], found: list[tuple[int, bytes]]) -> Iterator[records.Carry]:
-        carried.append(sum(len(body) for _, body in found))
-        return carries(shard, spots, found)
+    async def noting(self: Bodies, logbook: LogBook, deliveries: list[Delivery], *rest: int) -> list[Any]:
+        found: list[Any] = await fetch(self, logbook, deliveries, *rest)
+        if not any(one.token for one in deliveries):  # nobody took them: they are read to be carried
+            carried.append(sum(len(body) for _, body in found))
+        return found
 
-    monkeypatch.setattr(upkeep, "_carries", noted)
+    monkeypatch.setattr(Bodies, "fetch", noting)
     port = MemoryPort()
     queue: Queue[bytes] = Queue(Process(port).logbook(), "q")
     for _ in range(10):
@@ -197,10 +200,10 @@ async def test_what_lingers_is_carried_at_a_cost_in_proportion(monkeypatch: pyte
 def test_a_batch_counts_each_record_that_is_read_once() -> None:
     """A push of many small messages and a large one is not read anew for each of them: its size is that of a record."""
     large = [Spot(pos, 7, pos, 0, size_bytes=900_000) for pos in range(2_500)]
-    assert [len(some) for some in upkeep._batches(large)] == [1_000, 1_000, 500]
-    alone = [Spot(pos, 10 + pos, 0, 0, size_bytes=900_000) for pos in range(9)]
-    assert [len(some) for some in upkeep._batches(alone)] == [4, 4, 1]
-    assert list(upkeep._batches([])) == []
+    assert upkeep._size_bytes(large) == records.MAX_MESSAGE_BYTES
+    alone = [[Spot(pos, 10 + pos, 0, 0, size_bytes=900_000)] for pos in range(9)]
+    runs = records.runs(alone, upkeep._size_bytes, upkeep.CARRY_BYTES, upkeep.CARRY_RECORDS)
+    assert [len(some) for some in runs] == [4, 4, 1]
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -10,8 +10,7 @@ import pytest
 import boki.testing
 from boki import BokiError, Record
 from boki.libs.bokiqueue import Queue
-from boki.libs.bokiqueue.acts import Following
-from boki.libs.bokiqueue.followed import adopt
+from boki.libs.bokiqueue.following import Following, adopt
 from boki.libs.bokiqueue.records import Act, sound
 from boki.libs.bokistore import Store
 from boki.log.chunk import Group, encode_chunk

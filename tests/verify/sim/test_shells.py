@@ -23,7 +23,7 @@ SHELLS = sorted(
 )
 OF_THE_WORLD = {"time", "random", "secrets", "uuid", "datetime", "os", "socket", "threading", "subprocess", "tempfile"}
 EXCUSED = {
-    ("acts.py", "secrets"): "the simulator gives each process its name (`taker=`)",
+    ("following.py", "secrets"): "the simulator gives each process its name (`taker=`)",
     ("retrying.py", "random"): "whoever repeats brings the generator (`rng=`)",
     ("steps.py", "time"): "the driver for plain functions pauses",
     ("determinism.py", "os"): "a check for the tests of applications, which the simulator does not call",

@@ -26,7 +26,7 @@ from boki.libs.bokiqueue import Queue
 from boki.libs.bokiqueue.consuming import LIBRARY, Consumption, consumption_of
 from boki.libs.bokiqueue.face.places import Place, Work
 from boki.libs.bokiqueue.face.suspects import Suspects
-from boki.libs.bokiqueue.followed import Queues
+from boki.libs.bokiqueue.following import Queues
 from boki.protocol.calls import FunctionInfo
 
 _log = logging.getLogger("boki.gateway")

@@ -1,0 +1,193 @@
+"""The folds of a queue in one process, as the reading of its stream brings them on; and what is read besides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from boki import LogBook, Page, Record
+from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue.backlog import Segment
+from boki.libs.bokiqueue.bodies import Bodies
+from boki.libs.bokiqueue.lines import Line
+from boki.libs.bokiqueue.records import Act, Carry, Push, Saved, Settings, Setup, belongs, sound
+from boki.libs.bokiqueue.refusals import reshaped
+from boki.libs.bokiqueue.sessions import Given, Handed
+from boki.libs.bokiqueue.upkeep import Upkeep, newest_state
+from boki.libs.fold.follower import Follower
+
+_PAGE_RECORDS: Final = 1_000
+
+_log = logging.getLogger("boki.queue")
+
+
+class Folds:
+    """The folds of all shards. `served` and `handed` are told what this process, the `taker`, was given: by an act of
+    its own, and by a take that stands.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        taker: bytes,
+        lines: Sequence[Line],
+        follower: Follower,
+        bodies: Bodies,
+        upkeep: Upkeep,
+        *,
+        served: Callable[[Line, Given], None],
+        handed: Callable[[Line, Handed], None],
+    ) -> None:
+        self._queue = queue
+        self._taker = taker
+        self._lines = lines
+        self._follower = follower
+        self._bodies = bodies
+        self._upkeep = upkeep
+        self._served = served
+        self._handed = handed
+        self._checked_stop = 0
+        """Where the last page ends in which the queue's settings were looked at."""
+        self._missed: set[tuple[int, int]] = set()
+        """(record, from where on the stream was there) for which this fold has begun again."""
+
+    async def load(self, logbook: LogBook) -> int:
+        """Begin from the newest checkpoints; where to read on."""
+        self._bodies.clear()
+        loaded = await asyncio.gather(*(newest_state(logbook, self._queue, line.shard) for line in self._lines))
+        for line, (state, resume) in zip(self._lines, loaded, strict=True):
+            line.begin(state, resume)
+        return min(resume for _, resume in loaded)
+
+    async def take(self, logbook: LogBook, page: Page) -> bool:
+        """Fold a page. False if that cannot be from here: begin again. `Reshaped` if it is another queue by now."""
+        self._bodies.let_go([line.state for line in self._lines])
+        for record in page.records:
+            if not await self._fold(logbook, record, page.next_start):
+                return False
+        return True
+
+    async def _fold(self, logbook: LogBook, record: Record, page_stop: int) -> bool:
+        """Go on by a record that was read. False if that cannot be from here."""
+        kind = records.sound(record)
+        is_of_others = isinstance(kind, Setup) and kind.settings.shards != len(self._lines)
+        if is_of_others or (kind is None and records.is_newer(record.data)):
+            if record.seqnum >= self._checked_stop:  # once a page: strangers may append many
+                _, settings, _ = await newest_settings(logbook, self._queue)  # which refuses a queue of a later format
+                if settings is None or settings.shards != len(self._lines):
+                    raise reshaped(self._queue)
+                self._checked_stop = page_stop
+            kind = None  # the queue's settings do not say so
+        if kind is None or not records.belongs(kind, record.tags, self._queue, len(self._lines)):
+            self._pass_by(record)
+            return True
+        line = self._lines[kind.shard]
+        if record.seqnum < line.resume:
+            self._passed(record)
+            return True
+        state = line.state
+        part = state.history_for(kind) if record.seqnum > state.at else None
+        if part is not None:  # if this fails the record is read again: it has not been passed yet
+            segments, kept_from = await history(logbook, self._queue, line.shard, len(self._lines), *part)
+            if kept_from > part[0] and (record.seqnum, kept_from) not in self._missed:
+                self._missed.add((record.seqnum, kept_from))
+                return False  # others go by what was trimmed since: they had read it, or began from a later checkpoint
+            state.put_before(segments)
+        self._passed(record)
+        self._apply(logbook, line, record, kind)
+        return True
+
+    def _apply(self, logbook: LogBook, line: Line, record: Record, kind: records.Kind) -> None:
+        state = line.state
+        first_pos = state.backlog.first_pos
+        given = state.apply(record.seqnum, record.time, kind)
+        line.saved_records += 1
+        line.saved_bytes += len(record.data)
+        is_due = False
+        if isinstance(kind, Push | Carry):
+            self._bodies.keep(record.seqnum, kind, state)
+            # If it let go of what has expired, maybe no other process consumes.
+            is_due = state.backlog.first_pos > first_pos
+        for handed in state.handed:
+            if handed.taker == self._taker:
+                self._handed(line, handed)
+                is_due = True
+        if given is not None and isinstance(kind, Act) and kind.taker == self._taker:
+            self._served(line, given)
+            line.give_back_unknown()
+            is_due = True
+        if isinstance(kind, Saved):
+            self._upkeep.saved(logbook, line, kind)
+        elif is_due:
+            self._upkeep.consider(logbook, line)
+
+    def _passed(self, record: Record) -> None:
+        """The reading goes on behind it."""
+        self._follower.next_start = record.next_seqnum
+        self._follower.clock.hear(record.time)
+
+    def _pass_by(self, record: Record) -> None:
+        """A record that does not count. It is logged when they are 1, 10, 100, …: strangers may append many."""
+        line = self._lines[0]
+        state = line.state
+        before = state.passed_by
+        if record.seqnum >= line.resume:
+            state.pass_by(record.seqnum)
+            line.saved_records += 1  # so that a checkpoint drops it
+            line.saved_bytes += len(record.data)
+        self._passed(record)
+        if state.passed_by > before and str(state.passed_by).rstrip("0") == "1":
+            _log.warning(
+                "queue %s: record %d is not a valid queue record and is passed by; %d so far",
+                *(self._queue, record.seqnum, state.passed_by),
+            )
+
+
+async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) -> tuple[int, Settings | None, int]:
+    """The last record of the settings' tag, 0 if there is none; the queue's settings, None if there are none; and the
+    version of their record, which all who read the queue know.
+
+    The first settings of a queue say how many shards it has: records that say otherwise later are passed by.
+    `VersionTooNew`
+    """
+    tag = records.settings_tag(queue)
+    record, first = await asyncio.gather(logbook.check_tail(tag, fresh=fresh), logbook.read_next(tag))
+    last = 0 if record is None else record.seqnum
+    shards = 0
+    while first is not None and not shards and first.seqnum < last:
+        kind = sound(first)
+        shards = kind.settings.shards if isinstance(kind, Setup) else 0
+        first = None if shards else await logbook.read_next(tag, min_seqnum=first.next_seqnum)
+    while record is not None:
+        if records.is_newer(record.data):
+            records.decode(record.data)  # refuses the queue by name
+        kind = sound(record)
+        if isinstance(kind, Setup) and shards in (0, kind.settings.shards):
+            return last, kind.settings, record.data[0]
+        record = await logbook.read_prev(tag, max_seqnum=record.seqnum - 1)
+    return last, None, 0
+
+
+async def history(
+    logbook: LogBook, queue: str, shard: int, shards: int, start: int, stop: int
+) -> tuple[list[Segment], int]:
+    """The pushes in a part of the stream that was passed before, and from where on it is still there (0: all of it).
+
+    Without their bodies: all that is retained may be many times what a process has room for.
+    """
+    tag = records.stream_tag(queue, shard)
+    segments: list[Segment] = []
+    kept_from = 0
+    while start < stop:
+        page = await logbook.read(tag, start=start, stop=stop, limit=_PAGE_RECORDS)
+        kept_from = max(kept_from, page.first_seqnum)
+        for record in page.records:
+            kind = sound(record)
+            if isinstance(kind, Push) and kind.shard == shard and belongs(kind, record.tags, queue, shards):
+                segments.append(Segment.of(record.seqnum, 0, record.time, kind))
+        if not page.records:
+            break
+        start = page.next_start
+    return segments, kept_from
