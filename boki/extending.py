@@ -11,7 +11,15 @@ from boki.api.failures import failure_of
 from boki.api.function import Function, register_body
 from boki.api.logbook import begin_append, leave_append
 from boki.api.payloads.values import ValueCodec, codec_for, decode_any, encode_any
-from boki.api.suspension import BlockingCallsById, CallsById, Suspend, WakeOn, ends_of, invocation_id_of
+from boki.api.suspension import (
+    BlockingCallsById,
+    CallsById,
+    Suspend,
+    WakeOn,
+    calls_reporting_to,
+    ends_of,
+    invocation_id_of,
+)
 from boki.log.checks import check_seconds
 from boki.log.operations import Failure
 from boki.protocol.calls import ATTENDS, OVER, Attribute, CallStatus, InvocationState, Payload
@@ -32,6 +40,7 @@ __all__ = [
     "ValueCodec",
     "WakeOn",
     "begin_append",
+    "calls_reporting_to",
     "check_retry",
     "check_seconds",
     "codec_for",

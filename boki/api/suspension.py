@@ -34,11 +34,13 @@ from boki.protocol.calls import (
     Suspension,
     WakeOn,
     ends_tag,
+    starts_tag,
 )
 
 if TYPE_CHECKING:
     from boki.api.blocking_context import Context as BlockingContext
     from boki.api.context import Context
+    from boki.api.logbook import LogBook
     from boki.retry import Retry
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "CallsById",
     "Suspend",
     "WakeOn",
+    "calls_reporting_to",
     "ends_of",
     "invocation_id_of",
 ]
@@ -55,6 +58,9 @@ __all__ = [
 MAX_WAKES: Final = 16
 """Maximum number of tags that one suspended call waits for."""
 MAX_NOTE_CHARS: Final = 200
+_PAGE_RECORDS: Final = 1_000
+_ID_TAG: Final = "id:"
+"""How the tag of a call's records begins, in the book of logged calls."""
 
 
 class Suspend(BaseException):
@@ -108,6 +114,22 @@ def invocation_id_of(*names: str) -> str:
     return hashed.hexdigest()[:32]
 
 
+async def calls_reporting_to(logbook: LogBook, invocation_id: str) -> list[str]:
+    """The ids of all logged calls that were started to report to this one (`reports_to`), as far as they are kept.
+
+    `logbook` is that of `ends_of(invocation_id).book`.
+    """
+    found: dict[str, None] = {}
+    start = 0
+    while True:
+        page = await logbook.read(starts_tag(invocation_id), start=start, limit=_PAGE_RECORDS)
+        if not page.records:
+            return list(found)
+        for record in page.records:
+            found.update((tag.removeprefix(_ID_TAG), None) for tag in record.tags if tag.startswith(_ID_TAG))
+        start = page.next_start
+
+
 def ends_of(invocation_id: str, min_seqnum: int = 0) -> WakeOn:
     """Wakes a call when one has ended that was started to report to it (`reports_to`), at or above that seqnum."""
     return WakeOn(CALLS_BOOK, ends_tag(invocation_id), min_seqnum)
@@ -136,6 +158,7 @@ class CallsById:
         reports_to: str = "",
         attributes: dict[str, Attribute] | None = None,
         watcher: str = "",
+        copies: str = "",
     ) -> str:
         """Log a call under this id, to be run by the system: `invocation_id`, once the call is durable.
 
@@ -146,7 +169,7 @@ class CallsById:
         `Payload` is passed on as it is.
         """
         begins = start or new_invocation_id()
-        chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher)
+        chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher, copies)
         call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
         return await self._port.invoke_later(call, delay_s, None)
 
@@ -198,10 +221,11 @@ class BlockingCallsById:
         reports_to: str = "",
         attributes: dict[str, Attribute] | None = None,
         watcher: str = "",
+        copies: str = "",
     ) -> str:
         """See `CallsById.start`."""
         begins = start or new_invocation_id()
-        chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher)
+        chosen = ChosenId(begins, if_running, if_ended, name, reports_to, attributes or {}, watcher, copies)
         call = self._state.later(function, payload, delay_s, None, book, retry, (invocation_id, chosen))
         return self._port.invoke_later(call, delay_s, None)
 

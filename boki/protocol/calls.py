@@ -76,6 +76,8 @@ class ChosenId(msgspec.Struct, frozen=True, array_like=True):
     """By which lists find it. Names that begin with "boki:" are those of libraries."""
     watcher: str = ""
     """A second call that waits for its end, as `reports_to` does."""
+    copies: str = ""
+    """The invocation id of a call of the same function whose payload this one takes, in place of its own."""
 
     @property
     def attends(self) -> str:
@@ -92,6 +94,11 @@ CALLS_BOOK: Final = "boki:calls"
 def ends_tag(invocation_id: str) -> str:
     """The tag of the ends of those logged calls that report to this one, in `CALLS_BOOK`."""
     return f"ends:{invocation_id}"
+
+
+def starts_tag(invocation_id: str) -> str:
+    """The tag of the acceptances of those logged calls that report to this one, in `CALLS_BOOK`."""
+    return f"starts:{invocation_id}"
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):

@@ -82,7 +82,7 @@ from boki.protocol.calls import (
     ends_tag,
 )
 from boki.retry import LOSSES_ONLY, Retry
-from boki.testing.memory_calls import LaterCall, LaterRequest
+from boki.testing.memory_calls import LaterCall, LaterRequest, start_tags, with_copied_payload
 from boki.testing.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from boki.testing.unopened import UnopenedBlockingContext, UnopenedContext
 from boki.testing.virtual_clock import Clock
@@ -324,6 +324,8 @@ class _Calls:
             self._keys[key] = (call.id, request, clock.now_us)
         if call.chosen is not None and self._stands_for(call.id, call.chosen, request):
             return call.id
+        call = with_copied_payload(call, self._logged)
+        self._record(call.id, start_tags(call))
         logged = self._logged[call.id] = LaterCall(call, request, clock.now_us, round(delay_s * 1e6))
         clock.call_at(logged.due_us, lambda: self._start(self._run_later(logged)) if not logged.is_over else None)
         return call.id
@@ -392,11 +394,14 @@ class _Calls:
 
     def _report(self, logged: LaterCall) -> None:
         """Record the end where a call that waits for it sees it."""
-        chosen = logged.call.chosen
-        waiters = () if chosen is None else filter(None, (chosen.reports_to, chosen.watcher))
-        if chosen is not None:
-            group = Group([(b"", (f"id:{logged.call.id}", *map(ends_tag, waiters)))])
-            self.port.record(append_operation(CALLS_BOOK, [group], self.port.limits))
+        if (chosen := logged.call.chosen) is not None:
+            waiters = filter(None, (chosen.reports_to, chosen.watcher))
+            self._record(logged.call.id, [ends_tag(waiter) for waiter in waiters])
+
+    def _record(self, call_id: str, tags: list[str]) -> None:
+        """Leave a record of a call in the runtime's book."""
+        group = Group([(b"", (f"id:{call_id}", *tags))])
+        self.port.record(append_operation(CALLS_BOOK, [group], self.port.limits))
 
     async def ask_call(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
         """See `boki.api.port.CallPort`."""

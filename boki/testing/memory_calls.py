@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
-from boki.protocol.calls import OVER, Call, CallStatus, InvocationState, Outcome, Payload, Suspension
+import msgspec
+
+from boki.protocol.calls import OVER, Call, CallStatus, InvocationState, Outcome, Payload, Suspension, starts_tag
 
 LaterRequest = tuple[str, str, Payload, float]
 """What must be equal for a key or an id to stand for the same call."""
+
+
+def with_copied_payload(call: Call, logged: Mapping[str, LaterCall]) -> Call:
+    """The call with the payload of the one that it copies, if it does."""
+    if call.chosen is None or not call.chosen.copies:
+        return call
+    return msgspec.structs.replace(call, payload=logged[call.chosen.copies].call.payload)
+
+
+def start_tags(call: Call) -> list[str]:
+    """The tags by which a call that this one reports to finds it."""
+    return [starts_tag(call.chosen.reports_to)] if call.chosen is not None and call.chosen.reports_to else []
 
 
 class LaterCall:

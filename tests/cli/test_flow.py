@@ -100,11 +100,14 @@ def state_of(url: str, name: str, flow_id: str) -> dict[str, Any]:
 
 
 def until(url: str, name: str, flow_id: str, state: str) -> dict[str, Any]:
-    """Ask until the workflow is in that state."""
+    """Ask until the workflow is in that state. A schedule may not have started it yet."""
     end = time.monotonic() + 20
-    while (found := state_of(url, name, flow_id))["state"] != state:
-        assert time.monotonic() < end, found
-    return found
+    while True:
+        done = CliRunner().invoke(app, ["flow", "show", name, flow_id, "--json", "--url", url])
+        found: dict[str, Any] = json.loads(done.stdout)["workflow"] if not done.exit_code else {}
+        if found.get("state") == state:
+            return found
+        assert time.monotonic() < end, done.output
 
 
 def test_a_workflow_from_its_start_to_its_result(url: str) -> None:
@@ -265,3 +268,20 @@ def test_attributes_and_cancellation(url: str) -> None:
         listed = boki(url, "list", "--state", state, "--id", "team-", "--json").stdout
         assert len(listed.splitlines()) == count, state
     assert "has ended" in boki(url, "signal", "wait_a_year", "team-2", "hello", code=1).stderr
+
+
+def test_going_back(url: str) -> None:
+    """A workflow that has failed is rewound to its last failure, and forked in front of it; one that runs is not."""
+    boki(url, "start", "travel", "Bonn", "--id", "back")
+    assert "pause it first, or kill it" in boki(url, "rewind", "travel", "back", code=1).stderr
+    boki(url, "signal", "travel", "back", "approve", "false")
+    until(url, "travel", "back", "failed")
+    assert "there is no step 9" in boki(url, "rewind", "travel", "back", "--step", "9", code=2).stderr
+    assert boki(url, "rewind", "travel", "back").stderr == "travel back goes on with step 1\n"
+    until(url, "travel", "back", "failed")
+    assert boki(url, "fork", "travel", "back", "--at", "0", "--id", "fork").stdout == "fork\n"
+    assert "is in use" in boki(url, "fork", "travel", "back", "--id", "fork", code=1).stderr
+    boki(url, "signal", "travel", "fork", "approve", "true")
+    boki(url, "resolve", "travel", "fork", "flight", "LH 1")
+    assert boki(url, "result", "travel", "fork", "--wait-s", "20").stdout == "a room in Bonn, LH 1\n"
+    assert state_of(url, "travel", "fork")["attributes"] == {"boki:forked_from": "back"}

@@ -23,7 +23,6 @@ from boki.api.log_calls import first_record, one_record, records_of
 from boki.api.logbook import LogBook, LogSession
 from boki.api.port import LogPort
 from boki.books.calls.ledger import (
-    ACCEPTED_TAG,
     BOOK,
     CHECKPOINT_TAG,
     CODEC,
@@ -41,6 +40,7 @@ from boki.books.calls.ledger import (
     Suspended,
     TakenOver,
     Waiting,
+    acceptance_tags,
     end_tags,
     id_of,
     id_tag,
@@ -216,7 +216,7 @@ class CallBook:
 
     async def _accept(self, entry: Accepted, when: tuple[Expect, ...], key: str | None) -> Sequence[int]:
         limits = self._limits
-        group = one_record(CODEC.encode(entry), [id_tag(entry.call.id), ACCEPTED_TAG], when, key, limits)
+        group = one_record(CODEC.encode(entry), [id_tag(entry.call.id), *acceptance_tags(entry)], when, key, limits)
         return await until_decided(lambda: self._access.append(BOOK, group, None), _WHAT, _BACKOFF, is_patient=False)
 
     def _accepted_now(self, entry: Accepted, seqnum: int) -> tuple[Accepted, int, Waiting | None]:
@@ -448,7 +448,8 @@ class CallBook:
         last = await until_answered(partial(self.last, waiting.id), _WHAT, _BACKOFF)
         if last is not None and not isinstance(last[0], Finished) and last[1].seqnum == waiting.seqnum:
             runs = runs_of(last[0], last[1].time)
-            await self.append_after(carry_forward(*loaded, waiting, runs), waiting.seqnum, [ACCEPTED_TAG])
+            carried = carry_forward(*loaded, waiting, runs)
+            await self.append_after(carried, waiting.seqnum, acceptance_tags(carried))
 
 
 def _ignore(*_: object) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import msgspec
+
 from boki.books.calls.call_book import CallBook
 from boki.books.calls.ledger import Accepted, CallEntry, Finished, Waiting, waiting_of
-from boki.errors import AlreadyExists, KeyReused, NotFound, Trimmed
-from boki.protocol.calls import ChosenId
+from boki.errors import AlreadyExists, InvalidArgument, KeyReused, NoSuchInvocation, NotFound, Trimmed
+from boki.libs.fold.retrying import until_answered
+from boki.protocol.calls import Call, ChosenId
 
 
 async def accept_chosen(book: CallBook, entry: Accepted, chosen: ChosenId) -> tuple[Accepted, int, Waiting | None]:
@@ -35,6 +40,24 @@ async def accept_chosen(book: CallBook, entry: Accepted, chosen: ChosenId) -> tu
         if not _begins_again(last, entry, chosen):
             return _same(known, entry), record.time, None
         last_seqnum = record.seqnum
+
+
+async def copied(book: CallBook, call: Call, source: str) -> Call:
+    """The call with the payload of another call of its function. `NoSuchInvocation`, or `Trimmed` if that is gone."""
+    found = await until_answered(partial(book.find, source), f"a look at call {source}")
+    if found is None:
+        raise NoSuchInvocation(f"no logged call has the id {source[:64]!r}, whose payload is wanted", field="copies")
+    known = await _acceptance(book, found[0])
+    if known is None:
+        raise Trimmed(
+            f"the payload of call {source} is gone: what was accepted is kept for a time. Start the function with it",
+            next_seqnum=found[1].seqnum,
+        )
+    if known.call.function != call.function:
+        raise InvalidArgument(
+            f"call {source} is one of {known.call.function!r}, not of {call.function!r}", field="copies"
+        )
+    return msgspec.structs.replace(call, payload=known.call.payload)
 
 
 async def _acceptance(book: CallBook, last: CallEntry) -> Accepted | None:

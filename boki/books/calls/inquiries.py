@@ -16,7 +16,6 @@ import msgspec
 
 from boki.books.calls.call_book import CallBook
 from boki.books.calls.ledger import (
-    ACCEPTED_TAG,
     CANCELLED_TAG,
     FAILED_TAG,
     FINISHED_TAG,
@@ -24,6 +23,7 @@ from boki.books.calls.ledger import (
     CallEntry,
     Finished,
     Waiting,
+    acceptance_tags,
     accepted_at,
     due_at,
     end_tags,
@@ -106,7 +106,7 @@ class Inquiries:
                 ) from None
             now = self._clock()
             again = run_again(accepted, self._book.me, entry, now)
-            if await self._book.append_after(again, record.seqnum, [ACCEPTED_TAG]):
+            if await self._book.append_after(again, record.seqnum, acceptance_tags(again)):
                 return state_of(again, now, again, now)
 
     async def page(self, wanted: CallFilter) -> CallPage:

@@ -37,7 +37,17 @@ from boki.books.calls.runs import Runs
 from boki.errors import CallCancelled
 from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.fold import Learner
-from boki.protocol.calls import CALLS_BOOK, Attribute, Call, CallStatus, Outcome, Suspension, WakeOn, ends_tag
+from boki.protocol.calls import (
+    CALLS_BOOK,
+    Attribute,
+    Call,
+    CallStatus,
+    Outcome,
+    Suspension,
+    WakeOn,
+    ends_tag,
+    starts_tag,
+)
 
 VERSION: Final = 4
 """Version 1 knew no owners; its calls belong to `NOBODY`. Version 2 did not record the first start of a call.
@@ -325,6 +335,13 @@ def went_on(known: Waiting | None, entry: Started | Retrying | Suspended, seqnum
         name=known.name if known else "",
         attributes=known.attributes if known else None,
     )
+
+
+def acceptance_tags(entry: Accepted) -> list[str]:
+    """The tags of an acceptance beside its id: a call that this one reports to finds it by the second."""
+    chosen = entry.call.chosen
+    reports_to = "" if chosen is None else chosen.reports_to
+    return [ACCEPTED_TAG, starts_tag(reports_to)] if reports_to else [ACCEPTED_TAG]
 
 
 def end_tags(entry: Finished) -> list[str]:

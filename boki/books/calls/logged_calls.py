@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from boki.books.calls.call_book import CallBook
-from boki.books.calls.chosen_ids import accept_chosen
+from boki.books.calls.chosen_ids import accept_chosen, copied
 from boki.books.calls.inquiries import Inquiries
 from boki.books.calls.ledger import (
     NOBODY,
@@ -289,6 +289,8 @@ class LoggedCalls:
         self._check_room()
         has_room = len(self._running) + sum(self._accepting.values()) < self._max_running and not self._ready
         begins = not delay_us and (is_urgent or has_room)
+        if call.chosen is not None and call.chosen.copies:
+            call = await copied(self._book, call, call.chosen.copies)
         entry = Accepted(call, request_hash(call, delay_us), delay_us, owner=self._me)
         if begins:  # its first run is on record with it
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 from uuid import UUID
 
 from boki.extending import Function, Payload, invocation_id_of
+from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.locks.work import LeaveWork, TakeWork, request_of
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.refusals import CompensationFailed, NotDeterministic, outside
@@ -36,8 +37,10 @@ class Body:
     payload: Payload | None = None
     """What the workflow was begun with; None: it need not be kept for queries."""
 
-    def __init__(self, scope: str, flow_id: str, book: str, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self.scope = scope
+    def __init__(
+        self, scopes: Scopes, flow_id: str, book: str, fn: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> None:
+        self.scopes = scopes
         """What the numbers of its commands and calls are unique in."""
         self.flow_id = flow_id
         self.book = book
@@ -46,10 +49,16 @@ class Body:
         self._arguments = arguments
         self._compensations: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self._random: Random | None = None
+        self._random_scope = ""
         self._call_count = 0
         self._lock_count = 0
         self.children: dict[str, CallWork] = {}
         """Calls that were started and have not ended, as far as the body knows."""
+
+    @property
+    def scope(self) -> str:
+        """The scope of what the body starts next."""
+        return self.scopes.at(self.machine.next_n)
 
     async def run(self) -> Any:
         """The user's function; if it fails, what it has done is compensated in reverse. In the end it holds no lock."""
@@ -203,8 +212,9 @@ class Body:
     @property
     def random(self) -> Random:
         """The workflow's random numbers."""
-        if self._random is None:
+        if self._random is None or self._random_scope != self.scope:
             self.machine.is_time_used = True
+            self._random_scope = self.scope
             self._random = Random(f"{self.scope} {self.machine.began_us}")
         return self._random
 

@@ -7,23 +7,25 @@ from typing import Final
 
 from boki import BokiError, Context, NoSuchInvocation, WrongState
 from boki.extending import OVER, CallsById, Failure, InvocationState
-from boki.libs.bokiflow.records import CancelRequested, Result, encode_note, inbox_tag
-from boki.libs.bokiflow.work import CallWork
+from boki.libs.bokiflow.closing import ask_to_end, kill_tree
+from boki.libs.bokiflow.history import Scopes
+from boki.libs.bokiflow.records import Result
+from boki.libs.bokiflow.work import CHILD, CallWork
 
 _POLL_S: Final = 20.0
 _PAUSE_S: Final = 0.3
 
 
 class Calling:
-    """The calls of one execution. `scope`: in what their names and numbers are unique."""
+    """The calls of one execution. `scopes`: in what their names and numbers are unique."""
 
-    def __init__(self, ctx: Context, scope: str) -> None:
+    def __init__(self, ctx: Context, scopes: Scopes) -> None:
         self._ctx = ctx
         self._calls = CallsById(ctx)
         self._run_id = ctx.invocation_id
-        self._scope = scope
+        self._scopes = scopes
 
-    async def perform(self, work: CallWork) -> Result:
+    async def perform(self, work: CallWork, n: int) -> Result:
         """Start the call, unless that was done before, and wait for its end, as the work says."""
         try:
             if work.starts:
@@ -32,9 +34,10 @@ class Calling:
                     work.target,
                     *work.payload,
                     book=work.book,
-                    start=f"{self._scope} {work.name}",
+                    start=f"{self._scopes.at(n)} {work.name}",
                     name=work.call_name,
                     reports_to=self._run_id,
+                    attributes={CHILD: f"{n} {work.closes_by}"},
                 )
             if not work.awaits:
                 return Result()
@@ -70,9 +73,7 @@ class Calling:
             return
 
     async def _end(self, work: CallWork, state: InvocationState) -> None:
-        if work.parent_close == "cancel" and work.is_workflow:
-            note = encode_note(CancelRequested("its parent has ended"))
-            book = self._ctx.logbook_named(state.book)
-            await book.append(note, [inbox_tag(state.id)], key=f"flow-close:{state.id}")
+        if work.closes_by == "cancel":
+            await ask_to_end(self._ctx, state.id, state.book)
         else:
-            await self._calls.cancel(work.invocation_id)
+            await kill_tree(self._ctx, work.invocation_id)

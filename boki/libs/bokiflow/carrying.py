@@ -17,6 +17,7 @@ from boki.libs.bokiflow.asking import StoreWork
 from boki.libs.bokiflow.attempts import Attempts
 from boki.libs.bokiflow.calling import Calling
 from boki.libs.bokiflow.clocks import FlowClock
+from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.hooks import hooks
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.keeping import Keeper
@@ -57,7 +58,7 @@ class Carrier:
         self,
         shell: Shell,
         ctx: Context,
-        scope: str,
+        scopes: Scopes,
         clock: FlowClock,
         variables: Variables,
         machine: Machine,
@@ -66,13 +67,13 @@ class Carrier:
     ) -> None:
         self._shell = shell
         self._ctx = ctx
-        self._scope = scope
+        self._scopes = scopes
         self._clock = clock
         self._outer = variables
         self._machine = machine
         self._journal = journal
         self._keeper = keeper
-        self._calling = Calling(ctx, scope)
+        self._calling = Calling(ctx, scopes)
         self._most_bytes = ctx.logbook.session.caller.limits.record_bytes - _ENTRY_BYTES
         self._loop = asyncio.get_running_loop()
         self.steps: dict[int, Attempts] = {}
@@ -135,7 +136,7 @@ class Carrier:
             case StepWork():
                 self._begin_step(command, work)
             case CallWork():
-                task = self._loop.create_task(self._calling.perform(work))
+                task = self._loop.create_task(self._calling.perform(work, command.n))
                 self.calls[command.n] = task
                 task.add_done_callback(lambda done: self._on_called(command, done))
             case StoreWork():
@@ -156,7 +157,7 @@ class Carrier:
         if hooks().dies("before", work.name):
             self._shell.die()
             return
-        key = f"{self._scope}:{command.n}"
+        key = f"{self._scopes.at(command.n)}:{command.n}"
         attempts = Attempts(
             command, work, key, self._clock, self._outer, self._on_ended, self._shell.turn, self._on_beat, self._ctx
         )

@@ -7,9 +7,8 @@ from typing import Final
 
 from boki.extending import Function, Payload
 from boki.libs.bokiflow.body import Body
-from boki.libs.bokiflow.inbox import Letter
+from boki.libs.bokiflow.inbox import Letter, is_forgotten, letter_of
 from boki.libs.bokiflow.recorded import Recorded
-from boki.libs.bokiflow.records import note_of
 from boki.libs.bokiflow.refusals import Diverged, diverged
 from boki.libs.bokiflow.replaying import Runnable, between_tasks, prepared, replay
 
@@ -27,7 +26,7 @@ async def check(workflow: Runnable, recorded: Recorded) -> Diverged | None:
     begun_with = history.continued.payload if history.continued is not None else recorded.payload
     arguments = Function.of(workflow).arguments(begun_with or _NO_PAYLOAD)  # type: ignore[arg-type]
     letters = _letters(recorded)
-    body = Body(history.scope(recorded.invocation), recorded.id, recorded.book, workflow.fn, arguments)
+    body = Body(history.scopes(recorded.invocation), recorded.id, recorded.book, workflow.fn, arguments)
     machine, context = prepared(body, workflow.name, history)
 
     def run() -> Diverged | None:
@@ -59,7 +58,9 @@ def _letters(recorded: Recorded) -> deque[Letter]:
     taken = frozenset(history.continued.taken if history.continued is not None else ())
     letters: deque[Letter] = deque()
     for one in recorded.inbox:
-        note = note_of(one.data)
-        if note is not None and one.seqnum > history.cursor and one.seqnum not in taken:
-            letters.append(Letter(one.seqnum, one.time_us, note))
+        letter = letter_of(one.data, one.seqnum, one.time_us)
+        if letter is None or letter.seqnum <= history.cursor or letter.seqnum in taken:
+            continue
+        if not is_forgotten(letter, history.forgotten):
+            letters.append(letter)
     return letters

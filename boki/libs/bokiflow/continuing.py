@@ -7,6 +7,7 @@ from functools import partial
 from boki import Context
 from boki.extending import Payload
 from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.machine import Machine
 from boki.libs.bokiflow.records import Continued, inbox_tag, journal_tag
@@ -14,11 +15,19 @@ from boki.libs.fold.retrying import until_answered
 
 
 async def record_continuation(
-    ctx: Context, machine: Machine, journal: JournalWriter, history: History, now_us: int, payload: Payload
+    ctx: Context,
+    machine: Machine,
+    inbox: InboxReader,
+    journal: JournalWriter,
+    history: History,
+    now_us: int,
+    payload: Payload,
 ) -> None:
     """Record it at the end of the journal, and trim what stands in front of it."""
     number = history.continued.number + 1 if history.continued is not None else 1
     cursor, taken = machine.mailbox.cursor(machine.seen)
+    passed = {seqnum for seqnum in inbox.passed if seqnum > cursor} if taken or cursor < machine.seen else set()
+    taken = tuple(sorted({*taken, *passed}))
     journal.add(Continued(payload, journal.place, number, taken), cursor, now_us, machine.began_us)
     journal.flush()
     await journal.rest()

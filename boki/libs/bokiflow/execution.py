@@ -66,7 +66,6 @@ class Execution:
     def __init__(self, ctx: Context, name: str, history: History, body: Body, life: int, *, is_woken: bool) -> None:
         self._ctx = ctx
         self._id = ctx.invocation_id
-        self._scope = body.scope
         self._body = body
         self._history = history
         self._is_woken = is_woken
@@ -77,12 +76,13 @@ class Execution:
             ctx.logbook, journal_tag(self._id), history, WRITER_NAMES.getrandbits(32), life, self._on_journal
         )
         taken = history.continued.taken if history.continued is not None else ()
-        self.inbox = InboxReader(ctx.logbook, inbox_tag(self._id), history.cursor, taken, self._on_letters)
+        tag, forgotten = inbox_tag(self._id), history.forgotten
+        self.inbox = InboxReader(ctx.logbook, tag, history.cursor, taken, self._on_letters, forgotten)
         self._keeper = Keeper(
-            ctx, body.scope, self.machine, self.journal, self._clock.now_us, self._committed, self._on_kept, self.die
+            ctx, body.scopes, self.machine, self.journal, self._clock.now_us, self._committed, self._on_kept, self.die
         )
         self._carrier = Carrier(
-            self, ctx, body.scope, self._clock, self._outer, self.machine, self.journal, self._keeper
+            self, ctx, body.scopes, self._clock, self._outer, self.machine, self.journal, self._keeper
         )
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -138,7 +138,9 @@ class Execution:
 
     async def record_continuation(self, payload: Payload) -> None:
         """The workflow begins anew, by a record in front of which the journal is trimmed."""
-        await record_continuation(self._ctx, self.machine, self.journal, self._history, self._clock.now_us(), payload)
+        await record_continuation(
+            self._ctx, self.machine, self.inbox, self.journal, self._history, self._clock.now_us(), payload
+        )
 
     async def close(self) -> None:
         """End whatever still runs, and wait for it: another execution may begin then."""

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from boki import BokiError, DeadlineExceeded, InvalidArgument, LogBook, NoSuchInvocation, WrongState
-from boki.extending import ATTENDS, OVER, Attribute, Failure, InvocationState, Payload, decode_any, encode_any
+from boki.extending import (
+    ATTENDS,
+    OVER,
+    Attribute,
+    Failure,
+    InvocationState,
+    Payload,
+    decode_any,
+    encode_any,
+    invocation_id_of,
+)
+from boki.libs.bokiflow.beginning import Beginning, Calls
+from boki.libs.bokiflow.closing import CLOSER
 from boki.libs.bokiflow.records import (
     Answered,
     CancelRequested,
@@ -27,23 +39,16 @@ from boki.libs.bokiflow.records import (
 )
 from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded, no_such_workflow
 from boki.libs.bokiflow.replaying import Runnable, ask_query
+from boki.libs.bokiflow.rewinding import fork, rewind
+from boki.libs.bokiflow.work import CHILD
 from boki.libs.fold.arguments import check_key
 
 R = TypeVar("R")
 
 WorkflowStatus = Literal["accepted", "running", "retrying", "suspended", "paused", "done", "failed", "cancelled"]
+MAX_ID_CHARS: Final = 200
 _PAGE: Final = 100
 _LONGEST_WAIT_S: Final = 10 * 365 * 24 * 3_600.0
-
-
-class Calls(Protocol):
-    """The logged calls: those of `CallsById` in a function, the gateway's in a gateway."""
-
-    async def state(self, invocation_id: str, wait_s: float = 0) -> InvocationState:
-        """What is known of a call, after waiting at most `wait_s` for its end. `NoSuchInvocation`"""
-
-    async def cancel(self, invocation_id: str) -> InvocationState:
-        """End a call. `WrongState` if it has ended otherwise, `NoSuchInvocation`."""
 
 
 class WorkflowState(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +175,14 @@ class Handle(Generic[R]):
         await self._send(CancelRequested(reason), None)
 
     async def kill(self) -> None:
-        """End it as it is: nothing is undone. Again: nothing more happens. `WorkflowEnded` if it has ended before."""
+        """End it as it is: nothing is undone. Its children are treated as their `parent_close` says, soon after.
+
+        Again: nothing more happens. `WorkflowEnded` if it has ended before.
+        """
+        state = await self._state()
         try:
+            if state.state not in OVER:
+                await self._calls.begin(closer_of(state))
             await self._calls.cancel(self.invocation_id)
         except WrongState as error:
             raise WorkflowEnded(f"{self!r} has ended: it cannot be killed", **error.details) from None
@@ -187,6 +198,33 @@ class Handle(Generic[R]):
         """Go on after `pause`, or after the code was corrected that had diverged."""
         await self._check_running()
         await self._send(Resumed(), None)
+
+    # going back
+
+    async def rewind(self, step: int | None = None) -> int:
+        """Have it go on in front of that step: what it did from there on is forgotten, and done again.
+
+        It must have ended, or be paused. `step` is a number as `boki flow show` prints it; None is the last step that
+        failed, else nothing is forgotten and only the end is. The number is returned. Effects are not undone, and steps
+        that are done again have new keys. Messages that it was given later are given again.
+
+        `WrongState` if it runs, or a child runs that it would start again; `InvalidArgument` for a step that it has
+        not, or beside which others ran that ended after it.
+        """
+        state = await self._state()
+        is_paused = state_of(self.id, state).status == "paused"
+        return await rewind(self._calls, self._logbook, state, step, is_paused=is_paused)
+
+    async def fork(self, step: int | None = None, *, id: str | None = None) -> Handle[R]:  # noqa: A002
+        """Begin a workflow of another id with the history of this one in front of that step, messages included.
+
+        `step` is as for `rewind`. This one may run, and goes on as it is. `AlreadyExists` if the id is in use.
+        """
+        new_id = uuid4().hex if id is None else check_key(id, "id", MAX_ID_CHARS)
+        state = await self._state()
+        await fork(self._calls, self._logbook, state, step, new_id)
+        run = invocation_id_of(state.function, state.book, new_id)
+        return Handle(self.workflow, new_id, run, self._calls, self._logbook, self._decode, self._code)
 
     # in between
 
@@ -220,6 +258,14 @@ class Handle(Generic[R]):
             raise no_such_workflow(self.workflow, self.id) from None
 
 
+def closer_of(state: InvocationState) -> Beginning:
+    """The call that closes the children of a workflow which is to be killed: see `boki.libs.bokiflow.closing`."""
+    closer = invocation_id_of("close", state.id, str(state.accepted_us))
+    attributes: dict[str, Attribute] = {ATTENDS: CLOSER}
+    run = Payload("text", f"{state.id} {state.accepted_us}".encode())
+    return Beginning(state.function, state.book, closer, "close", "", attributes, run, if_running="use", if_ended="use")
+
+
 _ANSWER_S: Final = 5.0
 """How often an update that is not answered looks whether its workflow still runs."""
 
@@ -249,5 +295,5 @@ def state_of(flow_id: str, call: InvocationState) -> WorkflowState:
         wakes_us=call.suspension.wake_us if call.suspension is not None else 0,
         note=note,
         failure=call.failure,
-        attributes={name: value for name, value in call.attributes.items() if name != ATTENDS},
+        attributes={name: value for name, value in call.attributes.items() if name not in (ATTENDS, CHILD)},
     )

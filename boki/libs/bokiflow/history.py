@@ -10,8 +10,55 @@ run that overlap from mixing:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+
 from boki.extending import Payload
-from boki.libs.bokiflow.records import Continued, Done, Entry, Fired, Marked, entry_of
+from boki.libs.bokiflow.records import (
+    Beat,
+    Continued,
+    Done,
+    Entry,
+    Fact,
+    Fired,
+    Intended,
+    Marked,
+    Retrying,
+    Rewound,
+    entry_of,
+)
+
+
+class Scopes:
+    """What the numbers of commands are unique in: one scope, or after a rewind another one from a number on."""
+
+    def __init__(self, parts: Sequence[tuple[int, str]]) -> None:
+        self.parts = tuple(parts)
+
+    def at(self, n: int) -> str:
+        """The scope of command number `n`."""
+        return next(scope for first, scope in reversed(self.parts) if first <= n or not first)
+
+
+def life_of(start: str) -> int:
+    """Tells the runs of one id apart by the starts that began them: see `Entry.life`."""
+    return int.from_bytes(blake2b(start.encode(), digest_size=4).digest(), "big")
+
+
+def number_of(fact: Fact) -> int | None:
+    """The number of the command that a fact is about; None: it is about none."""
+    return fact.n if isinstance(fact, Done | Fired | Intended | Retrying | Beat) else None
+
+
+def cut_at(entries: Sequence[Entry], n: int) -> int:
+    """The place among the entries of the first that is about command `n` or a later one."""
+    for place, entry in enumerate(entries):
+        number = number_of(entry.fact)
+        if number is not None and number >= n:
+            return place
+    return len(entries)
 
 
 class History:
@@ -42,6 +89,9 @@ class History:
         self._facts: dict[int, Done | Fired] = {}
         self.marks: dict[str, Payload] = {}
         """Decisions, by name."""
+        self.forgotten: list[tuple[int, int]] = []
+        """Between these seqnums of the inbox, requests to cancel, to pause and to resume were forgotten by a rewind."""
+        self._scopes: tuple[tuple[int, str], ...] = ()
 
     def fold(self, data: bytes, seqnum: int) -> Entry | None:
         """Take in the next record; the entry, if it counts."""
@@ -63,13 +113,14 @@ class History:
         return entry.base == place or (last is not None and (last.writer, last.base) == (entry.writer, entry.base))
 
     def _apply(self, entry: Entry, seqnum: int) -> None:
+        if isinstance(entry.fact, Rewound) and self.began_us:
+            self._last_life = entry.life  # the new life has the history of the one before
         if entry.life != self._last_life or not self.began_us:
             self._last_life = entry.life
             self.continued = None
             self.cursor = 0
+            self.forgotten.clear()
             self._clear(entry.began_us)
-        if self._life is not None and entry.life != self._life:
-            return
         match entry.fact:
             case Continued():
                 self.continued = entry.fact
@@ -77,6 +128,15 @@ class History:
                 self.trimmed_to = seqnum
                 self._clear(entry.at_us)
                 return
+            case Rewound():
+                self._rewind(entry, entry.fact, seqnum)
+                return
+            case _:
+                pass
+        self._keep(entry, entry.stood_at or seqnum)
+
+    def _keep(self, entry: Entry, seqnum: int) -> None:
+        match entry.fact:
             case Done() | Fired():
                 self._facts[entry.fact.n] = entry.fact
             case Marked():
@@ -86,12 +146,25 @@ class History:
         self.entries.append(entry)
         self.seqnums.append(seqnum)
 
+    def _rewind(self, entry: Entry, fact: Rewound, seqnum: int) -> None:
+        """Forget what came after the cut. The workflow's time goes on from the rewind: its timers are not overdue."""
+        cut = cut_at(self.entries, fact.n)
+        kept = list(zip(self.entries[:cut], self.seqnums[:cut], strict=True))
+        self._clear(self.began_us if kept else entry.at_us)
+        for one, stood in kept:
+            self._keep(one, stood)
+        if kept:
+            self.entries[-1] = msgspec.structs.replace(kept[-1][0], at_us=max(kept[-1][0].at_us, entry.at_us))
+        self._scopes = fact.scopes
+        self.forgotten.append((kept[-1][0].seen if kept else self.cursor, seqnum))
+
     def _clear(self, began_us: int) -> None:
         self.began_us = began_us
         self.entries.clear()
         self.seqnums.clear()
         self._facts.clear()
         self.marks.clear()
+        self._scopes = ()
 
     def settle(self) -> None:
         """All was read: what is left of an earlier life only counts places."""
@@ -100,9 +173,17 @@ class History:
             self.cursor = 0
             self._clear(0)
 
-    def scope(self, run: str) -> str:
+    @property
+    def life(self) -> int:
+        """Whose history this is."""
+        return self._last_life if self._life is None else self._life
+
+    def scopes(self, run: str) -> Scopes:
         """Names what the commands of this journal number: they are numbered anew in each life and each continuation."""
-        life = self._last_life if self._life is None else self._life
+        return Scopes(self._scopes or ((0, self.scope(run, self.life)),))
+
+    def scope(self, run: str, life: int) -> str:
+        """The scope of the commands of that life since it began, or last continued."""
         return f"{run}:{life:x}.{self.continued.number if self.continued is not None else 0}"
 
     def fact(self, n: int) -> Done | Fired | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from boki import BokiError, LogBook
-from boki.libs.bokiflow.records import Note, note_of
+from boki.libs.bokiflow.locks.state import Queued
+from boki.libs.bokiflow.records import CancelRequested, Note, Paused, Resumed, message_of
 
 PAGE_RECORDS: Final = 1_000
 _POLL_S: Final = 5.0
@@ -22,23 +23,48 @@ class Letter(NamedTuple):
     seqnum: int
     time_us: int
     note: Note
+    stood_at: int = 0
+    """Where the message stood that this one is a copy of; 0: it is none."""
+
+
+def letter_of(data: bytes, seqnum: int, time_us: int) -> Letter | None:
+    """The message of that record; None: it is a stranger's."""
+    message = message_of(data)
+    if message is None or isinstance(message.note, Queued):
+        return None
+    return Letter(seqnum, message.at_us or time_us, message.note, message.stood_at)
+
+
+def is_forgotten(letter: Letter, forgotten: Sequence[tuple[int, int]]) -> bool:
+    """Whether a rewind has taken this request back: see `History.forgotten`."""
+    is_request = isinstance(letter.note, CancelRequested | Paused | Resumed)
+    return is_request and any(low < letter.seqnum < high for low, high in forgotten)
 
 
 class InboxReader:
     """The messages behind a cursor, in order. `arrived` is called when there are more, while it follows."""
 
     def __init__(
-        self, logbook: LogBook, tag: str, cursor: int, taken: tuple[int, ...], arrived: Callable[[], None]
+        self,
+        logbook: LogBook,
+        tag: str,
+        cursor: int,
+        taken: tuple[int, ...],
+        arrived: Callable[[], None],
+        forgotten: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._logbook = logbook
         self._tag = tag
         self._taken = frozenset(taken)
         self._arrived = arrived
+        self._forgotten = forgotten
         self._task: asyncio.Task[None] | None = None
         self.letters: deque[Letter] = deque()
         """What was read and not delivered."""
         self.next_start = cursor + 1
         """Where to read next."""
+        self.passed: list[int] = []
+        """Messages that were read, and that nobody is given any more."""
 
     async def read_to(self, seqnum: int) -> None:
         """Read all messages up to this one."""
@@ -77,9 +103,13 @@ class InboxReader:
         """Read a page; whether it had anything."""
         page = await self._logbook.read(self._tag, start=self.next_start, limit=PAGE_RECORDS, wait_s=wait_s)
         for record in page.records:
-            note = note_of(record.data)
-            if note is not None and record.seqnum >= self.next_start and record.seqnum not in self._taken:
-                self.letters.append(Letter(record.seqnum, record.time, note))
+            letter = letter_of(record.data, record.seqnum, record.time)
+            if letter is None or record.seqnum < self.next_start or record.seqnum in self._taken:
+                continue
+            if is_forgotten(letter, self._forgotten):
+                self.passed.append(letter.seqnum)
+            else:
+                self.letters.append(letter)
         if page.records:
             self.next_start = max(self.next_start, page.records[-1].next_seqnum)
         return bool(page.records)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from boki import BokiError, Context, Expect, Trimmed
 from boki.extending import Failure
 from boki.libs.bokiflow.asking import Committing, Question, StoreWork
+from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.hooks import hooks
 from boki.libs.bokiflow.journal import JournalWriter
 from boki.libs.bokiflow.locks.state import grants_tag
@@ -39,7 +40,7 @@ class Keeper:
     def __init__(
         self,
         ctx: Context,
-        scope: str,
+        scopes: Scopes,
         machine: Machine,
         journal: JournalWriter,
         now_us: Callable[[], int],
@@ -49,7 +50,7 @@ class Keeper:
     ) -> None:
         self._way = Way(ctx.logbook)
         self._ctx = ctx
-        self._scope = scope
+        self._scopes = scopes
         self._machine = machine
         self._journal = journal
         self._now_us = now_us
@@ -121,7 +122,7 @@ class Keeper:
     async def _read(self) -> Callable[[], object]:
         machine, questions = self._machine, self._machine.take_questions()
         base = await self._base()
-        position = max(base, machine.seen)
+        position = max(base, machine.seen_at)
         if machine.is_at_end:
             self._journal.read_at = base
         try:
@@ -152,7 +153,7 @@ class Keeper:
         if hooks().dies("before", work.name):
             return self._die
         began_us, tries = self._now_us(), 0
-        author = Author(self._ctx.function_name, self._ctx.invocation_id, f"{self._scope}:{command.n}")
+        author = Author(self._ctx.function_name, self._ctx.invocation_id, f"{self._scopes.at(command.n)}:{command.n}")
         while True:
             await journal.rest()
             if journal.is_overtaken or journal.error is not None or not command.is_open:

@@ -39,6 +39,7 @@ from boki.libs.bokiflow.records import (
     Note,
     Result,
     Retrying,
+    Rewound,
 )
 from boki.libs.bokiflow.refusals import Diverged, cancelled, diverged, unfinished
 
@@ -107,6 +108,8 @@ class Machine:
         self.began_us = 0
         self.seen = 0
         """The last message of the inbox that was delivered."""
+        self.seen_at = 0
+        """As of where the body reads since then: at the message, or where that was copied from."""
         self.is_time_used = False
         """Whether the body depends on when it began: that must be certain before it has an effect."""
         self.is_live = False
@@ -122,7 +125,8 @@ class Machine:
         self._questions: list[tuple[Any, FlowFuture[Any]]] = []
         self._history = history
         self._body = body
-        self._next_n = 0
+        self.next_n = 0
+        """The number of the command that the body starts next."""
         self._commands: dict[int, Command] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._due: list[tuple[int, int]] = []
@@ -173,19 +177,19 @@ class Machine:
                 self.loop.run_handle(handle)
             case Intended() | Retrying() | Beat():
                 self._keep(fact)
-            case Began() | Marked() | Continued():
+            case Began() | Marked() | Continued() | Rewound():
                 pass
             case _:
                 assert_never(fact)
         self._run()
         return moves
 
-    def deliver(self, seqnum: int, at_us: int, note: Note) -> None:
-        """The next message of the inbox."""
+    def deliver(self, seqnum: int, at_us: int, note: Note, stood_at: int = 0) -> None:
+        """The next message of the inbox. `stood_at`: it is a copy of one of another inbox, which stood there."""
         if self.diverged is None:
-            self.seen = seqnum
+            self.seen, self.seen_at = seqnum, stood_at or seqnum
             self._pass_to(at_us)
-            self._context.run(self.mailbox.deliver, seqnum, note)
+            self._context.run(self.mailbox.deliver, seqnum, note, self.seen_at)
             self._run()
 
     def go_live(self) -> None:
@@ -325,8 +329,8 @@ class Machine:
         heappush(self._due, (self.began_us + round(when_s * 1e6), n))
 
     def _number(self) -> int:
-        n = self._next_n
-        self._next_n = n + 1
+        n = self.next_n
+        self.next_n = n + 1
         return n
 
     # state

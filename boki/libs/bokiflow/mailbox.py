@@ -62,8 +62,8 @@ class Mailbox:
 
     # what the log brings
 
-    def deliver(self, seqnum: int, note: Note) -> None:
-        """The next message. The loop is to be run afterwards."""
+    def deliver(self, seqnum: int, note: Note, stood_at: int) -> None:
+        """The next message. The loop is to be run afterwards. `stood_at`: where it stood first, if it is a copy."""
         match note:
             case Signalled() | Updated() | Resolved():
                 self._kept[seqnum] = note
@@ -74,7 +74,7 @@ class Mailbox:
             case CancelRequested():
                 self._cancel(note.reason)
             case Wanted() | Freed():
-                self.locks.deliver(seqnum, note)
+                self.locks.deliver(stood_at, note)
             case Paused() | Resumed():
                 pass
             case _:

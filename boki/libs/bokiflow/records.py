@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from boki.extending import Failure, Payload
-from boki.libs.bokiflow.locks.state import Freed, LockRecord, Wanted
+from boki.libs.bokiflow.locks.state import Freed, LockRecord, Queued, Wanted
 from boki.libs.fold.codec import RecordCodec
 
 VERSION: Final = 2
@@ -106,7 +106,19 @@ class Marked(msgspec.Struct, frozen=True, array_like=True, tag=8):
     value: Payload
 
 
-Fact = Done | Fired | Intended | Retrying | Beat | Began | Continued | Marked
+class Rewound(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """What is recorded of command `n` and those after it is forgotten: the body does them again.
+
+    `scopes`: from which number on which scope names what the commands number (`Scopes`); the last one is new. Requests
+    to cancel, to pause and to resume are forgotten, too, that stand before this record and were not delivered before
+    what is kept.
+    """
+
+    n: int
+    scopes: tuple[tuple[int, str], ...]
+
+
+Fact = Done | Fired | Intended | Retrying | Beat | Began | Continued | Marked | Rewound
 """What a journal record says. Only `Done` and `Fired` are events that the body of the workflow waits for."""
 
 
@@ -117,7 +129,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     seqnum of the inbox message that was delivered last before it (0: none). `at_us` is the workflow's time afterwards.
     `began_us` is when the workflow began, in the first record of the journal. `life` tells the runs of one id apart
     that was started again after its workflow had ended. `read_at` is the seqnum as of which the body read the log
-    since the record before (0: it read nothing), see `boki.libs.bokiflow.positions`.
+    since the record before (0: it read nothing), see `boki.libs.bokiflow.positions`. `stood_at`: this is a copy of a
+    record of another workflow at that seqnum, as of which the body reads.
     """
 
     writer: int
@@ -128,6 +141,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     began_us: int = 0
     life: int = 0
     read_at: int = 0
+    stood_at: int = 0
 
 
 class Signalled(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -180,9 +194,11 @@ Note = Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Re
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag="m"):
-    """An inbox record."""
+    """An inbox record. A copy of one in another workflow's inbox says when and at which seqnum that stood there."""
 
     note: Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed
+    at_us: int = 0
+    stood_at: int = 0
 
 
 CODEC: Final[RecordCodec[Entry | Message | LockRecord]] = RecordCodec(
@@ -208,10 +224,16 @@ def entry_of(data: bytes) -> Entry | None:
 
 def note_of(data: bytes) -> Note | None:
     """What the inbox record with these data says; None: a stranger's."""
+    message = message_of(data)
+    return None if message is None or isinstance(message.note, Queued) else message.note
+
+
+def message_of(data: bytes) -> Message | LockRecord | None:
+    """The inbox record with these data; None: a stranger's, or of no use to a workflow."""
     record = CODEC.own(data)
     if isinstance(record, LockRecord):
-        return record.note if isinstance(record.note, Wanted | Freed) else None
-    return record.note if isinstance(record, Message) else None
+        return record if isinstance(record.note, Wanted | Freed) else None
+    return record if isinstance(record, Message) else None
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -219,9 +241,10 @@ def encode_entry(entry: Entry) -> bytes:
     return CODEC.encode(entry)
 
 
-def encode_note(note: Note) -> bytes:
+def encode_note(note: Note, at_us: int = 0, stood_at: int = 0) -> bytes:
     """The record data of an inbox record."""
-    return CODEC.encode(LockRecord(note) if isinstance(note, Wanted | Freed) else Message(note))
+    kind = LockRecord if isinstance(note, Wanted | Freed) else Message
+    return CODEC.encode(kind(note, at_us, stood_at))  # type: ignore[arg-type] # each has its notes
 
 
 def details_of(fact: Fact) -> dict[str, Any]:

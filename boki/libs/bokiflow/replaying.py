@@ -71,7 +71,7 @@ def replay(
     the body has asked something of the log, to be answered first.
     """
     read_at = [entry.read_at for entry in history.entries] + [0]
-    machine.seen = history.cursor
+    machine.seen = machine.seen_at = history.cursor
     machine.position.recorded = read_at[0]
     machine.begin(history.began_us or now_us, context)
     yield from _questions(machine)
@@ -120,10 +120,10 @@ async def ask_query(
             field="query",
         )
     taken = history.continued.taken if history.continued is not None else ()
-    inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, taken, _nothing)
+    inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, taken, _nothing, history.forgotten)
     await inbox.read_to_end()
     arguments = Function.of(workflow).arguments(begun_with)  # type: ignore[arg-type]
-    body = Body(history.scope(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
+    body = Body(history.scopes(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
     machine, context = prepared(body, workflow.name, history)
 
     def hand_over(letter: Letter) -> None:
@@ -155,7 +155,7 @@ async def _answer(machine: Machine, way: Way) -> None:
     if not (position.recorded or position.seqnum):
         last = await until_answered(way.logbook.check_tail)
         position.choose(0 if last is None else last.seqnum)
-    at = max(position.recorded or position.seqnum, machine.seen)
+    at = max(position.recorded or position.seqnum, machine.seen_at)
     answers = [(future, *await answered(question, way, at)) for question, future in machine.take_questions()]
     await between_tasks(lambda: machine.answer(answers))
 

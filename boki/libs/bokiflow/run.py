@@ -7,7 +7,6 @@ which pauses it.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -16,8 +15,9 @@ from boki import Context, InvalidArgument
 from boki.extending import CallsById, Function, Payload, Suspend, WakeOn, decode_any, encode_any
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
+from boki.libs.bokiflow.closing import CLOSER, close_and_look_again
 from boki.libs.bokiflow.execution import Execution, Overtaken
-from boki.libs.bokiflow.history import History
+from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, ask_query, read_history
@@ -35,6 +35,8 @@ async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, .
     chosen = CallsById(ctx).chosen
     if chosen is not None and chosen.attends == "query":
         return await _answer_query(ctx, workflow)
+    if chosen is not None and chosen.attends == CLOSER:
+        return await close_and_look_again(ctx)
     if chosen is not None and chosen.attends:
         await _attend(ctx, workflow, chosen.attends)
     if not ctx.run_number:
@@ -48,10 +50,11 @@ async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, .
             f"its worker process or its engine was lost {MAX_LOSSES} times in a row while it ran: look for a crash, or "
             "for a step that needs more memory than memory_bytes allows, then resume it",
         )
-    life = 0 if chosen is None else int.from_bytes(blake2b(chosen.start.encode(), digest_size=4).digest(), "big")
+    life = 0 if chosen is None else life_of(chosen.start)
     flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
     tag = journal_tag(ctx.invocation_id)
-    is_first = ctx.run_number == 1 and (chosen is None or chosen.if_ended not in _AGAIN)
+    has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
+    is_first = ctx.run_number == 1 and not has_history
     history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
     has_begun = False
     while True:
@@ -59,7 +62,7 @@ async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, .
         if has_begun or history.continued is not None:  # each execution has its own: a body may change what it is given
             arguments = Function.of(workflow).arguments(payload)  # type: ignore[arg-type]
         has_begun = True
-        body = Body(history.scope(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
+        body = Body(history.scopes(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
         if history.continued is None:
             body.payload = payload
         execution = Execution(ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1)
@@ -112,7 +115,7 @@ async def _attend(ctx: Context, workflow: Runnable, what: str) -> NoReturn:
 
 
 async def _close_children(ctx: Context, body: Body) -> None:
-    calling = Calling(ctx, body.scope)
+    calling = Calling(ctx, body.scopes)
     for work in body.children.values():
         await calling.close(work)
 

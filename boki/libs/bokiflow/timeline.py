@@ -31,6 +31,7 @@ from boki.libs.bokiflow.records import (
     Result,
     Resumed,
     Retrying,
+    Rewound,
     Signalled,
     Updated,
 )
@@ -121,6 +122,8 @@ class Timeline:
                 )
             case Beat():
                 return self._known(fact.n, at_us, value=shortly(fact.details))
+            case Rewound():
+                return Span(kind="decision", name=f"rewind to {fact.n}", from_us=at_us, until_us=at_us)
             case Began() | Continued():
                 return None
             case _:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, get_args
 
-from boki.extending import Function, decode_any
+from boki.extending import Attribute, Function, decode_any
 from boki.libs.bokiflow.asking import StoreWork
 from boki.libs.bokiflow.digests import digest_of
 from boki.libs.bokiflow.records import Result
@@ -13,6 +13,18 @@ from boki.libs.bokiflow.stepping import Step
 
 ParentClose = Literal["cancel", "kill", "abandon"]
 """What becomes of a child workflow when its parent has ended first: it is asked to cancel, killed, or goes on."""
+
+
+CHILD: Final = "boki:child"
+"""The attribute of a call that a workflow has started: the number of its command, and what becomes of it."""
+
+
+def child_of(attributes: Mapping[str, Attribute]) -> tuple[int, ParentClose]:
+    """Which command of its parent a call is, and its policy."""
+    number, _, policy = str(attributes.get(CHILD, "")).partition(" ")
+    if number.isdecimal() and policy in get_args(ParentClose):
+        return int(number), policy  # type: ignore[return-value] # it was looked at
+    return 0, "cancel"
 
 
 class StepWork:
@@ -87,6 +99,11 @@ class CallWork:
         self.awaits = awaits
         self.parent_close = parent_close
         self.book = book
+
+    @property
+    def closes_by(self) -> ParentClose:
+        """What becomes of it when its parent has ended: a function cannot be asked to cancel itself."""
+        return "kill" if self.parent_close == "cancel" and not self.is_workflow else self.parent_close
 
     def value(self, result: Result) -> Any:
         """See `boki.libs.bokiflow.machine.Work`."""

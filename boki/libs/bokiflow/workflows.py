@@ -24,12 +24,14 @@ from uuid import uuid4
 
 import msgspec
 
-from boki import ConfigError, Context, InvalidArgument, NoSuchInvocation, Retry, WrongState
+from boki import ConfigError, Context, InvalidArgument, Retry
 from boki.extending import ATTENDS, Attribute, CallsById, Function, Payload, invocation_id_of, register_body
 from boki.faces import Use
 from boki.libs.bokiflow.attributes import check_attributes
+from boki.libs.bokiflow.beginning import FunctionCalls
 from boki.libs.bokiflow.clocks import clock_of
-from boki.libs.bokiflow.handles import Handle
+from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle
+from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded
 from boki.libs.bokiflow.run import run_workflow
 from boki.libs.bokiflow.schedules.handle import IfExists, Schedule
 from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
@@ -44,7 +46,6 @@ IfEnded = Literal["use", "fail", "again", "again_if_failed"]
 
 LIBRARY: Final = "bokiflow"
 """The name under which a function's settings for this library are kept."""
-MAX_ID_CHARS: Final = 200
 RUN_TIMEOUT_S: Final = 24 * 3_600.0
 """How long one run may stay in a worker. A workflow that waits for longer is suspended, and may take years."""
 _LOSSES: Final = Retry(attempts=10_000, first_s=0.1, max_s=10.0, jitter=0.0, errors=())
@@ -129,7 +130,8 @@ class Workflow(Generic[Pay, R]):
         calls = CallsById(ctx)
         kills = if_running == "kill"
         if kills:
-            await _kill(calls, handle.invocation_id)
+            with suppress(NoSuchWorkflow, WorkflowEnded):
+                await handle.kill()
         await calls.start(
             handle.invocation_id,
             self,
@@ -150,7 +152,7 @@ class Workflow(Generic[Pay, R]):
         where = book or info.book or ctx.logbook.name
         invocation_id = invocation_id_of(info.name, where, flow_id)
         logbook = ctx.logbook_named(where)
-        return Handle(info.name, flow_id, invocation_id, CallsById(ctx), logbook, self.decode_result, self)
+        return Handle(info.name, flow_id, invocation_id, FunctionCalls(ctx), logbook, self.decode_result, self)
 
     async def schedule(
         self,
@@ -218,12 +220,6 @@ class Workflow(Generic[Pay, R]):
     async def run(self, ctx: Context, *arguments: Any) -> Any:
         """The body of its logged calls."""
         return await run_workflow(ctx, self, arguments)
-
-
-async def _kill(calls: CallsById, invocation_id: str) -> None:
-    """End the workflow of that id, if there is one that runs."""
-    with suppress(NoSuchInvocation, WrongState):
-        await calls.cancel(invocation_id)
 
 
 class _Decorator:

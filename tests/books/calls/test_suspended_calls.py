@@ -22,7 +22,13 @@ from boki.books.calls.ledger import (
     id_tag,
 )
 from boki.books.calls.runs import cancelled
-from boki.errors import AlreadyExists, BokiError, FunctionFailed, KeyReused, Overloaded
+from boki.errors import (
+    AlreadyExists,
+    BokiError,
+    FunctionFailed,
+    KeyReused,
+    Overloaded,
+)
 from boki.log.chunk import Group, encode_chunk
 from boki.log.operations import Append, Appended, Read, TrimBook
 from boki.protocol.calls import Call, CallFilter, ChosenId, IfEnded, IfRunning, Outcome, Suspension, WakeOn

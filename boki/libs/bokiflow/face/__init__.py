@@ -54,7 +54,7 @@ FACE: Final = Face(
         help="Start workflows, look at them, speak to them.",
         order=(
             *("start", "list", "show", "tail", "result", "signal", "update", "query", "resolve"),
-            *("cancel", "kill", "pause", "resume", "schedule", "record", "check"),
+            *("cancel", "kill", "pause", "resume", "rewind", "fork", "schedule", "record", "check"),
         ),
         load=_commands,
         completions={"WORKFLOW": _names},

@@ -23,13 +23,13 @@ from boki.gateway.server.http import answers, arguments
 from boki.gateway.server.http.arguments import query, query_int, query_seconds
 from boki.gateway.server.http.bodies import message_value, payload_encoding
 from boki.libs.bokiflow.attributes import check_attributes, parse_attribute
+from boki.libs.bokiflow.face.calls import GatewayCalls
 from boki.libs.bokiflow.face.looking import look
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
 from boki.libs.bokiflow.face.shapes import span_shape, state_shape
-from boki.libs.bokiflow.handles import Handle, WorkflowStatus, state_of
+from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle, WorkflowStatus, state_of
 from boki.libs.bokiflow.refusals import no_such_workflow
 from boki.libs.bokiflow.run import QueryRequest
-from boki.libs.bokiflow.workflows import MAX_ID_CHARS
 from boki.libs.fold.arguments import check_key
 from boki.log.ids import MAX_SEQNUM
 from boki.protocol.calls import (
@@ -72,6 +72,7 @@ class Workflows:
         one = "/flow/{workflow}/{id}"
         told = {"cancel": _cancel, "kill": _kill, "pause": _pause, "resume": _resume}
         named = {"signal": _signal, "promise": _resolve}
+        back = {"rewind": self.rewind, "fork": self.fork}
         return [
             Route("GET", "/flow", self.page),
             Route("POST", "/flow/{workflow}", self.start),
@@ -81,6 +82,7 @@ class Workflows:
             Route("POST", f"{one}/query/{{message}}", self.query),
             *(Route("POST", f"{one}/{verb}/{{message}}", partial(self.say, act)) for verb, act in named.items()),
             *(Route("POST", f"{one}/{verb}", partial(self.tell, act)) for verb, act in told.items()),
+            *(Route("POST", f"{one}/{verb}", act) for verb, act in back.items()),
         ]
 
     # Starting
@@ -237,6 +239,25 @@ class Workflows:
         answer = None if outcome.result is None else decode_any(outcome.result, f"answer of query {name}")
         return answers.json_answer({"answer": answer}, outcome.positions)
 
+    # Going back
+
+    async def rewind(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
+        """Have it go on in front of a step."""
+        values = query(request, {"book", "step"})
+        handle, session = self._handle(request, values, workflow, flow_id)
+        with self._gateway.admitted(_HISTORY_BYTES):
+            step = await handle.rewind(_step(values))
+        return answers.json_answer({"step": step}, session.caller.positions)
+
+    async def fork(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
+        """Begin another one with its history in front of a step."""
+        values = query(request, {"book", "step", "id"})
+        handle, session = self._handle(request, values, workflow, flow_id)
+        with self._gateway.admitted(_HISTORY_BYTES):
+            forked = await handle.fork(_step(values), id=values.get("id") or None)
+        said = {"id": forked.id, "workflow": workflow, "invocation": forked.invocation_id}
+        return answers.json_answer(said, session.caller.positions)
+
     async def _value(self, request: BaseRequest) -> Any:
         body = await self._gateway.body(request)
         return message_value(request.headers.get("Content-Type", ""), body) if body else None
@@ -252,7 +273,8 @@ class Workflows:
         session = self._gateway.session(request, wait_s)
         call_id = invocation_id_of(workflow, book, flow_id)
         decode = partial(decode_any, what=f"result of {workflow}")
-        return Handle(workflow, flow_id, call_id, self._gateway.ledger, session.logbook(book), decode), session
+        calls = GatewayCalls(self._gateway)
+        return Handle(workflow, flow_id, call_id, calls, session.logbook(book), decode), session
 
     async def _call(
         self, values: Mapping[str, str], workflow: str, flow_id: str, wait_s: float = 0.0
@@ -263,6 +285,11 @@ class Workflows:
             return await self._gateway.ledger.state(invocation_id_of(workflow, book, flow_id), wait_s)
         except NoSuchInvocation:
             raise no_such_workflow(workflow, flow_id) from None
+
+
+def _step(values: Mapping[str, str]) -> int | None:
+    """The number of a step; None: none is named."""
+    return query_int(values, "step", 0) if values.get("step") else None
 
 
 def _one_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""`boki flow signal|update|query|resolve|cancel|kill|pause|resume`: speak to a workflow."""
+"""`boki flow signal|update|query|resolve|cancel|kill|pause|resume|rewind|fork`: speak to a workflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from boki.cli.connection import AsJson, Token, Url
 from boki.cli.help import examples
-from boki.cli.terminal import errors, print_json
+from boki.cli.terminal import errors, print_json, results
 from boki.libs.bokiflow.face.commands import Book, Id, Name, app, check_reason
 from boki.libs.bokiflow.face.requests import Flows, typed_value
 
@@ -150,6 +150,60 @@ def resume(name: Name, flow_id: Id, book: Book = "", as_json: AsJson = False, ur
     By a command, or because its code did not do what its journal says.
     """
     _tell("resume", name, flow_id, "", book, url, token, as_json=as_json)
+
+
+Step = Annotated[
+    int | None,
+    typer.Option("--step", "--at", min=0, help="The first step that is done again, as `show` numbers it."),
+]
+
+
+@app.command()
+@examples("boki flow rewind travel trip-17 --step 3", "boki flow rewind travel trip-17")
+def rewind(
+    name: Name,
+    flow_id: Id,
+    step: Step = None,
+    book: Book = "",
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Have a workflow go on in front of a step.
+
+    That step and what came after it is forgotten, and done again. Without one: the last step that failed, else only the
+    end is forgotten. It must have ended, or be paused.
+    """
+    with Flows(url, token, book) as flows:
+        found = flows.post(name, flow_id, "rewind", query={"step": "" if step is None else str(step)})
+    if as_json:
+        print_json({"workflow": name, "id": flow_id, "said": "rewind", "step": found["step"]})
+    else:
+        errors().print(f"{name} {flow_id} goes on with step {found['step']}", markup=False)
+
+
+@app.command()
+@examples("boki flow fork travel trip-17 --at 3 --id trip-18")
+def fork(
+    name: Name,
+    flow_id: Id,
+    step: Step = None,
+    new_id: Annotated[str, typer.Option("--id", help="The id of the new one; else one is made.")] = "",
+    book: Book = "",
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Begin a workflow of another id with the history of one in front of a step.
+
+    That one may run, and goes on as it is. Prints the new id.
+    """
+    with Flows(url, token, book) as flows:
+        found = flows.post(name, flow_id, "fork", query={"step": "" if step is None else str(step), "id": new_id})
+    if as_json:
+        print_json(found)
+    else:
+        results().print(found["id"], markup=False)
 
 
 _SAID: Final = {

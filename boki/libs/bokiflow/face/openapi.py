@@ -78,6 +78,9 @@ def _of(name: str, summary: str, answer: Json, *more: Json, body: Json | None = 
     )
 
 
+_STEP: Final = query_parameter(
+    "step", "The first step that is done again; without it the last one that failed, else all are kept", _COUNT
+)
 _ONE: Final = "/flow/{workflow}/{id}"
 _PAYLOAD: Final = json_of({}) | BYTES
 
@@ -188,4 +191,23 @@ FLOW_PATHS: Final[dict[str, Json]] = {
     f"{_ONE}/kill": {"post": _of("killWorkflow", "End it as it is: nothing is undone", NOTHING, _ID, _REASON)},
     f"{_ONE}/pause": {"post": _of("pauseWorkflow", "Begin nothing more until it is resumed", NOTHING, _ID, _REASON)},
     f"{_ONE}/resume": {"post": _of("resumeWorkflow", "Go on", NOTHING, _ID, _REASON)},
+    f"{_ONE}/rewind": {
+        "post": _of(
+            "rewindWorkflow",
+            "Go on in front of a step: it and what came after it is forgotten. It must have ended, or be paused",
+            object_of({"step": _COUNT}),
+            _ID,
+            _STEP,
+        )
+    },
+    f"{_ONE}/fork": {
+        "post": _of(
+            "forkWorkflow",
+            "Begin a workflow of another id with the history of this one in front of a step",
+            object_of({"id": TEXT, "workflow": TEXT, "invocation": TEXT}),
+            _ID,
+            _STEP,
+            query_parameter("id", "The id of the new one; without it, one is made"),
+        )
+    },
 }

@@ -69,9 +69,11 @@ LockNote = Wanted | Freed | Queued
 
 
 class LockRecord(msgspec.Struct, frozen=True, array_like=True, tag="l"):
-    """A record of a lock."""
+    """A record of a lock. A copy of one in another workflow's inbox says when and at which seqnum that stood there."""
 
     note: LockNote
+    at_us: int = 0
+    stood_at: int = 0
 
 
 def lock_tag(key: str) -> str:

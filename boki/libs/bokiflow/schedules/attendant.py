@@ -9,6 +9,7 @@ from boki import Context, KeyReused, NoSuchInvocation, WrongState
 from boki.extending import OVER, CallsById, invocation_id_of
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.clocks import clock_of
+from boki.libs.bokiflow.closing import kill_tree
 from boki.libs.bokiflow.records import CancelRequested, encode_note, inbox_tag
 from boki.libs.bokiflow.schedules.state import CODEC, Decided, Fold, schedule_tag
 from boki.libs.fold.retrying import until_answered
@@ -100,7 +101,7 @@ class _Attendant:
             call_id = self._state.call_id(key)
             try:
                 if self._state.closing == "kill":
-                    await self._calls.cancel(call_id)
+                    await kill_tree(self._ctx, call_id)
                     continue
                 note = encode_note(CancelRequested(f"schedule {self._name} has come to its next tick"))
                 await self._ctx.logbook.append(note, [inbox_tag(call_id)], key=f"flow-close:{call_id}")

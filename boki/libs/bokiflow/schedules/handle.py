@@ -21,7 +21,7 @@ from boki import (
     WrongState,
 )
 from boki.extending import OVER, invocation_id_of
-from boki.libs.bokiflow.handles import Calls
+from boki.libs.bokiflow.beginning import KnownCalls
 from boki.libs.bokiflow.refusals import NoSuchSchedule
 from boki.libs.bokiflow.schedules.attendant import run_id
 from boki.libs.bokiflow.schedules.spec import OVERLAPS, Overlap, Spec, describe, next_tick, tick_name
@@ -84,7 +84,7 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
 class Schedule:
     """A schedule by its id. It may not have been created yet."""
 
-    def __init__(self, workflow: str, schedule_id: str, calls: Calls, logbook: LogBook) -> None:
+    def __init__(self, workflow: str, schedule_id: str, calls: KnownCalls, logbook: LogBook) -> None:
         """See `Workflow.schedule` and `Workflow.schedule_handle`."""
         self.workflow = workflow
         """The name of the workflow that it starts."""

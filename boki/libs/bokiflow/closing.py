@@ -1,0 +1,88 @@
+"""Ends workflows with the children that they leave behind, as each child's policy says.
+
+A kill is begun by a logged call, the **closer**, which is in the log before the workflow is ended: the process that
+asked for the kill may be lost right then, and the children are closed all the same. It does its work twice, some
+seconds apart, because a body that is being killed may still start a child.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from boki import Context, NoSuchInvocation, WrongState
+from boki.extending import OVER, CallsById, Payload, Suspend, calls_reporting_to, encode_any, ends_of
+from boki.libs.bokiflow.clocks import clock_of
+from boki.libs.bokiflow.records import CancelRequested, encode_note, inbox_tag
+from boki.libs.bokiflow.work import child_of
+from boki.libs.fold.retrying import until_answered
+
+CLOSER: Final = "close"
+"""What a closer attends to: see `ChosenId.attends`."""
+_AGAIN_US: Final = 3_000_000
+_ANY_TIME: Final = 1 << 62
+
+
+async def close_and_look_again(ctx: Context) -> Payload:
+    """The body of a closer."""
+    calls = CallsById(ctx)
+    run, _, accepted_us = calls.payload.data.decode().partition(" ")
+    nothing = encode_any(None, "the end of a closer")
+    try:
+        state = await until_answered(partial(calls.state, run), f"a look at workflow {run}")
+    except NoSuchInvocation:
+        return nothing
+    if str(state.accepted_us) == accepted_us:
+        await kill_tree(ctx, run)
+    else:  # it was begun again meanwhile, and what that has started is not to be closed
+        await _kill_all(ctx, await _close_children(ctx, run, state.accepted_us))
+    if ctx.run_number == 1:
+        raise Suspend(clock_of(ctx).now_us() + _AGAIN_US, note="looks once more for children")
+    return nothing
+
+
+async def kill_tree(ctx: Context, run: str) -> None:
+    """End a workflow, and its children as their policies say, and those of children that it ends. Repeatable."""
+    await _kill_all(ctx, [run])
+
+
+async def _kill_all(ctx: Context, runs: list[str]) -> None:
+    calls = CallsById(ctx)
+    while runs:
+        one = runs.pop()
+        with suppress(NoSuchInvocation, WrongState):
+            await until_answered(partial(calls.cancel, one), f"the end of workflow {one}")
+        runs += await _close_children(ctx, one, _ANY_TIME)
+
+
+async def _close_children(ctx: Context, run: str, until_us: int) -> list[str]:
+    """Ask those children to end that are to cancel themselves, of those accepted before; the ones to be killed."""
+    calls = CallsById(ctx)
+    killed = []
+    for child in await _children(ctx, run):
+        try:
+            state = await until_answered(partial(calls.state, child), f"a look at call {child}")
+        except NoSuchInvocation:
+            continue
+        _, policy = child_of(state.attributes)
+        if state.accepted_us >= until_us or state.state in ("done", "failed"):
+            continue
+        if policy == "kill":
+            killed.append(child)  # also one that is: its own children may not be closed yet
+        elif policy == "cancel" and state.state not in OVER:
+            await ask_to_end(ctx, child, state.book)
+    return killed
+
+
+async def ask_to_end(ctx: Context, run: str, book: str) -> None:
+    """Ask a child workflow to cancel itself. Repeatable."""
+    note = encode_note(CancelRequested("its parent has ended"))
+    append = partial(ctx.logbook_named(book).append, note, [inbox_tag(run)], key=f"flow-close:{run}")
+    await until_answered(append, f"a request to workflow {run}")
+
+
+async def _children(ctx: Context, run: str) -> list[str]:
+    book = ctx.logbook_named(ends_of(run).book)
+    await until_answered(book.sync, "a look at children")
+    return await until_answered(partial(calls_reporting_to, book, run), "a look at children")

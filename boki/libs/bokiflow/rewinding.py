@@ -1,0 +1,177 @@
+"""Rewinds a workflow to a step, and forks one: acts for `Handle.rewind` and `Handle.fork`.
+
+Both write a journal before the workflow runs, under the condition that nothing else was written meanwhile. A rewind is
+one record. A fork is a copy of what is kept, the messages included. If whoever does it is lost in between, the workflow
+has not begun, and the same may be asked for again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import Final
+from uuid import uuid4
+
+from boki import AlreadyExists, ConditionFailed, Expect, LogBook, NoSuchInvocation, WrongState
+from boki.extending import OVER, InvocationState, calls_reporting_to, ends_of, invocation_id_of
+from boki.libs.bokiflow.beginning import Beginning, Calls
+from boki.libs.bokiflow.branching import (
+    Branch,
+    branch_at,
+    copied_journal,
+    copied_letter,
+    letters_for,
+    new_scope,
+    rewound,
+)
+from boki.libs.bokiflow.history import History, life_of
+from boki.libs.bokiflow.inbox import InboxReader
+from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag, journal_tag
+from boki.libs.bokiflow.replaying import read_history, recorded_payload
+from boki.libs.bokiflow.work import child_of
+from boki.libs.fold.retrying import until_answered, until_decided
+
+WRITER_NAMES: Final = Random()
+"""Draws the numbers by which rewinds and forks sign their records."""
+_AT_ONCE: Final = 100
+_AT_ONCE_BYTES: Final = 1 << 18
+FORKED_FROM: Final = "boki:forked_from"
+"""The attribute that names the id which a workflow was forked from."""
+
+
+async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: int | None, *, is_paused: bool) -> int:
+    """Have a workflow that has ended, or is paused, go on in front of that step: its number."""
+    run = call.id
+    if call.state not in OVER and not is_paused:
+        raise WrongState(
+            f"{call.function} {call.name!r} runs ({call.state}): pause it first, or kill it, and rewind it then",
+            state=call.state,
+        )
+    await logbook.sync()
+    start = f"rewind {uuid4().hex}"
+    history = await read_history(logbook, journal_tag(run))
+    life = life_of(start) if call.state in OVER else history.life
+    branch = branch_at(history, step, run, new_scope(run, life, history.place))
+    await _check_children(calls, logbook, run, branch.n, None)
+    now_us = logbook.session.likely_time_us()
+    data = rewound(branch, history=history, writer=WRITER_NAMES.getrandbits(32), life=life, at_us=now_us)
+    tag = journal_tag(run)
+    try:
+        append = partial(logbook.append, data, [tag], when=Expect(tag, count=history.place))
+        await until_decided(append, f"a rewind of workflow {run}")
+    except ConditionFailed:
+        raise WrongState(
+            f"{call.function} {call.name!r} has gone on meanwhile: nothing was rewound by this request; look at it "
+            "again",
+            state=call.state,
+        ) from None
+    await logbook.append(encode_note(Resumed()), [inbox_tag(run)])
+    if call.state in OVER:
+        again = Beginning(
+            call.function, call.book, run, start, call.name, call.attributes, copies=run, if_ended="again"
+        )
+        await calls.begin(again)
+    return branch.n
+
+
+async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int | None, new_id: str) -> int:
+    """Begin a workflow of a new id with the history of that one up to a step: the number of the step."""
+    run = call.id
+    new_run = invocation_id_of(call.function, call.book, new_id)
+    await logbook.sync()
+    await _check_free(calls, logbook, call, new_run, new_id)
+    start = f"fork {uuid4().hex}"
+    life = life_of(start)
+    history = await read_history(logbook, journal_tag(run))
+    before = await read_history(logbook, journal_tag(new_run))
+    branch = branch_at(history, step, run, new_scope(new_run, life, before.place))
+    await _check_children(calls, logbook, run, None, branch.n)
+    moved = await _copy_inbox(logbook, history, branch, run, new_run, start)
+    journal = copied_journal(
+        history,
+        branch,
+        moved,
+        writer=WRITER_NAMES.getrandbits(32),
+        place=before.place,
+        life=life,
+        at_us=logbook.session.likely_time_us(),
+    )
+    await _write(logbook, journal_tag(new_run), before.place, journal)
+    payload = history.continued.payload if history.continued is not None else recorded_payload(history)
+    attributes = {name: value for name, value in call.attributes.items() if not name.startswith("boki:")}
+    attributes[FORKED_FROM] = call.name
+    copies = "" if payload is not None else run
+    await calls.begin(Beginning(call.function, call.book, new_run, start, new_id, attributes, payload, copies))
+    return branch.n
+
+
+async def _check_free(calls: Calls, logbook: LogBook, call: InvocationState, new_run: str, new_id: str) -> None:
+    try:
+        known = await calls.state(new_run)
+    except NoSuchInvocation:
+        what = "messages were sent to that id"
+    else:
+        what = f"it is {known.state}"
+    if what.startswith("it") or await logbook.check_tail(inbox_tag(new_run)) is not None:
+        raise AlreadyExists(
+            f"{call.function} {new_id!r} is in use ({what}): fork to an id that is free", invocation=new_run
+        )
+
+
+async def _check_children(calls: Calls, logbook: LogBook, run: str, since: int | None, until: int | None) -> None:
+    """Refuse if a child runs that is to be forgotten (from step `since`), or is another's (before step `until`)."""
+    book = logbook.session.logbook(ends_of(run).book)
+    for child_id in await calls_reporting_to(book, run):
+        try:
+            child = await calls.state(child_id)
+        except NoSuchInvocation:
+            continue
+        n, _ = child_of(child.attributes)
+        if child.state in OVER or (since is not None and n < since) or (until is not None and n >= until):
+            continue
+        what = f"child {child.function} {child.name or child.id!r} of step {n} still runs"
+        if since is not None:
+            raise WrongState(
+                f"{what}, and the step would start another one: end it first, or wait", invocation=child_id
+            )
+        raise WrongState(
+            f"{what}, and reports to the workflow that is forked: wait for its end, or fork at step {n}",
+            invocation=child_id,
+        )
+
+
+async def _copy_inbox(
+    logbook: LogBook, history: History, branch: Branch, run: str, new_run: str, start: str
+) -> list[tuple[int, int]]:
+    """Copy the messages that the kept part was given: where each stood, and stands now."""
+    taken = history.continued.taken if history.continued is not None else ()
+    inbox = InboxReader(logbook, inbox_tag(run), history.cursor, taken, lambda: None, history.forgotten)
+    await inbox.read_to_end()
+    letters = letters_for(history, branch, inbox.letters)
+    moved: list[tuple[int, int]] = []
+    for some in _groups([copied_letter(letter) for letter in letters]):
+        records = [(data, [inbox_tag(new_run)]) for data in some]
+        append = partial(logbook.append_many, records, key=f"{start} {len(moved)}")
+        seqnums = await until_answered(append, "a copy of messages")
+        moved += zip((letter.seqnum for letter in letters[len(moved) :]), seqnums, strict=False)
+    return moved
+
+
+async def _write(logbook: LogBook, tag: str, place: int, records: list[bytes]) -> None:
+    for some in _groups(records):
+        append = partial(logbook.append_many, [(data, [tag]) for data in some], when=Expect(tag, count=place))
+        await until_decided(append, "a copy of a journal")
+        place += len(some)
+
+
+def _groups(records: list[bytes]) -> list[list[bytes]]:
+    """The records in groups that one append takes."""
+    found: list[list[bytes]] = []
+    size = 0
+    for data in records:
+        if not found or len(found[-1]) == _AT_ONCE or size + len(data) > _AT_ONCE_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(data)
+        size += len(data)
+    return found

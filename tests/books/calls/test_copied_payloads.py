@@ -1,0 +1,30 @@
+"""Logged calls that are started with the payload of another one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from boki.errors import InvalidArgument, NoSuchInvocation
+from boki.protocol.calls import ChosenId
+from tests.books.calls.call_world import a_call
+from tests.books.calls.test_taken_over import Cluster, with_engines
+
+
+def test_a_call_is_started_with_the_payload_of_another() -> None:
+    """Also again under its own id after it has ended well, and at another engine; a call that is not there has none."""
+
+    @with_engines("a", "b")
+    async def scenario(cluster: Cluster) -> None:
+        first, second = (cluster.engines[name].calls for name in "ab")
+        await first.accept(msgspec.structs.replace(a_call(1, "echo", data=b"mine"), chosen=ChosenId("s1")))
+        ended = await first.state(a_call(1).id, wait_s=5)
+        for number, if_ended in ((1, "again"), (2, "fail")):
+            copy = ChosenId(f"copy {number}", "fail", if_ended, copies=a_call(1).id)  # type: ignore[arg-type]
+            await second.accept(msgspec.structs.replace(a_call(number, "echo", data=b""), chosen=copy))
+            state = await second.state(a_call(number).id, wait_s=5)
+            assert (state.state, state.result) == ("done", ended.result)
+        for source, error in ((a_call(9).id, NoSuchInvocation), (a_call(1).id, InvalidArgument)):
+            copy = ChosenId("copy", copies=source)
+            with pytest.raises(error):
+                await first.accept(msgspec.structs.replace(a_call(3, "flaky"), chosen=copy))

@@ -1,0 +1,124 @@
+"""What becomes of the children of a workflow that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+import boki.testing
+from boki import Context, Unavailable, function
+from boki.libs.bokiflow import flow, workflow
+from boki.libs.bokiflow.handles import Handle
+
+pytestmark = pytest.mark.usefixtures("each_mode")
+
+ENDED: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    ENDED.clear()
+
+
+@workflow
+async def leaf(name: str) -> str:
+    try:
+        await flow.sleep(1_000)
+    except asyncio.CancelledError:
+        ENDED.append(f"cancelled {name}")
+        raise
+    ENDED.append(f"done {name}")
+    return name
+
+
+@function(timeout_s=5_000)
+async def work(ctx: Context, name: str) -> str:
+    await ctx.logbook.read_next("never", wait_s=4_000)
+    return name
+
+
+@workflow
+async def branch(policy: Any) -> None:
+    await flow.start(leaf, "twig", id="twig", parent_close=policy)
+    await flow.sleep(1_000)
+
+
+@workflow
+async def root(policy: Any) -> None:
+    await flow.start(leaf, "leaf", id="leaf", parent_close=policy)
+    await flow.start(branch, policy, id="branch", parent_close=policy)
+    await flow.sleep(1_000)
+
+
+async def statuses(ctx: Context) -> dict[str, str]:
+    handles: dict[str, Handle[Any]] = {name: leaf.handle(ctx, name) for name in ("leaf", "twig")}
+    handles["branch"] = branch.handle(ctx, "branch")
+    return {name: (await handle.status()).status for name, handle in handles.items()}
+
+
+@pytest.mark.parametrize("policy", ["cancel", "kill", "abandon"])
+async def test_a_kill_closes_children(boki_context: boki.testing.Context, policy: Any) -> None:
+    """As their policies say, and theirs in turn."""
+    ctx = boki_context
+    handle = await root.start(ctx, policy, id="r")
+    await ctx.clock.advance(100)
+    await handle.kill()
+    await ctx.clock.advance(100)
+    ended = {"cancel": "cancelled", "kill": "cancelled", "abandon": "suspended"}[policy]
+    assert await statuses(ctx) == {"leaf": ended, "twig": ended, "branch": ended}
+    assert set(ENDED) == ({"cancelled leaf", "cancelled twig"} if policy == "cancel" else set())
+    if policy == "abandon":
+        assert await leaf.handle(ctx, "twig").result() == "twig"
+
+
+async def test_a_kill_is_carried_on_by_the_log(boki_context: boki.testing.Context) -> None:
+    """Whoever asked is lost right after the closer was accepted: the workflow and its children end all the same."""
+    ctx = boki_context
+    handle = await root.start(ctx, "kill", id="r")
+    await ctx.clock.advance(100)
+
+    async def lost(_invocation_id: str) -> None:
+        raise Unavailable("this process is dead")
+
+    with patch.object(handle._calls, "cancel", lost), pytest.raises(Unavailable):
+        await handle.kill()
+    await ctx.clock.advance(100)
+    assert (await handle.status()).status == "cancelled"
+    assert set((await statuses(ctx)).values()) == {"cancelled"}
+
+
+async def test_functions_are_ended(boki_context: boki.testing.Context) -> None:
+    """They cannot be asked to cancel themselves."""
+
+    @workflow
+    async def calls() -> None:
+        await flow.start(work, "w")
+        await flow.sleep(100)
+
+    ctx = boki_context
+    handle = await calls.start(ctx)
+    await ctx.clock.advance(50)
+    await handle.kill()
+    await ctx.clock.advance(50)
+    assert {call.status for call in ctx._calls._logged.values() if call.call.function == "work"} == {"cancelled"}  # type: ignore[attr-defined]
+
+
+async def test_one_that_is_started_anew_is_left_alone(boki_context: boki.testing.Context) -> None:
+    """The closer looks twice, and the workflow of that id may be another one by then."""
+    ctx = boki_context
+
+    @workflow
+    async def starts(name: str) -> None:
+        await flow.start(leaf, name, id=name, parent_close="kill")
+        await flow.sleep(1_000)
+
+    await starts.start(ctx, "leaf", id="s")
+    await ctx.clock.advance(100)
+    again = await starts.start(ctx, "twig", id="s", if_running="kill")
+    await ctx.clock.advance(100)
+    assert (await again.status()).status == "suspended"
+    assert (await leaf.handle(ctx, "leaf").status()).status == "cancelled"
+    assert (await leaf.handle(ctx, "twig").status()).status == "suspended"
