@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from boki.gateway.config import Patience
+from boki.log.ids import MAX_SEQNUM
 from tests.gateway.fake_backend import refused, run, serving, stream_ended
 from tests.gateway.strangers import Raw
 
@@ -87,12 +88,46 @@ def test_json_patch() -> None:
             for wrong, status, code in (
                 ([{"op": "add", "path": "/new", "value": 1}, *patch], 409, "wrong_shape"),
                 ([{"op": "remove", "path": "/nowhere"}], 409, "wrong_shape"),
+                ([{"op": "add", "path": "/a"}], 400, "invalid_argument"),
+                ([{"op": "copy", "path": "/a"}], 400, "invalid_argument"),
+                ([{"op": "test", "path": "/a"}], 400, "invalid_argument"),
                 ([{"op": "dance", "path": "/a"}], 400, "invalid_argument"),
                 ([5], 400, "invalid_argument"),
                 ({"op": "add"}, 400, "invalid_argument"),
             ):
                 await refusal(http, "PATCH", "/x", status, code, data=json.dumps(wrong), headers=headers)
             assert await ask(http, "GET", "/x") == {"a": [2, 3], "b": {}}
+
+    run(scenario())
+
+
+def test_a_json_patch_of_a_stranger_costs_little() -> None:
+    """One that doubles a value with each operation is refused; what is refused tells nothing of the object's values."""
+
+    async def scenario() -> None:
+        headers = {"Content-Type": "application/json-patch+json"}
+        async with serving() as (_, _backend, http):
+            await ask(http, "PUT", "/x", json={"b": {"c": 3}, "yes": [1], "secret": "s3cret"})
+            bomb = [{"op": "copy", "from": "/b", "path": f"/b/{number}"} for number in range(40)]
+            await refusal(http, "PATCH", "/x", 413, "too_large", data=json.dumps(bomb), headers=headers)
+            deep = [{"op": "add", "path": "/d" * number, "value": {}} for number in range(1, 700)]
+            deep.append({"op": "copy", "from": "/d", "path": "/e"})
+            await refusal(http, "PATCH", "/x", 413, "too_large", data=json.dumps(deep), headers=headers)
+            for place in ("/nowhere/z", "/b/c/z", "/yes/x", "/yes/9", "/b/c/0"):
+                patch = [{"op": "add", "path": place, "value": 1}]
+                async with http.patch("/store/b/x", data=json.dumps(patch), headers=headers) as response:
+                    assert response.status == 409
+                    told = await response.text()
+                    assert "operation 0 (add" in told
+                    assert "s3cret" not in told and "<class" not in told
+            await refusal(
+                *(http, "PATCH", "/x", 409, "wrong_shape"),
+                data=json.dumps([{"op": "test", "path": "/yes", "value": [True]}]),
+                headers=headers,
+            )
+            same = [{"op": "test", "path": "/yes", "value": [1.0]}, {"op": "copy", "from": "/yes", "path": "/too"}]
+            await ask(http, "PATCH", "/x", data=json.dumps(same), headers=headers)
+            assert (await ask(http, "GET", "/x"))["too"] == [1]
 
     run(scenario())
 
@@ -119,6 +154,13 @@ def test_etags() -> None:
             await refusal(http, "PUT", "/x", 412, "wrong_version", json=3, headers={"If-Match": "*"})
             for wrong in ({"If-Match": "soon"}, {"If-None-Match": '"1"'}, {"If-Match": "*", "If-None-Match": "*"}):
                 await refusal(http, "PUT", "/x", 400, "invalid_argument", json=3, headers=wrong)
+            increment = {"update": "increment"}
+            await refusal(http, "POST", "/x", 412, "wrong_version", json=increment, headers={"If-Match": "1"})
+            await refusal(http, "GET", "/x", 404, "no_such_object")
+            await ask(http, "POST", "/x", json=increment, headers={"If-None-Match": "*"})
+            await ask(http, "POST", "/x", json=increment, headers={"If-Match": "*"})
+            assert await ask(http, "GET", "/x") == 2
+            await refusal(http, "POST", "/transactions", 400, "invalid_argument", json={}, headers={"If-Match": "1"})
             winners = await asyncio.gather(
                 *(http.put("/store/b/y", json=n, headers={"If-None-Match": "*"}) for n in range(5))
             )
@@ -200,6 +242,11 @@ def test_the_past_forks_and_maps() -> None:
                 assert await response.json() == 1
             await refusal(http, "POST", "/forks", 400, "invalid_argument", json={"name": "b"})
             await refusal(http, "GET", "/x/items", 404, "no_such_object")
+            assert await ask(http, "GET", f"/x?at={MAX_SEQNUM}") == 2
+            await refusal(http, "GET", f"/x?at={MAX_SEQNUM + 1}", 400, "invalid_argument")
+            await refusal(
+                http, "POST", "/views", 400, "invalid_argument", json={"objects": ["x"], "at": MAX_SEQNUM + 1}
+            )
 
     run(scenario())
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from boki import InvalidArgument, NotFound, Page, Record, Trimmed, WrongType
+from boki import MAX_SEQNUM, InvalidArgument, NotFound, Page, Record, Trimmed, WrongType
 from boki.libs.bokistore.accesses import look_all
 from boki.libs.bokistore.json_values import MISSING, copy_of
 from boki.libs.bokistore.listing import without_names
@@ -176,8 +176,8 @@ def check_moment(seqnum: object, time: object) -> tuple[int | None, int | None]:
     if (seqnum is None) == (time is None):
         raise InvalidArgument("give either the seqnum or the time: write at(seqnum) or at(time=...)", field="seqnum")
     if time is None:
-        if type(seqnum) is not int or seqnum < 0:
-            raise WrongType(f"a seqnum must be an int of at least 0, not {seqnum!r:.40}", field="seqnum")
+        if type(seqnum) is not int or not 0 <= seqnum <= MAX_SEQNUM:
+            raise WrongType(f"a seqnum must be an int from 0 to {MAX_SEQNUM}, not {seqnum!r:.40}", field="seqnum")
         return seqnum, None
     stamp = getattr(time, "timestamp", None)
     seconds = stamp() if stamp is not None else time

@@ -131,7 +131,7 @@ class Reader:
         if not rows:
             return
         pages: list[Page] = yield tuple(
-            ReadPage(row_tag(row.name), start, seqnum + 1, book=self.book)
+            ReadPage(row_tag(row.name), start, _above(seqnum), book=self.book)
             for row, start in zip(rows, starts, strict=True)
         )
         for row, start, page in zip(rows, starts, pages, strict=True):
@@ -174,10 +174,10 @@ class Reader:
             row = yield from self._open(name)
         view = row.at(seqnum)
         if view is None and row.known_to <= seqnum and row.newest.since <= seqnum:
-            row, _ = yield from self._read_on(row, seqnum + 1)
+            row, _ = yield from self._read_on(row, _above(seqnum))
             if row.known_to <= seqnum:  # it is not there yet where this caller reads
                 yield Sync(self.book)
-                row, _ = yield from self._read_on(row, seqnum + 1)
+                row, _ = yield from self._read_on(row, _above(seqnum))
             view = row.at(min(seqnum, row.known_to - 1))
         if view is None:
             view = yield from self.rebuild(name, seqnum)
@@ -201,7 +201,7 @@ class Reader:
             view = yield from self.inherited(name)
         start = view.last + 1 if view.last else 0
         while True:
-            page = yield from steps.page(ReadPage(row_tag(name), start, seqnum + 1, book=self.book))
+            page = yield from steps.page(ReadPage(row_tag(name), start, _above(seqnum), book=self.book))
             if page.first_seqnum > start:
                 start = max(start, (yield from self._begin_after(name, page, view)))
             for record in page.records:
@@ -222,6 +222,11 @@ class Reader:
                 next_seqnum=page.first_seqnum,
             )
         return page.first_seqnum  # the book was deleted: there is nothing before
+
+
+def _above(seqnum: int) -> int:
+    """Where a read ends that includes that seqnum."""
+    return min(seqnum + 1, MAX_SEQNUM)
 
 
 def origin_of(book: str) -> Steps[tuple[Origin, Record] | None]:

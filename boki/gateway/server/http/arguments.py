@@ -136,10 +136,10 @@ def query_flag(values: Mapping[str, str], name: str) -> bool:
     return text == "true"
 
 
-def whole_number(text: str, field: str, most: int = MAX_SEQNUM) -> int:
-    """A whole number from 0 to `most`, as decimal digits."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= most):
-        raise InvalidArgument(f"{field} must be a whole number from 0 to {most}, not {text[:60]!r}", field=field)
+def whole_number(text: str, field: str, most: int = MAX_SEQNUM, least: int = 0) -> int:
+    """A whole number from `least` to `most`, as decimal digits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise InvalidArgument(f"{field} must be a whole number from {least} to {most}, not {text[:60]!r}", field=field)
     return int(text)
 
 

@@ -287,11 +287,7 @@ def _value(text: str, name: str, kind: inspect.Type) -> Any:
     if isinstance(kind, inspect.FloatType):
         return arguments.seconds(text, name, MAX_WAIT_S if kind.le is None else kind.le)
     if isinstance(kind, inspect.IntType):
-        most = MAX_SEQNUM if kind.le is None else kind.le
-        value = arguments.whole_number(text, name, most)
-        if kind.ge is not None and value < kind.ge:
-            raise InvalidArgument(f"{name} must be from {kind.ge:,} to {most:,}, not {value}", field=name)
-        return value
+        return arguments.whole_number(text, name, MAX_SEQNUM if kind.le is None else kind.le, kind.ge or 0)
     if isinstance(kind, inspect.LiteralType) and text not in kind.values:
         *others, last = map(str, kind.values)
         raise InvalidArgument(f"{name} must be {', '.join(others)} or {last}, not {text[:60]!r}", field=name)

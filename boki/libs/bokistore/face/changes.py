@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-import jsonpatch
-import jsonpointer
 import msgspec
 
-from boki import InvalidArgument
-from boki.libs.bokistore import StoredObject, WrongShape
+from boki.libs.bokistore import StoredObject
 
 Verb = Literal["set", "delete", "increment", "append", "insert", "pop", "merge"]
 Amount = int | float
 PlacePath = str | list[str | int]
 MAX_CHANGES: Final = 1_000
-MAX_PATCH: Final = 1_000
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,15 +62,3 @@ async def carry_out(target: StoredObject[Any], change: Change, key: str | None =
             return await target.pop(change.path, change.index, key=key)
         case "merge":
             return await target.merge(change.path, change.value, key=key)
-
-
-def patched(value: Any, patch: Any) -> Any:
-    """The value after a JSON Patch (RFC 6902); a test that fails, or a place that is not there, is a `WrongShape`."""
-    if not isinstance(patch, list) or len(patch) > MAX_PATCH:
-        raise InvalidArgument(f"a JSON Patch is a list of at most {MAX_PATCH:,} operations", field="body")
-    try:
-        return jsonpatch.apply_patch(value, patch)
-    except (jsonpatch.InvalidJsonPatch, TypeError, AttributeError) as error:
-        raise InvalidArgument(f"this is not a JSON Patch (RFC 6902): {error}", field="body") from None
-    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException) as error:
-        raise WrongShape(f"the JSON Patch does not fit, and nothing was changed: {error}") from None

@@ -139,6 +139,8 @@ def patch(
 ) -> None:
     """Merge a JSON Merge Patch into an object."""
     meant = value_of(change, f"boki store patch {book} {name} '{{}}'")
+    if not isinstance(meant, dict):  # it would replace the object, which is what a typing error does
+        raise InvalidArgument("a JSON Merge Patch is a JSON object: boki store set puts any value", field="patch")
     with_store(url, token, book, lambda store: store.object(name).merge(path, meant, key=key))
 
 
@@ -154,7 +156,7 @@ def increment(
     token: Token = "",
 ) -> None:
     """Add to a number, and print the new one."""
-    amount = int(by) if by.is_integer() else by
+    amount = int(by) if by.is_integer() and abs(by) < 1 << 63 else by
     print_json(with_store(url, token, book, lambda store: store.object(name).increment(path, amount, key=key)))
 
 

@@ -29,8 +29,8 @@ from boki.libs.bokistore.face.changes import (
     Test,
     Verb,
     carry_out,
-    patched,
 )
+from boki.libs.bokistore.face.patches import patched
 from boki.libs.bokistore.face.shapes import ItemShape, VersionShape, version_shape
 from boki.libs.bokistore.face.views import answer
 from boki.libs.bokistore.json_values import is_same
@@ -38,6 +38,7 @@ from boki.libs.bokistore.maps import MAX_PAGE
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.refusals import NoSuchObject, WrongVersion
 from boki.log.checks import check_book, check_writable
+from boki.log.ids import MAX_SEQNUM
 
 JSON_PATCH: Final = "application/json-patch+json"
 WATCH_S: Final = 3600.0
@@ -45,11 +46,12 @@ WATCH_S: Final = 3600.0
 MAX_HISTORY: Final = 1_000
 
 Path = Annotated[str, Meta(description="A value within it, such as cart.items.0; without it, the whole object")]
-Limit = Annotated[int, Meta(le=MAX_PAGE, description="Maximum number of them")]
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE, description="Maximum number of them")]
 Prefix = Annotated[str, Meta(description="Only those that begin so")]
 After = Annotated[str | None, Meta(description="Only those above this one: the last one of the page before")]
 Seqnum = Annotated[str, Meta(description="The seqnum of the record that made it what it is, as digits; also the ETag")]
 Time = Annotated[float, Meta(ge=0, le=1e11, description="As of this time, in seconds since the epoch")]
+Moment = Annotated[int, Meta(ge=-1, le=MAX_SEQNUM, description="As of this seqnum; -1: now")]
 
 ENDPOINTS: Final = Endpoints("Objects", {"book": "The LogBook's name", "object": "The object's name"})
 ONE: Final = "/store/{book}/{object}"
@@ -103,6 +105,11 @@ async def _transact(
 ) -> object:
     if len(reads) + len(tests) + len(updates) > MAX_CHANGES:
         raise TooLarge(f"a transaction may have at most {MAX_CHANGES:,} reads, tests and updates", field="body")
+    if not asked.request.headers.keys().isdisjoint({"If-Match", "If-None-Match"}):
+        raise InvalidArgument(
+            "a transaction has no single version that If-Match could mean: say in `tests` what must hold",
+            field="If-Match",
+        )
     names = [*(one.object for one in reads), *(one.object for one in tests), *(one.object for one in updates)]
 
     async def work(txn: Transaction) -> tuple[Transaction, list[Any], list[Any]]:
@@ -143,7 +150,7 @@ async def _fork(asked: Asked, name: str, at: str = "") -> object:
     max_bytes=None,
 )
 async def _views(
-    asked: Asked, questions: tuple[tuple[str, Question], ...] = (), objects: tuple[str, ...] = (), at: int = -1
+    asked: Asked, questions: tuple[tuple[str, Question], ...] = (), objects: tuple[str, ...] = (), at: Moment = -1
 ) -> object:
     store = _store(asked)
     return await store.way.run(answer(store.way.reader, far.Wanted(list(questions), list(objects), at)))
@@ -283,6 +290,7 @@ def _wanted_version(request: BaseRequest) -> str | None:
     reads="body",
     answer={"result": Any},
     has_key=True,
+    takes_headers=_IF_ANY,
     max_bytes=None,
     lasts=True,
 )
@@ -297,7 +305,15 @@ async def _update(
     index: int = -1,
 ) -> object:
     change = Change(update, path, value, list(values), by, limit, index)
-    return {"result": await carry_out(_store(asked).object(asked.parts[1]), change, asked.key)}
+    store, name, wanted = _store(asked), asked.parts[1], _wanted_version(asked.request)
+    if wanted is None:
+        return {"result": await carry_out(store.object(name), change, asked.key)}
+
+    async def act(txn: Transaction) -> Any:
+        await _check_version(asked, txn, wanted)
+        return await carry_out(txn.object(name), change)
+
+    return {"result": await store.run(act, key=asked.key)}
 
 
 # The past, and what comes
