@@ -5,6 +5,10 @@ gathered is written in one batch and synced, and only when that has returned the
 While one sync runs, the next writes gather; when it ends they all go. Nothing else in Boki makes records or metalogs
 durable: every promise about durability rests on the line marked SYNC below.
 
+**One log for two roles.** A disk may be `beside` another one and share its write-ahead log (`boki.host.redo`): then the
+writes of both are one sequence, and what is ready together shares one sync. `boki.protocol.output_commit` says what
+that allows: before a sync, hosts that were told of unsynced writes decide what follows, so that it shares that sync.
+
 **In a thread, or here.** A committer thread syncs, so that a slow disk does not hold up the event loop. Handing over to
 it and back costs two wake-ups, which is as much as a third of a quick disk's sync. So after `_TRUSTED` syncs in a row
 that were quick, the event loop syncs itself, once each turn for all writes of that turn; until one is slow.
@@ -17,19 +21,22 @@ its owner must stop the node.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from boki.errors import StoreFailed, VersionTooNew
 from boki.host.private_files import make_private_folder
+from boki.host.redo import RedoLog, end_riding, identify, recover
 from boki.host.rocksdb import RocksDb
 from boki.protocol.effects import Delete, DiskRoom, DiskUnreadable, Effect, Load, Loaded, Put, Store
 
@@ -41,6 +48,8 @@ _QUICK_S: Final = 0.001
 _SLOW_S: Final = 0.005
 """One that takes longer is the last that the event loop waits for, until the disk is trusted again."""
 _TRUSTED: Final = 32
+_ROUNDS: Final = 4
+"""So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
 _STEP_BYTES: Final = 256 << 10
 """So much is read before the event loop goes on: about 0.1 ms from memory."""
 
@@ -56,73 +65,93 @@ class _Loading:
     size_bytes: int = 0
 
 
-class Disk:
-    """One RocksDB and its committer thread. All methods but the thread's are called from the event loop's thread.
+class _Ahead(Protocol):
+    """A host that was told of writes that are not durable yet."""
 
-    `synced=False` leaves out the sync of all but votes, for `durability = "memory"`. `on_failure` is called once, in
-    the loop, with the error that killed the disk. `DiskUnreadable` if the database does not open, or has lost what it
-    had synced.
+    def take_in(self) -> bool:
+        """Decide what follows from messages that have come; False if there are none."""
+
+
+@dataclass(slots=True)
+class _Item:
+    """Writes, and what happens when they are durable."""
+
+    writes: Sequence[Put | Delete]
+    is_vote: bool
+    done: Callable[[], None]
+
+
+class GroupCommit:
+    """The write-ahead log of one database, for all disks that share it. `users` counts them.
+
+    All methods but the thread's are called from the event loop's thread.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        loop: AbstractEventLoop,
-        *,
-        on_failure: Callable[[StoreFailed], None],
-        reserve_bytes: int = 0,
-        synced: bool = True,
-    ) -> None:
-        self.path = path
+    def __init__(self, path: Path, db: RocksDb, loop: AbstractEventLoop, *, synced: bool) -> None:
+        self.db = db
         self.sync_count = 0
-        try:
-            make_private_folder(path)
-            self._db = RocksDb(path)
-        except VersionTooNew:
-            raise
-        except Exception as failure:  # rocksdict raises plain Exception for every failure
-            raise self._unreadable(failure) from failure
+        self.users = 1
+        self.queued = 0
+        """How many items there were,"""
+        self.durable = 0
+        """and how many of them are durable."""
+        self.is_dead = False
+        self.on_failure: list[Callable[[StoreFailed], None]] = []
+        self._path = path
         self._loop = loop
-        self._on_failure = on_failure
-        self._reserve_bytes = reserve_bytes
         self._synced = synced
-        self._gathered: list[tuple[Store, Then]] = []
+        self._ahead: dict[_Ahead, None] = {}
+        self._gathered: list[_Item] = []
         """What this turn of the loop wants to be durable."""
         self._handed = 0
-        """Stores that the thread has, or that it has not been told of yet."""
+        """Items that the thread has, or has not told of yet. While there are any, all others go the same way."""
         self._quick_count = 0
         """Syncs in a row that were quick."""
-        self._is_dead = False
-        self._pending: SimpleQueue[tuple[Store, Then] | None] = SimpleQueue()
-        self._loadings: deque[_Loading] = deque()
-        self._thread = threading.Thread(target=self._commit_for_ever, name=f"commit {path.name}", daemon=True)
+        self._pending: SimpleQueue[list[_Item] | Callable[[], None] | None] = SimpleQueue()
+        self._finished: deque[tuple[list[_Item], float]] = deque()
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        name = f"commit {self._path.name}"
+        self._thread = threading.Thread(target=self._commit_for_ever, name=name, daemon=True)
         self._thread.start()
 
-    # durable writes
-
-    def store(self, store: Store, then: Then) -> None:
-        """Make `store.writes` durable, after all earlier ones; then call `then(store.then)` in the event loop."""
-        if self._handed or self._quick_count < _TRUSTED:
+    def store(self, item: _Item) -> None:
+        """Make the writes durable, after all earlier ones."""
+        self.queued += 1
+        if self._handed:
             self._handed += 1
-            self._pending.put((store, then))
+            self._pending.put([item])
             return
-        self._gathered.append((store, then))
+        self._gathered.append(item)
         if len(self._gathered) == 1:
-            self._loop.call_soon(self._commit_here)
+            self._loop.call_soon(self._commit)
 
-    def _commit_here(self) -> None:
-        """Write and sync in the event loop, because the disk is quick."""
-        stores, self._gathered = self._gathered, []
-        if not stores or self._is_dead:
+    def settle_before(self, host: _Ahead) -> None:
+        """Let that host decide before the next sync: what follows may share it."""
+        self._ahead[host] = None
+
+    def _commit(self) -> None:
+        """Write and sync what has gathered: in the event loop if the disk is quick, else in the thread."""
+        for _ in range(_ROUNDS):
+            took_in = [host.take_in() for host in list(self._ahead)]
+            if not any(took_in):
+                break
+        self._ahead.clear()
+        items, self._gathered = self._gathered, []
+        if not items or self.is_dead:
+            return
+        if self._quick_count < _TRUSTED:
+            self._handed += len(items)
+            self._pending.put(items)
             return
         try:
-            took_s = self._write([store for store, _ in stores])
+            took_s = self._write(items)
         except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
-            self._is_dead = True
-            self._fail(error)
+            self.fail(error)
             return
         self._note(took_s)
-        self._go_on_with(stores)
+        self._go_on_with(items)
 
     def _note(self, took_s: float) -> None:
         """A sync took so long."""
@@ -134,58 +163,192 @@ class Disk:
     def store_now(self, writes: Sequence[Put | Delete]) -> None:
         """Make the writes durable before returning. For starting up, when nothing else waits for the loop."""
         try:
-            self._write([Store(writes, is_vote=True)])
+            self._write([_Item(writes, True, _nothing)])
         except Exception as error:  # rocksdict raises plain Exception for every failure
-            raise self._failed(error) from error
+            raise self.failed(error) from error
+
+    def run_in_thread(self, job: Callable[[], None]) -> None:
+        """Let the thread do something that takes as long as a sync. What it raises is a failure of the disk."""
+        self._pending.put(job)
+
+    def tell(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call something in the event loop."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *args)
 
     def _commit_for_ever(self) -> None:
-        while True:
+        ends = False
+        while not ends:
             group = [self._pending.get()]
             while not self._pending.empty():
                 group.append(self._pending.get())
-            stores = [item for item in group if item is not None]
-            if not stores:
-                return  # it may have been the event loop whose sync failed: none comes after it
+            ends = None in group
+            items = [item for part in group if isinstance(part, list) for item in part]
             try:
-                took_s = self._write([store for store, _ in stores])
+                if items:
+                    took_s = self._write(items)
+                    self._finished.append((items, took_s))
+                    self.tell(self._finish)
+                for part in group:
+                    if callable(part):
+                        part()
             except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
-                self._fail(error)
-                return
-            self._tell(self._finish, stores, took_s)
-            if None in group:
+                self.fail(error)
                 return
 
-    def _write(self, stores: Sequence[Store]) -> float:
+    def _write(self, items: Sequence[_Item]) -> float:
         """Make them durable; the seconds that the sync took."""
-        self._db.write(write for store in stores for write in store.writes)
+        self.db.write(write for item in items for write in item.writes)
         began_s = monotonic()
-        if self._synced or any(store.is_vote for store in stores):
-            self._db.sync()  # SYNC: what follows this line may be acknowledged, nothing before it
+        if self._synced or any(item.is_vote for item in items):
+            self.db.sync()  # SYNC: what follows this line may be acknowledged, nothing before it
             self.sync_count += 1
         return monotonic() - began_s
 
-    def _finish(self, group: list[tuple[Store, Then]], took_s: float) -> None:
-        self._handed -= len(group)
-        self._note(took_s)
-        self._go_on_with(group)
+    def _finish(self) -> None:
+        while self._finished:
+            items, took_s = self._finished.popleft()
+            self._handed -= len(items)
+            self._note(took_s)
+            self._go_on_with(items)
 
-    @staticmethod
-    def _go_on_with(group: list[tuple[Store, Then]]) -> None:
-        for store, then in group:
-            if store.then:
-                then(store.then)
+    def _go_on_with(self, items: list[_Item]) -> None:
+        self.durable += len(items)
+        for item in items:
+            item.done()
 
-    def _fail(self, error: Exception) -> None:
-        self._tell(self._on_failure, self._failed(error))
+    def fail(self, error: Exception) -> None:
+        """The disk is dead, for all that share it."""
+        if self.is_dead:
+            return
+        self.is_dead = True
+        failed = self.failed(error)
+        for on_failure in self.on_failure:
+            self.tell(on_failure, failed)
 
-    def _failed(self, error: Exception) -> StoreFailed:
+    def failed(self, error: Exception) -> StoreFailed:
+        """What is told of a failed write or sync."""
         return StoreFailed(
-            f"{self.path}: a write or sync failed ({error}); the node has stopped. Look at the disk, then start again"
+            f"{self._path}: a write or sync failed ({error}); the node has stopped. Look at the disk, then start again"
         )
 
-    def _tell(self, callback: Callable[..., None], *args: Any) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback, *args)
+    def flush(self, *, is_last: bool = False) -> None:
+        """Make everything durable that was stored so far, and wait for it."""
+        self._commit()
+        self._pending.put(None)
+        self._thread.join()
+        self._finish()
+        if not is_last:
+            self._start_thread()
+
+    def leave(self) -> None:
+        """One disk less uses it; the last one closes the database."""
+        self.users -= 1
+        if not self.users:
+            self.flush(is_last=True)
+            self.db.close()
+
+
+class Disk:
+    """One RocksDB, and the write-ahead log that makes it durable. All methods are called from the loop's thread.
+
+    `synced=False` leaves out the sync of all but votes, for `durability = "memory"`. `on_failure` is called once, in
+    the loop, with the error that killed the disk. `has_guests`: others may share its write-ahead log. `beside`: the
+    disk of the same process whose log may have its newest writes, and is to have them from now on if `shares_log`.
+    `DiskUnreadable` if the database does not open, or has lost what it had synced.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        loop: AbstractEventLoop,
+        *,
+        on_failure: Callable[[StoreFailed], None],
+        reserve_bytes: int = 0,
+        synced: bool = True,
+        has_guests: bool = False,
+        beside: Disk | None = None,
+        shares_log: bool = False,
+    ) -> None:
+        self.path = path
+        self._loop = loop
+        self._on_failure = on_failure
+        self._reserve_bytes = reserve_bytes
+        self._loadings: deque[_Loading] = deque()
+        self._redo: RedoLog | None = None
+        self._own_syncs = 0
+        try:
+            make_private_folder(path)
+            self._db = RocksDb(path)
+            if has_guests:
+                identify(self._db)
+            self.log = self._open_log(beside, shares_log=shares_log, synced=synced)
+        except VersionTooNew:
+            raise
+        except Exception as failure:  # rocksdict raises plain Exception for every failure
+            raise self._unreadable(failure) from failure
+        self.log.on_failure.append(on_failure)
+
+    def _open_log(self, beside: Disk | None, *, shares_log: bool, synced: bool) -> GroupCommit:
+        recover(self._db, beside.log.db if beside is not None else None)
+        if beside is None or not shares_log:
+            end_riding(self._db)
+            return GroupCommit(self.path, self._db, self._loop, synced=synced)
+        self._redo = RedoLog(self._db, beside.log.db)
+        beside.log.store(_Item([self._redo.begin()], False, _nothing))
+        beside.log.users += 1
+        return beside.log
+
+    @property
+    def sync_count(self) -> int:
+        """How many syncs were made of this database."""
+        return self.log.sync_count if self._redo is None else self._own_syncs
+
+    # durable writes
+
+    def store(self, store: Store, then: Then) -> None:
+        """Make `store.writes` durable, after all earlier ones; then call `then(store.then)` in the event loop."""
+        writes = store.writes
+        if self._redo is not None and writes:
+            self.log.store(_Item([self._redo.row(writes)], store.is_vote, partial(self._apply, store, then)))
+        else:
+            done = partial(then, store.then) if store.then else _nothing
+            self.log.store(_Item(writes, store.is_vote, done))
+
+    def _apply(self, store: Store, then: Then) -> None:
+        """The row of a guest's writes is durable."""
+        assert self._redo is not None
+        try:
+            self._redo.apply(store.writes)
+        except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exception for every failure
+            self.log.fail(error)
+            return
+        if store.then:
+            then(store.then)
+        if self._redo.is_long:
+            self._redo.is_syncing = True
+            self.log.run_in_thread(partial(self._sync_guest, self._redo, self._redo.applied))
+
+    def _sync_guest(self, redo: RedoLog, until: int) -> None:
+        """In the thread: rows of the redo log up to there are not needed any more."""
+        redo.sync()
+        self.log.tell(self._forget_rows, until)
+
+    def _forget_rows(self, until: int) -> None:
+        if self._redo is not None and not self.log.is_dead:
+            self._own_syncs += 1
+            self.log.store(_Item([self._redo.forget(until)], False, _nothing))
+
+    def store_now(self, writes: Sequence[Put | Delete]) -> None:
+        """Make the writes durable before returning. For starting up, when nothing else waits for the loop."""
+        if self._redo is None:
+            self.log.store_now(writes)
+            return
+        try:
+            self._db.write(writes)
+            self._db.sync()
+        except Exception as error:  # rocksdict raises plain Exception for every failure
+            raise self.log.failed(error) from error
 
     # reading
 
@@ -269,9 +432,22 @@ class Disk:
         return DiskRoom(free_bytes > self._reserve_bytes, free_bytes > self._reserve_bytes // 4)
 
     def close(self) -> None:
-        """Write what is pending, stop the thread and close the database. Loads under way are not answered."""
+        """Write what is pending, stop the thread and close the database. Loads under way are not answered.
+
+        A log that others share is closed by the last of them.
+        """
         self._loadings.clear()
-        self._commit_here()
-        self._pending.put(None)
-        self._thread.join()
+        if self._redo is None:
+            self.log.leave()
+            return
+        self.log.flush()
+        redo, self._redo = self._redo, None
+        if not self.log.is_dead:
+            with contextlib.suppress(Exception):  # rocksdict raises plain Exception: the rows stay, for the next start
+                redo.end()
         self._db.close()
+        self.log.leave()
+
+
+def _nothing() -> None:
+    """Nobody waits."""

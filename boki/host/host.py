@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from boki.host.disk import Disk
 from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
 from boki.protocol.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Send, Store, Trace
+from boki.protocol.output_commit import holds, split_early
 
 _log = logging.getLogger("boki.host")
 
@@ -50,6 +51,10 @@ class Host:
         self._scheduled = False
         self._room = DiskRoom(True)
         self._timer: TimerHandle | None = None
+        self._mates: Mapping[NodeId, Host] = {}
+        """The hosts whose disks share its write-ahead log, itself among them; none: it has one of its own."""
+        self._ahead_until = 0
+        """How far that log must be durable before what this host knows may be told."""
         links.attach(node, self.deliver)
         self._tick()
 
@@ -68,30 +73,75 @@ class Host:
             self._scheduled = True
             self._loop.call_soon(self._drain)
 
+    def share_log(self, mates: Mapping[NodeId, Host]) -> None:
+        """Run ahead of the syncs of a log that these hosts share: see `boki.protocol.output_commit`."""
+        self._mates = mates
+
     def perform(self, effects: Iterable[Effect]) -> None:
         """Carry out effects in order. A stopped node does nothing more, not even what waited for its disk."""
         for effect in effects:
             if self.stopped:
                 return
-            match effect:
-                case Send(to, message):
-                    self._links.send(self.node, to, message)
-                case Store():
-                    assert self.disk is not None, f"{self.node} has no disk to store on"
-                    self.disk.store(effect, self.perform)
-                case Answer(token, value):
-                    assert self._answer is not None, f"{self.node} answers nobody"
-                    self._answer(token, value)
-                case Load():
-                    assert self.disk is not None, f"{self.node} has no disk to load from"
-                    self.disk.load(effect, partial(self.deliver, self.node))
-                case Trace(level, text):
-                    _log.log(level, "%s: %s", self.node, text)
+            if self._ahead_until and self._is_ahead and holds(effect):
+                assert self.disk is not None
+                self.disk.store(Store((), then=(effect,)), self._release)
+                continue
+            self._perform(effect)
+
+    def _release(self, effects: Iterable[Effect]) -> None:
+        """Carry out effects that follow from writes which are durable now."""
+        for effect in effects:
+            if self.stopped:
+                return
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(to, message):
+                self._links.send(self.node, to, message)
+            case Store():
+                assert self.disk is not None, f"{self.node} has no disk to store on"
+                early, rest = split_early(effect, self._mates) if self._mates else ((), effect)
+                self.disk.store(rest, self._release)
+                for send in early:
+                    self._mates[send.to].hear_early(self.node, send.message)
+            case Answer(token, value):
+                assert self._answer is not None, f"{self.node} answers nobody"
+                self._answer(token, value)
+            case Load():
+                assert self.disk is not None, f"{self.node} has no disk to load from"
+                self.disk.load(effect, partial(self.deliver, self.node))
+            case Trace(level, text):
+                _log.log(level, "%s: %s", self.node, text)
+
+    def hear_early(self, sender: NodeId, message: Any) -> None:
+        """Take in a message that follows from the last write to the common log, before that is durable."""
+        assert self.disk is not None
+        self._ahead_until = self.disk.log.queued
+        self.disk.log.settle_before(self)
+        self.deliver(sender, message)
+
+    @property
+    def _is_ahead(self) -> bool:
+        assert self.disk is not None
+        if self.disk.log.durable >= self._ahead_until:
+            self._ahead_until = 0
+        return self._ahead_until > 0
+
+    def take_in(self) -> bool:
+        """Handle what has come now, and not in the loop's next turn. → whether there was anything"""
+        if not self._scheduled or self.stopped:
+            return False
+        try:
+            self._drain()
+        except Exception as error:  # noqa: BLE001 - it has stopped, and others go on
+            self._loop.call_exception_handler({"message": f"{self.node} has stopped", "exception": error})
+        return True
 
     def _drain(self) -> None:
-        self._scheduled = False
-        if self.stopped:
+        if self.stopped or not self._scheduled:
             return
+        self._scheduled = False
         inbox, self._inbox = self._inbox, []
         now = now_us()
         try:

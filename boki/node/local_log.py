@@ -1,6 +1,7 @@
 """The whole replicated log in one process: storage nodes, sequencers, a controller and an engine over in-process links.
 
-Each node has a directory, a RocksDB and an fsync of its own, and runs the core that it would run alone on a machine.
+Each node has a directory and a RocksDB of its own, and runs the core that it would run alone on a machine. Where there
+is one storage node and one sequencer they share a write-ahead log, so that an append is one sync (`shares_log`).
 Every start ends the last term and begins the next one: the controller seals what is on the sequencers' disks, completes
 it and installs the next view, and the engine opens new shards.
 """
@@ -24,6 +25,7 @@ from boki.host.data_directory import DataDirectory
 from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.host.links import Links
+from boki.host.redo import REDO_PREFIX
 from boki.log.ids import NodeId
 from boki.log.quorum import majority
 from boki.log.view import View
@@ -45,6 +47,11 @@ _SEE = "See docs/operations.md, 'A damaged disk'"
 _Result = TypeVar("_Result")
 ENGINE = NodeId("engine-1")
 CONTROLLER = NodeId("controller-1")
+
+
+def shares_log(config: DevConfig) -> bool:
+    """Whether storage node and sequencer share a write-ahead log: where each of them is alone, and so both quorums."""
+    return config.replicas == 1 and config.sequencers == 1
 
 
 class LocalLog:
@@ -91,6 +98,7 @@ class LocalLog:
         storage = self._nodes("storage", self.config.replicas)
         sequencers = self._nodes("sequencer", self.config.sequencers)
         incarnations = {node: self._try_node(node, coordinator, is_first=not views) for node in [*storage, *sequencers]}
+        self._share_logs()
         named = tuple(sequencers[: self.config.sequencers])
         live = [node for node in named if node in self.hosts]
         self._refuse_without_quorums(views[-1] if views else None, named)
@@ -177,14 +185,26 @@ class LocalLog:
         return [NodeId(name) for name in wanted + [name for name in self._directory.nodes(role) if name not in wanted]]
 
     def _open_disk(self, name: str, *, reserve_bytes: int = 0) -> Disk:
+        role, _, number = name.partition("-")
         self._disks[name] = Disk(
             self.config.data / name,
             self._loop,
             on_failure=lambda error: self._fail(NodeId(name), error),
             reserve_bytes=reserve_bytes,
             synced=self.config.durability == "fsync",
+            has_guests=role == "storage" and shares_log(self.config),
+            beside=self._disks.get(f"storage-{number}") if role == "sequencer" else None,
+            shares_log=shares_log(self.config),
         )
         return self._disks[name]
+
+    def _share_logs(self) -> None:
+        """Hosts over one write-ahead log run ahead of its syncs."""
+        for disk in self._disks.values():
+            mates = {node: host for node, host in self.hosts.items() if host.disk and host.disk.log is disk.log}
+            if len(mates) > 1:
+                for host in mates.values():
+                    host.share_log(mates)
 
     def _fail(self, node: NodeId, error: StoreFailed) -> None:
         if node in self.hosts:
@@ -196,7 +216,7 @@ class LocalLog:
         is_storage = node.startswith("storage-")
         disk = self._open_disk(node, reserve_bytes=self.config.disk_reserve_bytes if is_storage else 0)
         stored = disk.get(_INCARNATION_KEY)
-        others = (b"", _INCARNATION_KEY), (_INCARNATION_KEY + b"\x00", b"\xff")
+        others = (b"", _INCARNATION_KEY), (_INCARNATION_KEY + b"\x00", REDO_PREFIX)
         is_used = any(next(disk.scan(*rows), None) is not None for rows in others)
         if stored is None and is_used:
             raise DiskUnreadable(f"{disk.path}: it holds data, and not whose it is")

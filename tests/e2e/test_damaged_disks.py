@@ -20,6 +20,7 @@ from boki import BokiError, StoreFailed
 from boki.config.loading import DevConfig
 from boki.log.ids import NodeId
 from boki.log.metalog import split_position
+from boki.node import local_log
 from boki.node.local_log import LocalLog
 from boki.storage.core import StorageCore
 from tests.e2e.test_bad_disks import book_of, in_loop
@@ -132,6 +133,13 @@ def cut_log(folder: Path, node: str, count_bytes: int, *, with_mark: bool = True
         (folder / node / "synced").unlink()
 
 
+@pytest.fixture
+def separate_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage node and sequencer have a write-ahead log each, as on machines of their own."""
+    monkeypatch.setattr(local_log, "shares_log", lambda _config: False)
+
+
+@pytest.mark.usefixtures("separate_logs")
 def test_a_sequencer_that_has_less_than_storage_has_applied_is_refused(tmp_path: Path) -> None:
     """Where the mark is older than the damage the others bear witness: no term begins that would forget records."""
 
@@ -163,6 +171,15 @@ def test_a_storage_node_that_lacks_ordered_records_is_refused_at_once(tmp_path: 
         uvloop.run(LocalLog.start(DevConfig(data=tmp_path / "image")))
 
 
+@pytest.mark.parametrize("lost_bytes", [10, 2000])
+def test_what_a_sequencer_lacks_is_in_the_log_that_it_shares(tmp_path: Path, lost_bytes: int) -> None:
+    """Its own log is synced seldom, so a power cut may take much of its end: nothing is lost."""
+    acknowledged = uvloop.run(make_image(tmp_path / "data", tmp_path / "image", is_killed=True))
+    cut_log(tmp_path / "image", "sequencer-1", lost_bytes)
+    assert uvloop.run(outcome(tmp_path / "image", acknowledged)) == "whole"
+
+
+@pytest.mark.usefixtures("separate_logs")
 def test_without_its_mark_a_lone_sequencer_goes_on_from_what_it_has(tmp_path: Path) -> None:
     """The deliberate way on that docs/operations.md names: the last record is lost, the others are there."""
     acknowledged = uvloop.run(make_image(tmp_path / "data", tmp_path / "image", is_killed=True))

@@ -4,6 +4,9 @@ Writes of one node are committed in groups, as `boki.host.disk` does it: a group
 the effects go on. A crash keeps what was synced and, of the group that was being synced, nothing, some of its stores
 from the first on, or all; what had not begun is gone. (A store is one record of a write-ahead log: its torn end fails a
 checksum and is dropped as a whole.)
+
+Disks that share a log (`share_log`) have one such sequence of stores. A group begins a little later then, so that what
+is decided ahead of its sync may be in it.
 """
 
 from __future__ import annotations
@@ -12,12 +15,20 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log
+from typing import Final
 
 from boki.protocol.effects import Delete, DiskUnreadable, Effect, Load, Loaded, Put, Store
 from boki.verify.sim.clockwork import Clockwork
 from boki.verify.sim.keys import ToldStores, told_key
 
 Then = Callable[[Sequence[Effect]], None]
+_GATHER_US: Final = 400
+_Waiting = tuple[Store, Then, "SimulatedDisk"]
+
+
+def in_log_order(waiting: Iterable[_Waiting]) -> list[_Waiting]:
+    """How stores of several disks stand in their log: as they came. A place to take that away."""
+    return list(waiting)
 
 
 class SimulatedDisk:
@@ -29,8 +40,18 @@ class SimulatedDisk:
         self._sync_us = sync_us
         self._rows: dict[bytes, bytes] = {}
         self._keys: list[bytes] = []
-        self._waiting: deque[tuple[Store, Then]] = deque()
+        self._waiting: deque[tuple[Store, Then, SimulatedDisk]] = deque()
         self._group: list[tuple[Store, Then, list[tuple[bytes, bytes | None]]]] = []
+        self._owners: list[SimulatedDisk] = []
+        """Whose stores they are."""
+        self._is_gathering = False
+        self.log = self
+        """The disk whose log has this one's stores."""
+        self.has_guest = False
+        self.queued = 0
+        """How many stores there were,"""
+        self.durable = 0
+        """and how many of them are durable."""
         self._life = 0
         self.stalled_until_us = 0
         self.fail_next_sync = False
@@ -47,44 +68,75 @@ class SimulatedDisk:
 
     # writing
 
+    def share_log(self, host: SimulatedDisk) -> None:
+        """From now on the stores of this disk stand in the other one's log: they are lost together."""
+        self.log = host
+        host.has_guest = True
+
     def store(self, store: Store, then: Then) -> None:
         """See `boki.host.disk.Disk.store`."""
         self.store_count += 1
-        self._waiting.append((store, then))
-        if not self._group:
+        self.log.put(store, then, self)
+
+    def put(self, store: Store, then: Then, disk: SimulatedDisk) -> None:
+        """Take in a store of a disk that keeps its writes in this one's log."""
+        self.queued += 1
+        self._waiting.append((store, then, disk))
+        if self._group or self._is_gathering:
+            return
+        if self.has_guest:
+            self._is_gathering = True
+            self._clock.after(int(self._clock.disk_rng.random() * _GATHER_US), self._gathered, self._life)
+        else:
+            self._begin()
+
+    def _gathered(self, life: int) -> None:
+        if life == self._life:
+            self._is_gathering = False
             self._begin()
 
     def store_now(self, writes: Sequence[Put | Delete]) -> None:
         """Durable before it returns."""
-        self._apply(writes)
+        self.apply(writes)
 
     def _begin(self) -> None:
-        self._group = [(store, then, self._apply(store.writes)) for store, then in self._waiting]
+        waiting = in_log_order(self._waiting) if self.has_guest else list(self._waiting)
+        self._group = [(store, then, disk.apply(store.writes)) for store, then, disk in waiting]
+        self._owners = [disk for _, _, disk in waiting]
         self._waiting.clear()
         delay_us = int(self._sync_us * (0.5 - log(1.0 - self._clock.disk_rng.random())))
-        delay_us += max(0, self.stalled_until_us - self._clock.now_us)
+        stalled_until_us = max(disk.stalled_until_us for disk in (self, *self._owners))
+        delay_us += max(0, stalled_until_us - self._clock.now_us)
         self._clock.after(delay_us, self._synced, self._life)
 
     def _synced(self, life: int) -> None:
         if life != self._life:
             return
-        if self.is_full and any(store.writes for store, _, _ in self._group):
+        owners = dict.fromkeys((self, *self._owners))
+        if any(disk.is_full for disk in owners) and any(store.writes for store, _, _ in self._group):
             self.on_failure("a write found no space")
             return
-        if self.fail_next_sync:
-            self.fail_next_sync = False
+        if any(disk.fail_next_sync for disk in owners):
+            for disk in owners:
+                disk.fail_next_sync = False
             self.on_failure("a sync failed")
             return
         group, self._group = self._group, []
-        stores = ToldStores(self.name, [store for store, _, _ in group])
-        self._clock.note(f"{self.name} has made {len(group)} stores durable:", stores)
+        owner_of, self._owners = self._owners, []
+        self.durable += len(group)
+        for disk in owners:
+            stores = [store for (store, _, _), owner in zip(group, owner_of, strict=True) if owner is disk]
+            if stores or not self.has_guest:
+                self._clock.note(f"{disk.name} has made {len(stores)} stores durable:", ToldStores(disk.name, stores))
+        if len(owners) > 1:
+            self._clock.sometimes("two roles shared a sync")
         for store, then, _ in group:
             if store.then and life == self._life:
                 then(store.then)
-        if self._waiting and not self._group and life == self._life:
+        if self._waiting and not self._group and not self._is_gathering and life == self._life:
             self._begin()
 
-    def _apply(self, writes: Iterable[Put | Delete]) -> list[tuple[bytes, bytes | None]]:
+    def apply(self, writes: Iterable[Put | Delete]) -> list[tuple[bytes, bytes | None]]:
         """Write, and return what it takes to undo that."""
         undo: list[tuple[bytes, bytes | None]] = []
         for write in writes:
@@ -99,6 +151,11 @@ class SimulatedDisk:
                 del self._keys[first:stop]
         return undo
 
+    def undo(self, undo: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Take back what `apply` has written."""
+        for key, value in reversed(undo):
+            self._set(key, value)
+
     def _set(self, key: bytes, value: bytes | None) -> None:
         if value is None:
             if self._rows.pop(key, None) is not None:
@@ -111,27 +168,35 @@ class SimulatedDisk:
     # bad days
 
     def crash(self, *, keeps_some: bool = True) -> int:
-        """The node has died. → how many of the stores that were being synced are lost"""
+        """The node has died, and all that share its log. → how many of the stores being synced are lost"""
+        self.stalled_until_us, self.fail_next_sync = 0, False
+        if self.log is not self:
+            return self.log.crash(keeps_some=keeps_some)
         self._life += 1
         keep = self._clock.disk_rng.randint(0, len(self._group)) if self._group and keeps_some else 0
         lost = self._group[keep:]
-        for _, _, undo in reversed(lost):
-            for key, value in reversed(undo):
-                self._set(key, value)
+        for (_, _, undo), disk in zip(reversed(lost), reversed(self._owners[keep:]), strict=True):
+            disk.undo(undo)
         count = len(lost) + len(self._waiting)
-        self._group, self.stalled_until_us, self.fail_next_sync = [], 0, False
-        self._waiting.clear()
+        self._forget()
         return count
+
+    def _forget(self) -> None:
+        self._group, self._owners, self._is_gathering = [], [], False
+        self._waiting.clear()
+        self.durable = self.queued
 
     def flush(self) -> None:
         """The node has been closed in good order: what waits is written, if there is space."""
+        if self.log is not self:
+            self.log.flush()
+            return
         if self.is_full:
             self.crash()
             return
-        for store, _ in self._waiting:
-            self._apply(store.writes)
-        self._group = []
-        self._waiting.clear()
+        for store, _, disk in self._waiting:
+            disk.apply(store.writes)
+        self._forget()
         self._life += 1
 
     def wipe(self) -> None:

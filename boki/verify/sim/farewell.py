@@ -18,7 +18,8 @@ from typing import Any, Final
 from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.verify.histories.facts import Violation
-from boki.verify.sim.nodes import ControllerNode, Node, StorageNode, WholeWorld
+from boki.verify.sim.controllers import ControllerNode
+from boki.verify.sim.nodes import Node, StorageNode, WholeWorld
 
 _LOOK_US: Final = 100_000
 _DEAF_US: Final = 2_500_000
@@ -93,7 +94,7 @@ class Farewell:
             self._world.add(StorageNode, "storage-spare")
         self._clock.note(f"{lost.name} is gone for good")
         lost.crash()
-        lost.disk.wipe()
+        lost.wipe()
         self._clock.run_until(self._clock.now_us + _LOST_US)  # until then what is seen of repair is from before
         return [lost]
 
@@ -120,7 +121,7 @@ class Farewell:
         for node in nodes:
             self._clock.note(f"{node.name} is empty, and is taken away")
             node.crash()
-            node.disk.wipe()
+            node.wipe()
 
     def _lose_disks(self, gone: list[Node]) -> None:
         """The power fails; of the disks, as many are lost as may be."""
@@ -137,7 +138,7 @@ class Farewell:
                 node.crash(keeps_some=False)
         for node in lost:
             self._clock.note(f"{node.name} has lost its disk")
-            node.disk.wipe()
+            node.wipe()
         for node in world.nodes.values():
             if node.role is not Role.ENGINE and node not in gone:
                 node.start()

@@ -76,10 +76,12 @@ class Faults:
     def _draw_victims(self) -> list[Node]:
         storage, sequencers = self._cluster.of(Role.STORAGE), self._cluster.of(Role.SEQUENCER)
         spared = min(self._options.write_quorum - 1, len(storage))
-        return [
-            *self._rng.sample(storage, spared),
-            *self._rng.sample(sequencers, min(self._options.sequencers // 2, len(sequencers))),
-        ]
+        count = min(self._options.sequencers // 2, len(sequencers))
+        if self._options.shares_log:  # a log is lost for both
+            lost = self._rng.sample(sequencers, count)
+            fair = [node for node in storage if all(mate is node or mate in lost for mate in node.mates.values())]
+            return [*self._rng.sample(fair, min(spared, len(fair))), *lost]
+        return [*self._rng.sample(storage, spared), *self._rng.sample(sequencers, count)]
 
     def _schedule(self, strike: Callable[[], None], rate: float, rng: Random) -> None:
         self._clock.after(int(seconds_between(rate, rng) * 1e6), self._strike, strike, rate, rng)
@@ -229,7 +231,7 @@ class Faults:
             if not self._may_lose(node):
                 return
             node.crash()
-            node.disk.wipe()
+            node.wipe()
             self._clock.note(f"{node.name} has lost its disk")
             self._clock.sometimes("a disk was wiped")
             self._later(self._some_us(10_000, 3_000_000), node.start)
@@ -250,7 +252,7 @@ class Faults:
     def _wipe_node(self, node: Node, down_us: int = 20_000) -> None:
         if not self._is_over:
             node.crash()
-            node.disk.wipe()
+            node.wipe()
             self._clock.note(f"{node.name} has lost its disk")
             self._later(down_us, node.start)
 

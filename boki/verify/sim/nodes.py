@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
-from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
 from boki.log.ids import NodeId, Term
-from boki.log.membership import Member, Placement, Role
+from boki.log.membership import Member, Role
 from boki.log.metalog import Positions
 from boki.log.operations import Operation
 from boki.log.view import View
 from boki.protocol.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Put, Send, Store
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import FetchView, Ping, Pong
+from boki.protocol.output_commit import holds, split_early
 from boki.sequencer.core import SequencerCore
 from boki.storage.core import StorageCore
 from boki.verify.histories.history import History
@@ -102,6 +102,9 @@ class Node:
         self.name = NodeId(name)
         self.disk = SimulatedDisk(world.clock, name, world.options.sync_us)
         self.disk.on_failure = self._on_disk_failure
+        self.mates: dict[NodeId, Node] = {}
+        """The nodes that share its write-ahead log, itself among them; none: it has one of its own."""
+        self._ahead_until = 0
         self.core: Core | None = None
         self.incarnation = 0
         self.is_up = False
@@ -181,8 +184,21 @@ class Node:
         """As whom others see this node."""
         return Member(node=self.name, role=self.role, incarnation=self.incarnation)
 
+    def share_log(self, guest: Node) -> None:
+        """Let the other one's stores stand in this one's log, as in production where they are one process."""
+        guest.disk.share_log(self.disk)
+        self.mates = guest.mates = {self.name: self, guest.name: guest}
+
     def crash(self, *, keeps_some: bool = True) -> None:
-        """Gone without a word; what the disk had not synced may be gone, too, or is."""
+        """Gone without a word; what the disk had not synced may be gone, too, or is. So are mates in its log."""
+        for mate in self.mates.values():
+            if mate is not self and mate.is_up:
+                mate.crash_alone(keeps_some=keeps_some)
+                self.clock.after(_RESTART_US, mate.start)
+        self.crash_alone(keeps_some=keeps_some)
+
+    def crash_alone(self, *, keeps_some: bool) -> None:
+        """This role, of all that share its log."""
         if not self.is_up:
             return
         self.world.sightings.dies(self)
@@ -196,12 +212,27 @@ class Node:
 
     def _die(self) -> None:
         self.is_up = self.is_paused = self._is_scheduled = False
+        self._ahead_until = 0
         self._life += 1
         self.core = None
         self._inbox.clear()
 
     def begin_anew(self, why: str) -> None:
-        """The process goes on, the role begins again: fenced, or its session is over."""
+        """The process goes on, the role begins again: fenced, or its session is over. So does who shares its log."""
+        for mate in self.mates.values():
+            if mate is not self and mate.is_up:
+                mate.begin_anew_alone(f"{self.name} does")
+        self.begin_anew_alone(why)
+
+    def wipe(self) -> None:
+        """Its disk is lost, and with it the newest writes of the one that kept them there."""
+        self.disk.wipe()
+        for mate in self.mates.values():
+            if mate.disk.log is self.disk:
+                mate.disk.wipe()
+
+    def begin_anew_alone(self, why: str) -> None:
+        """This role, of all that share its log."""
         self.clock.note(f"{self.name} begins anew: {why}")
         self.disk.flush()
         self._die()
@@ -236,7 +267,7 @@ class Node:
         """The node has stopped, and does so at each start: somebody gives it an empty disk."""
         self.clock.sometimes("a disk that could not be read was replaced")
         self.crash()
-        self.disk.wipe()
+        self.wipe()
         self.clock.note(f"{self.name} could not read its disk, and is given an empty one")
         self.clock.after(_RESTART_US, self.start)
 
@@ -324,24 +355,46 @@ class Node:
         self.clock.after(_RESTART_US, self.start)
 
     def perform(self, effects: Iterable[Effect]) -> None:
-        """Carry effects out, in order, until the node dies of one."""
+        """Carry effects out, in order, until the node dies of one; as `boki.host.host` does it."""
         life = self._life
         for effect in effects:
             if life != self._life:
                 return
-            if isinstance(effect, Send):
-                self.send(effect.to, effect.message)
-            elif isinstance(effect, Store):
-                self.disk.store(effect, self._stored)
-            elif isinstance(effect, Load):
-                self.deliver(self.name, self.disk.load(effect))
-            elif isinstance(effect, Answer):
-                self.answer(effect.token, effect.value)
+            if self._ahead_until and self.is_ahead() and holds(effect):
+                self.clock.sometimes("a message waited for the sync that it ran ahead of")
+                self.disk.store(Store((), then=(effect,)), self._stored)
             else:
-                self.clock.note(f"{self.name} says", effect.text)
+                self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self.send(effect.to, effect.message)
+        elif isinstance(effect, Store):
+            early, rest = split_early(effect, self.mates) if self.mates else ((), effect)
+            self.disk.store(rest, self._stored)
+            for send in early:
+                self.mates[send.to].hear_early(self.name, send.message)
+        elif isinstance(effect, Load):
+            self.deliver(self.name, self.disk.load(effect))
+        elif isinstance(effect, Answer):
+            self.answer(effect.token, effect.value)
+        else:
+            self.clock.note(f"{self.name} says", effect.text)
+
+    def hear_early(self, sender: NodeId, message: Any) -> None:
+        """See `boki.host.host.Host`."""
+        self._ahead_until = self.disk.log.queued
+        self.deliver(sender, message)
+
+    def is_ahead(self) -> bool:
+        """Whether it was told of what is not durable yet."""
+        return self._ahead_until > self.disk.log.durable
 
     def _stored(self, effects: Iterable[Effect]) -> None:
-        self._run(lambda: effects)
+        life = self._life
+        for effect in effects:
+            if life == self._life:
+                self._run(self._perform, effect)
 
     def send(self, to: NodeId, message: Any) -> None:
         """Give a message to the network, or to this very node."""
@@ -424,50 +477,3 @@ class SequencerNode(Node):
     def make_core(self) -> Core:
         """See `Node`."""
         return SequencerCore(self.name, self.incarnation, self.disk)
-
-
-class ControllerNode(Node):
-    """A controller, as `boki.node.controller` has it."""
-
-    role = Role.CONTROLLER
-
-    def make_core(self) -> Core:
-        """See `Node`."""
-        self._is_leader = False
-        self._is_connected = True
-        self._writing: set[str] = set()
-        config = ControllerConfig(ping_interval_us=200_000, fence_grace_us=2_000_000, repair_after_us=3_000_000)
-        self.controller = ControllerCore(self.name, self.incarnation, config)
-        return self.controller
-
-    def _on_leadership(self, is_leader: bool) -> None:
-        self._is_leader = is_leader
-        self.deliver(self.name, Leadership(self._is_leader, self._is_connected))
-
-    def _on_state(self, state: str) -> None:
-        self._is_connected = state == "connected"
-        super()._on_state(state)
-        if self.core is not None:
-            self.deliver(self.name, Leadership(self._is_leader, self._is_connected))
-
-    def answer(self, token: Any, value: Any) -> None:
-        """A view or a placement shall be installed."""
-        if token in self._writing or self.session is None:
-            return
-        self._writing.add(token)
-        coordinator, life = self.world.coordinator, self._life
-
-        def done(won: bool) -> None:
-            if life == self._life:
-                self._writing.discard(token)
-                told = Installed(value, won) if isinstance(value, View) else Placed(value.version, won)
-                self.deliver(COORDINATOR, told)
-
-        if isinstance(value, View):
-            self.clock.note(f"{self.name} wants term {value.term}", value)
-            for hear in self.world.sightings.on_proposal:
-                hear(self, value)
-            coordinator.ask(self.session, lambda: coordinator.install(value), done)
-        else:
-            assert isinstance(value, Placement)
-            coordinator.ask(self.session, lambda: coordinator.place(value), done)

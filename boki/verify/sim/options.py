@@ -130,6 +130,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How many users run workflows."""
     is_hosted: bool = False
     """Whether roles of the same number are one process: they crash, stand still and come back together."""
+    shares_log: bool = False
+    """Whether storage nodes and sequencers of the same number have one write-ahead log: for those that are hosted."""
 
     @property
     def logs_calls(self) -> bool:
@@ -157,8 +159,8 @@ def draw_objects(seed: int) -> Options:
     )
 
 
-def draw_options(seed: int) -> Options:
-    """The options of a seed."""
+def draw_options(seed: int, *, with_layout: bool = True) -> Options:
+    """The options of a seed; without a layout, each role is a process."""
     rng = Random(f"{seed}:options")
     queue_rng = Random(f"{seed}:options:queues")
     store_rng = Random(f"{seed}:options:stores")
@@ -214,13 +216,29 @@ def draw_options(seed: int) -> Options:
     )
     if not options.faults:  # who waits must be woken then, however long the wait
         return msgspec.structs.replace(options, poll_us=3_000_000)
-    return _draw_layout(_draw_beside(_draw_scheme(options)) if len(options.faults) > 1 else options)
+    options = _draw_beside(_draw_scheme(options)) if len(options.faults) > 1 else options
+    return _draw_layout(options) if with_layout else options
 
 
 def _draw_layout(options: Options) -> Options:
     """Half of the seeds, but where a scheme takes away single roles, are nodes that play several."""
     is_hosted = not options.schemes and Random(f"{options.seed}:options:layout").random() < 0.5
-    return msgspec.structs.replace(options, is_hosted=True) if is_hosted else options
+    if not is_hosted:
+        return options
+    options = msgspec.structs.replace(options, is_hosted=True)
+    rng = Random(f"{options.seed}:options:log")
+    return _draw_shared_log(options, rng) if rng.random() < 0.5 else options
+
+
+def _draw_shared_log(options: Options, rng: Random) -> Options:
+    """One log for two roles. Disks are not lost one by one then; in half of these seeds there is only one log."""
+    faults = {fault: rate for fault, rate in options.faults.items() if fault != "swap"}
+    options = msgspec.structs.replace(options, shares_log=True, faults=faults, has_farewell=False)
+    if rng.random() < 0.5:
+        return options
+    return msgspec.structs.replace(
+        options, storage=1, replicas=1, write_quorum=1, sequencers=1, spare_sequencers=0, logs=rng.choice((1, 2))
+    )
 
 
 _OBJECTS_US: Final = 12_000_000

@@ -105,7 +105,7 @@ class Scheme(ABC):
 
     def _lose_disk(self, node: Node, down_us: int = 20_000) -> None:
         node.crash()
-        node.disk.wipe()
+        node.wipe()
         self._clock.note(f"{node.name} has lost its disk")
         self._later(down_us, node.start)
 

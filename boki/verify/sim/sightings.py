@@ -50,6 +50,8 @@ SITUATIONS: Final = (
     "a reader was parked across a term change",
     "a crash lost what was not synced",
     "a node died with all its roles",
+    "two roles shared a sync",
+    "a message waited for the sync that it ran ahead of",
     "a write found no space",
     "a disk that could not be read was replaced",
     "a term changed",

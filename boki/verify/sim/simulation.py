@@ -25,6 +25,7 @@ from boki.verify.histories.history import History, Readout, Seen
 from boki.verify.sim.calls import BOOK, CallClients
 from boki.verify.sim.clients import Client, Shared, read_found, tag_name
 from boki.verify.sim.clockwork import START_US, Clockwork
+from boki.verify.sim.controllers import ControllerNode
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.coordinator import Coordinator
 from boki.verify.sim.engines import EngineNode, RelayNode
@@ -34,7 +35,7 @@ from boki.verify.sim.flows import FlowClients
 from boki.verify.sim.gateways import GatewayNode
 from boki.verify.sim.hearing import heard
 from boki.verify.sim.network import Network
-from boki.verify.sim.nodes import ControllerNode, Node, SequencerNode, StorageNode
+from boki.verify.sim.nodes import Node, SequencerNode, StorageNode
 from boki.verify.sim.options import Options
 from boki.verify.sim.probes import probe_all
 from boki.verify.sim.queues import QueueClients
@@ -150,6 +151,9 @@ class Simulation:
     def add(self, kind: type[Node], name: str) -> Node:
         """One more node, which starts."""
         node = self.nodes[NodeId(name)] = kind(self, name)
+        host = self.nodes.get(NodeId(f"storage-{name.rpartition('-')[2]}"))
+        if self.options.shares_log and kind is SequencerNode and host is not None:
+            host.share_log(node)
         node.start()
         return node
 

@@ -49,7 +49,7 @@ from boki.verify.sim.options import Options, draw_options
 from boki.verify.sim.simulation import simulate
 from tests.verify.sim import call_ablations as calls
 from tests.verify.sim import flow_ablations as flows
-from tests.verify.sim import store_ablations
+from tests.verify.sim import log_ablations, store_ablations
 from tests.verify.sim.without import without
 
 LIMIT = 400
@@ -447,6 +447,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "memory of requests": no_memory_of_requests,
     "positions for clients": no_positions_for_clients,
     **store_ablations.ABLATIONS,
+    **log_ablations.ABLATIONS,
 }
 
 
@@ -470,6 +471,7 @@ NEEDS: dict[str, Callable[[Options], bool]] = {
     **dict.fromkeys(flows.NEED_FLOWS, lambda options: options.flows > 0),
     "end of silent consumers": lambda options: options.queues > 0 and options.queue_crashes > 0,
     **dict.fromkeys(store_ablations.ABLATIONS, store_ablations.has_objects),
+    **dict.fromkeys(log_ablations.ABLATIONS, log_ablations.shares_log),
     "running total of credit": lambda options: options.queues > 0,
     "fence under a commit": lambda options: options.queues > 0,
     "tokens of leases": lambda options: options.queues > 0,
@@ -481,7 +483,7 @@ def seeds_needed(name: str, seeds: Iterable[int] = range(LIMIT)) -> tuple[int, i
     """(how many seeds it took, the last of them, what a checker said); None if no checker noticed anything."""
     with ABLATIONS[name]():
         for count, seed in enumerate(seeds, 1):
-            options = msgspec.structs.replace(draw_options(seed), is_hosted=False)  # seeds that were found without
+            options = draw_options(seed, with_layout=name in log_ablations.ABLATIONS)  # others were found without
             if name in NEEDS and not NEEDS[name](options):
                 continue
             # a core's own assertion ends a run and counts for nothing: the checkers outside must notice
