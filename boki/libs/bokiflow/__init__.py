@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from boki.libs.bokiflow.flowing import Child, flow
+    from boki.libs.bokiflow.gates.spec import Limit
     from boki.libs.bokiflow.handles import Handle, WorkflowState
     from boki.libs.bokiflow.locks.block import FlowLock, HeldLock
     from boki.libs.bokiflow.refusals import (
@@ -32,6 +33,7 @@ __all__ = [
     "FlowLock",
     "Handle",
     "HeldLock",
+    "Limit",
     "LockLost",
     "NoSuchWorkflow",
     "NotDeterministic",
@@ -51,6 +53,7 @@ __all__ = [
 
 _MODULES: Final = {
     **dict.fromkeys(("Child", "flow"), "flowing"),
+    "Limit": "gates.spec",
     **dict.fromkeys(("FlowLock", "HeldLock"), "locks.block"),
     **dict.fromkeys(("Handle", "WorkflowState"), "handles"),
     **dict.fromkeys(("Step", "step"), "stepping"),

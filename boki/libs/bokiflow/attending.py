@@ -8,14 +8,13 @@ was decided and is not known to be done is done by the next run, so all of it ca
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 from boki import BokiError, ConditionFailed, Context, Expect
 from boki.extending import Suspend, WakeOn, ends_of
 from boki.libs.bokiflow.clocks import clock_of
-from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.retrying import until_answered
 
 N = TypeVar("N")
@@ -27,6 +26,21 @@ _KEPT_EVERY: Final = 64
 """After so many records the whole state is written down, and what stands below is trimmed."""
 _PAUSE_US: Final = 2_000_000
 """After an error that may pass."""
+
+
+class Codec(Protocol[N]):
+    """Writes and reads the records of an attendant's tag."""
+
+    def encode(self, note: N, /) -> bytes:
+        """The record's data."""
+
+    def own(self, data: bytes, /) -> N | None:
+        """The record; None: a stranger's."""
+
+
+def nobody(_note: object) -> Sequence[str]:
+    """A record that stands under the attendant's tag alone."""
+    return ()
 
 
 class Deciding(Protocol[N, D_co]):
@@ -56,15 +70,19 @@ class Deciding(Protocol[N, D_co]):
 
 
 class Attending(Generic[N, D]):
-    """One run of an attendant. `act` carries out a decision that is recorded; it raises what may pass."""
+    """One run of an attendant. `act` carries out a decision that is recorded; it raises what may pass.
+
+    `told`: further tags of a record, under which it reaches those whom it concerns.
+    """
 
     def __init__(
         self,
         ctx: Context,
         tag: str,
-        codec: RecordCodec[N],
+        codec: Codec[N],
         state: Deciding[N, D],
         act: Callable[[D], Awaitable[None]],
+        told: Callable[[Any], Sequence[str]] = nobody,
     ) -> None:
         self._ctx = ctx
         self._book = ctx.logbook
@@ -72,6 +90,7 @@ class Attending(Generic[N, D]):
         self._codec = codec
         self._state = state
         self._act = act
+        self._told = told
         self._now_us = clock_of(ctx).now_us
         self._next_start = 0
         self._ends_next = 0
@@ -121,7 +140,9 @@ class Attending(Generic[N, D]):
         """Whether it is the next record of the tag; if not, what came in between was folded."""
         try:
             seqnum = await self._book.append(
-                self._codec.encode(note), [self._tag], when=Expect(self._tag, self._state.last_seqnum)
+                self._codec.encode(note),
+                [self._tag, *self._told(note)],
+                when=Expect(self._tag, self._state.last_seqnum),
             )
         except ConditionFailed:
             await self._catch_up()

@@ -6,8 +6,9 @@ import asyncio
 from typing import Final
 
 from boki import BokiError, Context, NoSuchInvocation, WrongState
-from boki.extending import OVER, CallsById, Failure, InvocationState
+from boki.extending import OVER, CallsById, Failure, Function, InvocationState
 from boki.libs.bokiflow.closing import ask_to_end, kill_tree
+from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.records import Result
 from boki.libs.bokiflow.work import CHILD, CallWork
@@ -38,6 +39,7 @@ class Calling:
                     name=work.call_name,
                     reports_to=self._run_id,
                     attributes={CHILD: f"{n} {work.closes_by}"},
+                    watcher=self._watcher_of(work),
                 )
             if not work.awaits:
                 return Result()
@@ -49,6 +51,16 @@ class Calling:
             if error.retryable or (work.starts and isinstance(error, NoSuchInvocation)):
                 raise  # a start was acknowledged, so the call is there: whoever was asked had not seen it yet
             return Result(None, Failure.of(error))
+
+    def _watcher_of(self, work: CallWork) -> str:
+        """What lets workflows of that name begin waits for the ends of those that have a limit."""
+        own = self._ctx.logbook.name
+        if isinstance(work.target, str):
+            return gate_id_of(work.target, work.book or own)
+        if getattr(work.target, "limit", None) is None:
+            return ""
+        info = Function.of(work.target).info
+        return gate_id_of(info.name, work.book or info.book or own)
 
     async def has_ended(self, work: CallWork) -> bool:
         """Whether the call has ended by now."""

@@ -72,6 +72,7 @@ class Execution:
         self._clock: FlowClock = clock_of(ctx)
         self._outer: Variables = copy_context()
         self.machine, self._inner = prepared(body, name, history)
+        self.machine.mailbox.request = f"{self._id}:{life:x}"
         self.journal = JournalWriter(
             ctx.logbook, journal_tag(self._id), history, WRITER_NAMES.getrandbits(32), life, self._on_journal
         )

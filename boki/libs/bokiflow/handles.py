@@ -23,6 +23,7 @@ from boki.extending import (
 )
 from boki.libs.bokiflow.beginning import Beginning, Calls
 from boki.libs.bokiflow.closing import CLOSER
+from boki.libs.bokiflow.gates.marks import LIMIT
 from boki.libs.bokiflow.records import (
     Answered,
     CancelRequested,
@@ -98,6 +99,7 @@ class Handle(Generic[R]):
         self.invocation_id = invocation_id
         """The id of its logged call."""
         self._logbook = logbook
+        self.book = logbook.name
 
     def __repr__(self) -> str:
         return f"<{self.workflow} {self.id!r}>"
@@ -295,5 +297,5 @@ def state_of(flow_id: str, call: InvocationState) -> WorkflowState:
         wakes_us=call.suspension.wake_us if call.suspension is not None else 0,
         note=note,
         failure=call.failure,
-        attributes={name: value for name, value in call.attributes.items() if name not in (ATTENDS, CHILD)},
+        attributes={name: value for name, value in call.attributes.items() if name not in (ATTENDS, CHILD, LIMIT)},
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from boki import BokiError, LogBook
+from boki.libs.bokiflow.gates.records import Asked, GateKept
 from boki.libs.bokiflow.locks.state import Queued
 from boki.libs.bokiflow.records import CancelRequested, Note, Paused, Resumed, message_of
 
@@ -30,7 +31,7 @@ class Letter(NamedTuple):
 def letter_of(data: bytes, seqnum: int, time_us: int) -> Letter | None:
     """The message of that record; None: it is a stranger's."""
     message = message_of(data)
-    if message is None or isinstance(message.note, Queued):
+    if message is None or isinstance(message.note, Queued | Asked | GateKept):
         return None
     return Letter(seqnum, message.at_us or time_us, message.note, message.stood_at)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, assert_never, get_type_hints
 
 from boki import InvalidArgument
 from boki.extending import Payload, ValueCodec, codec_for, decode_any, encode_any, failure_of
+from boki.libs.bokiflow.gates.records import Admission
 from boki.libs.bokiflow.locks.held import Locks
 from boki.libs.bokiflow.locks.state import Freed, Wanted
 from boki.libs.bokiflow.loop import FlowFuture, FlowLoop, FlowTask
@@ -54,6 +55,8 @@ class Mailbox:
         self._update_handlers: dict[str, tuple[Handler, Validator | None]] = {}
         self.queries: dict[str, Handler] = {}
         self.locks = Locks(loop)
+        self.request = ""
+        """What this life of the workflow is called by what limits it."""
         self._running: dict[FlowTask[Any], str] = {}
         self._answered: set[str] = set()
         self._taken: set[int] = set()
@@ -75,6 +78,10 @@ class Mailbox:
                 self._cancel(note.reason)
             case Wanted() | Freed():
                 self.locks.deliver(stood_at, note)
+            case Admission():
+                why = dict(note.cancelled).get(self.request)
+                if why is not None:
+                    self._cancel(why)
             case Paused() | Resumed():
                 pass
             case _:

@@ -23,11 +23,12 @@ from typing import Any, Final
 import msgspec
 
 from boki.extending import Failure, Payload
+from boki.libs.bokiflow.gates.records import Admission, Asked, GateKept, GateRecord
 from boki.libs.bokiflow.locks.state import Freed, LockRecord, Queued, Wanted
 from boki.libs.fold.codec import RecordCodec
 
 VERSION: Final = 2
-"""Version 1 knew no locks."""
+"""Version 1 knew no locks and no limits."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -189,8 +190,8 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Go on."""
 
 
-Note = Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed | Wanted | Freed
-"""What an inbox record says. A record of a lock is sent to the workflows that it concerns."""
+Note = Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed | Wanted | Freed | Admission
+"""What an inbox record says. Records of locks and limits are sent to the workflows that they concern."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag="m"):
@@ -201,8 +202,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     stood_at: int = 0
 
 
-CODEC: Final[RecordCodec[Entry | Message | LockRecord]] = RecordCodec(
-    "workflows", VERSION, Entry | Message | LockRecord, since={LockRecord: 2}
+CODEC: Final[RecordCodec[Entry | Message | LockRecord | GateRecord]] = RecordCodec(
+    "workflows", VERSION, Entry | Message | LockRecord | GateRecord, since={LockRecord: 2, GateRecord: 2}
 )
 
 
@@ -225,15 +226,17 @@ def entry_of(data: bytes) -> Entry | None:
 def note_of(data: bytes) -> Note | None:
     """What the inbox record with these data says; None: a stranger's."""
     message = message_of(data)
-    return None if message is None or isinstance(message.note, Queued) else message.note
+    return None if message is None or isinstance(message.note, Queued | Asked | GateKept) else message.note
 
 
-def message_of(data: bytes) -> Message | LockRecord | None:
+def message_of(data: bytes) -> Message | LockRecord | GateRecord | None:
     """The inbox record with these data; None: a stranger's, or of no use to a workflow."""
     record = CODEC.own(data)
-    if isinstance(record, LockRecord):
-        return record if isinstance(record.note, Wanted | Freed) else None
-    return record if isinstance(record, Message) else None
+    match record:
+        case LockRecord(note=Wanted() | Freed()) | GateRecord(note=Admission()) | Message():
+            return record
+        case _:
+            return None
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -243,6 +246,8 @@ def encode_entry(entry: Entry) -> bytes:
 
 def encode_note(note: Note, at_us: int = 0, stood_at: int = 0) -> bytes:
     """The record data of an inbox record."""
+    if isinstance(note, Admission):
+        return CODEC.encode(GateRecord(note, at_us, stood_at))
     kind = LockRecord if isinstance(note, Wanted | Freed) else Message
     return CODEC.encode(kind(note, at_us, stood_at))  # type: ignore[arg-type] # each has its notes
 

@@ -7,7 +7,7 @@ which pauses it.
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
@@ -17,6 +17,9 @@ from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
 from boki.libs.bokiflow.closing import CLOSER, close_and_look_again
 from boki.libs.bokiflow.execution import Execution, Overtaken
+from boki.libs.bokiflow.gates.marks import gate_id_of, limit_of
+from boki.libs.bokiflow.gates.passing import attend_gate, pass_gate
+from boki.libs.bokiflow.gates.spec import Limit
 from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
@@ -30,7 +33,13 @@ MAX_LOSSES: Final = 8
 _AGAIN = ("again", "again_if_failed")
 
 
-async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, ...]) -> Any:
+class Limited(Runnable, Protocol):
+    """What there is to run, and how it is let begin."""
+
+    limit: Limit | None
+
+
+async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ...]) -> Any:
     """The result of the workflow, once it is certain. Raises what the workflow raised, or `Suspend`."""
     chosen = CallsById(ctx).chosen
     if chosen is not None and chosen.attends == "query":
@@ -56,6 +65,9 @@ async def run_workflow(ctx: Context, workflow: Runnable, arguments: tuple[Any, .
     has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
     is_first = ctx.run_number == 1 and not has_history
     history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
+    limit = limit_of({} if chosen is None else chosen.attributes, workflow.limit)
+    if limit is not None and not history.entries and history.continued is None:
+        await pass_gate(ctx, workflow.name, limit, arguments[0] if arguments else None, life)
     has_begun = False
     while True:
         payload = CallsById(ctx).payload if history.continued is None else history.continued.payload
@@ -105,10 +117,13 @@ async def _answer_query(ctx: Context, workflow: Runnable) -> Payload:
     return encode_any(found, f"answer of query {asked.query}")
 
 
-async def _attend(ctx: Context, workflow: Runnable, what: str) -> NoReturn:
+async def _attend(ctx: Context, workflow: Limited, what: str) -> NoReturn:
     """The call is an attendant: see `boki.libs.bokiflow.attending`."""
     if what == "schedule":
-        await attend_schedule(ctx, workflow.name)
+        watcher = "" if workflow.limit is None else gate_id_of(workflow.name, ctx.logbook.name)
+        await attend_schedule(ctx, workflow.name, watcher)
+    if what == "gate":
+        await attend_gate(ctx)
     raise InvalidArgument(
         f"{workflow.name} has no attendant {what!r:.40}: a newer Boki has started it", field="attends"
     )

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, assert_never
 import msgspec
 
 from boki.extending import Failure, Payload, decode_any
+from boki.libs.bokiflow.gates.records import Admission
 from boki.libs.bokiflow.locks.state import Freed, Wanted
 from boki.libs.bokiflow.records import (
     Answered,
@@ -179,11 +180,18 @@ def span_of_note(note: Note, time_us: int) -> Span:
             name, value = "pause", note.reason
         case Resumed():
             name = "resume"
+        case Admission():
+            name, value = "limit", _decision(note)
         case Wanted() | Freed():
             name, value = f"queue of lock {note.key}", note.granted and "granted"
         case _:
             assert_never(note)
     return Span(kind="message", name=name, from_us=time_us, until_us=time_us, error=error, value=value)
+
+
+def _decision(note: Admission) -> str:
+    reasons = [why for _, why in (*note.refused, *note.cancelled)]
+    return "; ".join([*(["let begin"] if note.admitted else []), *dict.fromkeys(reasons)])
 
 
 def _ended_with(result: Result) -> str:

@@ -30,6 +30,8 @@ from boki.faces import Use
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.beginning import FunctionCalls
 from boki.libs.bokiflow.clocks import clock_of
+from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
+from boki.libs.bokiflow.gates.spec import Limit, check_limit
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle
 from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded
 from boki.libs.bokiflow.run import run_workflow
@@ -53,7 +55,9 @@ _LOSSES: Final = Retry(attempts=10_000, first_s=0.1, max_s=10.0, jitter=0.0, err
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """That a function is a workflow: there is nothing more to know of it outside of its process."""
+    """What there is to know of a workflow outside of its process."""
+
+    limit: Limit | None = None
 
 
 class Workflow(Generic[Pay, R]):
@@ -64,6 +68,7 @@ class Workflow(Generic[Pay, R]):
     def __init__(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
         self.fn = fn
         self.name = str(options.get("name") or getattr(fn, "__name__", ""))
+        self.limit: Limit | None = options["use"].settings.limit
         update_wrapper(cast("Any", self), fn)
 
     def __repr__(self) -> str:
@@ -87,6 +92,9 @@ class Workflow(Generic[Pay, R]):
         if_ended: IfEnded = "use",
         delay_s: float = 0,
         attributes: Mapping[str, Attribute] | None = None,
+        limit: Limit | None = None,
+        limit_key: str | None = None,
+        priority: int = 0,
         book: str | None = None,
     ) -> Handle[R]: ...
 
@@ -102,6 +110,9 @@ class Workflow(Generic[Pay, R]):
         if_ended: IfEnded = "use",
         delay_s: float = 0,
         attributes: Mapping[str, Attribute] | None = None,
+        limit: Limit | None = None,
+        limit_key: str | None = None,
+        priority: int = 0,
         book: str | None = None,
     ) -> Handle[R]: ...
 
@@ -115,6 +126,9 @@ class Workflow(Generic[Pay, R]):
         if_ended: IfEnded = "use",
         delay_s: float = 0,
         attributes: Mapping[str, Attribute] | None = None,
+        limit: Limit | None = None,
+        limit_key: str | None = None,
+        priority: int = 0,
         book: str | None = None,
     ) -> Handle[R]:
         """Start the workflow as a logged call, after `delay_s`; its handle, once that is durable.
@@ -122,7 +136,8 @@ class Workflow(Generic[Pay, R]):
         `id` is the key of the start: there is one workflow of an id at a time. If one runs, `if_running` decides: "use"
         it (`KeyReused` if its payload was another one), "fail" (`AlreadyExists`), or "kill" it and start anew. If one
         has ended, `if_ended`: "use" it, "fail", "again", or "again_if_failed". Without an id each start is another
-        workflow. `attributes` are what lists find it by: up to 16 texts, numbers and booleans.
+        workflow. `attributes` are what lists find it by: up to 16 texts, numbers and booleans. `limit` takes the place
+        of what the decorator says, `limit_key` that of the payload's field, and a higher `priority` goes first.
         """
         if len(payload) > 1:
             raise InvalidArgument(f"{self.name} takes at most one payload, not {len(payload)}", field="payload")
@@ -141,7 +156,8 @@ class Workflow(Generic[Pay, R]):
             delay_s=delay_s,
             book=book,
             name=handle.id,
-            attributes=check_attributes(attributes),
+            attributes={**check_attributes(attributes), **marks_of(limit, limit_key, priority)},
+            watcher="" if (limit or self.limit) is None else gate_id_of(self.name, handle.book),
         )
         return handle
 
@@ -264,7 +280,12 @@ def workflow(fn: Callable[[Pay], R], /) -> Workflow[Pay, R]: ...
 
 @overload
 def workflow(
-    *, name: str | None = None, book: str = "", run_timeout_s: float = RUN_TIMEOUT_S, **options: Any
+    *,
+    name: str | None = None,
+    book: str = "",
+    run_timeout_s: float = RUN_TIMEOUT_S,
+    limit: Limit | None = None,
+    **options: Any,
 ) -> _Decorator: ...
 
 
@@ -272,15 +293,19 @@ def workflow(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a workflow of a function, `async def` or `def`, under its own name or `name`.
 
     `book` is the LogBook of its runs, `run_timeout_s` how long one run may stay in a worker. Other options are those of
-    `@function`, but for `retry`: a run that is cut off always begins again.
+    `@function`, but for `retry`: a run that is cut off always begins again. `limit` says how many run at once, how
+    often they begin, and who goes first.
     """
     if "retry" in options:
         raise ConfigError(
             "@workflow has no option retry: give it to the steps, or catch what they raise", field="retry"
         )
+    limit = options.pop("limit", None)
     options.setdefault("timeout_s", options.pop("run_timeout_s", RUN_TIMEOUT_S))
     options["retry"] = _LOSSES
-    options["use"] = Use(library=LIBRARY, decorator="@workflow", settings=Settings())
+    options["use"] = Use(
+        library=LIBRARY, decorator="@workflow", settings=Settings(None if limit is None else check_limit(limit))
+    )
     decorator = _Decorator(options)
     if fn is None:
         return decorator

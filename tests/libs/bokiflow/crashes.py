@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from boki.extending import Payload, encode_any
 from boki.libs.bokiflow.hooks import Hooks
 from boki.log.memory import MemoryLog
 from boki.log.operations import Answer, Append, Operation
+from boki.protocol.calls import CALLS_BOOK
 from boki.testing.virtual_clock import Clock
 
 RUN_ID = "f" * 32
@@ -71,6 +72,41 @@ class DyingLog(MemoryLog):
                     super().answer(operation, now_us)
                 raise ConnectionLost("this process is dead")
         return super().answer(operation, now_us)
+
+
+class LosingLog(MemoryLog):
+    """A log that loses one append to a book of applications, or its answer; all who use it go on."""
+
+    def __init__(self, lost: int = 0, *, is_applied: bool = False) -> None:
+        super().__init__()
+        self.append_count = 0
+        self._lost = lost
+        self._is_applied = is_applied
+        self.wake: Callable[[], None] = lambda: None
+        """Has those look who wait for records."""
+
+    def answer(self, operation: Operation, now_us: int) -> Answer:
+        if isinstance(operation, Append) and operation.book != CALLS_BOOK:
+            self.append_count += 1
+            if self.append_count == self._lost:
+                if self._is_applied:
+                    super().answer(operation, now_us)
+                    self.wake()
+                raise ConnectionLost("the answer was lost")
+        return super().answer(operation, now_us)
+
+
+async def after_each_loss() -> AsyncIterator[boki.testing.Context]:
+    """Contexts of which each loses another append of what is done in the first one: without, or with its effect."""
+    first = LosingLog()
+    async with boki.testing.context(log=first) as ctx:
+        yield ctx
+    for lost in range(1, first.append_count + 1):
+        for is_applied in (False, True):
+            log = LosingLog(lost, is_applied=is_applied)
+            async with boki.testing.context(log=log) as ctx:
+                log.wake = ctx._calls_made.port._answer_waiting
+                yield ctx
 
 
 class Stuck(Exception):

@@ -16,7 +16,7 @@ from boki.libs.bokiflow.locks import watching
 from boki.libs.bokiflow.locks.state import Freed, LockNote, LockQueue, LockRequest, Queued, Wanted, lock_tag
 from boki.libs.bokistore import Store
 from boki.testing import flows
-from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, World, all_deaths
+from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, World, after_each_loss, all_deaths
 
 INSIDE: list[str] = []
 blocking_nap = blocking_flow.sleep
@@ -239,6 +239,14 @@ async def test_every_crash_between_workflows_that_share_a_lock() -> None:
         assert await Store(ctx).object("visits").get() == 2
         moments += 1
     assert moments > 15
+
+
+async def test_every_lost_append_of_workflows_that_share_a_lock() -> None:
+    """Each append of two that compete is lost once, with and without its effect."""
+    async for ctx in after_each_loss():
+        one, two = [await visitor.start(ctx, {}, id=name) for name in ("one", "two")]
+        assert len({await one.result(), await two.result()}) == 2
+        assert await Store(ctx).object("visits").get() == 2
 
 
 async def test_what_a_former_holder_writes_is_refused(

@@ -59,6 +59,8 @@ def start(
     ] = "use",
     delay_s: Annotated[float, typer.Option(min=0, help="Begin only this many seconds later.")] = 0,
     attribute: Attributes = None,
+    limit_key: Annotated[str, typer.Option(help="What its limit counts it by, not the payload's field.")] = "",
+    priority: Annotated[int, typer.Option(help="A higher one goes first where a limit lets few begin.")] = 0,
     wait_s: Annotated[float, typer.Option(min=0, help="Wait for its end, and print the result.")] = 0,
     book: Book = "",
     as_json: AsJson = False,
@@ -73,6 +75,8 @@ def start(
         "if_ended": if_ended,
         "delay_s": delay_s,
         "attribute": attribute or "",
+        "limit_key": limit_key,
+        "priority": priority or "",
     }
     with Flows(url, token, book) as flows:
         started = flows.post(name, body=body, query=query)

@@ -27,9 +27,11 @@ from boki.libs.bokiflow.face.calls import GatewayCalls
 from boki.libs.bokiflow.face.looking import look
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
 from boki.libs.bokiflow.face.shapes import span_shape, state_shape
+from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle, WorkflowStatus, state_of
 from boki.libs.bokiflow.refusals import no_such_workflow
 from boki.libs.bokiflow.run import QueryRequest
+from boki.libs.bokiflow.workflows import LIBRARY
 from boki.libs.fold.arguments import check_key
 from boki.log.ids import MAX_SEQNUM
 from boki.protocol.calls import (
@@ -89,18 +91,19 @@ class Workflows:
 
     async def start(self, request: BaseRequest, workflow: str) -> Response:
         """Start a workflow with the body as its payload; its id, once that is durable."""
-        values = query(request, {"id", "book", "if_running", "if_ended", "delay_s", "attribute"}, "attribute")
+        values = query(request, _START, "attribute")
         info = workflow_info(self._gateway, workflow)
+        book = book_of(values, info)
         flow_id = check_key(values.get("id") or os.urandom(16).hex(), "id", MAX_ID_CHARS)
         chosen = ChosenId(
             arguments.key(request.headers) or os.urandom(16).hex(),
             _one_of(values, "if_running", IF_RUNNING),
             _one_of(values, "if_ended", IF_ENDED),
             flow_id,
-            attributes=_attributes(request),
+            attributes=_attributes(request) | marks_of(None, values.get("limit_key"), _priority(values)),
+            watcher=_watcher(info, book),
         )
         delay_s = query_seconds(values, "delay_s", _MAX_DELAY_S)
-        book = book_of(values, info)
         with self._gateway.admitted():
             payload = await self._payload(request, info)
             call = Call(
@@ -290,6 +293,25 @@ class Workflows:
 def _step(values: Mapping[str, str]) -> int | None:
     """The number of a step; None: none is named."""
     return query_int(values, "step", 0) if values.get("step") else None
+
+
+_START: Final = frozenset(
+    ("id", "book", "if_running", "if_ended", "delay_s", "attribute", "limit_key", "priority"),
+)
+
+
+def _priority(values: Mapping[str, str]) -> int:
+    try:
+        return int(values.get("priority", "0"))
+    except ValueError:
+        raise InvalidArgument(
+            f"priority must be a whole number, not {values['priority'][:60]!r}", field="priority"
+        ) from None
+
+
+def _watcher(info: FunctionInfo, book: str) -> str:
+    """The call that waits for the ends of such workflows, if they have a limit."""
+    return gate_id_of(info.name, book) if (info.settings_of(LIBRARY) or {}).get("limit") else ""
 
 
 def _one_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> Any:

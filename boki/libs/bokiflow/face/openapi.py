@@ -114,6 +114,8 @@ FLOW_PATHS: Final[dict[str, Json]] = {
                 query_parameter("if_ended", "What it does if one has ended", {"enum": list(IF_ENDED)}),
                 query_parameter("attribute", "An attribute, as name=value; may be repeated"),
                 query_parameter("delay_s", "It begins only so much later", SECONDS),
+                query_parameter("limit_key", "What its limit counts it by, instead of the payload's field"),
+                query_parameter("priority", "Of those that wait, the highest goes first", {"type": "integer"}),
                 _BOOK,
                 KEY,
             ],

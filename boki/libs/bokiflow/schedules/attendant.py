@@ -11,7 +11,7 @@ from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.closing import kill_tree
 from boki.libs.bokiflow.records import CancelRequested, encode_note, inbox_tag
-from boki.libs.bokiflow.schedules.state import CODEC, Decided, Fold, schedule_tag
+from boki.libs.bokiflow.schedules.state import CODEC, Decided, Fold, Note, schedule_tag
 from boki.libs.fold.retrying import until_answered
 
 BY: Final = "boki:schedule"
@@ -25,15 +25,16 @@ def run_id(schedule: str, key: str) -> str:
     return f"{schedule}@{key}"
 
 
-async def attend_schedule(ctx: Context, workflow: str) -> NoReturn:
-    """One run of a schedule's attendant."""
-    await _Attendant(ctx, workflow).run()
+async def attend_schedule(ctx: Context, workflow: str, watcher: str) -> NoReturn:
+    """One run of a schedule's attendant. `watcher`: the call that waits for the ends of its workflows as well."""
+    await _Attendant(ctx, workflow, watcher).run()
 
 
 class _Attendant:
     """See `attend_schedule`."""
 
-    def __init__(self, ctx: Context, workflow: str) -> None:
+    def __init__(self, ctx: Context, workflow: str, watcher: str) -> None:
+        self._watcher = watcher
         self._ctx = ctx
         self._calls = CallsById(ctx)
         self._workflow = workflow
@@ -48,7 +49,7 @@ class _Attendant:
     async def run(self) -> NoReturn:
         """Act, and suspend."""
         tag = schedule_tag(self._ctx.invocation_id)
-        await Attending(self._ctx, tag, CODEC, self._state, self._act).run(self._recover)
+        await Attending[Note, Decided](self._ctx, tag, CODEC, self._state, self._act).run(self._recover)
         raise AssertionError("it was suspended")
 
     async def _act(self, decided: Decided) -> None:
@@ -86,6 +87,7 @@ class _Attendant:
             name=flow_id,
             reports_to=self._ctx.invocation_id,
             attributes=self._attributes,
+            watcher=self._watcher,
         )
         try:
             await until_answered(start)

@@ -1,0 +1,115 @@
+"""What a workflow does before it begins, if it has a limit: it asks, and is suspended until that is decided."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from boki import BokiError, Context, NoSuchInvocation
+from boki.extending import ATTENDS, OVER, CallsById, Suspend, WakeOn
+from boki.libs.bokiflow.attending import Attending
+from boki.libs.bokiflow.clocks import clock_of
+from boki.libs.bokiflow.gates.marks import PRIORITY, gate_id_of, key_of
+from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, gate_tag
+from boki.libs.bokiflow.gates.spec import Limit, describe
+from boki.libs.bokiflow.gates.state import Gate
+from boki.libs.bokiflow.records import CODEC, CancelRequested, inbox_tag, note_of
+from boki.libs.bokiflow.refusals import cancelled
+from boki.libs.fold.retrying import until_answered
+
+_PAGE_RECORDS: Final = 1_000
+_PAUSE_US: Final = 2_000_000
+"""After an error that may pass."""
+_LOOKED_AT: Final = 100
+"""Of so many workflows that were let begin last, an attendant that starts looks whether they have ended."""
+
+
+async def pass_gate(ctx: Context, workflow: str, limit: Limit, payload: Any, life: int) -> None:
+    """Return when the workflow may begin. `WorkflowCancelled`: it may not. Raises `Suspend` until that is decided."""
+    request, tag, start = f"{ctx.invocation_id}:{life:x}", inbox_tag(ctx.invocation_id), 0
+    while True:
+        page = await until_answered(partial(ctx.logbook.read, tag, start=start, limit=_PAGE_RECORDS))
+        if not page.records:
+            break
+        start = page.next_start
+        for record in page.records:
+            match note_of(record.data):
+                case Admission(admitted=admitted) if request in admitted:
+                    return
+                case Admission(refused=refused) if (why := dict(refused).get(request)) is not None:
+                    raise cancelled(workflow, why)
+                case CancelRequested(reason=reason):
+                    raise cancelled(workflow, reason)
+                case _:
+                    pass
+    chosen = CallsById(ctx).chosen
+    attributes = {} if chosen is None else chosen.attributes
+    key = key_of(limit, attributes, payload)
+    asked = Asked(request, ctx.invocation_id, key, int(attributes.get(PRIORITY, 0)), limit)
+    gate_id = gate_id_of(workflow, ctx.logbook.name)
+    note, again_us = f"waits for its turn: {describe(limit, key)}", 0
+    try:
+        await ctx.logbook.append(CODEC.encode(GateRecord(asked)), [gate_tag(gate_id)], key=f"flow-gate:{request}")
+        await _start_attendant(ctx, workflow, gate_id)
+    except BokiError as error:
+        if not error.retryable and error.outcome != "unknown":
+            raise
+        again_us = clock_of(ctx).now_us() + _PAUSE_US  # all of it may be repeated
+    raise Suspend(again_us, [WakeOn(ctx.logbook.name, tag, start)], note[:200])
+
+
+async def _start_attendant(ctx: Context, workflow: str, gate_id: str) -> None:
+    await CallsById(ctx).start(
+        gate_id,
+        workflow,
+        b"",
+        if_ended="again",
+        book=ctx.logbook.name,
+        name="boki:gate",
+        attributes={ATTENDS: "gate"},
+    )
+
+
+class _Codec:
+    """Records of flow control, as an attendant reads and writes them."""
+
+    @staticmethod
+    def encode(note: GateNote) -> bytes:
+        return CODEC.encode(GateRecord(note))
+
+    @staticmethod
+    def own(data: bytes) -> GateNote | None:
+        record = CODEC.own(data)
+        return record.note if isinstance(record, GateRecord) else None
+
+
+async def attend_gate(ctx: Context) -> NoReturn:
+    """One run of the attendant that lets workflows begin."""
+    gate, calls = Gate(), CallsById(ctx)
+
+    async def look(invocation_ids: list[str]) -> None:
+        for invocation_id in invocation_ids:
+            if await has_ended(calls, invocation_id):
+                gate.end(invocation_id, 0)
+
+    async def act(decided: Admission) -> None:
+        """It is done by its record. What was killed before it was let begin has ended without an end to come."""
+        await look([gate.running[one].call for one in decided.admitted if one in gate.running])
+
+    async def recover() -> None:
+        await look([one.call for one in list(gate.running.values())[-_LOOKED_AT:]])
+
+    def told(note: GateNote) -> list[str]:
+        return [inbox_tag(call) for call in gate.calls_of(note)] if isinstance(note, Admission) else []
+
+    tag = gate_tag(ctx.invocation_id)
+    await Attending[GateNote, Admission](ctx, tag, _Codec(), gate, act, told).run(recover)
+    raise AssertionError("it was suspended")
+
+
+async def has_ended(calls: CallsById, invocation_id: str) -> bool:
+    """Whether a call is known, and has ended."""
+    try:
+        return (await calls.state(invocation_id)).state in OVER
+    except NoSuchInvocation:
+        return False
