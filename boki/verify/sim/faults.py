@@ -242,7 +242,8 @@ class Faults:
         return not shares_budget or (not self._swapping.is_going and self._swapping.may_lose([victim]))
 
     def _swap(self) -> None:
-        self._swapping.strike(self._rng)
+        if not self._options.shares_log:  # with the one role's disk the other's would be lost
+            self._swapping.strike(self._rng)
 
     def _handover(self) -> None:
         scheme = self._keeping if self._rng.random() < 0.5 else self._waking

@@ -231,9 +231,8 @@ def _draw_layout(options: Options) -> Options:
 
 
 def _draw_shared_log(options: Options, rng: Random) -> Options:
-    """One log for two roles. Disks are not lost one by one then; in half of these seeds there is only one log."""
-    faults = {fault: rate for fault, rate in options.faults.items() if fault != "swap"}
-    options = msgspec.structs.replace(options, shares_log=True, faults=faults, has_farewell=False)
+    """One log for two roles. In half of these seeds there is only one log."""
+    options = msgspec.structs.replace(options, shares_log=True, has_farewell=False)
     if rng.random() < 0.5:
         return options
     return msgspec.structs.replace(
