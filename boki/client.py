@@ -172,7 +172,7 @@ class Client:
     ) -> Any:
         """Call a function, by object or by name, and wait for its result.
 
-        `book`: its LogBook instead of its own. `timeout_s`: at most so long (and never longer than the function's own
+        `book`: its LogBook instead of its own. `timeout_s`: at most this long (and never longer than the function's own
         limit). `key`: the same key within 24 hours gives the first result, and the function does not run again.
         `retry`, with a `key`: when it runs again if it fails, instead of what its `@function(retry=...)` says.
         """

@@ -18,14 +18,14 @@ BokiError
 ├── NotFound                there is no such record
 │   ├── NoSuchFunction
 │   └── NoSuchInvocation
-├── Trimmed                 it was there and has been trimmed; `next_seqnum` is where reading may go on
+├── Trimmed                 it was there and has been trimmed; `next_seqnum` is where reading may continue
 ├── ConditionFailed         `when=` did not hold; `actual_seqnum` is the tag's last record, `actual_count` its count
 ├── AlreadyExists           there is a call of the id that was chosen
 ├── KeyReused               the same idempotency key came with another request
 ├── Overloaded              a budget is used up; repeat after `retry_after_s`
 │   └── CallTooDeep           calls are nested deeper than the limit
 ├── Unavailable             starting, draining, or no quorum
-│   └── DiskFull              the stores have no room; reads go on
+│   └── DiskFull              the stores have no room; reads continue
 ├── DataDirectoryInUse      another process holds the data directory
 ├── VersionTooNew           written by a newer Boki than this one
 ├── DeadlineExceeded        the deadline passed; the outcome says whether it may have happened
@@ -188,7 +188,7 @@ class NoSuchInvocation(NotFound):
 
 
 class Trimmed(BokiError):
-    """The record was there and has been trimmed. `next_seqnum` is where reading may go on."""
+    """The record was there and has been trimmed. `next_seqnum` is where reading may continue."""
 
     code = "trimmed"
     http_status = 410
@@ -243,7 +243,7 @@ class Unavailable(BokiError):
 
 
 class DiskFull(Unavailable):
-    """The storage nodes have no room. Nothing was appended; reads and trims go on."""
+    """The storage nodes have no room. Nothing was appended; reads and trims continue."""
 
     code = "disk_full"
 

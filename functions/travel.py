@@ -118,7 +118,7 @@ def key_of(text: str) -> str:
 
 @function(book=HOTELS)
 async def offer_hotels(ctx: Context, hotels: list[Hotel]) -> int:
-    """Put hotels into objects, all or none; how many there are. Hotels that are there already stay as they are."""
+    """Put hotels into objects, all or none; how many there are. Hotels that exist already stay as they are."""
 
     async def put(txn: Transaction) -> int:
         names = txn.object("hotels")
@@ -137,7 +137,7 @@ async def offer_hotels(ctx: Context, hotels: list[Hotel]) -> int:
 
 @function(book=FLIGHTS)
 async def offer_flights(ctx: Context, flights: list[Flight]) -> None:
-    """Put flights into objects, all or none. Flights that are there already stay as they are."""
+    """Put flights into objects, all or none. Flights that exist already stay as they are."""
 
     async def put(txn: Transaction) -> None:
         await txn.prefetch(*(f"flight:{flight.id}" for flight in flights))

@@ -59,7 +59,7 @@ def pytest_unconfigure() -> None:
     """End every process that is left of this run.
 
     An interrupted run gives its workers ten seconds to tear down, and SIGKILL after that: the clusters and ZooKeepers
-    of a fixture that takes longer would run for ever.
+    of a fixture that takes longer would run forever.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return

@@ -45,7 +45,7 @@ def filled(text: str, first: str, rest: str) -> Iterator[str]:
 
 
 def indent_of(line: str) -> str:
-    """The spaces at a line's begin."""
+    """The spaces at the start of a line."""
     return line[: len(line) - len(line.lstrip())]
 
 

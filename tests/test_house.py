@@ -46,7 +46,7 @@ def picture(text: str) -> set[str]:
 
 
 def leading(line: str) -> str:
-    """The folders at a line's begin: before the first word that is none."""
+    """The folders at the start of a line: before the first word that is none."""
     found = re.match(r"\s*((?:\w+/\s*)+)", line)
     return found[1] if found else ""
 
@@ -220,7 +220,7 @@ def reached_in(edges: dict[str, set[str]], node: str) -> set[str]:
 
 
 def test_no_folder_imports_one_that_imports_it() -> None:
-    """Folders stand upon each other. Faces stand upon gateway and CLI by design, and nothing stands on a face."""
+    """Folders stand on each other. Faces stand on gateway and CLI by design, and nothing stands on a face."""
     edges: dict[str, set[str]] = {}
     for module in [module for folder in folders() for module in modules_below(folder)]:
         if ".face" not in module:

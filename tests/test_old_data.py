@@ -135,7 +135,7 @@ async def check_queue(url: str, name: str) -> None:
 
 
 def test_functions_that_an_earlier_version_deployed_are_found(opened: Path) -> None:
-    """Their bundles, which of them runs, and the numbers go on."""
+    """Their bundles, which of them runs, and the numbers continue."""
 
     async def look() -> None:
         log = await LocalLog.start(DevConfig(data=opened))

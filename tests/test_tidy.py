@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import markdown
+from tests.wording import IDIOMS, plain_words
 
 ROOT = Path(__file__).parents[1]
 MAX_FILE_LINES = 500
@@ -272,6 +273,39 @@ def test_wrapping_leaves_code_tables_and_links() -> None:
     assert not [line for line in dashed[1:] if line.strip().startswith("-")]
 
 
+def test_prose_is_plain() -> None:
+    """Comments, docstrings and pages use the words of the field: each idiom that is refused comes with its remedy."""
+    assert len(IDIOMS) >= 25
+    sources = [path for path in python_files("boki", "functions", "tests") if path.name != "wording.py"]
+    refuse(violations([plain_words], [*sources, *markdown.pages()]))
+
+
+IDIOMATIC = """
+begins anew; lost for ever; it goes on; others go on; so many messages; for so long; gone for good; taken for lost; is
+mended; held against a model; looks whether; sees to it; lets go of it; lies still; stands still; tells of it; is passed
+by; without end; shall be; what there is; records that are there; what came of it; in vain; lest it ends; acted upon;
+follow one another; thereby; to be had; is put right; comes to nothing; some day; runs out of time; a line's begin; come
+into being; as many as may be; rightly; till then; by and by; of its own accord; as it were; must needs; dawdles;
+leavings; say it by the option; letting be
+"""
+
+
+@pytest.mark.parametrize(("pattern", "remedy"), IDIOMS.items())
+def test_every_idiom_is_found(pattern: str, remedy: str) -> None:
+    """In a docstring, over the end of a line, in a comment and on a page; not in a code span. The remedy is said."""
+    (words,) = [each for each in IDIOMATIC.replace("\n", " ").split(";") if re.search(pattern, each)][:1]
+    two_lines = words.strip().replace(" ", "\n", 1)
+    for path, source in {
+        "a.py": f'"""{words}"""',
+        "b.py": f'"""Why.\n\n{two_lines}\n"""',
+        "c.py": f"x = 1  # {words}",
+        "d.md": f"# A\n\n{two_lines}",
+    }.items():
+        found = plain_words(Path(path), source)
+        assert any(each.endswith(remedy) for each in found), (path, source)
+    assert not plain_words(Path("a.md"), f"`{words.strip()}`\n```text\n{words}\n```\n")
+
+
 LONG_FUNCTION = "def long():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
 
 BAD: list[tuple[Rule, str, str]] = [
@@ -296,6 +330,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (sleepless, "test_a.py", "await_(sleep(1))"),
     (property_said, "test_a.py", "def test_a(): pass"),
     (one_width, "a.md", "word " * 30),
+    (plain_words, "a.py", '"""It begins anew."""'),
     (always_run, "test_a.py", "@pytest.mark.skip\ndef test_a(): pass"),
 ]
 
@@ -317,6 +352,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     ),
     (on_the_public_api, "queue.py", "import boki.testing\nfrom boki import Context\nfrom boki.libs.q import state"),
     (sleepless, "test_a.py", "asyncio.sleep(0)"),
+    (plain_words, "a.py", '"""It begins again."""\nx = "anew"'),
     (one_width, "a.md", f"| {'word ' * 30}|\n```\n{'word ' * 30}\n```\n"),
     (property_said, "test_a.py", 'def test_a():\n    """Holds."""'),
     (always_run, "test_a.py", "@pytest.mark.parametrize('x', [1])\ndef test_a(x): pass"),

@@ -156,7 +156,7 @@ class LogBook:
     def read_next(self, tag: str | None = None, *, min_seqnum: int = 0, wait_s: float = 0) -> Record | None:
         """The first record with `seqnum >= min_seqnum`. If there is none, wait up to `wait_s` for it, then None.
 
-        Go on with `min_seqnum=record.next_seqnum`. A wait ends before the call's deadline.
+        Continue with `min_seqnum=record.next_seqnum`. A wait ends before the call's deadline.
         """
         caller = self._access.caller
         read = log_calls.read_next(self.name, tag, min_seqnum, caller.limits)
@@ -186,7 +186,7 @@ class LogBook:
         wait_s: float = 0,
         start_time_s: float = 0,
     ) -> Page:
-        """Records with `start <= seqnum < stop`, `limit` of them at most; go on with `start=page.next_start`.
+        """Records with `start <= seqnum < stop`, `limit` of them at most; continue with `start=page.next_start`.
 
         A page may be shorter than the limit, but is never empty before the end. If there is no record, wait up to
         `wait_s` for one. A wait ends before the call's deadline. `start_time_s`: leave out what the log ordered before
@@ -209,7 +209,7 @@ class LogBook:
 
         Endless: it waits for new records until the call's deadline. `start=0` is the earliest record that there is;
         "now" is the moment when iteration begins, or when `subscription.begin()` returned before it. If a trim takes
-        records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to go on), or
+        records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to continue), or
         passes over them if `on_trimmed` is "skip".
         """
         return Subscription(Cursor(self.name, tag, start, on_trimmed, self._access.caller), self._access)
@@ -231,7 +231,7 @@ class LogBook:
         self._access.ask(Sync(self.name))
 
     def delete(self) -> None:
-        """Take all records of the book away, with its system tags, keys and retention. Appends begin it anew."""
+        """Take all records of the book away, with its system tags, keys and retention. Appends begin it again."""
         self._access.ask(log_calls.delete(self.name, self._access.caller))
 
     def set_retention(self, *, age_s: float | None = None, size_bytes: int | None = None) -> None:
@@ -267,7 +267,7 @@ class Subscription:
             yield from page.records
 
     def batches(self) -> Iterator[Page]:
-        """Pages of what there is, never empty; for bulk."""
+        """Pages of what exists, never empty; for bulk."""
         while True:
             page = self._cursor.take(self._ask())
             if page is not None:

@@ -17,7 +17,7 @@ from boki.log.operations import Answer, Operation
 T = TypeVar("T")
 
 _THREADS: Final = 16
-"""So many requests wait for their answers at once; more wait for their turn."""
+"""This many requests wait for their answers at once; more wait for their turn."""
 
 
 class BorrowedPort:
@@ -44,7 +44,7 @@ def run(logbook: blocking_logbook.LogBook, work: Callable[[LogBook], Awaitable[T
         run(ctx.logbook, lambda logbook: Queue(logbook, "orders").push("tea"))
 
     It has an event loop of its own, which ends with it: what is still under way then is cancelled, and what a library
-    keeps in memory is read from the log anew next time. So do in one run what belongs together. Not for a thread in
+    keeps in memory is read from the log again next time. So do in one run what belongs together. Not for a thread in
     which an event loop runs: there use the `async` side.
     """
     access = logbook.session

@@ -2,7 +2,7 @@
 
 The decorator checks a function where it stands and hands it back unchanged, so that a unit test calls it as plain
 Python. What it found is kept in the module's own dictionary, where `boki.api.registry` collects it when the module
-has been loaded: there is no list of functions outside of modules, so loading a module anew leaves nothing behind.
+has been loaded: there is no list of functions outside of modules, so loading a module again leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Options:
     max_workers: int | None = None
     memory_bytes: int | None = None
     unknown_fields: Literal["refuse", "ignore"] | None = None
-    """What becomes of fields that a payload's dataclass or struct does not have; None: "refuse", unless the library
+    """What happens to fields that a payload's dataclass or struct does not have; None: "refuse", unless the library
     that calls the function says otherwise."""
     use: Use | None = None
     """The library whose decorator registers the function."""

@@ -234,7 +234,7 @@ def page_of(found: Found) -> Page:
 
 
 class Cursor:
-    """Where a subscription stands. `read` says what to ask next; `take` goes on to the end of the answer.
+    """Where a subscription stands. `read` says what to ask next; `take` continues to the end of the answer.
 
     A trim that passes the cursor takes records away that the subscriber has not seen, which it should know of:
     `Trimmed` is raised, unless `on_trimmed` is "skip". The beginning of the book (`start=0`) is wherever trims have

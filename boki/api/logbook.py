@@ -166,7 +166,7 @@ class LogBook:
     async def read_next(self, tag: str | None = None, *, min_seqnum: int = 0, wait_s: float = 0) -> Record | None:
         """The first record with `seqnum >= min_seqnum`. If there is none, wait up to `wait_s` for it, then None.
 
-        Go on with `min_seqnum=record.next_seqnum`. A wait ends before the call's deadline.
+        Continue with `min_seqnum=record.next_seqnum`. A wait ends before the call's deadline.
         """
         caller = self._access.caller
         read = log_calls.read_next(self.name, tag, min_seqnum, caller.limits)
@@ -196,7 +196,7 @@ class LogBook:
         wait_s: float = 0,
         start_time_s: float = 0,
     ) -> Page:
-        """Records with `start <= seqnum < stop`, `limit` of them at most; go on with `start=page.next_start`.
+        """Records with `start <= seqnum < stop`, `limit` of them at most; continue with `start=page.next_start`.
 
         A page may be shorter than the limit, but is never empty before the end. If there is no record, wait up to
         `wait_s` for one. A wait ends before the call's deadline. `start_time_s`: leave out what the log ordered before
@@ -219,8 +219,8 @@ class LogBook:
 
         Endless: it waits for new records until the call's deadline. `start=0` is the earliest record that there is;
         "now" is the moment when iteration begins, or when `await subscription.begin()` returned before it. If a trim
-        takes records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to go
-        on), or passes over them if `on_trimmed` is "skip".
+        takes records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to
+        continue), or passes over them if `on_trimmed` is "skip".
         """
         return Subscription(Cursor(self.name, tag, start, on_trimmed, self._access.caller), self._access)
 
@@ -241,7 +241,7 @@ class LogBook:
         await self._access.ask(Sync(self.name))
 
     async def delete(self) -> None:
-        """Take all records of the book away, with its system tags, keys and retention. Appends begin it anew."""
+        """Take all records of the book away, with its system tags, keys and retention. Appends begin it again."""
         await self._access.ask(log_calls.delete(self.name, self._access.caller))
 
     async def set_retention(self, *, age_s: float | None = None, size_bytes: int | None = None) -> None:
@@ -278,7 +278,7 @@ class Subscription:
                 yield record
 
     async def batches(self) -> AsyncIterator[Page]:
-        """Pages of what there is, never empty; for bulk."""
+        """Pages of what exists, never empty; for bulk."""
         while True:
             page = self._cursor.take(await self._ask())
             if page is not None:

@@ -1,4 +1,4 @@
-"""Durable suspension: how the run of a logged call ends while the call goes on, without a process that waits.
+"""Durable suspension: how the run of a logged call ends while the call continues, without a process that waits.
 
 A low-level seam for libraries such as BokiFlow; there is no public decorator. The body of a logged call raises
 `Suspend`: the run is over, the call is recorded as suspended, and it costs a few hundred bytes in its engine. The body

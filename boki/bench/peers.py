@@ -1,8 +1,8 @@
 """What people use today, beside Boki in `boki bench queue`: Redis Streams and NATS JetStream, where they are installed.
 
 Each is one server process on this machine, on loopback, over the same disk, told to sync every write before it
-acknowledges it, with the load in this process. Redis takes messages for good, as Boki's `pop` does (a consumer group,
-NOACK); a work queue of JetStream is acked after each message, because it knows no other way.
+acknowledges it, with the load in this process. Redis takes messages permanently, as Boki's `pop` does (a consumer
+group, NOACK); a work queue of JetStream is acked after each message, because it knows no other way.
 """
 
 from __future__ import annotations

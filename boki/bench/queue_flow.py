@@ -16,7 +16,7 @@ from boki import BokiError
 from boki.bench.rows import quantile
 
 _DRAIN_S = 20.0
-"""After the end, what was pushed has so long to come out."""
+"""After the end, what was pushed has this long to come out."""
 _POP_WAIT_S = 0.3
 _STAMP_BYTES = 8
 
@@ -28,7 +28,7 @@ class Pipe(Protocol):
         """Push a message: durable when this returns. `BokiError` if that is not so, or not known."""
 
     async def pop(self, wait_s: float) -> bytes | None:
-        """Take the next message, waiting so long for one."""
+        """Take the next message, waiting this long for one."""
 
 
 class QueueLoad(msgspec.Struct, frozen=True):

@@ -105,7 +105,7 @@ def cold_start(options: Options, step: Step) -> Iterator[Row]:
 
 
 def restart(options: Options, step: Step) -> Iterator[Row]:
-    """From starting the process to the first answered read, on so many records, after SIGKILL and after SIGTERM."""
+    """From starting the process to the first answered read, on this many records, after SIGKILL and after SIGTERM."""
     with target(options) as system:
         child = system.child
         assert child is not None, "a benchmark of restarts has a system of its own"

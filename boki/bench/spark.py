@@ -27,7 +27,7 @@ _WARM_UP_RECORDS: Final = 50_000
 _STEP_RECORDS: Final = 1_000_000
 _FRESH_EVERY_S: Final = 0.05
 _FRESH_ROUNDS: Final = 4
-"""The latency is measured for so many times the length of a round."""
+"""The latency is measured for this many times the length of a round."""
 _PARTITIONS: Final = 8
 _TIMEOUT_S: Final = 600
 _ID: Final = "cast(trim(leading '.' from cast(data as string)) as bigint) as id"
@@ -87,7 +87,7 @@ class _Bench:
         return median(rates) or 0.0
 
     def write(self, book: str, count: int) -> float:
-        """Records a second of a DataFrame of so many rows, durable."""
+        """Records a second of a DataFrame of this many rows, durable."""
         rows = self._session.range(0, count, 1, CORES).selectExpr(
             f"lpad(cast(id as string), {RECORD_BYTES}, '.') as data", "array('all', concat('k:', id % 100)) as tags"
         )
@@ -136,7 +136,7 @@ class _Bench:
         return self._session.read.format("logbook").options(**self._gateway, book=book, partitions=_PARTITIONS).load()
 
     def _run(self, writer: Any) -> Any:
-        """Run a stream until it has taken what there is."""
+        """Run a stream until it has taken what exists."""
         query = writer.option("checkpointLocation", self._checkpoint()).trigger(availableNow=True).start()
         if not query.awaitTermination(_TIMEOUT_S):
             query.stop()
@@ -186,7 +186,7 @@ class _Bench:
         )
 
     def row(self, mode: str, rate: float, count: int, *, errors: int = 0) -> Row:
-        """A row that tells of a rate."""
+        """A row that describes a rate."""
         return self._row(mode, round(rate, 1), count, errors=errors)
 
     def _row(

@@ -110,7 +110,7 @@ class Retention:
                 await self.apply()
             except BokiError as error:
                 _log.warning("retention will be applied later: %s", error)
-            except Exception:  # noqa: BLE001 - one bad round must not end retention for good
+            except Exception:  # noqa: BLE001 - one bad round must not end retention permanently
                 _log.exception("retention failed, and will be tried again")
 
     async def apply(self) -> None:

@@ -1,4 +1,4 @@
-"""`boki chaos`: hurt a real cluster on this machine for a while, and look whether it kept its promises."""
+"""`boki chaos`: hurt a real cluster on this machine for a while, and check whether it kept its promises."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def _perform(folder: Path, table: Path, seed: int, *, is_cluster: bool) ->
     from boki.launch.child import Child
 
     def config(name: str) -> DevConfig | UpConfig:
-        if is_cluster:  # the primary is killed, and the engine that ingests goes on
+        if is_cluster:  # the primary is killed, and the engine that ingests continues
             return UpConfig(data=folder / name, functions=functions_folder(), port=0, separate=True)
         return DevConfig(data=folder / name, functions=functions_folder(), port=0, reload=False)
 

@@ -71,7 +71,7 @@ class _Screen:
             self._live.stop()
 
     def draw(self, scene: Scene) -> None:
-        """Show what there is now."""
+        """Show what exists now."""
         if self._live is not None:
             self._live.update(self._drawn(scene), refresh=True)
 

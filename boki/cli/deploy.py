@@ -42,7 +42,7 @@ def command(
 
 
 def show(deployment: Deployment, *, as_json: bool) -> None:
-    """What came of it."""
+    """Its outcome."""
     if as_json:
         print_json(msgspec.to_builtins(deployment))
         return

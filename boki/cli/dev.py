@@ -1,7 +1,7 @@
 """`boki dev`: the whole system in this process, until it is told to stop.
 
 SIGTERM or Ctrl-C: not ready any more, drain with a limit, exit 0. A second one ends the process at once with 130; what
-was acknowledged is durable, so that nothing is lost by it. If the log cannot go on, because a disk failed: exit 1.
+was acknowledged is durable, so that nothing is lost by it. If the log cannot continue, because a disk failed: exit 1.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ async def serve(config: DevConfig) -> None:
 
 
 async def _until_stopped(dev: Dev, stop: asyncio.Event, screen: Screen) -> None:
-    """Return when a signal says so; the process ends here if the log cannot go on."""
+    """Return when a signal says so; the process ends here if the log cannot continue."""
     stopping, broken = asyncio.create_task(stop.wait()), asyncio.create_task(dev.wait_for_outage())
     await asyncio.wait({stopping, broken}, return_when=asyncio.FIRST_COMPLETED)
     if broken.done():

@@ -96,7 +96,7 @@ class Watch:
         self._before = (sum(lag.records for lag in found), sum(lag.dead for lag in found))
 
     def show(self, bar: Any) -> None:
-        """Tell of it by that bar."""
+        """Report it by that bar."""
         self._bar, self._task = bar, bar.add_task(f"{self._name}: starting Spark", total=self.behind)
 
     def started(self) -> None:

@@ -50,8 +50,8 @@ def command(
         str | None,
         typer.Option(metavar="JSON", help="With --key or --async: when it runs again, as fields of `boki.Retry`."),
     ] = None,
-    delay_s: Annotated[float, typer.Option(help="With --async: run it after so many seconds.")] = 0.0,
-    timeout_s: Annotated[float | None, typer.Option(help="Give up after so many seconds.")] = None,
+    delay_s: Annotated[float, typer.Option(help="With --async: run it after this many seconds.")] = 0.0,
+    timeout_s: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
     url: Url = "",
     token: Token = "",
 ) -> None:

@@ -197,7 +197,7 @@ def trim(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Remove old records, for good."""
+    """Remove old records, permanently."""
     if before != "end" and not before.isdecimal():
         raise InvalidArgument(
             f"{before!r} is not a seqnum: write a number, or `end` for all records that are there now"
@@ -280,7 +280,7 @@ def retention(
 @app.command()
 @examples("boki log delete guests", "boki log delete guests --yes")
 def delete(book: Book, sure: Sure = False, url: Url = "", token: Token = "") -> None:
-    """Delete a book for good. Its system tags (so its queues), keys and retention are deleted with it."""
+    """Delete a book permanently. Its system tags (so its queues), keys and retention are deleted with it."""
     confirm(sure, f"this deletes book {book} with all its records and queues, for good", f"Delete {book}, for good?")
     with connect(url, token) as client:
         has_records = any(info.name == book for info in client.books(book, limit=1))

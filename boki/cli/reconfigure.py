@@ -1,4 +1,4 @@
-"""`boki reconfigure`, `boki drain` and `boki undrain`: an operator says what shall be, controllers make it so."""
+"""`boki reconfigure`, `boki drain` and `boki undrain`: an operator says what should be, controllers make it so."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def drain(
 ) -> None:
     """Empty a storage node, so that it can be removed.
 
-    New records go to other nodes, and those that it holds follow. Appends and reads go on meanwhile. When the drain is
-    complete, no record needs the node any more: stop it.
+    New records go to other nodes, and those that it holds follow. Appends and reads continue meanwhile. When the drain
+    is complete, no record needs the node any more: stop it.
     """
 
     async def act(coordinator: ZooKeeperCoordinator) -> bool:

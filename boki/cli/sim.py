@@ -109,7 +109,7 @@ def _run(start: int, count: int, processes: int, has_objects_only: bool) -> int:
         objects = " --objects" if has_objects_only else ""
         go_on = f"boki sim{objects} --start {start + summary.seeds} --seeds {left} --processes {processes}"
         why = "stopped" if isinstance(error, KeyboardInterrupt) else "a process that ran seeds has died: it ended"
-        errors().print(f"\n{why} after {summary.seeds} of {count} seeds; `{go_on}` runs the others, and counts anew")
+        errors().print(f"\n{why} after {summary.seeds} of {count} seeds; `{go_on}` runs and counts the others alone")
         status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     _report(summary, start, monotonic() - began)
     return status or (0 if summary.is_good else 1)

@@ -30,7 +30,7 @@ Sure = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def confirm(sure: bool, what: str, question: str) -> None:
-    """Ask before something is lost for good, unless the user has said `--yes`; without a terminal that is needed."""
+    """Ask before something is lost permanently, unless the user has said `--yes`; without a terminal that is needed."""
     if not sure:
         if not sys.stdin.isatty():
             raise InvalidArgument(f"{what}: pass --yes if you mean it")
@@ -82,7 +82,7 @@ def stop_writing() -> None:
 
 
 class Nowhere(io.TextIOBase):
-    """Takes all that is written to it: the stdout of a server whose terminal or pipe is closed, which goes on."""
+    """Takes all that is written to it: the stdout of a server whose terminal or pipe is closed, which continues."""
 
     def write(self, text: str, /) -> int:
         """See `io.TextIOBase.write`."""

@@ -3,7 +3,7 @@
 Nothing else in Boki reads the environment or a configuration file. A configuration is a struct; `load` fills it from
 flags, over `BOKI_*` variables, over `boki.toml`, over the struct's own defaults. The loader, the command line's flags
 and the documentation are driven by the struct's fields, so that a new field is written down in one place. Every problem
-is listed, not only the first: nobody should have to start a server five times to mend five typing errors.
+is listed, not only the first: nobody should have to start a server five times to fix five typing errors.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class DevConfig(Config, frozen=True, kw_only=True):
     disk_reserve_bytes: DiskReserve = 64 * MIB
     drain_s: Drain = 10.0
     keep_calls_s: KeepCalls = 86_400.0
-    reload: Annotated[bool, Meta(description="Load a module of the functions folder anew when its file changes.")] = (
+    reload: Annotated[bool, Meta(description="Load a module of the functions folder again when its file changes.")] = (
         True
     )
     quiet: Annotated[bool, Meta(description="Write no lines for calls, refusals and reloads.")] = False
@@ -468,7 +468,7 @@ def _to_path(kind: type[Any], value: Any) -> Any:
 
 
 def _expected(kind: Any, error: Exception) -> str:
-    """What is wrong with a value of that type; a choice is told with what there is to choose from."""
+    """What is wrong with a value of that type; a choice is told with the choices."""
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(bare) is Literal:
         return f"expected {' or '.join(get_args(bare))}"

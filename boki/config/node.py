@@ -80,7 +80,7 @@ class NodeConfig(Config, frozen=True, kw_only=True):
         Meta(description="fsync, or memory: a power cut loses appends that returned. The same at all nodes."),
     ] = "fsync"
     stall_s: Annotated[
-        float, Meta(gt=0, description="A log that grows for so long while nothing of it is applied is told of.")
+        float, Meta(gt=0, description="A log that grows for this long while nothing of it is applied is reported.")
     ] = 5.0
     log_format: LogFormatField = "console"
     limits: Limits = Limits()
@@ -191,10 +191,10 @@ class ControllerNodeConfig(NodeConfig, frozen=True, kw_only=True):
     ] = 2
     index_replicas: Annotated[int, Meta(ge=0, le=64, description="Engines that hold the index; 0: all.")] = 0
     failure_timeout_s: Annotated[
-        float, Meta(ge=0.1, description="A node that answers no heartbeat for so long is taken for dead.")
+        float, Meta(ge=0.1, description="A node that answers no heartbeat for this long is taken for dead.")
     ] = 0.5
     repair_after_s: Annotated[
-        float, Meta(ge=0, description="A storage node gone for so long is replaced by a spare one.")
+        float, Meta(ge=0, description="A storage node gone for this long is replaced by a spare one.")
     ] = 60.0
 
     def problems(self) -> list[str]:

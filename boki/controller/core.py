@@ -1,4 +1,4 @@
-"""The controller sees to it that the cluster stays able to append: it ends terms, fences, and repairs.
+"""The controller ensures that the cluster stays able to append: it ends terms, fences, and repairs.
 
 Every controller process pings everybody (`boki.controller.heartbeats`) and knows the views, the members, the plan and
 the placement; only one that leads and is connected to the coordinator acts. Two that act at once are safe: whatever
@@ -50,11 +50,11 @@ from boki.protocol.messages import (
 )
 
 _IDLE_PATIENCE_US: Final = 300_000
-"""A primary that knows the view and does not lead for so long has been restarted, or its disk hangs."""
+"""A primary that knows the view and does not lead for this long has been restarted, or its disk hangs."""
 _DEAF_PATIENCE_US: Final = 2_000_000
-"""A primary that has not learnt of the view for so long is cut off from the coordinator."""
+"""A primary that has not learnt of the view for this long is cut off from the coordinator."""
 _CHANGE_PATIENCE_US: Final = 5_000_000
-"""A change that takes longer is begun anew, from what the nodes say then."""
+"""A change that takes longer is begun again, from what the nodes say then."""
 _MIN_PAUSE_US: Final = 1_000_000
 _MAX_PAUSE_US: Final = 16_000_000
 _INSTALL_REPEAT_US: Final = 500_000
@@ -104,7 +104,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What became of `Answer("install", view)` with that very view: it stands (`won`), or another of its term does."""
+    """The outcome of `Answer("install", view)` with that very view: it stands (`won`), or another of its term does."""
 
     view: View
     won: bool
@@ -112,7 +112,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What became of `Answer("place", placement)` with `placement.version`: it stands, or the placement had changed."""
+    """The outcome of `Answer("place", placement)` with `placement.version`: it stands, or the placement had changed."""
 
     version: int
     won: bool
@@ -124,11 +124,11 @@ class ControllerConfig:
 
     ping_interval_us: int = 100_000
     failure_timeout_us: int = 500_000
-    """A node that answers no ping for so long is taken for dead; sealing by mistake costs a pause, never data."""
+    """A node that answers no ping for this long is taken for dead; sealing by mistake costs a pause, never data."""
     fence_grace_us: int = 10_000_000
-    """An engine that is no longer registered is fenced after so long; at once if its name has registered anew."""
+    """An engine that is no longer registered is fenced after this long; at once if its name has registered again."""
     repair_after_us: int = 60_000_000
-    """A node gone for so long is replaced by a spare one."""
+    """A node gone for this long is replaced by a spare one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class ControllerCore:
         return ()
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.protocol.effects.Core`: ping, judge, and go on with what is under way."""
+        """See `boki.protocol.effects.Core`: ping, judge, and continue with what is under way."""
         self._now_us = now_us
         effects = self.heartbeats.tick(self._known_nodes(), now_us)
         if self.chain:
@@ -382,7 +382,7 @@ class ControllerCore:
         return (trace, *self._change.tick(now_us))
 
     def _trouble(self, view: View, now_us: int) -> str:
-        """Why the current term cannot go on, in words; empty if it can."""
+        """Why the current term cannot continue, in words; empty if it can."""
         for node in view.sequencers:
             pong = self.heartbeats.pong(node)
             if pong is not None and pong.term == view.term and pong.is_sealed:

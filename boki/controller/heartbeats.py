@@ -90,7 +90,7 @@ class Heartbeats:
         return pong is not None and pong.term == view.term and mine <= set(pong.leads)
 
     def idle_for(self, node: NodeId, now_us: int) -> int:
-        """For how long, in microseconds, `watch` has seen it answer and not lead. Counted anew when
+        """For how long, in microseconds, `watch` has seen it answer and not lead. Counted again when
         it learns of a view.
         """
         pulse = self._pulses.get(node)

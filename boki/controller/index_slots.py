@@ -2,7 +2,7 @@
 
 A slot is an ephemeral entry of its engine's session, and a session outlives a halted process by seconds.
 An engine that answers no ping for as long as a primary may be silent loses its slot at once, if another engine is
-there to take it. If it goes on, it finds its slot gone: it claims a free one, or restarts its role without the index.
+there to take it. If it continues, it finds its slot gone: it claims a free one, or restarts its role without the index.
 """
 
 from __future__ import annotations

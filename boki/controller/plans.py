@@ -1,4 +1,4 @@
-"""What the next term shall look like, and how it is chosen from what the operator wants and who is alive.
+"""What the next term should look like, and how it is chosen from what the operator wants and who is alive.
 
 **Sequencers.** Those of the last view stay while they answer, and for a while when they do not: a dead one may stay
 named, it counts in the size of the quorum. One that has been gone for long gives its place to a spare one that lives.
@@ -20,7 +20,7 @@ from boki.log.view import View
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the next term shall look like. Everything else of its view follows from how the last one ended."""
+    """What the next term should look like. Everything else of its view follows from how the last one ended."""
 
     log_count: int
     sequencers: tuple[NodeId, ...]

@@ -4,7 +4,7 @@ A closed shard is on the storage nodes that the placement names, or else on thos
 **counts** if its node answers, stays, and has all of the shard. If so few of a shard's nodes can be counted on that it
 lacks one, a spare node is added to its placement, which makes that node fetch the records; once enough replicas count,
 the placement shrinks to them. So a shard's placement grows before it shrinks, and no step takes away a copy that is
-needed. All of it follows from what the nodes say now, so any controller can go on with it.
+needed. All of it follows from what the nodes say now, so any controller can continue with it.
 
 Open shards are their engine's affair: it opens new ones elsewhere and closes them, and then they come here.
 """
@@ -24,7 +24,7 @@ from boki.protocol.messages import ShardRow
 
 _NAMED_LACKING: Final = 20
 _MAX_MOVING: Final = 500
-"""So many shards are copied at a time; the others keep their place until there is room."""
+"""This many shards are copied at a time; the others keep their place until there is room."""
 _HEARD_US: Final = 2_000_000
 """Within this every engine has heard that a node is drained, and opens no more shards there."""
 
@@ -165,7 +165,7 @@ class Repair:
             "draining": {
                 node: {
                     "shards": progress.used.get(node, 0),
-                    # while others lack a replica its copies may be what mends them, or its index what they begin from
+                    # while others lack a replica its copies may be what repairs them, or its index what they begin from
                     "is_complete": is_safe and not progress.used.get(node, 0),
                 }
                 for node in by_name(storage.draining)
@@ -188,7 +188,7 @@ def _has_heard_all(inventory: Inventory, placement: Placement, storage: Storage)
 def _was_closed_empty(inventory: Inventory, place: Place, row: ShardRow, storage: Storage) -> bool:
     """Whether an open shard is only in the words of nodes that answer no more, and was closed since with nothing in it.
 
-    Nodes do not tell of such shards, so nobody would ever say that it is closed. While it was open, others named it.
+    Nodes do not report such shards, so nobody would ever say that it is closed. While it was open, others named it.
     """
     if row.is_closed or row.ordered_until:
         return False

@@ -7,13 +7,13 @@
 
 Every step may be repeated, and two controllers may do all this at once: only one compare-and-set wins. The steps are a
 table; what is missing is asked for again at every tick. If a node that is needed falls silent midway the change begins
-anew, with another majority: nothing is decided before a view is installed.
+again, with another majority: nothing is decided before a view is installed.
 
 **What was applied must be there.** Nodes apply only what is committed, so a term that would end below what any of them
 has applied has lost entries: a sequencer's disk has forgotten what it had synced. Such a view is never proposed: its
 records would be gone without a word. `TermChange.lost` says so instead.
 
-Entries that everybody may drop (`EntriesDropped`) need no completion: whoever lacks them goes on from there.
+Entries that everybody may drop (`EntriesDropped`) need no completion: whoever lacks them continues from there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from boki.protocol.messages import Complete, Completed, EntriesDropped, FetchSea
 _REPEAT_US: Final = 200_000
 _PAGE_ENTRIES: Final = 10_000
 _STALL_US: Final = 1_000_000
-"""A completion that does not get on for so long begins anew: somebody in it has died."""
+"""A completion that does not get on for this long begins again: somebody in it has died."""
 
 
 class Step(Enum):

@@ -1,6 +1,6 @@
 """What a process holds for as long as its session lasts: a place in the queue for the lead, a slot for an index.
 
-Both are ephemeral entries that name the data directory (`home`) of whoever made them. A process that begins anew finds
+Both are ephemeral entries that name the data directory (`home`) of whoever made them. A process that begins again finds
 what its former life held until that session expires; the directory's lock says that the former life is over, so what
 is of its own home it takes over.
 """

@@ -2,7 +2,7 @@
 
 **What a lost connection means.** A read is repeated. A write that was under way may have happened or not: `Unsure` is
 raised, and whoever wrote looks. **What a lost session means.** The ephemeral nodes are gone, so others may already
-count this process as dead: nothing is repeated, every later call raises `SessionEnded`, and the role begins anew.
+count this process as dead: nothing is repeated, every later call raises `SessionEnded`, and the role begins again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SessionState(StrEnum):
     SUSPENDED = "suspended"
     """The connection is gone, the session may live on: what was known stays true for us, nothing new comes."""
     EXPIRED = "expired"
-    """ZooKeeper has given this process up. There is no way back: begin anew."""
+    """ZooKeeper has given this process up. There is no way back: begin again."""
 
 
 class SessionEnded(Unavailable):
@@ -231,7 +231,7 @@ class ZooKeeperSession:
         await self._loop.run_in_executor(None, function, *arguments)
 
     def _hear(self, state: str) -> None:
-        """In kazoo's thread, before it goes on: a call that comes later must not run under the next session."""
+        """In kazoo's thread, before it continues: a call that comes later must not run under the next session."""
         heard = {KazooState.CONNECTED: SessionState.CONNECTED, KazooState.SUSPENDED: SessionState.SUSPENDED}.get(
             state, SessionState.EXPIRED
         )

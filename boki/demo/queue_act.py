@@ -1,6 +1,6 @@
 """`boki demo queue`: real departures through a queue into alerts, with the consumers' process killed on the way.
 
-What comes out is held against the table: one alert for each late departure, none missing and none twice.
+What comes out is compared with the table: one alert for each late departure, none missing and none twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Step = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What came of it: alerts by carrier from the queue and from the table, and how often consumers were lost."""
+    """Its outcome: alerts by carrier from the queue and from the table, and how often consumers were lost."""
 
     departure_count: int
     alerts: Counter[str]

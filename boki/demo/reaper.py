@@ -1,7 +1,7 @@
 """Stops a worker process at a chosen line of its functions, where `boki demo flow` kills the whole machine.
 
 The demo appends `watch_lines(...)` to a copy of the functions. A plan says after how many lines the process stops; what
-happens is noted in a file: each function that begins, and the line at which the process stands still.
+happens is noted in a file: each function that begins, and the line at which the process stalls.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reaper:
         self._stop = stop
 
     def on_call(self, frame: FrameType, event: str, _argument: Any) -> Tracer | None:
-        """A tracer of Python's: a function is called, or goes on."""
+        """A tracer of Python's: a function is called, or continues."""
         code = frame.f_code
         if code.co_filename != self._file or code.co_name.startswith("<"):
             return None

@@ -44,7 +44,7 @@ class Move(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of it."""
+    """Its outcome."""
 
     done_count: int
     """Transfers that were carried out."""

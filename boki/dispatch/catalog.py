@@ -1,7 +1,7 @@
 """What can be called: the modules of the functions folder in their last good version, and what is wrong with others.
 
 A module that has been described without an error becomes a new version. One that is broken, or registers a function
-that another module has already, keeps its last good version in service; its error is shown until it is mended. Which of
+that another module has already, keeps its last good version in service; its error is shown until it is fixed. Which of
 two modules owns a name is decided by who had it first, and in one go by the modules' names.
 """
 
@@ -63,7 +63,7 @@ class Catalog:
         return {info.name: info for module in self.modules for info in module.functions}
 
     def update(self, described: Iterable[ModuleInfo], gone: Iterable[str] = ()) -> list[Change]:
-        """Modules have been described anew, and others are gone: what follows for callers.
+        """Modules have been described again, and others are gone: what follows for callers.
 
         A module that was refused because of another one's function is looked at again.
         """

@@ -182,8 +182,8 @@ class Dispatch:
         return self._take()
 
     def worker_broken(self, worker_id: int, kind: str, reason: str) -> list[DispatchEffect]:
-        """The worker cannot go on: it grew too large ("memory"), cannot load its module ("start"), or does not keep to
-        the protocol ("protocol"). It is killed, and its callers are told: the worker process `reason`.
+        """The worker cannot continue: it grew too large ("memory"), cannot load its module ("start"), or does not keep
+        to the protocol ("protocol"). It is killed, and its callers are told: the worker process `reason`.
         """
         worker = self._fleet.workers.get(worker_id)
         if worker is not None:
@@ -191,7 +191,7 @@ class Dispatch:
         return self._take()
 
     def worker_progress(self, worker_id: int, begun: int, now_us: int) -> list[DispatchEffect]:
-        """The worker has begun so many of the calls that it was sent."""
+        """The worker has begun this many of the calls that it was sent."""
         worker = self._fleet.workers.get(worker_id)
         if worker is not None and self._fleet.progress(worker, begun, now_us):
             self._fill(worker.pool, now_us)
@@ -200,7 +200,7 @@ class Dispatch:
     def worker_exited(
         self, worker_id: int, how: str, begun: int, now_us: int, *, is_innocent: bool = False
     ) -> list[DispatchEffect]:
-        """The worker is gone, having begun so many of its calls, and all that it asked of the log is answered.
+        """The worker is gone, having begun this many of its calls, and all that it asked of the log is answered.
 
         `is_innocent`: whatever it ran, it would have ended, so that another is started at once.
         """
@@ -244,7 +244,7 @@ class Dispatch:
         return self._take()
 
     def drain(self) -> None:
-        """Refuse new calls from now on; those that are there, and the calls that they make, go on."""
+        """Refuse new calls from now on; those that are present, and the calls that they make, continue."""
         self._draining = True
 
     def stop(self) -> list[DispatchEffect]:
@@ -428,7 +428,7 @@ class Dispatch:
     # slots and time
 
     def _fill(self, pool: Pool, now_us: int) -> None:
-        """Use the slots that are free: first for calls that go on, then for calls that wait for a worker."""
+        """Use the slots that are free: first for calls that continue, then for calls that wait for a worker."""
         while pool.resuming and (resumed := pool.next_resumable()) is not None:
             self._go_on(resumed, State.RUNNING)
         while pool.queued and (found := pool.next_placeable()) is not None:

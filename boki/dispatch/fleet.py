@@ -139,7 +139,7 @@ class Fleet:
             self.pools.pop(pool.key, None)
 
     def kill(self, worker: Worker, kind: str, reason: str) -> None:
-        """End the worker; `reason` goes on after "the worker process" where its callers are told."""
+        """End the worker; `reason` continues after "the worker process" where its callers are told."""
         if worker.phase is Phase.KILLED:
             return
         worker.move(Event.KILL)

@@ -1,4 +1,4 @@
-"""What dispatch asks of its shell, what it lets a pool hold, and what it tells of its pools."""
+"""What dispatch asks of its shell, what it lets a pool hold, and what it reports of its pools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Budget:
     waiting_per_worker: int = 1024
     """Calls of an `async` worker that wait for a child, beside those that run."""
     extra_workers: int = 32
-    """Blocking workers beyond `max_workers`, while calls wait for a child in so many others."""
+    """Blocking workers beyond `max_workers`, while calls wait for a child in this many others."""
     engine_workers: int = 512
     """Worker processes of all pools together."""
     starting_workers: int = 8

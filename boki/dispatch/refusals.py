@@ -97,7 +97,7 @@ def overdue(live: LiveCall) -> DeadlineExceeded:
 
 
 def lost(live: LiveCall, why: str, calls: int) -> CallLost:
-    """Its worker is gone, which had begun so many calls."""
+    """Its worker is gone, which had begun this many calls."""
     return CallLost(
         f"the worker process of the call of {live.info.name!r} {why}: the call had begun and may have run in part",
         function=live.info.name,

@@ -4,7 +4,7 @@ A **pool** is what runs one version of one module's functions of one kind. A cal
 it waits for a child call it holds none, so that a function that calls itself cannot starve itself:
 
 - In an `async` worker a function has `concurrency` slots per process. A call that waits stays in the process, and
-  another takes its slot; when its last child has ended, it goes on once it has a slot again.
+  another takes its slot; when its last child has ended, it continues once it has a slot again.
 - A blocking worker runs one call and is of no use to others while that call waits. The pool has `most` slots, and as
   many extra workers as calls wait in it, up to a cap.
 
@@ -143,7 +143,7 @@ class Worker:
     """Why it was killed, for the callers whose calls are lost with it."""
 
     def move(self, event: Event) -> None:
-        """Go on in the life cycle; an event that the table does not have is a bug of ours."""
+        """Continue in the life cycle; an event that the table does not have is a bug of ours."""
         phase = NEXT.get((self.phase, event))
         assert phase is not None, f"worker {self.id} is {self.phase.value}: {event.value} cannot happen"
         self.pool.phases[self.phase] -= 1
@@ -270,7 +270,7 @@ class Pool:
         return None
 
     def next_resumable(self) -> LiveCall | None:
-        """A call that has waited for a slot to go on, and may now."""
+        """A call that has waited for a slot to continue, and may now."""
         for live in self.resuming.values():
             assert live.worker is not None
             if self.has_slot(live.worker, live.info.name):
@@ -278,7 +278,7 @@ class Pool:
         return None
 
     def await_slot(self, live: LiveCall) -> None:
-        """The call goes on once it has a slot again."""
+        """The call continues once it has a slot again."""
         live.state = State.RESUMING
         self.resuming[live.ticket] = live
 

@@ -4,7 +4,7 @@ One `LogWriter` per physical log, and in it the shards that this engine writes t
 and those that it has moved away from, until all that they were given is ordered. Chunks gather until the core settles,
 then go out as a batch whose boundaries and content never change; a batch that is not ordered in time is sent again,
 byte for byte, to the replicas that lack it. Refusals come before numbering: once a chunk has local ids it is ordered,
-or given up at the end of its shard or of its term and appended anew while its deadline lasts, or unknown at its
+or given up at the end of its shard or of its term and appended again while its deadline lasts, or unknown at its
 deadline. Giving up is safe because it follows from the metalog: what a closed shard has not ordered, it never will.
 """
 
@@ -139,7 +139,7 @@ class Appends:
         return self._view.term if self._view is not None else 0
 
     def begin_term(self, view: View, now_us: int) -> list[Effect]:
-        """The last term is over, with all its shards: what it has not ordered is appended anew."""
+        """The last term is over, with all its shards: what it has not ordered is appended again."""
         given_up: list[Unordered] = []
         for writer in self._writers.values():
             given_up += [waiting for shard in writer.shards() for sent in shard.sent for waiting in sent.chunks]
@@ -158,7 +158,7 @@ class Appends:
         writer.current = OwnShard(shard, replicas)
 
     def close_shard(self, log: LogId, shard: ShardId, now_us: int) -> list[Effect]:
-        """The metalog has closed the shard: what is left of it is appended anew."""
+        """The metalog has closed the shard: what is left of it is appended again."""
         writer = self._writers.get(log)
         closed = writer.find(shard) if writer is not None else None
         if writer is None or closed is None:
@@ -254,7 +254,7 @@ class Appends:
         self._queue(log, Unordered(chunk, Chunk(chunk).count, waiter, deadline_us))
 
     def _check_room(self, shard: OwnShard) -> None:
-        """`DiskFull` if those that are there and have room are too few; one that is away may come back full, too."""
+        """`DiskFull` if those that are present and have room are too few; one that is away may come back full, too."""
         assert self._view is not None
         able = [node for node in shard.replicas if node not in shard.full and (not self.live or node in self.live)]
         if len(able) < self._view.write_quorum:
@@ -391,6 +391,6 @@ def _too_late(outcome: str) -> BokiError:
 def _fenced(outcome: str) -> BokiError:
     if outcome == "unknown":
         return ConnectionLost(
-            "this engine was taken for lost while the append was under way; repeat it only under the same key"
+            "this engine was fenced while the append was under way; repeat it only under the same key"
         )
-    return Unavailable("this engine was taken for lost, and appends no more; nothing was appended", retry_after_s=0.2)
+    return Unavailable("this engine was fenced, and appends no more; nothing was appended", retry_after_s=0.2)

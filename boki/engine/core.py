@@ -11,7 +11,7 @@ An append is answered when the index has applied the cut that orders it: that cu
 sequencers, its records on their write quorum, and the verdict on its conditions is known. Nothing of it was visible
 before, no cache included.
 
-An engine that finds itself fenced has been taken for lost, and others may have taken over what it did: it ends whoever
+An engine that finds itself fenced has been presumed lost, and others may have taken over what it did: it ends whoever
 waits, says so by `Answer(FENCED, None)`, and takes part in nothing any more.
 """
 
@@ -76,7 +76,7 @@ from boki.protocol.messages import (
 READY: Final = "ready"
 """The token of the one `Answer` that says that the engine has caught up and may append."""
 FENCED: Final = "fenced"
-"""The token of the one `Answer` that says that this incarnation was taken for lost: its shell starts another one."""
+"""The token of the one `Answer` that says that this incarnation was presumed lost: its shell starts another one."""
 CLOSED: Final = "closed"
 """The token of the one `Answer` that says that all that was taken is ordered and no shard is open, after `close`."""
 _BEFORE_VIEWS: Final = (InstallView, InstallMembership, InstallPlacement, IndexStored, Ping)
@@ -202,7 +202,7 @@ class EngineCore:
         return ()
 
     def fence(self, incarnation: int, deadline_us: int, token: Any) -> Iterable[Effect]:
-        """See to it that this incarnation of an engine appends nothing more. `Answer(token, Answered(Done))` follows.
+        """Ensure that this incarnation of an engine appends nothing more. `Answer(token, Answered(Done))` follows.
 
         What it had appended before is applied here by then: whoever takes over from it has seen all of it.
         """
@@ -323,7 +323,7 @@ class EngineCore:
         return effects + self.checkpoints.tick(now_us)
 
     def is_fenced(self) -> bool:
-        """Whether this incarnation was taken for lost: it takes part in nothing any more."""
+        """Whether this incarnation was presumed lost: it takes part in nothing any more."""
         return self._is_fenced
 
     @property
@@ -410,9 +410,7 @@ class EngineCore:
 
     def _stop_fenced(self, log: LogId) -> list[Effect]:
         self._is_fenced = True
-        text = (
-            "this engine was taken for lost, and others may do its work: it stops, to come back under a new incarnation"
-        )
+        text = "this engine incarnation was fenced, and others may do its work; restarting under a new incarnation"
         return [
             Trace(logging.CRITICAL, text),
             *self.appends.abandon(log),

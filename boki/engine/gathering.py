@@ -41,7 +41,7 @@ class Gathering:
         return batches if is_complete else None
 
     def applied(self, term: Term, log: LogId, pieces: Sequence[Piece], batches: Sequence[Batch]) -> None:
-        """The cut is applied: keep what will be read, and let go of the rest.
+        """The cut is applied: keep what will be read, and drop the rest.
 
         Kept is what came straight from the engine that appended it; the payloads of another's nobody has checked yet.
         What was fetched came for its columns alone: its payloads may be damaged, or freed.

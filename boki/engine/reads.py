@@ -31,7 +31,7 @@ _READ_AHEAD_BYTES: Final = 1 << 20
 _AHEAD_FETCHES: Final = 16
 _AHEAD_RECORDS: Final = 1_000
 _BULK_RECORDS: Final = 4_000
-"""Whoever asks for so many goes on with the next page, and does not mind where this one ends."""
+"""Whoever asks for this many continues with the next page, and does not mind where this one ends."""
 _PATIENCE_US: Final = 100_000
 """A replica that has not answered for this long is left alone for a while, and another one asked."""
 _ROUND_US: Final = 200_000
@@ -39,7 +39,7 @@ _ROUND_US: Final = 200_000
 _SILENT_US: Final = 5_000_000
 _RETRY_US: Final = 50_000
 _MAX_WAITING: Final = 100_000
-"""Reads that may wait at a time; those that have been answered are cleared away when there are so many."""
+"""Reads that may wait at a time; those that have been answered are cleared away when there are this many."""
 ReadOperation = Read | Get | SetAuxdata | ListBooks | Sync
 
 
@@ -56,11 +56,11 @@ class PendingRead:
     seen_until: int = 0
     """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
     missed_below: int = 0
-    """Each time that it began to wait, or went on, trims had taken what was below this and it had not seen."""
+    """Each time that it began to wait, or continued, trims had taken what was below this and it had not seen."""
     needs_term: Term = 0
     """The newest term in `needs`."""
     most: int = 1 << 62
-    """So many records a backward page may have: fewer when they do not fit into the cache together."""
+    """This many records a backward page may have: fewer when they do not fit into the cache together."""
     covered: int = 0
     """How many of a backward page the cache has held at once."""
 
@@ -418,7 +418,7 @@ class Reads:
         return [self._finish(read, error) for read in fetch.reads]
 
     def _ask_again(self, fetch: _Fetch, now_us: int) -> list[Effect]:
-        """Time has passed: do not wait for a silent replica, nor for ever when all were asked."""
+        """Time has passed: do not wait for a silent replica, nor forever when all were asked."""
         waited_us = now_us - fetch.sent_at
         if fetch.asked is None:
             return self._begin_round(fetch, now_us) if waited_us > _ROUND_US else []
@@ -468,12 +468,12 @@ class Reads:
 
     def abandon(self) -> list[Effect]:
         """This engine has been fenced: end whoever waits."""
-        lost = Unavailable("this engine was taken for lost; read from another one", retry_after_s=0.2)
+        lost = Unavailable("this engine was fenced; read from another one", retry_after_s=0.2)
         return [self._finish(read, lost) for _, _, read in self._due if not read.is_done]
 
 
 def _wants_more(read: PendingRead) -> bool:
-    """Whether it goes on with the records behind the first one."""
+    """Whether it continues with the records behind the first one."""
     return isinstance(read.operation, Read) and read.operation.limit > 1
 
 

@@ -158,7 +158,7 @@ class Requests:
         waiters = [pending.waiter for pending in self._trims.values()] + [fence.waiter for fence in self._fences]
         self._trims.clear()
         self._fences.clear()
-        lost = ConnectionLost("this engine was taken for lost while it waited for the order; repeat it")
+        lost = ConnectionLost("this engine was fenced while it waited for the order; repeat it")
         return [Answer(waiter, lost) for waiter in waiters]
 
 

@@ -2,8 +2,9 @@
 
 Other engines push theirs here while the storage nodes write them, so that they are here when the cut comes. What is
 not here then is fetched from the storage nodes of its shard, at once and in runs, because the next cuts will want what
-follows. Of what is fetched only the columns are of use, and only those are checked: a damaged payload must not keep an
-index from going on.
+follows. Of what is fetched only the columns are of use, and only those are checked: a damaged payload must not stop an
+index.
+
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Strays:
     """Of the term that is followed, and pushed ones of later terms.
 
     What was pushed is kept within `pushed_limit_bytes`: beyond that the oldest are dropped, and fetched when needed.
-    `damage` is what keeps the index from going on, in the words of whoever said it.
+    `damage` is what stops the index, in the words of whoever said it.
     """
 
     def __init__(self, pushed_limit_bytes: int) -> None:

@@ -96,4 +96,4 @@ class Tails:
         """This engine has been fenced: end whoever waits."""
         waiters = [question.waiter for question in self._questions.values()]
         self._questions.clear()
-        return [Answer(waiter, Unavailable("this engine was taken for lost; ask another one")) for waiter in waiters]
+        return [Answer(waiter, Unavailable("this engine was fenced; ask another one")) for waiter in waiters]

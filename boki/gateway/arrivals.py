@@ -2,7 +2,8 @@
 
 A body holds its part of the budget from the first byte on, so clients that send most of a body and stop could hold all
 of it until their time is over. A body that comes more slowly than a minimum rate has **stalled**; bytes beyond the rate
-count for a few seconds ahead, however many they are. As long as there is room for all, a stalled body may still go on.
+count for a few seconds ahead, however many they are. As long as there is room for all, a stalled body may still
+continue.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Arrivals:
         return arrival
 
     def note(self, arrival: Arrival, size_bytes: int) -> None:
-        """So many bytes more have come, which its share is to take."""
+        """This many bytes more have come, which its share is to take."""
         latest_s = self._clock() + self._stall_s
         if arrival.size_bytes:
             arrival.stalls_s = min(arrival.stalls_s + size_bytes / self._bytes_per_s, latest_s)
@@ -62,7 +63,7 @@ class Arrivals:
         self._all.pop(arrival, None)
 
     def make_room(self, size_bytes: int) -> None:
-        """End bodies that have stalled, the one that stalled first first, until so many bytes are given back."""
+        """End bodies that have stalled, the one that stalled first first, until this many bytes are given back."""
         now_s = self._clock()
         if now_s < self._look_s:
             return

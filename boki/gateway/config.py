@@ -52,7 +52,7 @@ class GatewayConfig:
     cors: Cors = field(default_factory=Cors)
     """Which pages of other origins may call."""
     max_connections: int = 10_000
-    """At most; fewer if the process may not have so many files open (see `boki.host.process`)."""
+    """At most; fewer if the process may not have this many files open (see `boki.host.process`)."""
     limits: Limits = DEFAULT_LIMITS
     budget: Budget = field(default_factory=Budget)
     patience: Patience = field(default_factory=Patience)

@@ -60,7 +60,7 @@ class Standing:
     running: int = 0
     """Calls that it has, those of other gateways included."""
     capacity: int = 1 << 30
-    """So many calls it takes at once."""
+    """This many calls it takes at once."""
     has_index: bool = True
     takes_calls: bool = True
     """False while it drains, or has not been heard of for a while."""
@@ -187,7 +187,7 @@ class GatewayCore:
         ]
 
     def drain(self) -> None:
-        """Refuse everything new from now on; what is in flight goes on."""
+        """Refuse everything new from now on; what is in flight continues."""
         self.is_draining = True
 
     def start(self, token: str, size_bytes: int, deadline_us: int) -> None:

@@ -217,7 +217,7 @@ class Roster:
 
     def _renew(self, node: NodeId, incarnation: int, now_us: int) -> list[Happening]:
         old = self._engines.get(node)
-        happenings = self._lose(old, "it has started anew") if old is not None else []
+        happenings = self._lose(old, "it has started again") if old is not None else []
         self._engines[node] = _Engine(node, incarnation, heard_at_us=now_us)
         return happenings
 

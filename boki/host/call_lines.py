@@ -22,7 +22,7 @@ _NO_PROBLEMS: Final = frozenset({"ok", "suspended", CallCancelled.code})
 """A caller that leaves, or wants the head of a stream only, is no problem of the system."""
 
 Write = Callable[[bool, str, str, Mapping[str, Any]], None]
-"""Writes a line: whether it tells of a problem, who says it, the text, and the facts for programs."""
+"""Writes a line: whether it reports a problem, who says it, the text, and the facts for programs."""
 
 
 class CallLines:

@@ -44,14 +44,14 @@ Then = Callable[[Sequence[Effect]], None]
 _Core = TypeVar("_Core")
 
 _QUICK_S: Final = 0.001
-"""A sync within this time is quick: an event loop may stand still for so long."""
+"""A sync within this time is quick: an event loop may stall for this long."""
 _SLOW_S: Final = 0.005
 """One that takes longer is the last that the event loop waits for, until the disk is trusted again."""
 _TRUSTED: Final = 32
 _ROUNDS: Final = 4
 """So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
 _STEP_BYTES: Final = 256 << 10
-"""So much is read before the event loop goes on: about 0.1 ms from memory."""
+"""So much is read before the event loop continues: about 0.1 ms from memory."""
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class GroupCommit:
         self._go_on_with(items)
 
     def _note(self, took_s: float) -> None:
-        """A sync took so long."""
+        """A sync took this long."""
         if took_s <= _QUICK_S:
             self._quick_count += 1
         elif took_s > _SLOW_S or self._quick_count < _TRUSTED:
@@ -381,7 +381,7 @@ class Disk:
     def load(self, load: Load, then: Callable[[Loaded], None]) -> None:
         """Carry out a `Load` and call `then` with what it found, in the order of asking.
 
-        What one step of it covers is read at once; a larger one lets the event loop go on between its steps. No
+        What one step of it covers is read at once; a larger one lets the event loop continue between its steps. No
         thread would help: rocksdict holds the GIL while it reads. Errors of the disk come back in the answer, so that
         another replica can be asked.
         """

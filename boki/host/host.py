@@ -134,7 +134,7 @@ class Host:
             return False
         try:
             self._drain()
-        except Exception as error:  # noqa: BLE001 - it has stopped, and others go on
+        except Exception as error:  # noqa: BLE001 - it has stopped, and others continue
             self._loop.call_exception_handler({"message": f"{self.node} has stopped", "exception": error})
         return True
 
@@ -166,7 +166,9 @@ class Host:
             raise
 
     def _break(self, error: Exception) -> None:
-        """A bug of ours, or a disk that cannot be read: what the core knows may be half changed. It must not go on."""
+        """A bug of ours, or a disk that cannot be read: what the core knows may be half changed. It must not
+        continue.
+        """
         self.failure = str(error) if isinstance(error, DiskUnreadable) else repr(error)
         if isinstance(error, DiskUnreadable):
             _log.critical(

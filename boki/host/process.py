@@ -47,7 +47,7 @@ def reserved_files() -> int:
 def _give_back_memory() -> None:
     """Have glibc return large blocks to the system when they are freed; elsewhere this does nothing.
 
-    By itself it learns to keep blocks of up to 32 MiB, so one burst of large answers stays in the process for good.
+    By itself it learns to keep blocks of up to 32 MiB, so one burst of large answers stays in the process permanently.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -26,7 +26,7 @@ from boki.host.rocksdb import RocksDb
 from boki.protocol.effects import Delete, Put
 
 ROWS: Final = 512
-"""So many writes of the guest are kept at most, about."""
+"""This many writes of the guest are kept at most, about."""
 _ID_BYTES: Final = 16
 REDO_PREFIX: Final = b"\xfe"
 """Keys of this file, behind all of a node's own."""
@@ -126,7 +126,7 @@ class RedoLog:
 
 
 def end_riding(own: RocksDb) -> None:
-    """A guest that has been recovered goes on by itself."""
+    """A guest that has been recovered continues by itself."""
     if own.get(_RIDES):
         own.sync()
         own.write([Put(_RIDES, b"")])

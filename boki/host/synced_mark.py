@@ -84,7 +84,7 @@ class SyncedMark:
             os.fdatasync(self._file)
 
     def close(self, clean_sequence: int | None = None) -> None:
-        """Let go of the file. With a number: the stop is clean, and the database holds all up to it without a log."""
+        """Drop the file. With a number: the stop is clean, and the database holds all up to it without a log."""
         if self._page is None:
             return
         if clean_sequence is not None:

@@ -1,7 +1,7 @@
 """A look at RocksDB's write-ahead log before RocksDB replays it: is it one unbroken chain, and how far does it reach?
 
 RocksDB checks the bytes of each record. What it does not do, as we open it (9.8): it takes a length that points beyond
-the end of the file for a torn write and drops the rest, it loops for ever on some record types that it never wrote
+the end of the file for a torn write and drops the rest, it loops forever on some record types that it never wrote
 here, and it does not notice that a whole file is missing between two others. It also deletes the log that it has
 replayed, and with it what could be looked at. So the chain of record headers is followed first, without checksums:
 every write batch carries its sequence number and its count, and each must follow the last one.

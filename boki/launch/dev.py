@@ -38,7 +38,7 @@ from boki.worker.frames import ConsoleLine
 
 _log = logging.getLogger("boki")
 _LOOK_S: Final = 0.25
-"""How soon it is noticed that the log cannot go on."""
+"""How soon it is noticed that the log cannot continue."""
 
 
 class Dev:
@@ -134,7 +134,7 @@ class Dev:
         return self.is_open and self.log.port.is_ready and not self.log.outage
 
     async def wait_for_outage(self) -> str:
-        """Return once the log cannot go on, with the reason."""
+        """Return once the log cannot continue, with the reason."""
         while True:
             if outage := self.log.outage:
                 return outage

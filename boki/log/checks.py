@@ -162,7 +162,7 @@ def check_seqnum(seqnum: object, field: str) -> int:
 
 
 def check_limit(limit: object, limits: Limits) -> int:
-    """`limit`, if a page may have so many records."""
+    """`limit`, if a page may have this many records."""
     if type(limit) is not int:
         raise WrongType(f"limit must be an int, not {type(limit).__name__}", field="limit")
     if limit < 1:
@@ -208,7 +208,7 @@ def check_writable(book: str) -> None:
 def check_operation(operation: Operation, limits: Limits) -> None:
     """Hold an operation of a worker or a stranger to the rules; `InvalidArgument`, `TooLarge` or `WrongType` if not.
 
-    Of an `Append` this looks at the envelope only: who opens the chunk goes on with `check_append`.
+    Of an `Append` this looks at the envelope only: who opens the chunk continues with `check_append`.
     """
     if isinstance(operation, ListBooks):
         _check_list(operation, limits)

@@ -112,7 +112,9 @@ class OrderTable:
         return self._run_lids[-1] + self.next_seqnum - self._run_seqnums[-1] == first_lid
 
     def successor(self) -> OrderTable:
-        """An empty table that goes on where this one ends; this one takes no more cuts and gives back spare memory."""
+        """An empty table that continues where this one ends; this one takes no more cuts and gives back spare
+        memory.
+        """
         following = OrderTable(self.term, self.log, self.next_seqnum, self.ordered_until)
         self.ordered_until = dict(self.ordered_until)
         for name in _COLUMNS:

@@ -108,7 +108,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     logs: int = 1
     sequencers: int = 3
-    """How many sequencers a view shall have, an odd number."""
+    """How many sequencers a view should have, an odd number."""
     sequencer_names: tuple[NodeId, ...] = ()
     """Exactly these, if any are named."""
     replicas: int = 3

@@ -24,7 +24,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def next_seqnum(self) -> int:
-        """Where to go on reading after this record."""
+        """Where to continue reading after this record."""
         return self.seqnum + 1
 
     def json(self) -> Any:

@@ -118,7 +118,7 @@ class ViewChain:
         return next(iter(self._views))
 
     def end_of(self, term: Term, log: LogId) -> int | None:
-        """How many metalog entries the log has in that term; None while the term goes on."""
+        """How many metalog entries the log has in that term; None while the term continues."""
         following = self._views.get(term + 1)
         return None if following is None else following.previous_ends[log]
 

@@ -1,7 +1,7 @@
-"""One connection to a peer's lane, made anew when ZeroMQ has given it up.
+"""One connection to a peer's lane, made again when ZeroMQ has given it up.
 
 ZeroMQ connects again by itself after most ends of a connection, but never after one that it calls an error of protocol:
-a refused key, a stranger at that port, a damaged byte. Such a socket would stay silent for ever.
+a refused key, a stranger at that port, a damaged byte. Such a socket would stay silent forever.
 """
 
 from __future__ import annotations

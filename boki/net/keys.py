@@ -122,8 +122,8 @@ def make_keys(directory: Path, nodes: Mapping[str, str]) -> list[NodeId]:
 
     `nodes`: what each may be, as `Owner.role`.
 
-    Keys that are there stay as they are, and so do lines of nodes that are not named here: their files may have been
-    moved to their machines. `ConfigError` if a name cannot be one, or what is there contradicts itself.
+    Keys that exist stay as they are, and so do lines of nodes that are not named here: their files may have been
+    moved to their machines. `ConfigError` if a name cannot be one, or what exists contradicts itself.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -26,7 +26,7 @@ class LaneCounts:
 
 
 class Notices:
-    """Writes each text to the log once, however often it is said: a peer that is refused goes on trying."""
+    """Writes each text to the log once, however often it is said: a peer that is refused continues trying."""
 
     def __init__(self, node: str) -> None:
         self._node = node

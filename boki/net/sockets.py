@@ -55,7 +55,7 @@ class Watched:
         return int(self.socket.getsockopt(zmq.EVENTS))
 
     def close(self) -> None:
-        """Stop watching, and let go of everything that was not sent."""
+        """Stop watching, and drop everything that was not sent."""
         self._loop.remove_reader(self._descriptor)
         self.socket.close(linger=0)
 

@@ -81,7 +81,7 @@ _OF_THE_LOG: Final[dict[type[Message], Rule]] = {
     messages.FetchState: _reads(_STORAGE),
     messages.StateFetched: _reads(_STORAGE),
     messages.DropEntries: _control(_ENGINE),
-    messages.EntriesDropped: _control(_SEQUENCER, _CONTROLLER),  # a completion goes on above it
+    messages.EntriesDropped: _control(_SEQUENCER, _CONTROLLER),  # a completion continues above it
 }
 
 _SMALL_OF_CALLS: Final = frozenset(

@@ -1,6 +1,6 @@
 """One session with the coordinator for all roles of a node.
 
-The first role that follows begins the reading; one that comes later, or begins anew, is first told what is known. The
+The first role that follows begins the reading; one that comes later, or begins again, is first told what is known. The
 roles of a node stand in one registration, which is written again whenever one of them comes, changes or goes.
 """
 
@@ -95,7 +95,7 @@ class SharedCoordinator:
                 await self.coordinator.unregister()
 
     async def follow(self, role: RoleCoordinator) -> None:
-        """Tell that life what is there, and from now on what changes."""
+        """Tell that life what exists, and from now on what changes."""
         if self._views:
             role.tell(InstallView(tuple(view for _, view in sorted(self._views.items()))))
         for kind in (InstallPlan, InstallMembership, InstallPlacement):

@@ -1,7 +1,7 @@
 """An engine: functions, and the log beside them: with the index of all logs, or through engines that have it.
 
 How many engines hold the index is in the plan (`index_replicas`; 0: all). An engine that finds no slot free is a relay;
-when a slot is let go it drains and begins anew with the index. An engine that was halted for too long loses its slot
+when a slot is let go it drains and begins again with the index. An engine that was halted for too long loses its slot
 (`boki.controller.index_slots`). Logged calls run only where the index is.
 """
 
@@ -193,7 +193,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             await self.register()
 
     async def _await_slot(self) -> None:
-        """Begin anew with the index as soon as a slot is free."""
+        """Begin again with the index as soon as a slot is free."""
         changed = asyncio.Event()
         await self.coordinator.watch_index_slots(changed.set)
         while not await self._claim():

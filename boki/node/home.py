@@ -1,4 +1,4 @@
-"""A node's own directory: bound for ever to one cluster, one name and one role.
+"""A node's own directory: bound forever to one cluster, one name and one role.
 
 Data that one node acknowledged must not be brought in under another's name, or in another cluster: what that node's
 word was worth would then count twice, or for something else. So the binding is written before the first other byte.

@@ -6,8 +6,8 @@ session are the node's (`boki.node.run`), which may play several roles.
 
 A life ends in one of these ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator gave it up,
 so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. *Stale*: what its index
-lacks is kept by nobody any more, and a newer one must be taken. After these three the role begins anew, as another
-incarnation where that is one of the process. *Promoted*, *demoted*: it has drained, and begins anew as something
+lacks is kept by nobody any more, and a newer one must be taken. After these three the role begins again, as another
+incarnation where that is one of the process. *Promoted*, *demoted*: it has drained, and begins again as something
 more, or less. *Failed*: its disk, or its code; the process ends, with all roles of the node.
 """
 
@@ -156,7 +156,7 @@ class NodeLife(Generic[ConfigType]):
             self.host.deliver(COORDINATOR, news)
 
     def on_session(self, state: SessionState) -> None:
-        """The session with the coordinator has changed. While it is suspended all goes on in the current view."""
+        """The session with the coordinator has changed. While it is suspended all continues in the current view."""
         if state is SessionState.EXPIRED:
             self.end(Ending.EXPIRED)
 
@@ -233,11 +233,11 @@ class NodeLife(Generic[ConfigType]):
         """What must be known before the core is made."""
 
     async def prepare(self) -> None:
-        """Learn from the coordinator what there is, before anybody learns of this node."""
+        """Learn from the coordinator what exists, before anybody learns of this node."""
         await self.coordinator.follow()
 
     async def register(self) -> None:
-        """Be seen by the others, or be seen anew with other properties."""
+        """Be seen by the others, or be seen again with other properties."""
         await self.coordinator.register(self.member())
         self.is_registered = True
 
@@ -265,7 +265,7 @@ class NodeLife(Generic[ConfigType]):
         return self.disk
 
     async def close(self) -> None:
-        """Take part in nothing any more, and let go of everything: the last made goes first, whatever fails."""
+        """Take part in nothing any more, and drop everything: the last made goes first, whatever fails."""
         self._is_closing = True
         self.coordinator.tell = ignore
         try:

@@ -319,7 +319,8 @@ class LocalLog:
 
     @property
     def outage(self) -> str:
-        """Why the log cannot go on until the process is started again: too many of its nodes have stopped. "": it can.
+        """Why the log cannot continue until the process is started again: too many of its nodes have stopped. "": it
+        can.
 
         What each of them stopped for is in the log.
         """

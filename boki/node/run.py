@@ -134,7 +134,7 @@ class _Node:
             if ending in _OVER:
                 return ending
             level = logging.INFO if ending is Ending.PROMOTED else logging.WARNING
-            _log.log(level, "%s: this life was %s; it begins anew", life.node, ending)
+            _log.log(level, "%s: this incarnation was %s; restarting the role under a new one", life.node, ending)
 
     def _open_links(self) -> ZmqLinks:
         """Links over ZeroMQ, secret and proven if there are keys."""

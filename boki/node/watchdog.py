@@ -1,7 +1,7 @@
 """Is what is ordered also applied? A log whose tail grows while nothing of it is applied is told of, once a while.
 
 It happens when records that a cut orders can be had from nobody, or when the sequencers are heard and nobody gives the
-entries out: reads stand still, and nothing else would say why.
+entries out: reads stop, and nothing else would say why.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class Load(Message, frozen=True):
     running: int
     """Calls that run or wait for a worker, those of other gateways and logged ones included."""
     capacity: int
-    """So many calls at once are taken from all gateways together; more are refused."""
+    """This many calls at once are taken from all gateways together; more are refused."""
     functions_number: int
     has_index: bool
     is_ready: bool

@@ -274,7 +274,7 @@ class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
 
     Its `state` is "accepted" until its body is started, "running" from then on, "retrying" between a run that failed
     and the next one, "suspended" between a run that ended with `Suspend` and the next one; and in the end "done",
-    "failed" (for good) or "cancelled".
+    "failed" (permanently) or "cancelled".
     """
 
     id: str

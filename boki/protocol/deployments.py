@@ -19,7 +19,7 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a deployment, or of going back."""
+    """The outcome of a deployment, or of going back."""
 
     version: VersionInfo
     is_new: bool

@@ -55,8 +55,8 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read the last key that is `<= key` and at least `floor` (so: the batch that covers a local id), then go on until
-    `stop` or `max_bytes`; the core then receives `Loaded(token, rows)`.
+    """Read the last key that is `<= key` and at least `floor` (so: the batch that covers a local id), then continue
+    until `stop` or `max_bytes`; the core then receives `Loaded(token, rows)`.
     """
 
     token: Any
@@ -107,7 +107,7 @@ Effect = Send | Store | Load | Answer | Trace
 
 
 class DiskUnreadable(Exception):
-    """A disk cannot be read where the node needs it: the node stops, and the others go on without it.
+    """A disk cannot be read where the node needs it: the node stops, and the others continue without it.
 
     Raised by a `DiskReader`, and by a core that has no use for a `Loaded` without its rows.
     """

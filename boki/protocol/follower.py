@@ -87,7 +87,7 @@ class MetalogFollower:
     def offer(self, message: Metalog, now_us: int, sender: NodeId | None = None) -> None:
         """Take in entries of the current term; those of others are dropped (they are fetched when their term comes).
 
-        Who is heard of from a backup is not subscribed at the primary yet, and goes on asking.
+        Who is heard of from a backup is not subscribed at the primary yet, and continues asking.
         """
         log = self._logs.get(message.log)
         if log is None or message.term != self.term:
@@ -142,7 +142,7 @@ class MetalogFollower:
     def next_term(self) -> View | None:
         """Go to the next term if every log of this one is at its end: its view."""
         if self.term + 1 not in self.chain or not all(self.is_at_end(log) for log in self._logs):
-            return None  # mostly the first: this term goes on
+            return None  # mostly the first: this term continues
         self._applied = {}
         self._begin(self.term + 1)
         return self.view
@@ -165,7 +165,7 @@ class MetalogFollower:
         return due
 
     def _whom(self, number: LogId, log: _Log, *, is_ended: bool) -> NodeId:
-        """While the term goes on every other question goes to the primary: its subscriptions are those that matter.
+        """While the term continues every other question goes to the primary: its subscriptions are those that matter.
 
         When it is over the primary comes last: its end may be why the term ended.
         """

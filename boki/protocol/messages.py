@@ -43,7 +43,7 @@ class FetchBatches(Message, frozen=True):
     """engine, storage -> storage. The batches that cover `first_lid` until `until_lid`, whole, from the start on.
 
     The answer may stop early at `max_bytes`. Without `needs_payloads` only the columns are checked, for an index that
-    must not stand still because of a damaged payload. → `BatchesFetched`
+    must not stall because of a damaged payload. → `BatchesFetched`
     """
 
     request: Natural
@@ -221,7 +221,7 @@ class SealedEntries(Message, frozen=True):
 
 
 class Complete(Message, frozen=True):
-    """controller -> sequencer. The sealed term's log goes on with these entries. → `Completed`, once durable
+    """controller -> sequencer. The sealed term's log continues with these entries. → `Completed`, once durable
 
     A message of its own, so that no primary can take the answer for an acknowledgement.
     """
@@ -368,7 +368,7 @@ class FetchCheckpoint(Message, frozen=True):
 
 
 class CheckpointFetched(Message, frozen=True):
-    """storage -> engine. `lineage` 0: there is none, or the one asked for has been replaced: begin anew."""
+    """storage -> engine. `lineage` 0: there is none, or the one asked for has been replaced: begin again."""
 
     request: Natural
     lineage: Natural

@@ -72,7 +72,7 @@ _REPEAT_US: Final = 250_000
 _STORAGE_US: Final = 10_000
 """So far apart storage nodes are told of cuts."""
 _STALL_US: Final = 1_000_000
-"""A primary whose entry has waited so long for a majority that it may be cut off from the others."""
+"""A primary whose entry has waited this long for a majority that it may be cut off from the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,14 +379,14 @@ class SequencerCore:
 
     def _cannot_answer(self, question: _Question, error: str) -> Iterable[Effect]:
         """Whoever only follows the log asks another sequencer. A controller that completes a term asks the one that
-        holds most of it, and a backup its primary: they would wait for ever for a node that lives.
+        holds most of it, and a backup its primary: they would wait forever for a node that lives.
         """
         if question.purpose is not For.READER:
             raise DiskUnreadable(error)
         return ()
 
     def _tell_dropped(self, question: _Question, store: MetalogStore) -> Iterable[Effect]:
-        """Nobody needs what was asked for any more. A backup, or a controller that completes, goes on from there."""
+        """Nobody needs what was asked for any more. A backup, or a controller that completes, continues from there."""
         yield Send(question.sender, EntriesDropped(store.term, store.log, store.base))
         if question.purpose is For.BACKUP:
             yield from self._send_entries(store, question.sender, store.base)
@@ -442,7 +442,7 @@ class SequencerCore:
         view = news[-1]
         is_named = self.node in view.primaries and view.incarnations[self.node] == self.incarnation
         has_led = self._disk.get(led_key(view.term)) is not None
-        # of a term that has been dropped nothing is left that a primary could go on from
+        # of a term that has been dropped nothing is left that a primary could continue from
         if not self._current_stores() or not is_named or has_led:
             return ()
         # Before the first entry may leave, the disk must know that this node has led the term: a restart loses what

@@ -35,7 +35,7 @@ class History:
         self._asked = 0
 
     def tick(self, now_us: int) -> list[Effect]:
-        """Go on to the next term that lacks something, and ask for it."""
+        """Continue to the next term that lacks something, and ask for it."""
         if not self._chain or now_us < self._ask_at:
             return []
         before = self.term

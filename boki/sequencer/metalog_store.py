@@ -6,7 +6,7 @@ A restart keeps the phase, because the seal was durable before it was answered.
 
 Old entries go once a checkpoint covers them (`drop`). What lies below `base` is gone here and was committed; `base` and
 the log's time are durable, so a restart knows how long the metalog is even if nothing of it is left. A node that lacks
-some of what everybody may drop goes on from there: it will not be asked for it.
+some of what everybody may drop continues from there: it will not be asked for it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class MetalogStore:
         self.length = self.base if last is None else max(self.base, index_of(last[0]) + 1)
         self.durable_until = self.length
         self._recent: deque[MetalogEntry] = deque(maxlen=_RECENT_ENTRIES)
-        # an ended term is read from the disk; only the one that goes on needs its newest entries at hand
+        # an ended term is read from the disk; only the one that continues needs its newest entries at hand
         start = max(self.base, self.length - _RECENT_ENTRIES) if keep_recent else self.length
         for _, value in disk.scan(entry_key(term, log, start), entry_key(term, log, self.length)):
             self._remember(decode_entry(value))

@@ -24,7 +24,7 @@ from boki.log.quorum import quorum_reached
 _REMEMBERED_TRIMS: Final = 10_000
 _MAX_REQUESTED: Final = 1_000
 NEARLY_FULL: Final = MAX_POSITION - (1 << 31)
-"""With so many records ordered a log asks for a new term: two thousand million are left until it gets one."""
+"""With this many records ordered a log asks for a new term: two thousand million are left until it gets one."""
 
 
 @dataclass(slots=True)

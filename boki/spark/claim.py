@@ -30,7 +30,7 @@ RUN_TAG: Final = "!ingest-run:"
 KNOCK_TAG: Final = "!ingest-knock:"
 ALIVE_TAG: Final = "!ingest-alive:"
 ANSWER_S: Final = 10.0
-"""So long a run that lives may take to answer."""
+"""This long a run that lives may take to answer."""
 _LISTEN_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 _TRIES: Final = 20
@@ -41,7 +41,7 @@ Records = Sequence[tuple[bytes, Sequence[str]]]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a pipeline, as its claim tells of it."""
+    """A run of a pipeline, as its claim describes it."""
 
     id: str
     host: str
@@ -130,7 +130,7 @@ class Claim:
         gateway.trim_tag(self.book, tag, seqnum)
 
     def knocks(self, gateway: Gateway, start: int) -> int | None:
-        """Wait a while for somebody to knock, from `start` on; where to go on after it. None: nobody has."""
+        """Wait a while for somebody to knock, from `start` on; where to continue after it. None: nobody has."""
         read = Read(self.book, KNOCK_TAG + self.pipeline, max(start, self._seqnum), wait_us=int(_LISTEN_S * 1e6))
         found = gateway.find(read)
         return found.next_start if found.slabs else None

@@ -26,7 +26,7 @@ UNTAGGED: Final = "spark:untagged"
 LEDGER: Final = "spark:sinks"
 """The book in which sinks note their commits: the last one of each query, by its id as a tag."""
 _SMALL: Final = 24
-"""Chunks of so many records are gathered before they are turned into columns."""
+"""Chunks of this many records are gathered before they are turned into columns."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TAGS: Final = pa.list_(pa.field("element", pa.string(), nullable=True))
 FIELDS: Final = ("seqnum", "book", "time", "tags", "data")

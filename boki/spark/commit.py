@@ -19,8 +19,8 @@ from boki.spark.steps import Steps, again, last_of
 
 
 def commit(write: str, batch: int, lanes: Sequence[LaneNote], *, is_final: bool = False) -> Steps[None]:
-    """The batch is complete. May be done twice. `is_final`: the write has no other batch, so its lanes are cleared some
-    day; now those of writes that are long over.
+    """The batch is complete. May be done twice. `is_final`: the write has no other batch, so its lanes are cleared
+    later; now those of writes that are long over.
     """
     ledger = Ledger(write)
     tries = 0
@@ -45,7 +45,7 @@ def commit(write: str, batch: int, lanes: Sequence[LaneNote], *, is_final: bool 
 
 
 def give_up(write: str, batch: int) -> Steps[None]:
-    """The batch has failed, and nobody goes on with it. Best effort: what is not noted is given up by its age."""
+    """The batch has failed, and nobody continues with it. Best effort: what is not noted is given up by its age."""
     ledger = Ledger(write)
     yield from ledger.catch_up()
     if (ledger.under_way, ledger.complete < batch) == (batch, True):
@@ -90,9 +90,9 @@ def _check_covered(ledger: Ledger, write: str, batch: int, lanes: Sequence[LaneN
             raise InvalidArgument(
                 f"an earlier run of batch {batch} wrote rows of partition {partition} to book {book!r}, and this run "
                 "has none there: it has other rows, another number of partitions, or the writeId of another write, so "
-                "what it appended may be there twice. The batch is not complete, and cannot be: begin anew, with a new "
-                "writeId or checkpoint, in an empty book. Whoever repeats a write must give the same rows, in as many "
-                "partitions",
+                "what it appended may be there twice. The batch is not complete, and cannot be: begin again, with a "
+                "new writeId or checkpoint, in an empty book. Whoever repeats a write must give the same rows, in as "
+                "many partitions",
                 book=book,
                 partition=partition,
                 batch=batch,

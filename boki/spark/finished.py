@@ -2,14 +2,14 @@
 
 The last note of a complete write carries a tag more, which all such writes share. Whoever commits one looks at the
 oldest few under it. Of those that are older than `SILENT_US`, by the log's time, the lanes are trimmed of their tags,
-and then the note of the shared one. Under the write's own tag it stays for good: a repetition of the write finds it
+and then the note of the shared one. Under the write's own tag it stays permanently: a repetition of the write finds it
 complete, and compares, and appends nothing.
 
 What a late task finds where the lanes are gone: it reads its ledger when it begins, when it enters a lane, when an
 append is refused, and before it begins a chain for which it had to wait for rows (`boki.spark.lane`). So it reads that
 its write is complete, and appends nothing. Only age keeps out a task that had looked, and was about to begin a chain,
 on condition that nothing stands under the tag, if that request comes after the lane was cleared. Requests end after
-half a minute, so its process would have to stand still for two days between two steps, and then go on. Further links
+half a minute, so its process would have to stall for two days between two steps, and then continue. Further links
 of a chain are safe from that, too: they expect one before them.
 """
 
@@ -25,7 +25,7 @@ from boki.spark.ledger import FINISHED_TAG, SILENT_US, Ledger, write_of
 from boki.spark.steps import Steps, page
 
 _MOST_SWEPT: Final = 8
-"""So many old writes are cleared by a new one, which adds one: what was left over by many goes in time."""
+"""This many old writes are cleared by a new one, which adds one: what was left over by many goes in time."""
 
 
 def sweep() -> Steps[None]:

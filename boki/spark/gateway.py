@@ -44,12 +44,12 @@ NEVER_US: Final = 1 << 62
 
 
 def first_seqnum(found: Found) -> int:
-    """The first record of a page that has one: where the page goes on may be further behind it."""
+    """The first record of a page that has one: where the page continues may be further behind it."""
     return int.from_bytes(found.slabs[0].seqnums[:8], "little", signed=True)
 
 
 class Patience:
-    """How long something that passes by itself is waited for."""
+    """How long something that passes on its own is waited for."""
 
     def __init__(self) -> None:
         self._until = monotonic() + _PATIENCE_S
@@ -90,7 +90,7 @@ class Gateway:
         self._port.close()
 
     def ask(self, operation: Operation, *, is_repeatable: bool = True) -> Answer:
-        """The answer. What passes by itself is waited for, if repeating the request does no harm."""
+        """The answer. What passes on its own is waited for, if repeating the request does no harm."""
         patience = Patience()
         while True:
             try:
@@ -128,7 +128,7 @@ class Gateway:
         """What somebody who has only Spark's options can do about it."""
         if isinstance(error, Unauthorized):
             given = "does not take the token that it was given" if self._has_token else "needs a token"
-            return Unauthorized(f"the gateway at {self._port.url} {given}: say it by the option token")
+            return Unauthorized(f"the gateway at {self._port.url} {given}: pass it in the option 'token'")
         if is_first and isinstance(error, ConnectionLost):
             return Unavailable(f"{error.message}: is it a gateway?", retryable=False, outcome=error.outcome)
         if is_first and isinstance(error, DeadlineExceeded):

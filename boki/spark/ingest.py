@@ -121,7 +121,7 @@ class _Work:
 
 
 def start(spark: SparkSession, pipeline: Pipeline, claim: Claim, *, once: bool, report: Report) -> StreamingQuery:
-    """Start the pipeline, as the run that has the claim. `ConfigError` if what is there cannot be gone on with."""
+    """Start the pipeline, as the run that has the claim. `ConfigError` if what exists cannot be continued."""
     columns = _columns(pipeline)
     lake = Lake(files_of(spark, pipeline.output), pipeline.output, claim.run.id)
     origin = Origin(pipeline=pipeline.name, book=pipeline.book, tag=pipeline.tag, start=pipeline.start)
@@ -203,12 +203,12 @@ def _strange(lake: Lake, pipeline: Pipeline) -> ConfigError:
     return ConfigError(
         f"{lake.checkpoint} is not of this system, or not of this progress book: book {pipeline.progress_book!r} at "
         f"{pipeline.gateway} does not know the lake in {pipeline.output}. Give the gateway and the progress book with "
-        "which it was begun; if they are gone, begin anew with another output"
+        "which it was begun; if they are gone, begin again with another output"
     )
 
 
 def known_progress(lake: Lake, claim: Claim, pipeline: Pipeline) -> Progress:
-    """What the progress book tells of the lake, which it knows. If another lake was begun meanwhile under the same
+    """What the progress book describes the lake, which it knows. If another lake was begun meanwhile under the same
     name, or the lake was put back as it was earlier, it is what the batches themselves tell.
     """
     progress = read_progress(claim.gateway, pipeline.progress_book, pipeline.name)

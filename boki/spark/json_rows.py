@@ -24,11 +24,13 @@ _SPACE: Final = " \t\r\n"
 _OPEN, _CLOSE = ord("{"), ord("}")
 _NO_OBJECT: Final = "the record is not a JSON object: it must begin with { and end with }"
 _SHORTER: Final = 8
-"""A run that fails is tried again so many times shorter; behind one that goes well comes one that is twice as long."""
+"""A run that fails is tried again this many times shorter; behind one that goes well comes one that is twice as
+long.
+"""
 _REASON_CHARACTERS: Final = 500
 """A reason is cut there: the parser repeats what it cannot parse, were it a megabyte."""
 _MOST_DIGITS: Final = 38
-"""Of a decimal of Spark's. A text of so many, moved by so many places, is a number of 256 bits."""
+"""Of a decimal of Spark's. A text of this many, moved by this many places, is a number of 256 bits."""
 _REFUSALS: Final = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
@@ -68,7 +70,7 @@ def _table(data: Any, schema: Any) -> Any:
 
 
 def _parsed(lines: Any, count: int, schema: Any) -> Any:
-    """So many objects, with a newline behind each, by the one parser that there is."""
+    """This many objects, with a newline behind each, by the one parser that there is."""
     written = _written(schema)
     table = arrow_json.read_json(
         pa.BufferReader(pa.py_buffer(lines)),
@@ -85,7 +87,7 @@ def _parsed(lines: Any, count: int, schema: Any) -> Any:
 @lru_cache(maxsize=16)
 def _written(schema: Any) -> Any:
     """The schema as the parser is to read it. Of dates it knows numbers of days only, so they are strings first; and
-    it moves the point of decimals without a look whether digits get lost, so they have room for any that may.
+    it moves the point of decimals without checking whether digits get lost, so they have room for any that may.
     """
     written = pa.schema([field.with_type(_as_written(field.type)) for field in schema])
     return schema if written == schema else written

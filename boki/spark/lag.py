@@ -20,7 +20,7 @@ from boki.spark.planning import Planner
 from boki.spark.progress import BookProgress, Progress, read_progress
 
 MOST_COUNTED: Final = 10_000
-"""So many records of each book are read in order to be counted, or a page more."""
+"""This many records of each book are read in order to be counted, or a page more."""
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):

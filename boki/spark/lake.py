@@ -45,7 +45,7 @@ Write = Callable[[str], None]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides which records a pipeline's checkpoint stands for: a lake is of one of these for ever."""
+    """What decides which records a pipeline's checkpoint stands for: a lake is of one of these forever."""
 
     pipeline: str
     book: str
@@ -124,7 +124,7 @@ class Lake:
         return msgspec.json.decode(data, type=Manifest) if data else None
 
     def check(self, origin: Origin) -> None:
-        """`ConfigError` if what is there cannot be gone on with, and what to do."""
+        """`ConfigError` if what exists cannot be continued, and what to do."""
         found = self.last()
         if found is None:
             return
@@ -140,21 +140,21 @@ class Lake:
         if query is None:
             raise ConfigError(
                 f"{where} has batches up to {batch}, and their checkpoint, {self.checkpoint}, is gone: a new one would "
-                f"begin at batch 0 again. Put it back; or begin anew with another output, or remove {self._root}"
+                f"begin at batch 0 again. Put it back; or begin again with another output, or remove {self._root}"
             )
         if query != manifest.batch.query:
             raise ConfigError(
                 f"{where} was written with another checkpoint than {self.checkpoint}: that of query "
-                f"{manifest.batch.query}, not {query}. Put it back, or begin anew with another output"
+                f"{manifest.batch.query}, not {query}. Put it back, or begin again with another output"
             )
 
     def columns(self) -> dict[str, str]:
-        """The columns of the JSON, and their types, in the records that are there."""
+        """The columns of the JSON, and their types, in the records that exist."""
         found = self.last()
         return found[1].columns if found is not None and found[1] is not None else {}
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
-        """`ConfigError` if the schema lacks a column of what is there, or has it with another type. It may have more:
+        """`ConfigError` if the schema lacks a column of what exists, or has it with another type. It may have more:
         readers who merge the schemas of batches, as Spark's mergeSchema does, find nulls in those before.
         """
         there = self.columns()
@@ -166,7 +166,7 @@ class Lake:
         if wrong:
             raise ConfigError(
                 f"schema: it does not fit the records in {self._root}: {'; '.join(wrong)}. Put these columns back as "
-                "they were; new ones may stand beside them, under other names. Or begin anew with another output"
+                "they were; new ones may stand beside them, under other names. Or begin again with another output"
             )
 
     def begin(self, origin: Origin) -> str:
@@ -183,7 +183,7 @@ class Lake:
             begun = msgspec.json.decode(self._files.read(f"{place}/{_ORIGIN}") or b"", type=_Begun)
         except msgspec.DecodeError:
             raise ConfigError(
-                f"{place} does not say what the lake was begun with: begin anew with another output"
+                f"{place} does not say what the lake was begun with: begin again with another output"
             ) from None
         self._check_origin(begun.origin, origin)
         return begun.run
@@ -218,7 +218,7 @@ class Lake:
     def place(
         self, manifest: Manifest, *, records: Write | None, dead: Write | None, check: Callable[[], None]
     ) -> Manifest:
-        """Bring a batch to its place, unless it is there; what is there, and on the disk. `records` and `dead` write
+        """Bring a batch to its place, unless it is there; what exists, and on the disk. `records` and `dead` write
         it, if there are any; `check` raises if this run is not to write any more. `ConfigError` if another batch stands
         in the place.
         """
@@ -247,8 +247,8 @@ class Lake:
         return found or manifest
 
     def check_written(self, folder: str, count: int) -> None:
-        """`ConfigError` if Spark has written so many rows there, and here they are not: each of its executors writes to
-        the disk of its own machine, and nothing of Spark's misses what stands on another.
+        """`ConfigError` if Spark has written this many rows there, and here they are not: each of its executors writes
+        to the disk of its own machine, and nothing of Spark's misses what stands on another.
         """
         found = self._files.rows(folder)
         if found is not None and found != count:
@@ -267,7 +267,7 @@ class Lake:
         if found is None or found.batch != manifest.batch:
             raise ConfigError(
                 f"{self._place(_RECORDS, manifest.batch.number)} holds another batch than {self.checkpoint} says: was "
-                "a checkpoint put back, or were the folders? Put both back as they were at one time, or begin anew "
+                "a checkpoint put back, or were the folders? Put both back as they were at one time, or begin again "
                 "with another output"
             )
 

@@ -3,8 +3,8 @@
 Rows are appended in chunks. The last record of each chunk carries the lane's own tag, and a chunk is appended on
 condition that the one before it is still the last under that tag. So the chunks of a lane form a chain, to which of two
 tasks that write the same partition only one can add the next link. The other takes as many rows for its own next link,
-sees by the rows themselves whether they are the same, and goes on behind it, or refuses. (A link may be short: if what
-feeds a task is killed, the task sees the end of its rows before Spark ends the task itself.)
+sees by the rows themselves whether they are the same, and continues behind it, or refuses. (A link may be short: if
+what feeds a task is killed, the task sees the end of its rows before Spark ends the task itself.)
 
 Before a batch appends to a lane, it is noted in the ledger (`boki.spark.ledger`) where the lane stands, and the first
 such note counts for all tasks: what stands behind that belongs to the batch. When Spark commits the batch, the driver
@@ -13,7 +13,7 @@ rows are others. A task that comes too late finds that its lane has gone on, rea
 
 A query has the same lanes in all its batches: two tags for each of its partitions and books, and one in the ledger. Of
 its links only the last one stays, so that a late task finds its place taken. (Those of a write that has a name, and so
-no other batch, go some day: `boki.spark.finished`.)
+no other batch, go eventually: `boki.spark.finished`.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Attempt:
         self.partition = partition
         self.ledger = Ledger(write)
         self.is_repeated = False
-        """The batch was complete before this attempt began: it only looks whether its rows are the same."""
+        """The batch was complete before this attempt began: it only checks whether its rows are the same."""
 
     def start(self) -> Steps[None]:
         """Find out how the write stands."""
@@ -112,7 +112,7 @@ class Lane:
 
     @property
     def _next_rows(self) -> int | None:
-        """How many rows the next chunk must have, because an earlier attempt has appended so many; None: any."""
+        """How many rows the next chunk must have, because an earlier attempt has appended this many; None: any."""
         at = len(self._sizes)
         if self._attempt.is_repeated:
             sizes = self._noted.sizes
@@ -123,7 +123,7 @@ class Lane:
         return None
 
     def _put(self, rows: Rows) -> Steps[bool]:
-        """The next chunk: appended, unless it is there. False: cut it anew, another one may be there now."""
+        """The next chunk: appended, unless it is there. False: cut it again, another one may be there now."""
         if not self._attempt.is_repeated:
             if len(self._sizes) < len(self._there):
                 yield from self._check_same(*self._there[len(self._sizes)], rows)
@@ -164,7 +164,7 @@ class Lane:
             if self._base and last[:1] != [self._base]:
                 raise InvalidArgument(
                     f"the place of this query in book {self._book!r} is gone: was the book deleted while it wrote? "
-                    "Begin anew, with another checkpoint or writeId",
+                    "Begin again, with another checkpoint or writeId",
                     book=self._book,
                 )
             behind = last[1:] if self._base else last

@@ -24,7 +24,7 @@ _PART_BYTES: Final = DEFAULT_LIMITS.record_bytes // 2
 FINISHED_TAG: Final = f"{SINK_TAG_PREFIX}!finished"
 """On the last note of each write that has one batch only, until its lanes are cleared (`boki.spark.finished`)."""
 SILENT_US: Final = 48 * 3600 * 1_000_000
-"""After so long, by the log's time, without a note of a write nobody is at work on it any more."""
+"""After this long, by the log's time, without a note of a write nobody is at work on it any more."""
 _NAMED: Final = 5
 Place = tuple[int, str]
 """A partition and a book."""
@@ -81,7 +81,7 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The batch is given up: its driver says that nobody goes on with it."""
+    """The batch is given up: its driver says that nobody continues with it."""
 
     batch: int
 

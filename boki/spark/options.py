@@ -1,7 +1,7 @@
 """The options of `format("logbook")`: what each may be, checked once, where the query is defined.
 
 Spark hands options over as strings under names without case. Whatever is not known here is refused by name, together
-with what there is: a mistyped option would otherwise do nothing, silently.
+with what exists: a mistyped option would otherwise do nothing, silently.
 """
 
 from __future__ import annotations

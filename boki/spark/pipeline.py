@@ -44,7 +44,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The LogBook of its progress; empty: `ingest:` and the name."""
     max_records_per_batch: int = 1_000_000
     trigger_s: float = 5.0
-    """How often a pipeline that goes on looks for new records."""
+    """How often a pipeline that continues looks for new records."""
 
     def __post_init__(self) -> None:
         _checked("name", lambda: check_name(self.name, "a name"))

@@ -24,9 +24,9 @@ from boki.spark.options import ReadOptions
 from boki.spark.ranges import RECORDS_A_TASK, Extent, Segment, Task, share_out
 
 _MOST_PROBED: Final = 256
-"""Of so many books the planner asks for the first and the last record; of more the list of books must do."""
+"""Of this many books the planner asks for the first and the last record; of more the list of books must do."""
 _MOST_KEPT: Final = 4096
-"""Of so many books an offset says which they are; a checkpoint keeps a hundred offsets."""
+"""Of this many books an offset says which they are; a checkpoint keeps a hundred offsets."""
 _MOST_TERMS: Final = 64
 """Extents of one book that are looked for one by one; what lies behind is one piece."""
 _NAMED: Final = 20
@@ -58,7 +58,7 @@ class Planner:
                 raise Unavailable("the log changes its shape faster than it can be asked; try again", retryable=True)
 
     def check_reached(self, offset: Offset, tail: Offset) -> None:
-        """`InvalidArgument` if the logs have never come to that offset: it would be waited for without end."""
+        """`InvalidArgument` if the logs have never come to that offset: it would be waited for without limit."""
         if not offset.is_reached_by(tail):
             raise InvalidArgument(
                 f"the checkpoint is ahead of the log, which ends at {tail.to_json()}: it is of another system, or this "

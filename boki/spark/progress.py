@@ -1,12 +1,13 @@
 """How far a pipeline has come, as its progress book says it.
 
-Each batch is a record (`Done`), behind records with what each of its books has had since the beginning (`Part`), so
-many books each that a record stays small. Once twice as many parts stand behind each other as all books fill, a batch
+Each batch is a record (`Done`), behind records with what each of its books has had since the beginning (`Part`), this
+many
+ books each that a record stays small. Once twice as many parts stand behind each other as all books fill, a batch
 repeats all books, and what lies before is trimmed: so the book, and what a reader goes through, grow with the number of
 LogBooks and not with time. A part may be there twice, because a run was killed between its appends: it says the same.
 
-Beside these stands the id of each lake that was ever begun with this book (`register`): some bytes, for good, by which
-a lake of another system is told from one of this.
+Beside these stands the id of each lake that was ever begun with this book (`register`): some bytes, permanently, by
+which a lake of another system is told from one of this.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LAKES_TAG: Final = "!ingest-lake:"
 BOOKS_A_PART: Final = 200
 _PARTS_AN_APPEND: Final = 16
 KEPT: Final = 1000
-"""So many batches are remembered, at least."""
+"""This many batches are remembered, at least."""
 _PAGE: Final = 1000
 _TRIES: Final = 5
 
@@ -208,7 +209,7 @@ def note(claim: Claim, before: Progress, batch: Batch, books: Mapping[str, BookP
 
 
 def regain(claim: Claim, before: Progress, batch: Batch, books: Mapping[str, BookProgress]) -> Progress:
-    """Write anew how far a query is, from what its batches hold: it was put aside for another one, or its lake was put
+    """Write again how far a query is, from what its batches hold: it was put aside for another one, or its lake was put
     back as it was earlier.
     """
     if before.done is None:

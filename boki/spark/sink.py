@@ -57,7 +57,7 @@ class BatchWriter(DataSourceArrowWriter):
             run(gateway, commit(self._write, self._batch, lanes, is_final=self._options.write_id is not None))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - as Spark calls it
-        """The job has failed. What was appended stays; under a `writeId` the next run goes on from there."""
+        """The job has failed. What was appended stays; under a `writeId` the next run continues from there."""
         if self._options.write_id is None:
             with suppress(BokiError), _open(self._options, is_known=False) as gateway:
                 run(gateway, give_up(self._write, self._batch))
@@ -90,7 +90,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 run(gateway, commit(written[0].write, batchId, lanes))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """The batch has failed. Whoever runs it again goes on from what is there."""
+        """The batch has failed. Whoever runs it again continues from what exists."""
 
 
 class _open:  # noqa: N801 - used as a statement

@@ -1,7 +1,7 @@
 """Slots: under which tags batches are written that nobody names.
 
-A write needs tags of its own while it goes on, and what fences its late tasks must outlive them (`boki.spark.lane`). If
-each write had its own, they would pile up in the index for ever. So writes are batches of **slots**, as micro-batches
+A write needs tags of its own while it continues, and what fences its late tasks must outlive them (`boki.spark.lane`).
+If each write had its own, they would pile up in the index forever. So writes are batches of **slots**, as micro-batches
 are of a query: a write takes the first slot that is free, by a conditional record in the ledger, and its commit gives
 it back. There are as many slots as writes at a time.
 
@@ -24,7 +24,7 @@ from boki.spark.steps import Steps, again
 SLOT_PREFIX: Final = "!batch:"
 """Ids of writes that have no name start so, and those that have one do not."""
 MOST_SLOTS: Final = 1024
-"""So many writes may be under way, or have failed a moment ago."""
+"""This many writes may be under way, or have failed a moment ago."""
 _MINUTE_US: Final = 60_000_000
 _FAILED_US: Final = 5 * _MINUTE_US
 """After this a slot whose write has failed is given to the next."""

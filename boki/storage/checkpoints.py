@@ -5,7 +5,7 @@ a first one are its rows, which nobody sees before its last page has come. The p
 applied together with the last. So at every moment each lineage is at one checkpoint, whatever crash comes between.
 
 Engines are given the checkpoint that covers most; one that covers less of any log never takes its place. A lineage
-that has been overtaken is dropped, and so are those that nobody goes on building. While an engine fetches, nothing
+that has been overtaken is dropped, and so are those that nobody continues building. While an engine fetches, nothing
 takes its checkpoint away: last pages wait meanwhile.
 
 **What a complete checkpoint permits** is that others forget: sequencers drop the entries that it covers, and storage
@@ -191,7 +191,7 @@ class IndexCheckpoints:
         self._lineages[lineage.number] = lineage
 
     def _make_room(self) -> Iterable[Put | Delete]:
-        """Drop what nobody goes on with, if there are too many."""
+        """Drop what nobody continues with, if there are too many."""
         newest = self._newest
         idle = [lineage for lineage in self._lineages.values() if lineage is not newest]
         surplus = max(0, len(self._lineages) - _LINEAGES)
@@ -224,7 +224,7 @@ class IndexCheckpoints:
         is_gone = newest is None or (message.lineage and (message.lineage, message.number) != _name(newest))
         if newest is None or is_gone:
             return Send(sender, CheckpointFetched(message.request, 0, 0, (), True, {}))
-        if message.lineage:  # whoever only asks what there is holds up nobody
+        if message.lineage:  # whoever only asks what exists holds up nobody
             self._fetched_at = now_us
         start = _row_key(newest.number, message.after_key + b"\x00")
         stop = _LINEAGE_KEY.pack(_ROWS, newest.number + 1)

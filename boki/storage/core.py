@@ -251,7 +251,7 @@ class StorageCore:
         if shard is None:
             is_over = header.term < self.follower.term
             if is_over or (header.log, shard_incarnation(header.shard)) in self._fenced:
-                return ()  # nothing of it will ever be ordered; its engine appends it anew
+                return ()  # nothing of it will ever be ordered; its engine appends it again
             shard = self.holdings.shard(key)
             self._open.add(key)
         if shard.is_removed or (shard.is_closed and header.until_lid > shard.order.until_lid):
@@ -263,7 +263,7 @@ class StorageCore:
         return ()
 
     def _flush(self, also: Sequence[Put | Delete] = (), then: Sequence[Effect] = ()) -> list[Effect]:
-        """Write what has gathered, and `also`; tell of it when it is durable."""
+        """Write what has gathered, and `also`; report it when it is durable."""
         flushed = self.holdings.flush(also)
         if flushed is None and not self._reports and not then:
             return []
@@ -357,7 +357,7 @@ class StorageCore:
         self._next_seqnums[log] = tail
 
     def _close(self, keys: Iterable[ShardKey]) -> None:
-        """These are ordered no further: what never was is refused from now on, and its engine has appended it anew."""
+        """These are ordered no further: what never was is refused from now on, and its engine has appended it again."""
         for key in keys:
             shard = self.holdings.shard(key)
             self.holdings.close(key)
@@ -473,7 +473,7 @@ class StorageCore:
             self.saved.cover(*covered)
 
     def _take_over(self, state: Checkpoint) -> Iterable[Effect]:
-        """A peer has told what it knows from the metalogs: go on from there, if that is farther."""
+        """A peer has told what it knows from the metalogs: continue from there, if that is farther."""
         if term_of(state.applied) not in self.follower.chain:
             return (Send(COORDINATOR, FetchView(self._newest_term)),)
         if not is_ahead(state, self.applied):

@@ -22,7 +22,7 @@ from boki.storage.state import progress_write
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """To itself: the disk has these shards until there, and so many bytes that were fetched from other replicas."""
+    """To itself: the disk has these shards until there, and this many bytes that were fetched from other replicas."""
 
     shards: tuple[tuple[ShardKey, int, int], ...]
     """(shard, its life, every record below)"""

@@ -2,7 +2,7 @@
 
 One way serves all: a batch that was lost on the wire, a node that was away, a wiped disk, a shard that was moved here.
 The gaps of a shard are divided among **lanes**. A lane asks one replica for what follows, page by page, and the next
-one if that is silent or does not have it; several lanes go on at once. What a replica has *freed* counts as here;
+one if that is silent or does not have it; several lanes continue at once. What a replica has *freed* counts as here;
 *unknown* never does.
 
 **What it may cost.** Gaps of open shards are fresh as long as they are small, and are closed at once. All else shares a
@@ -26,7 +26,7 @@ from boki.storage.shards import ShardKey
 PAGE_BYTES: Final = 512 << 10
 _BUSY_PAGE_BYTES: Final = 128 << 10
 _BUSY_QUESTIONS: Final = 2
-"""So many questions are under way at most while appends arrive; else each lane may have one."""
+"""This many questions are under way at most while appends arrive; else each lane may have one."""
 _LANES: Final = 8
 _LANES_PER_SHARD: Final = 4
 _SPLIT_LIDS: Final = 4096

@@ -2,7 +2,7 @@
 
 A checkpoint of the index that is complete on this node counts for all engines: one that starts can take it from here.
 Engines that run are waited for all the same, as far as they are registered or were so recently, because taking a
-checkpoint in mid-life costs them a restart. One that is gone for ever holds up nothing.
+checkpoint in mid-life costs them a restart. One that is gone forever holds up nothing.
 
 Without any registration this is one process (`boki dev`), whose engine keeps its index itself; then its word is enough.
 """

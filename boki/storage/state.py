@@ -6,7 +6,7 @@ metalogs, and must be noted whenever the disk alone would not tell (`Progress`):
 
     s                    the small state
     h <shard>            a shard's row, without its order
-    o <shard> <page>     a page of the order: so many runs, see `ShardOrder.packed`
+    o <shard> <page>     a page of the order: this many runs, see `ShardOrder.packed`
     p <shard>            how far the shard is stored here
 """
 

@@ -39,7 +39,7 @@ _NOTE_BYTES: Final = 2 << 20
 _NOTE_BOOKS: Final = 32
 _NOTE_FLOORS: Final = 256
 _SKIPS: Final = 2_000
-"""So many stretches are skipped in one go."""
+"""This many stretches are skipped in one go."""
 _STEPS_PER_TICK: Final = 4
 """While nobody waits for this node; else one."""
 
@@ -71,7 +71,7 @@ class _Stretch:
     """A batch that is free and ends below this seqnum waits for an index to be saved; 0: none. The lowest of them."""
 
     def add(self, other: _Stretch) -> None:
-        """Go on until where the other ends."""
+        """Continue until where the other ends."""
         self.until_lid = other.until_lid
         self.size_bytes += other.size_bytes
         if self.books is not None:
@@ -223,7 +223,7 @@ class Sweep:
         return None
 
     def _is_done(self, key: ShardKey, note: _Stretch) -> bool:
-        """Whether a stretch can be passed by: nothing of it has become free since, nor may any more be deleted."""
+        """Whether a stretch can be skipped: nothing of it has become free since, nor may any more be deleted."""
         moved = self._books if note.books is None else self._books & note.books
         if moved:
             last = self._holdings.shards[key].order.seqnum_of(note.until_lid - 1)

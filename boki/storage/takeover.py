@@ -1,8 +1,8 @@
 """Taking over what a peer knows from the metalogs, where their entries are not kept any more.
 
 A storage node that was away for long, or whose disk is new, asks sequencers for entries that everybody was allowed to
-drop. It takes the state of another storage node instead, which has applied them, and goes on from there. What it holds
-itself it keeps, as far as that was ordered; what it lacks, repair brings.
+drop. It takes the state of another storage node instead, which has applied them, and continues from there. What it
+holds itself it keeps, as far as that was ordered; what it lacks, repair brings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Snapshots:
 
     def give(self, message: FetchState, now_us: int) -> StateFetched:
         """The part that is asked for; the beginning of the newest, if that is gone. Any state that is not old will do:
-        whoever has it goes on from there.
+        whoever has it continues from there.
         """
         is_gone = not self._data or message.snapshot != self._number
         if is_gone and (not self._data or now_us - self._taken_at > _FRESH_US):
@@ -108,7 +108,7 @@ class Takeover:
             return Trace(logging.WARNING, f"refused the state of {sender}: {error}")
 
     def done(self) -> None:
-        """The node goes on by itself again."""
+        """The node continues by itself again."""
         self.is_needed = False
 
 

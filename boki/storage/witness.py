@@ -1,8 +1,8 @@
 """How far a storage node has surely applied the metalogs, on its disk: a witness against sequencers that have less.
 
 What a node knows from the metalogs is saved seldom. This number rides on every write of batches instead, so it costs no
-sync, and lags by the ten milliseconds after which storage nodes hear of cuts. It is nothing to go on from: sequencers
-whose disks hold less have lost committed entries, and the term is not ended without them
+sync, and lags by the ten milliseconds after which storage nodes hear of cuts. It is nothing to continue from:
+sequencers whose disks hold less have lost committed entries, and the term is not ended without them
 (`boki.controller.term_change`).
 """
 

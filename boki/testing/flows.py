@@ -50,7 +50,7 @@ def stub(step: Step[..., Any], body: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def forced_replay() -> Iterator[None]:
-    """Begin every workflow anew, by a replay, after each event that is recorded while no step runs.
+    """Begin every workflow again, by a replay, after each event that is recorded while no step runs.
 
     A body that does not do the same thing twice is found by it.
     """
@@ -62,8 +62,8 @@ async def every_crash(**options: Any) -> AsyncIterator[Context]:
     """A fresh context for each moment at which a process can die: before and after the body of each step.
 
     The first context has no crash, and counts the steps that its workflows run. `options` are those of
-    `boki.testing.context`. After the crash the workflow goes on by itself, as after the loss of a worker: a step whose
-    body had run, and whose record was not written, runs again.
+    `boki.testing.context`. After the crash the workflow continues by itself, as after the loss of a worker: a step
+    whose body had run, and whose record was not written, runs again.
     """
     counted = _Counting()
     with installed(counted):

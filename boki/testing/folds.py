@@ -158,7 +158,9 @@ def _answer() -> None:
 
 
 def check_resumes(subject: Subject[Any], records: Sequence[Record], every: int = 1) -> None:
-    """A state that begins from the snapshot after any record (or every so many) ends as the one that read them all."""
+    """A state that begins from the snapshot after any record (or every this many) ends as the one that read them
+    all.
+    """
     assert subject.snapshot is not None, "a subject that is to be resumed has `snapshot` and `restore`"
     assert subject.restore is not None, "a subject that is to be resumed has `snapshot` and `restore`"
     whole = repr(subject.view(subject.fold(records)))
@@ -214,8 +216,8 @@ def check_counted_once(
 
 
 class World:
-    """A log in memory, and what the actors of one order of events came to. Its time goes on by a millisecond with each
-    operation, and by the pauses.
+    """A log in memory, and what the actors of one order of events came to. Its time continues by a millisecond with
+    each operation, and by the pauses.
     """
 
     def __init__(self, book: str = "test") -> None:

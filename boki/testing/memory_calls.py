@@ -26,7 +26,7 @@ def start_tags(call: Call) -> list[str]:
 
 
 class LaterCall:
-    """A later call: what `InvocationState` tells of it, and who waits for its end."""
+    """A later call: what `InvocationState` describes it, and who waits for its end."""
 
     def __init__(self, call: Call, request: LaterRequest, now_us: int, delay_us: int) -> None:
         self.call = call
@@ -54,7 +54,7 @@ class LaterCall:
         self.last_started_us, self.next_us, self.suspension, self.status = now_us, 0, None, "running"
 
     def suspend(self, suspension: Suspension) -> None:
-        """A run has ended, and the next one waits for this; attempts are counted anew."""
+        """A run has ended, and the next one waits for this; attempts are counted again."""
         self.attempts, self.next_us, self.suspension, self.status = 0, suspension.wake_us, suspension, "suspended"
 
     def end(self, outcome: Outcome, now_us: int, status: CallStatus | None = None) -> None:

@@ -3,7 +3,7 @@
 A test's event loop runs until nothing happens any more in it; if somebody then waits for time to pass, the clock jumps
 to the next moment at which something is due. "Nothing happens" is counted in turns of the loop, not in seconds, so a
 slow machine makes no difference. Code that waits for something else (a socket, `asyncio.sleep`) looks idle: in a test,
-wait for the clock instead. Threads that run blocking code are known, and time stands still while one of them is busy.
+wait for the clock instead. Threads that run blocking code are known, and time stops while one of them is busy.
 
 The idea is trio's `MockClock(autojump_threshold=0)`.
 """
@@ -21,7 +21,9 @@ from typing import Final
 from boki.log.checks import check_seconds
 
 QUIET_TURNS: Final = 50
-"""So many turns of the loop without a request mean that nothing is going on: more than any chain of wake-ups takes."""
+"""This many turns of the loop without a request mean that nothing is going on: more than any chain of wake-ups
+takes.
+"""
 
 _START_US: Final = 1_600_000_000_000_000
 
@@ -79,7 +81,7 @@ class Clock:
             self.note_activity()
 
     def thread_started(self) -> None:
-        """A thread runs code of the test: time stands still until it waits or ends."""
+        """A thread runs code of the test: time stops until it waits or ends."""
         self._busy_threads += 1
         self.note_activity()
 

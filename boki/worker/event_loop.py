@@ -6,7 +6,7 @@ import asyncio
 
 try:
     import uvloop
-except ImportError:  # where uvloop is not to be had; asyncio's own loop does the same, slower
+except ImportError:  # where uvloop is not available; asyncio's own loop does the same, slower
     uvloop = None  # type: ignore[assignment]
 
 

@@ -224,7 +224,7 @@ class Fork(Frame, frozen=True, tag=41):
     """Fork a process. Two file descriptors ride on the frame: its end of a socket, and its `Tally`. → `Forked`
 
     `kind` "describe" imports the module, says `Described` and exits; the other kinds run its calls. `pin_sources`: the
-    module and what it imports from the folder are as in `sources`, or are read anew where they are not in it.
+    module and what it imports from the folder are as in `sources`, or are read again where they are not in it.
     """
 
     child: int

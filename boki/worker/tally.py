@@ -45,6 +45,6 @@ class Tally:
         self._view[0] = count
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Drop the memory."""
         self._view.release()
         self._map.close()

@@ -62,7 +62,7 @@ from boki.worker.frames import (
 from boki.worker.tally import Tally
 
 _MAX_UNSENT: Final = 4 * MIB
-"""Console lines are left out, and counted, while about so many bytes wait to be taken by the engine."""
+"""Console lines are left out, and counted, while about this many bytes wait to be taken by the engine."""
 _SAID_CHARS: Final = 256 * KIB
 """About how much one frame of console lines holds."""
 _LINE_OVERHEAD: Final = 128

@@ -218,7 +218,7 @@ def main() -> None:
     assert threading.active_count() == 1, "only a process with one thread may be forked"
     zygote = Zygote(socket.socket(fileno=int(sys.argv[1])))
     gc.collect()
-    gc.freeze()  # so that no collection in a child touches, and thereby copies, the pages that all share
+    gc.freeze()  # so that no collection in a child touches, and so copies, the pages that all share
     try:
         zygote.run()
     except OSError:

@@ -86,7 +86,7 @@ def test_chunks_are_split() -> None:
 
 
 def test_each_append_has_its_own_verdict() -> None:
-    """A failed condition is raised where it was set, a used key gives its first seqnums, and the others go on."""
+    """A failed condition is raised where it was set, a used key gives its first seqnums, and the others continue."""
 
     async def scenario() -> None:
         verdicts = (Rejected(1, "t", 5, 7), Rejected(3, "", 0, 0, (40, 41)))
@@ -195,7 +195,7 @@ def test_each_append_has_its_own_deadline() -> None:
 
 
 def test_everybody_has_seen_what_the_request_has_seen() -> None:
-    """The positions of each call are raised before it goes on, also those of calls that failed."""
+    """The positions of each call are raised before it continues, also those of calls that failed."""
 
     async def scenario() -> None:
         gatherer = AppendGatherer(Port(Appended(100, (Rejected(1, "t", 5, 7),))))

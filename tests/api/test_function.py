@@ -252,7 +252,7 @@ class Order:
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Write a module and load it, anew if it was loaded before."""
+    """Write a module and load it, again if it was loaded before."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 

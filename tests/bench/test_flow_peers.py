@@ -1,4 +1,4 @@
-"""What `boki bench flow --peers` measures beside Boki: it says what is missing, and measures what is there."""
+"""What `boki bench flow --peers` measures beside Boki: it says what is missing, and measures what exists."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_each_caller_has_a_request_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_request_has_a_key_of_its_own_where_they_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a logged call would be made once, and asked for ever after."""
+    """Else a logged call would be made once, and asked forever after."""
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     keys = []
 

@@ -96,7 +96,7 @@ def test_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_output_that_nobody_takes_stops_nothing(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
-    """A pipe whose reader has ended, or a closed terminal: the cluster goes on, and so does what is left to do."""
+    """A pipe whose reader has ended, or a closed terminal: the cluster continues, and so does what is left to do."""
     from rich.console import Console
 
     class Closed(io.StringIO):

@@ -191,7 +191,7 @@ def test_pausing_cancelling_and_killing(url: str) -> None:
     ],
 )
 def test_refusals(url: str, words: tuple[str, ...], code: int, said: str) -> None:
-    """Each says what is wrong, and what there is instead."""
+    """Each says what is wrong, and what exists instead."""
     assert said in " ".join(boki(url, *words, code=code).stderr.split())
 
 

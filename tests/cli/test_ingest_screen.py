@@ -30,7 +30,7 @@ class Bar:
 
 
 def progress(number: int, **books: tuple[int, int]) -> Any:
-    """So many records and dead letters of each book since the pipeline began."""
+    """This many records and dead letters of each book since the pipeline began."""
     return SimpleNamespace(
         done=SimpleNamespace(batch=SimpleNamespace(number=number)),
         books={name: BookProgress(records=records, dead=dead) for name, (records, dead) in books.items()},

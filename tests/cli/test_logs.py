@@ -73,7 +73,7 @@ def test_lines_are_chosen_by_level_and_function(data: Path) -> None:
 
 
 def test_the_engines_line_about_a_run_is_one_of_its_function(data: Path) -> None:
-    """Also the last one, that the call has failed for good: it is logged as the call's, in both formats."""
+    """Also the last one, that the call has failed permanently: it is logged as the call's, in both formats."""
     about = logging.LogRecord("boki.protocol.calls", logging.WARNING, "", 0, "attempt 2 of 2 ended with x", None, None)
     vars(about).update({SPEAKER: "greet[77aa00bb]", FACTS: {"function": "greet", "invocation": "77aa00bbcc"}})
     files: dict[str, LogFormat] = {"engine-1.log": "console", "engine-2.log": "json"}

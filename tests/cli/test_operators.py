@@ -36,7 +36,7 @@ def run(*words: str) -> Result:
 
 
 def test_keys_are_made_for_a_default_cluster_and_kept(tmp_path: Path) -> None:
-    """A second run makes none anew; a node more gets one."""
+    """A second run makes none again; a node more gets one."""
     keys = tmp_path / "keys"
     first = run("keygen", str(keys))
     assert first.exit_code == 0, first.output
@@ -94,7 +94,7 @@ def test_a_change_is_the_plan_with_what_was_said(
     ],
 )
 def test_sequencers_that_no_term_could_have_are_refused(sequencers: str, words: str) -> None:
-    """Before anything is written down, and in words that say what there is."""
+    """Before anything is written down, and in words that say what exists."""
     with pytest.raises(InvalidArgument, match=words):
         _changed(PLAN, None, sequencers, registered(sequencer=5, storage=1))
 

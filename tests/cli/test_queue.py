@@ -73,7 +73,7 @@ async def bury_all(url: str) -> None:
 
 
 def test_dead_letters_are_listed_redriven_and_purged(url: str) -> None:
-    """With the reason, by their handles or all; taking them away for good asks first."""
+    """With the reason, by their handles or all; taking them away permanently asks first."""
     for text in ("a", "b", "c"):
         boki(url, "queue", "push", "shop", "bad", text)
     asyncio.run(bury_all(url))
@@ -114,7 +114,7 @@ def test_a_group_is_replayed(url: str) -> None:
 
 
 def test_a_group_that_was_a_slip_of_the_pen_is_dropped(url: str) -> None:
-    """Else all messages were kept for it, for ever; it asks first."""
+    """Else all messages were kept for it, forever; it asks first."""
     boki(url, "queue", "push", "shop", "slips", "one")
     boki(url, "queue", "replay", "shop", "slips", "--group", "audti")
     assert "audti" in boki(url, "queue", "stats", "shop", "slips").stdout

@@ -46,7 +46,7 @@ def test_options_that_would_be_ignored_are_refused(arguments: str, why: str) -> 
 def test_a_batch_that_was_cut_short_is_no_success_and_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, error: type[BaseException], wanted: int
 ) -> None:
-    """By whoever typed Ctrl-C, or by the end of a process of it; the command goes on where it stopped."""
+    """By whoever typed Ctrl-C, or by the end of a process of it; the command continues where it stopped."""
 
     def interrupted(seeds: range, processes: int, draw: batches.Draw) -> Iterator[Result]:
         assert (processes, draw) == (3, draw_options)

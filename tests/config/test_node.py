@@ -29,7 +29,7 @@ def test_every_role_needs_a_name_and_nothing_else(role: Role, tmp_path: Path) ->
 
 
 def test_every_problem_is_listed(tmp_path: Path) -> None:
-    """Nobody has to start a node five times to mend five typing errors."""
+    """Nobody has to start a node five times to fix five typing errors."""
     file = tmp_path / "file"
     file.touch()
     problems = refusal(

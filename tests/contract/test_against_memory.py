@@ -58,7 +58,7 @@ _run_numbers = count()
 
 
 class Player:
-    """Plays operations on one log, and tells what came of them without naming a seqnum."""
+    """Plays operations on one log, and tells the outcome of them without naming a seqnum."""
 
     def __init__(self, logs: Logs, prefix: str) -> None:
         self._logs = logs

@@ -161,7 +161,7 @@ class Cluster(World):
         self.membership_number = 0
         self.config = config or ControllerConfig()
         self.dies_after: dict[NodeId, int] = {}
-        """Nodes that die when they have had so many effects more."""
+        """Nodes that die when they have had this many effects more."""
         self.paused: dict[NodeId, Any] = {}
         for number in range(1, sequencers + 1):
             self.start_sequencer(f"sequencer-{number}")
@@ -277,7 +277,7 @@ class Cluster(World):
         return self.coordinator.views[-1]
 
     def until_ready(self, ticks: int = 200) -> None:
-        """Go on until the leader rests and the writer's appends move in the newest term."""
+        """Continue until the leader rests and the writer's appends move in the newest term."""
         for _ in range(ticks):
             self.tick()
             leaders = [c for c in self.cores.values() if isinstance(c, ControllerCore) and c.phase is Phase.WATCHING]
@@ -295,7 +295,7 @@ class Cluster(World):
         return self.term > 0 and cuts == set(range(self.view.log_count))
 
     def check(self) -> None:
-        """A reader that begins anew finds exactly what was told, and nothing of it is missing."""
+        """A reader that begins again finds exactly what was told, and nothing of it is missing."""
         told = dict(self.history.entries)
         reader = Writer(NodeId("reader-1"), 99, History())
         self.add("reader-1", reader)

@@ -1,4 +1,4 @@
-"""The controller: whatever dies, appends go on within a second or so, and nothing that was told is ever untold."""
+"""The controller: whatever dies, appends continue within a second or so, and nothing that was told is ever untold."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_only_the_lost_primarys_logs_move() -> None:
 
 
 def test_a_stopped_sequencer_blocks_neither_the_seal_nor_appends() -> None:
-    """One hung replica must not hold up a seal (hazard H6); when it goes on it learns that its term is over (H7)."""
+    """One hung replica must not hold up a seal (hazard H6); when it continues it learns that its term is over (H7)."""
     cluster = ready()
     cluster.pause(PRIMARY)
     cluster.tick(60)
@@ -154,7 +154,7 @@ def test_all_sequencers_restart_at_once() -> None:
 
 
 def test_without_a_majority_nothing_is_sealed_and_all_goes_on_when_it_is_back() -> None:
-    """Sealing a minority would only stop what could go on."""
+    """Sealing a minority would only stop what could continue."""
     cluster = ready()
     cluster.kill(PRIMARY)
     cluster.kill(BACKUP)
@@ -201,7 +201,7 @@ def test_two_leaders_at_once_make_one_chain() -> None:
 def test_the_word_on_an_older_proposal_is_not_taken_for_the_one_of_now() -> None:
     """Of two proposals of a term the first may have won, when the second is waited for: what stands is asked for.
 
-    A controller that took its own for it would go on from a view that nobody else has (simulator, seed 326).
+    A controller that took its own for it would continue from a view that nobody else has (simulator, seed 326).
     """
     cluster = ready()
     held: list[View] = []
@@ -215,7 +215,7 @@ def test_the_word_on_an_older_proposal_is_not_taken_for_the_one_of_now() -> None
 
 
 def test_a_leader_without_the_coordinator_seals_nothing() -> None:
-    """It could not install what follows; the data path goes on in the current view."""
+    """It could not install what follows; the data path continues in the current view."""
     cluster = ready()
     cluster.lead("controller-1", connected=False)
     cluster.kill(BACKUP)
@@ -280,7 +280,7 @@ def test_a_wiped_sequencer_counts_again_after_one_more_term() -> None:
 
 
 def test_a_wiped_primary_leads_nothing_and_forgets_nothing() -> None:
-    """It must not begin its term anew from an empty disk: the others hold what was told."""
+    """It must not begin its term again from an empty disk: the others hold what was told."""
     cluster = ready()
     cluster.kill(PRIMARY)
     cluster.disks.pop(NodeId(PRIMARY))
@@ -292,7 +292,7 @@ def test_a_wiped_primary_leads_nothing_and_forgets_nothing() -> None:
 
 
 def test_the_operator_changes_the_number_of_logs() -> None:
-    """A new term with more logs, then one with fewer; appends go on in all of them."""
+    """A new term with more logs, then one with fewer; appends continue in all of them."""
     cluster = ready()
     for logs in (4, 2):
         cluster.want(logs=logs)
@@ -326,7 +326,7 @@ def test_the_operator_changes_sequencers_by_name_and_by_number() -> None:
 
 
 def test_a_plan_that_must_wait_says_so_and_breaks_nothing() -> None:
-    """What cannot be yet, or ever, is told; the term goes on."""
+    """What cannot be yet, or ever, is told; the term continues."""
     cluster = ready()
     for changes, words in (
         ({"sequencers": 5}, "there are 3"),

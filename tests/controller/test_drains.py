@@ -55,7 +55,7 @@ def test_what_nodes_were_asked_before_the_drain_says_nothing_of_it() -> None:
 
 
 def test_a_drained_node_is_needed_while_it_keeps_an_index_that_too_few_others_have() -> None:
-    """The metalog entries that it covers may be gone: from older ones nobody could go on."""
+    """The metalog entries that it covers may be gone: from older ones nobody could continue."""
     assert not is_complete([NEW, OLD, {}, {}, {}])
     assert not is_complete([NEW, NEW, OLD, OLD, OLD])
     assert is_complete([NEW, NEW, OLD, NEW, {}])

@@ -249,7 +249,7 @@ def test_repair_goes_on_with_another_controller() -> None:
 
 
 def test_two_controllers_that_repair_at_once_agree() -> None:
-    """The placement is a compare-and-set map: one of two decisions is made anew."""
+    """The placement is a compare-and-set map: one of two decisions is made again."""
     cluster = ready()
     cluster.start_controller("controller-2", leads=True)
     cluster.close_shard()
@@ -277,7 +277,7 @@ def fences(cluster: Cluster) -> list[CloseShard]:
 
 
 def test_an_engine_that_is_gone_is_fenced_after_a_grace_and_only_once() -> None:
-    """Its open shard is closed for good; the storage nodes show it closed, and nobody asks again."""
+    """Its open shard is closed permanently; the storage nodes show it closed, and nobody asks again."""
     cluster = ready()
     cluster.kill(ENGINE)
     cluster.start_engine("engine-2", incarnation=8).replicas = FIRST

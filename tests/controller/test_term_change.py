@@ -29,7 +29,7 @@ def plan() -> Plan:
 
 
 def world_with(lengths: tuple[int, ...]) -> World:
-    """Three sequencers of term 1 that hold so many of the entries."""
+    """Three sequencers of term 1 that hold this many of the entries."""
     world = World()
     for node, length in zip(NODES, lengths, strict=True):
         core = SequencerCore(node, 1, world.disk(node))

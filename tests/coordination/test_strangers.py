@@ -106,7 +106,7 @@ def test_a_cluster_that_is_alone_there_closes_the_root(own_zookeeper: Ensemble, 
 
 
 def test_a_cluster_that_was_open_is_taken_into_possession(zookeeper: str, chroot: str) -> None:
-    """The first node that has a digest sees to it; everything that was there is still there."""
+    """The first node that has a digest does it; everything that was there is still there."""
 
     async def body() -> None:
         async with joined(zookeeper, chroot) as before:
@@ -128,7 +128,7 @@ def test_a_cluster_that_was_open_is_taken_into_possession(zookeeper: str, chroot
 
 
 def test_garbage_ends_no_process_that_runs(zookeeper: str, chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read before goes on to hold, the log says so, and what is right again is taken."""
+    """What was read before continues to hold, the log says so, and what is right again is taken."""
     monkeypatch.setattr(zookeeper_refresher, "_LOOK_AGAIN_S", 0.05)
     bomb = b"Z" + zlib.compress(bytes(200 << 20), 9)
 
@@ -161,7 +161,7 @@ def test_garbage_ends_no_process_that_runs(zookeeper: str, chroot: str, monkeypa
 
 
 def test_an_entry_that_somebody_removed_is_made_again(zookeeper: str, chroot: str) -> None:
-    """Else a node that runs would be gone for all others, for good. One that was changed is put right."""
+    """Else a node that runs would be gone for all others, permanently. One that was changed is fixed."""
 
     async def body() -> None:
         async with joined(zookeeper, chroot) as node, joined(zookeeper, chroot) as watcher:

@@ -122,7 +122,7 @@ def test_what_tls_refuses_is_not_connected_to_and_the_reason_is_told(secure: tup
 
 
 def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
-    """At once: kazoo would try again for ever."""
+    """At once: kazoo would try again forever."""
     (tmp_path / "empty.pem").touch()
 
     async def body() -> None:

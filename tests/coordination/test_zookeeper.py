@@ -159,7 +159,7 @@ def test_membership_follows_who_comes_and_goes(zookeeper: str, chroot: str) -> N
 
 
 def test_an_engine_whose_slot_was_taken_holds_no_index_for_others(zookeeper: str, chroot: str) -> None:
-    """It may stand still and not know it; everybody is told at once, and the slot goes to who claims it."""
+    """It may stall and not know it; everybody is told at once, and the slot goes to who claims it."""
 
     async def body() -> None:
         async with (
@@ -210,7 +210,7 @@ def test_a_node_that_begins_anew_takes_its_former_lifes_place(zookeeper: str, ch
 
 
 def test_a_former_life_that_wakes_up_late_takes_no_candidate_away(zookeeper: str, chroot: str) -> None:
-    """Its process stood still, and looks at the election when its successor leads already; that goes on to lead."""
+    """Its process stalled, and looks at the election when its successor leads already; that continues to lead."""
 
     async def body() -> None:
         names = NodeId("controller-1"), NodeId("controller-2")
@@ -296,7 +296,7 @@ def test_what_a_newer_boki_wrote_is_refused_by_name(zookeeper: str, chroot: str)
                     pass
             await process.coordinator.ensure_plan(ClusterPlan())
             await process.until(lambda: bool(process.heard(InstallPlan)))
-            assert process.failures == []  # what runs goes on with what it knows
+            assert process.failures == []  # what runs continues with what it knows
 
     run(body())
 
@@ -335,7 +335,7 @@ def test_sessions_outlive_a_short_absence_of_zookeeper(own_zookeeper: Ensemble, 
 
 
 def test_the_loss_of_an_ensembles_leader_is_survived(ensemble: Ensemble, chroot: str) -> None:
-    """Writes go on over the loss, sessions live, and nothing is written twice."""
+    """Writes continue over the loss, sessions live, and nothing is written twice."""
 
     async def body() -> None:
         async with joined(ensemble.hosts, chroot) as one, joined(ensemble.hosts, chroot) as two:

@@ -50,7 +50,7 @@ class Inside:
     cancelled: bool = False
     children: set[int] = field(default_factory=set)
     is_loose: bool = False
-    """It has given up a child, and so goes on at once: beside its slot, until it has one again."""
+    """It has given up a child, and so continues at once: beside its slot, until it has one again."""
 
 
 @dataclass
@@ -220,7 +220,7 @@ class Shell:
             inside.children.discard(request)
 
     def check_slots(self) -> None:
-        """Calls that wait for no child hold a slot, and there are only so many. Those cancelled may be late."""
+        """Calls that wait for no child hold a slot, and there are only this many. Those cancelled may be late."""
         held: dict[PoolKey, int] = {}
         alive: dict[PoolKey, int] = {}
         for process in self.workers.values():

@@ -26,7 +26,7 @@ def test_each_good_description_is_a_new_version() -> None:
 
 
 def test_a_broken_module_keeps_its_last_good_version() -> None:
-    """Its functions stay, its error is shown, and nothing changes for callers until it is mended."""
+    """Its functions stay, its error is shown, and nothing changes for callers until it is fixed."""
     catalog = Catalog()
     catalog.update([module("a", "f")])
     assert catalog.update([module("a", error="a.py:1: oops")]) == []

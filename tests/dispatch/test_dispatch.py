@@ -299,7 +299,7 @@ def test_a_crash_loses_what_had_begun_and_says_what_is_known() -> None:
 
 
 def test_a_worker_that_grows_too_large_is_killed_and_replaced() -> None:
-    """The figure reaches the callers; the queue goes on in a new process."""
+    """The figure reaches the callers; the queue continues in a new process."""
     shell = ready_shell(info("f", concurrency=1, max_workers=1))
     worker, ticket = run(shell, "f")
     waiting = shell.submit("f")

@@ -92,7 +92,7 @@ def test_children_of_a_call_that_is_over_are_cancelled() -> None:
 
 
 def test_a_child_call_of_a_call_that_is_over_is_refused() -> None:
-    """A task that a function left behind does not wait for ever."""
+    """A task that a function left behind does not wait forever."""
     shell = ready_shell(info("f"))
     worker, ticket = run(shell, "f")
     inside = shell.workers[worker].calls[ticket]

@@ -100,7 +100,7 @@ def test_a_function_is_given_its_call_and_its_result_comes_back(tmp_path: Path, 
 def test_whatever_a_function_raises_ends_its_call_and_nothing_else(
     tmp_path: Path, suffix: str, what: str, error_type: str
 ) -> None:
-    """The caller is told type and message, the console the traceback, and the process goes on."""
+    """The caller is told type and message, the console the traceback, and the process continues."""
 
     async def test() -> None:
         async with hosting(tmp_path, BOTH, limits=LIMITS) as host:

@@ -159,7 +159,7 @@ def version(host: Host, module: str) -> int:
 
 def test_a_change_that_breaks_a_module_leaves_its_last_good_version_running(tmp_path: Path) -> None:
     """Old code answers, also from a process that is started after the file was broken; the error is shown until it is
-    mended.
+    fixed.
     """
 
     async def test() -> None:

@@ -51,7 +51,7 @@ async def until_room(book: LogBook) -> int:
 
 
 def test_a_full_disk_refuses_appends_until_there_is_room(tmp_path: Path) -> None:
-    """A real file takes the space: appends are refused for certain, reads and trims go on, and appends resume."""
+    """A real file takes the space: appends are refused for certain, reads and trims continue, and appends resume."""
     stat = os.statvfs(tmp_path)
     reserve = stat.f_bavail * stat.f_frsize - MARGIN_BYTES
 
@@ -143,7 +143,7 @@ def test_a_failed_sync_stops_the_node_and_nothing_is_acknowledged_after_it(
 
 
 def test_with_three_replicas_one_failing_disk_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node stops, the quorum goes on."""
+    """The node stops, the quorum continues."""
 
     class FailingDb(RocksDb):
         fails = False

@@ -98,7 +98,7 @@ def rows(report: Report, ward: Ward) -> list[Row]:
 
 
 def test_every_class_of_faults_is_felt_and_breaks_no_promise(report: Report, faults: list[Fault], ward: Ward) -> None:
-    """Nothing acknowledged is lost or doubled, nobody reads the past, and all goes on: issue 3, point 10."""
+    """Nothing acknowledged is lost or doubled, nobody reads the past, and all continues: issue 3, point 10."""
     assert report.is_clean, "\n".join([*report.violations, *report.missing, *ward.said])
     users = {queue_watch.KILL, queue_watch.STOP, object_watch.KILL, object_watch.STOP}
     assert report.faults.keys() == users | {fault.name for fault in faults}
@@ -250,7 +250,7 @@ async def _term(ward: Ward) -> int:
 
 
 async def _nodes(ward: Ward) -> dict[str, Any]:
-    """What each node tells of itself; nothing while the gateway is too busy to say."""
+    """What each node reports of itself; nothing while the gateway is too busy to say."""
     nodes: dict[str, Any] = (await ward.patient.status()).get("nodes", {})
     return nodes
 
@@ -344,7 +344,7 @@ def test_answers_and_streams_cross_the_gateway_and_break_with_their_engine(ward:
 
 
 def test_an_engine_that_is_told_to_stop_fails_no_call(report: Report, ward: Ward) -> None:
-    """Plain calls go on while one engine drains and ends; its process ends in good order."""
+    """Plain calls continue while one engine drains and ends; its process ends in good order."""
 
     async def story() -> None:
         async with ward.client() as client:
@@ -427,7 +427,7 @@ async def nothing() -> bool:
 
 
 def test_after_a_power_cut_nodes_may_come_back_in_any_order(report: Report, ward: Ward) -> None:
-    """Every acknowledged record is there, and appends go on."""
+    """Every acknowledged record is there, and appends continue."""
 
     async def story() -> None:
         async with ward.client() as client:

@@ -49,7 +49,7 @@ def ask(url: str, body: bytes | None = None) -> int:
 
 def test_silent_connections_cost_no_disk_its_descriptors(tmp_path: Path) -> None:
     """1,100 connections took all of 1,024 descriptors, and the next file of a RocksDB could not be opened: the log
-    stood still for good (found.md, H2). Now probes and requests are answered while they stand, files are opened, and
+    stalled permanently (found.md, H2). Now probes and requests are answered while they stand, files are opened, and
     everything works when they are gone."""
     with limited_dev(tmp_path, "-n 700") as (process, url), ExitStack() as flood:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
@@ -66,7 +66,7 @@ def test_silent_connections_cost_no_disk_its_descriptors(tmp_path: Path) -> None
 
 
 def test_a_dead_disk_ends_boki_dev_with_the_reason(tmp_path: Path) -> None:
-    """It answered appends with timeouts for ever and called itself ready (found.md, H2)."""
+    """It answered appends with timeouts forever and called itself ready (found.md, H2)."""
     with limited_dev(tmp_path, "-f 8192") as (process, url):
         with pytest.raises((OSError, AssertionError)):
             for _ in range(20):

@@ -23,7 +23,7 @@ from tests.e2e.appender import TRIMMED
 ROUNDS = int(os.environ.get("BOKI_KILL_ROUNDS", "10"))
 REPOSITORY = Path(__file__).parents[2]
 UNSYNCED_START_S = 5.0
-"""What was lost is mostly waited for in vain: longer than any start takes, and no longer."""
+"""What was lost is mostly waited for without result: longer than any start takes, and no longer."""
 
 
 class Broken(AssertionError):
@@ -128,7 +128,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, forgetful: bool
 
 @pytest.mark.parametrize("node", ["storage-2", "sequencer-3"])
 def test_one_replica_may_stop_in_mid_append(tmp_path: Path, node: str) -> None:
-    """With three replicas, appends go on without one of them, and nothing is lost when it comes back."""
+    """With three replicas, appends continue without one of them, and nothing is lost when it comes back."""
     ledger = play(tmp_path, 4, node, forgetful=True, replicas=3, logs=2, stop_node=node)
     assert ledger.acknowledged_after_stop > 200
 

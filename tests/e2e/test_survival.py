@@ -91,7 +91,7 @@ def test_a_key_gives_the_first_result_after_a_kill(system: System) -> None:
 
 
 def test_trims_deletions_and_retention_survive(system: System) -> None:
-    """What was trimmed does not come back, and a book goes on trimming itself."""
+    """What was trimmed does not come back, and a book continues trimming itself."""
     kept, deleted = system.client.logbook("kept"), system.client.logbook("deleted")
     seqnums = kept.append_many([b"%d" % n for n in range(10)])
     deleted.append(b"x")
@@ -109,7 +109,7 @@ def test_trims_deletions_and_retention_survive(system: System) -> None:
 
 
 def test_records_stay_when_replicas_and_logs_change(system: System) -> None:
-    """More replicas, more logs, fewer again: every record of every book is there, in its order, and books go on."""
+    """More replicas, more logs, fewer again: every record of every book is there, in its order, and books continue."""
     books = [f"book-{n}" for n in range(12)]
     written: dict[str, list[tuple[int, bytes]]] = {name: [] for name in books}
     for round_, settings in enumerate(

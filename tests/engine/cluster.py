@@ -151,7 +151,7 @@ class Cluster(World):
                     super().perform(node, [effect])
 
     def tick(self, count: int = 1) -> None:
-        """See `World.tick`; an engine whose index is stale begins anew, as its shell sees to."""
+        """See `World.tick`; an engine whose index is stale begins again, as its shell sees to."""
         for _ in range(count):
             super().tick()
             for node in [node for node in self.cores if (node, STALE) in self.answers]:

@@ -193,7 +193,7 @@ class Gate:
                 future.set_result(None)
 
     async def arrived(self, times: int = 1) -> list[int]:
-        """The processes that have come here, once there are so many."""
+        """The processes that have come here, once there are this many."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._checks.append((times, future))
         if len(self.pids) >= times:

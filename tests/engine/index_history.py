@@ -1,7 +1,7 @@
 """One history applied to the index and to the naive one, and every question put to both.
 
 A history is a list of steps, plain values that Hypothesis draws. `History` interprets them: it keeps a disk, lets the
-index checkpoint to it, starts it anew from there, and takes its memory away.
+index checkpoint to it, starts it again from there, and takes its memory away.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TermStep:
 
 @dataclass(frozen=True)
 class CheckpointStep:
-    """Write a checkpoint; `is_stored` says so to the index; then `is_restarted` starts it anew from the disk."""
+    """Write a checkpoint; `is_stored` says so to the index; then `is_restarted` starts it again from the disk."""
 
     is_stored: bool = True
     is_restarted: bool = False

@@ -121,7 +121,7 @@ class NaiveIndex:
     def _raise(self, book: str, tag: Tag, floor: int) -> None:
         self.trimmed_below[book, tag] = max(floor, self.trimmed_below.get((book, tag), 0))
 
-    # what is there
+    # what exists
 
     def floor(self, book: str, tag: Tag) -> int:
         """System tags and keys outlive trims of the whole book, but not its deletion."""

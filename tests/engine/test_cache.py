@@ -23,7 +23,7 @@ PAGE_BYTES = 1 << 20
 
 
 def make_batch(*chunk_counts: int, first_lid: int = 0, tags: tuple[str, ...] = ("t",), size: int = 4) -> Batch:
-    """A batch of chunks with so many records each; a record's data tells its number in the batch."""
+    """A batch of chunks with this many records each; a record's data tells its number in the batch."""
     chunks = []
     number = 0
     for count in chunk_counts:

@@ -167,7 +167,7 @@ def test_a_copy_that_is_only_somewhat_behind_is_kept() -> None:
 
 
 def test_a_copy_from_before_retired_sequencers_is_given_up_for_a_checkpoint() -> None:
-    """It lacks little, but whoever kept that is gone for good: the engine must not wait for it."""
+    """It lacks little, but whoever kept that is gone permanently: the engine must not wait for it."""
     cluster = made()
     save(cluster, "engine-2")
     cluster.crash("engine-2")
@@ -219,7 +219,7 @@ def test_a_load_that_is_interrupted_begins_anew(seed: int) -> None:
 
 
 def test_late_answers_about_a_checkpoint_that_was_replaced_do_not_say_that_there_is_none() -> None:
-    """Its pages were asked for more than once; whether there is another is asked anew."""
+    """Its pages were asked for more than once; whether there is another is asked again."""
     nodes = [NodeId(f"storage-{number}") for number in (1, 2, 3)]
     members = tuple(Member(node=node, role=Role.STORAGE, incarnation=1) for node in nodes)
     boot = Bootstrap(NodeId("engine-2"), 5, MemoryDisk(), CONFIG)

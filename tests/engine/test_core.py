@@ -107,7 +107,7 @@ def test_one_lost_replica_stops_no_append(cluster: Cluster, victim: str) -> None
 
 @pytest.mark.parametrize("seed", range(12))
 def test_appends_in_flight_when_a_term_ends_are_ordered_once(seed: int) -> None:
-    """They are ordered in the old term or appended anew in the next; never lost once acknowledged, never doubled."""
+    """They are ordered in the old term or appended again in the next; never lost once acknowledged, never doubled."""
     cluster = Cluster()
     cluster.until_ready()
     dice = Random(seed)
@@ -180,7 +180,7 @@ def test_a_read_waits_for_the_position_that_its_caller_has_seen(cluster: Cluster
 
 
 def test_a_position_that_never_comes_ends_at_the_deadline(cluster: Cluster) -> None:
-    """Nothing waits for ever."""
+    """Nothing waits forever."""
     with pytest.raises(DeadlineExceeded) as caught:
         cluster.do(Read("book"), positions={0: make_position(1, 999)}, timeout_s=1)
     assert caught.value.outcome == "not_applied"
@@ -222,7 +222,9 @@ def test_trims_are_seen_by_their_caller_and_spare_the_future(cluster: Cluster) -
 
 
 def test_a_full_disk_refuses_appends_and_nothing_else(cluster: Cluster) -> None:
-    """Two of three without room: refused for certain; reads and trims go on; with room, appends resume (hazard H20)."""
+    """Two of three without room: refused for certain; reads and trims continue; with room, appends resume (hazard
+    H20).
+    """
     cluster.append("a")
     cluster.tell("storage-1", DiskRoom(False))
     cluster.run()

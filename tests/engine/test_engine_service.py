@@ -29,7 +29,7 @@ def test_a_call_runs_at_the_engine_it_was_given_to() -> None:
 
 
 def test_the_calls_of_an_engine_that_is_gone_end_as_unknown() -> None:
-    """At once when it is registered no more, or as another incarnation; the other's go on."""
+    """At once when it is registered no more, or as another incarnation; the other's continue."""
 
     async def scenario(cluster: Cluster) -> None:
         first, second = cluster.call(A, a_call(1, "hang")), cluster.call(B, a_call(2, "hang"))

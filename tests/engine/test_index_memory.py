@@ -91,7 +91,7 @@ def test_memory_stays_near_its_budget() -> None:
 
 
 def test_large_appends_keep_the_budget_too() -> None:
-    """Records of 16 tags of their own, 100 at a time: the hand keeps up, and goes on at rest."""
+    """Records of 16 tags of their own, 100 at a time: the hand keeps up, and continues at rest."""
     feed = Feed(memory_bytes=1_000_000)
     for number in range(30):
         tags = [[f"{number}:{record}:{tag}".ljust(255) for tag in range(16)] for record in range(100)]
@@ -184,7 +184,7 @@ def test_a_trimmed_book_leaves_the_disk() -> None:
 
 
 def test_a_deleted_book_leaves_only_that_it_was_there() -> None:
-    """Its rows go with the next checkpoint, system tags and keys too; old seqnums are reported as trimmed for ever."""
+    """Its rows go with the next checkpoint, system tags and keys too; old seqnums are reported as trimmed forever."""
     feed = Feed()
     feed.append("a", "!fence", key="k")
     first = feed.index.last("book", None)

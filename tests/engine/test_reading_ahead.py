@@ -68,7 +68,7 @@ def test_a_small_cache_is_not_read_ahead_into() -> None:
 
 
 def test_what_was_asked_ahead_in_vain_is_forgotten() -> None:
-    """When nobody waits any more, nothing is asked again; who comes later asks anew."""
+    """When nobody waits any more, nothing is asked again; who comes later asks again."""
     cluster = made(256 * MIB)
     cluster.loses = lambda _sender, _to, message: isinstance(message, BatchesFetched)
     cluster.submit(Read("book", limit=1000), timeout_s=0.5)

@@ -151,7 +151,7 @@ def test_what_may_be_done_twice_is_asked_of_another_engine(cluster: Relayed) -> 
 
 
 def test_an_engine_that_lost_its_index_slot_is_not_waited_for(cluster: Relayed) -> None:
-    """It stands still and is registered (found.md part 3, 2): its relays ask the next one at once, and say of what may
+    """It stalls and is registered (found.md part 3, 2): its relays ask the next one at once, and say of what may
     not be done twice that its outcome is unknown."""
     cluster.relayed(append_of("first"))
     cluster.loses = lambda _sender, _to, message: isinstance(message, StoreBatch | LogReply)

@@ -71,7 +71,7 @@ def test_a_restart_after_a_checkpoint_and_a_sweep_reads_what_is_left(cluster: Cl
 
 
 def test_a_gap_that_the_peers_have_freed_ends_there(cluster: Cluster) -> None:
-    """A storage node was away while records came and went: nobody has them, and it goes on."""
+    """A storage node was away while records came and went: nobody has them, and it continues."""
     cluster.append("first")
     cluster.crash("storage-2")
     for number in range(10):
@@ -89,7 +89,7 @@ def test_a_gap_that_the_peers_have_freed_ends_there(cluster: Cluster) -> None:
 
 
 def test_a_storage_node_that_restarts_after_a_sweep_still_tells_freed_from_never_had(cluster: Cluster) -> None:
-    """What it deleted is no gap for it: it reports as before, and appends go on."""
+    """What it deleted is no gap for it: it reports as before, and appends continue."""
     for number in range(10):
         cluster.append(f"old-{number}")
     cluster.do(TrimBook("book", MAX_SEQNUM))

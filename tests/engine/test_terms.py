@@ -112,7 +112,7 @@ def check(cluster: Cluster, requests: dict[str, tuple[str, int]], *, may_be_lost
 
 @pytest.mark.parametrize("seed", range(10))
 def test_terms_that_end_under_load_lose_and_double_nothing(seed: int) -> None:
-    """Appends in flight are ordered in the old term or anew in the next; logs come and go, and messages are lost."""
+    """Appends in flight are ordered in the old term or again in the next; logs come and go, and messages are lost."""
     cluster = made()
     dice = Random(seed)
 

@@ -24,7 +24,7 @@ LUXURY = Flight("XX-1", "Luxury", "JFK", "BOS", "BOEING", PURSE_CENTS, 1)
 
 
 async def offer(ctx: boki.testing.Context) -> None:
-    """What there is to be had."""
+    """What is available."""
     await ctx.invoke(travel.offer_hotels, [BOSTON, DENVER, ALBANY])
     await ctx.invoke(travel.offer_flights, [SHUTTLE, FULL, LUXURY])
 

@@ -142,7 +142,7 @@ class FakeBackend:
                 await self._woken.wait()
 
     async def until_waiting(self, count: int = 1) -> None:
-        """Return once so many reads wait."""
+        """Return once this many reads wait."""
         await self.until(lambda: self._waits >= count)
 
     def _wake(self) -> None:

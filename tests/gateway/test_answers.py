@@ -42,7 +42,7 @@ async def append(http: aiohttp.ClientSession, data: bytes, book: str = "zeros") 
 
 
 def test_readers_that_do_not_read_get_no_more_than_the_budget() -> None:
-    """100 readers of 4 MiB of NUL bytes cost 6.9 GB (found.md, H3). What does not fit is 429, small requests go on,
+    """100 readers of 4 MiB of NUL bytes cost 6.9 GB (found.md, H3). What does not fit is 429, small requests continue,
     and a reader that leaves gives its bytes back."""
 
     async def scenario() -> None:

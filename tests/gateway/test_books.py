@@ -92,7 +92,7 @@ def test_append_many_appends_neighbours_in_order() -> None:
 
 
 def test_conditions_hold_or_the_append_is_409() -> None:
-    """With the tag's last record, from which the caller can go on."""
+    """With the tag's last record, from which the caller can continue."""
 
     async def scenario() -> None:
         async with serving() as (_, _backend, http):
@@ -307,7 +307,7 @@ def test_a_poll_whose_time_is_over_answers_nothing() -> None:
 
 
 def test_trimmed_and_missing_records_are_told_apart() -> None:
-    """410 says where to go on; 404 says that there never was one."""
+    """410 says where to continue; 404 says that there never was one."""
 
     async def scenario() -> None:
         async with serving() as (_, _backend, http):
@@ -460,7 +460,7 @@ def test_errors_of_the_log_keep_their_outcome() -> None:
 
 
 def test_requests_beyond_the_budget_are_429() -> None:
-    """In numbers and in bytes. Requests that wait have a budget of their own, so others go on beside them."""
+    """In numbers and in bytes. Requests that wait have a budget of their own, so others continue beside them."""
 
     async def scenario() -> None:
         async with serving(budget=Budget(polls=1, bytes_in_flight=1000)) as (_, backend, http):

@@ -30,7 +30,7 @@ from tests.gateway.fake_backend import FakeBackend, refused, run, serving
 
 
 def test_a_call_answers_its_result_with_its_id_and_position() -> None:
-    """The result as it is, its content type, and what the caller needs to go on from there."""
+    """The result as it is, its content type, and what the caller needs to continue from there."""
 
     async def scenario() -> None:
         async with serving() as (_, backend, http), http.post("/function/echo", data=b'{"a":1}') as response:
@@ -265,7 +265,7 @@ def test_a_method_that_a_path_does_not_take_is_405() -> None:
 
 
 def test_calls_beyond_the_budget_are_429() -> None:
-    """At once, with a time to come again; those in flight go on, and their place is free afterwards."""
+    """At once, with a time to come again; those in flight continue, and their place is free afterwards."""
 
     async def scenario() -> None:
         async with serving(budget=Budget(calls=2)) as (gateway, backend, http):

@@ -345,7 +345,7 @@ def test_requests_in_one_go_are_answered_in_order() -> None:
 
 
 def test_a_reader_of_a_large_answer_who_stalls_is_cut_off() -> None:
-    """Its answer does not stay in memory for ever."""
+    """Its answer does not stay in memory forever."""
 
     async def scenario() -> None:
         async with serving(patience=Patience(reader_s=0.1)) as (gateway, _backend, http):

@@ -79,13 +79,13 @@ def test_a_group_that_was_dropped_under_a_function_is_made_again(monkeypatch: py
 
 
 def test_an_error_of_any_kind_does_not_end_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that no library would raise, too: it is logged, and the place goes on."""
+    """One that no library would raise, too: it is logged, and the place continues."""
 
     async def scenario() -> None:
         async with consuming(monkeypatch) as (backend, http):
             await push(backend, http, "one")
             await backend.until_waiting()
-            backend.fails = Read  # an act whose outcome is unknown would end by the log's time, which stands still here
+            backend.fails = Read  # an act whose outcome is unknown would end by the log's time, which stalls here
             backend.failures.append(RuntimeError("a fault"))  # type: ignore[arg-type]
             backend.expire_waits()
             await backend.until(lambda: not backend.failures)
@@ -316,7 +316,7 @@ async def set_up(http: aiohttp.ClientSession, max_deliveries: int) -> None:
 
 
 def test_a_crash_that_may_be_another_calls_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was alone in its worker is to blame, though; and nobody is excused for ever."""
+    """One that was alone in its worker is to blame, though; and nobody is excused forever."""
 
     async def scenario(crashes: list[int], dead: int) -> None:
         async with gateway_of(monkeypatch, info_of("hang", SINGLE)) as (_, backend, http):

@@ -49,7 +49,7 @@ def test_calls_go_to_the_engine_with_the_fewest() -> None:
 
 
 def test_the_calls_of_a_lost_engine_end_as_unknown() -> None:
-    """Each ends once; the other engine's go on, and nothing is sent to the lost one any more."""
+    """Each ends once; the other engine's continue, and nothing is sent to the lost one any more."""
     gateway = core(A, B)
     for n in range(4):
         begin(gateway, str(n), 10)

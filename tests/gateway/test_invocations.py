@@ -58,7 +58,7 @@ async def _posted(http: object, path: str, headers: dict[str, str]) -> tuple[int
 
 
 def test_lists_are_filtered_and_paged() -> None:
-    """By function and state; a page says where the next one goes on; results are left out."""
+    """By function and state; a page says where the next one continues; results are left out."""
 
     async def scenario() -> None:
         async with serving() as (gateway, _, http), Client(gateway.url) as client:

@@ -63,7 +63,7 @@ def test_a_poll_whose_client_leaves_is_over(request_bytes: bytes) -> None:
 
 
 def test_a_poll_for_an_invocation_is_over_when_its_client_leaves() -> None:
-    """The call itself goes on."""
+    """The call itself continues."""
 
     async def scenario() -> None:
         async with serving() as (gateway, backend, http):

@@ -131,7 +131,7 @@ def test_leased_messages_are_settled_by_their_receipts() -> None:
 
 
 def test_groups_begin_where_they_are_told() -> None:
-    """Each is given every message from there on; replay begins anew."""
+    """Each is given every message from there on; replay begins again."""
 
     async def scenario() -> None:
         async with serving() as (_, _backend, http):

@@ -150,7 +150,7 @@ def test_status_tells_modules_functions_and_what_is_in_flight() -> None:
     ["/healthz", "/readyz", "/functions", "/openapi.json", "/logbook", "/logbook/b/read", "/logbook/b/records/1"],
 )
 def test_head_is_answered_as_get_is_without_a_body(path: str) -> None:
-    """`curl -I`: the same status and headers, errors included, and the connection goes on."""
+    """`curl -I`: the same status and headers, errors included, and the connection continues."""
 
     async def scenario() -> None:
         async with serving() as (gateway, _backend, http):
@@ -301,7 +301,7 @@ def test_stopping_waits_for_calls_and_refuses_new_ones() -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "once"}])
 def test_stopping_does_not_wait_longer_than_it_is_told(headers: dict[str, str]) -> None:
-    """A call that does not end is answered before the connection closes: nobody knows what became of it."""
+    """A call that does not end is answered before the connection closes: nobody knows its outcome."""
 
     async def scenario() -> None:
         async with serving() as (gateway, backend, http):

@@ -219,7 +219,7 @@ def test_without_records_there_are_heartbeats() -> None:
 
 
 def test_records_that_were_trimmed_unread_are_told_once() -> None:
-    """The event's id lies before the next record, so that a reader that reconnects goes on there."""
+    """The event's id lies before the next record, so that a reader that reconnects continues there."""
 
     async def scenario() -> None:
         async with serving() as (_, _backend, http):

@@ -351,7 +351,9 @@ def test_a_data_directory_of_another_version_or_kind_is_refused(tmp_path: Path) 
 
 
 def test_a_scan_sees_the_disk_as_it_was_at_its_first_look(tmp_path: Path) -> None:
-    """Checkpoints are mirrored from such scans while the index goes on: one that saw later rows would be a mixture."""
+    """Checkpoints are mirrored from such scans while the index continues: one that saw later rows would be a
+    mixture.
+    """
 
     async def scenario() -> None:
         disk = Disk(tmp_path / "db", asyncio.get_running_loop(), on_failure=lambda error: None)

@@ -199,7 +199,7 @@ def test_after_a_power_cut_no_cut_is_there_without_its_record(tmp_path: Path, mo
 
 
 def test_the_redo_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once in so many writes the guest syncs its own database, and the rows go."""
+    """Once in this many writes the guest syncs its own database, and the rows go."""
     monkeypatch.setattr(redo, "ROWS", 10)
 
     async def body() -> None:
@@ -232,7 +232,7 @@ def test_each_database_is_complete_after_a_clean_stop(tmp_path: Path) -> None:
 
 
 def test_after_a_kill_a_guest_opens_only_beside_its_host(tmp_path: Path) -> None:
-    """Alone, or beside another one, it would lack its newest writes; beside its host it may go on by itself."""
+    """Alone, or beside another one, it would lack its newest writes; beside its host it may continue by itself."""
     live, image = tmp_path / "live", tmp_path / "image"
 
     async def body() -> None:

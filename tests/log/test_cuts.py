@@ -89,7 +89,7 @@ def test_the_table_is_what_the_cuts_say(cuts: list[tuple[int, dict[int, int]]]) 
 def test_a_history_in_several_tables_is_the_same_history(
     cuts: list[tuple[int, dict[int, int]]], ends: set[int]
 ) -> None:
-    """Each table goes on where its predecessor ended, also after it was read back from its bytes."""
+    """Each table continues where its predecessor ended, also after it was read back from its bytes."""
     plain = PlainOrder()
     tables = [OrderTable(TERM, LOG)]
     for number, (later_us, moves) in enumerate(cuts):

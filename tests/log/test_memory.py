@@ -146,7 +146,7 @@ def test_a_record_is_found_by_every_tag_that_was_not_trimmed(history: list[Opera
 
 @given(histories)
 def test_get_tells_what_is_gone_from_what_never_was(history: list[Operation]) -> None:
-    """Every seqnum of the log is one of: found, trimmed with a place to go on, not found."""
+    """Every seqnum of the log is one of: found, trimmed with a place to continue, not found."""
     log = MemoryLog()
     seen: dict[int, str] = {}
     for operation in history:
@@ -206,7 +206,7 @@ def test_a_read_can_start_at_a_time() -> None:
 
 
 def test_the_end_of_a_row_is_the_end_of_the_log() -> None:
-    """A reader that has all goes on behind everything, so that no trim of other rows can seem to overtake it."""
+    """A reader that has all continues behind everything, so that no trim of other rows can seem to overtake it."""
     log = MemoryLog()
     log.answer(append("x", one(b"", "a")), 0)
     log.answer(append("y", one(b"")), 0)

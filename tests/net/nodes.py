@@ -27,7 +27,7 @@ ROLES = {
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    """Run the test in a uvloop, which no test may keep busy for ever."""
+    """Run the test in a uvloop, which no test may keep busy forever."""
 
     async def bounded() -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -84,7 +84,7 @@ class Node:
         self.links.send(self.name, NodeId(to), message)
 
     async def received(self, count: int) -> list[Any]:
-        """All messages, once there are so many."""
+        """All messages, once there are this many."""
         await self._watcher.until(lambda: len(self.inbox) >= count)
         return self.messages
 

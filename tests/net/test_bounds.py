@@ -122,7 +122,7 @@ def test_lanes_do_not_wait_for_one_another() -> None:
 
 
 def test_a_peer_that_reads_again_gets_the_newest() -> None:
-    """What waited goes on by itself, in order, as soon as the peer reads."""
+    """What waited continues by itself, in order, as soon as the peer reads."""
 
     async def test() -> None:
         with deaf_storage() as (member, sockets):
@@ -248,7 +248,7 @@ class Scripted:
         return [b"an answer"]
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to drop."""
 
 
 def test_a_sign_that_comes_with_an_answer_is_not_missed() -> None:

@@ -96,7 +96,7 @@ def test_fetched_batches_ride_apart_if_they_are_large() -> None:
 
 
 def test_version_1_stays_as_it_is() -> None:
-    """Golden bytes: another Boki that speaks version 1 must understand these for ever."""
+    """Golden bytes: another Boki that speaks version 1 must understand these forever."""
     entry = AppendEntry(2, 0, 5, (Cut(1_700_000_000_000_000, ((7 << 20, 10),)),), 4)
     first, frames = encode(Ping(1), entry, StoreBatch(b"small"), StoreBatch(bytes(APART_BYTES)))
     assert first.hex() == (

@@ -1,4 +1,4 @@
-"""Strangers at the door: whatever they send, the node refuses it, goes on, and nothing is raised in the loop."""
+"""Strangers at the door: whatever they send, the node refuses it, continues, and nothing is raised in the loop."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_what_is_malformed_is_refused_and_answered(frames: list[bytes]) -> None:
 
 
 def test_a_frame_over_the_limit_costs_its_sender_the_connection() -> None:
-    """ZeroMQ itself refuses to make room for it; others go on."""
+    """ZeroMQ itself refuses to make room for it; others continue."""
 
     async def test() -> None:
         storage, engine = Node("storage-1", max_message_bytes=100_000), Node("engine-1")
@@ -267,7 +267,7 @@ def test_a_bug_in_a_node_does_not_stop_its_lane() -> None:
 
 
 def test_a_stranger_at_a_peers_port_is_outlived(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ZeroMQ gives a connection up for good after an error of protocol; the links do not."""
+    """ZeroMQ gives a connection up permanently after an error of protocol; the links do not."""
     monkeypatch.setattr(boki.net.connection, "RENEW_S", 0.01)
 
     async def test() -> None:

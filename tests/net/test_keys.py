@@ -83,7 +83,7 @@ def test_a_node_that_hosts_roles_has_one_key_for_them(tmp_path: Path) -> None:
 
 
 def test_what_others_can_read_proves_nothing(tmp_path: Path) -> None:
-    """A key file with other permissions is refused, with the command that mends it."""
+    """A key file with other permissions is refused, with the command that fixes it."""
     make_keys(tmp_path, NODES)
     (tmp_path / "engine-1.key").chmod(0o640)
     with pytest.raises(ConfigError, match="chmod 600"):

@@ -77,7 +77,7 @@ def test_a_wrong_envelope_is_refused(wrong: Callable[[bytes], bytes], reason: st
 
 
 def test_a_role_sends_only_what_it_may() -> None:
-    """An engine cannot publish, a storage node cannot seal; the connection goes on to serve what is allowed."""
+    """An engine cannot publish, a storage node cannot seal; the connection continues to serve what is allowed."""
 
     async def test() -> None:
         with Log() as log:

@@ -1,4 +1,4 @@
-"""A node that stands still while its peers give it up is there when it goes on."""
+"""A node that stalls while its peers give it up is there when it continues."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 def test_a_flood_of_strangers_leaves_the_disk_its_descriptors(tmp_path: Path) -> None:
     """1,000 connections without a handshake took all of 512 descriptors (found.md, H2). While they stand, links that
-    are open go on, new ones are made, and files are opened and written."""
+    are open continue, new ones are made, and files are opened and written."""
     keys = keys_for(tmp_path / "keys", "controller-1")
 
     async def test(storage: subprocess.Popen[str], resources: ExitStack) -> None:

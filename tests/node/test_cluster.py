@@ -1,4 +1,4 @@
-"""A cluster of role shells over a real ZooKeeper and real sockets: it appends, and goes on when parts of it die."""
+"""A cluster of role shells over a real ZooKeeper and real sockets: it appends, and continues when parts of it die."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_appends_go_on_when_the_primary_dies(tmp_path: Path, zookeeper: str, chr
 def test_appends_go_on_while_zookeeper_is_away(tmp_path: Path, own_zookeeper: Ensemble, chroot: str) -> None:
     """The data path needs no coordinator; when it is back all are at work, and terms can change again.
 
-    Whether a session outlives the pause depends on the machine: who lost it has begun anew.
+    Whether a session outlives the pause depends on the machine: who lost it has begun again.
     """
 
     async def body() -> None:
@@ -95,7 +95,8 @@ def test_appends_go_on_while_zookeeper_is_away(tmp_path: Path, own_zookeeper: En
                 try:
                     await book.append(b"back")
                     break
-                except Unavailable as error:  # the gateway has heard only now that its session is over, and begins anew
+                except Unavailable as error:
+                    # the gateway has heard only now that its session is over, and begins again
                     assert error.outcome == "not_applied"
             await nodes.kill(nodes.primary)
             await book.append(b"after", timeout_s=20)
@@ -161,7 +162,7 @@ def test_an_engine_without_the_index_asks_one_that_has_it(tmp_path: Path, zookee
 
 
 def test_an_engine_that_stands_still_loses_its_index_slot(tmp_path: Path, zookeeper: str, chroot: str) -> None:
-    """Long before its session ends (found.md part 3, 2): another engine takes over, and when it goes on it relays."""
+    """Long before its session ends (found.md part 3, 2): another engine takes over, and when it continues it relays."""
 
     async def body() -> None:
         names = (*DEFAULT, "engine-2")

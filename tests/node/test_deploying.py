@@ -61,7 +61,7 @@ async def until_exists(nodes: Cluster, file: Path) -> None:
 def test_a_deployed_version_runs_everywhere_and_calls_in_flight_finish_on_theirs(
     tmp_path: Path, zookeeper: str, chroot: str
 ) -> None:
-    """On engines that are there and on one that comes later; and back again."""
+    """On engines that exist and on one that comes later; and back again."""
 
     async def body() -> None:
         async with cluster(tmp_path, zookeeper, chroot, *DEFAULT) as nodes, await opened(nodes) as client:

@@ -1,4 +1,4 @@
-"""A node's directory belongs to one cluster, one name and one role, for ever."""
+"""A node's directory belongs to one cluster, one name and one role, forever."""
 
 from __future__ import annotations
 

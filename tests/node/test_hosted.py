@@ -21,7 +21,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 async def read_all(client: Client) -> list[int]:
-    """The seqnums of everything under the tag: a page may be shorter than what there is."""
+    """The seqnums of everything under the tag: a page may be shorter than what exists."""
     seqnums: list[int] = []
     start = 0
     while (page := await client.logbook("book").read("t", start=start)).records:
@@ -64,7 +64,7 @@ def test_three_nodes_are_a_cluster(tmp_path: Path, zookeeper: str, chroot: str) 
 
 
 def test_appends_go_on_when_a_node_dies_with_all_its_roles(tmp_path: Path, zookeeper: str, chroot: str) -> None:
-    """Primary, engine and a replica are lost in one fault: a client of another node goes on, and nothing is lost."""
+    """Primary, engine and a replica are lost in one fault: a client of another node continues, and nothing is lost."""
 
     async def body() -> None:
         async with cluster(tmp_path, zookeeper, chroot, *NODES) as nodes:

@@ -25,7 +25,7 @@ def has_registered(nodes: Cluster, *names: str) -> bool:
 
 
 def test_a_role_whose_session_expires_begins_anew(tmp_path: Path, zookeeper: str, chroot: str) -> None:
-    """A storage node goes on under its disk's incarnation, an engine under a new one; both are registered again."""
+    """A storage node continues under its disk's incarnation, an engine under a new one; both are registered again."""
 
     async def body() -> None:
         names = ("storage-1", "engine-1")

@@ -24,7 +24,7 @@ def follower(*, committed: int, here: int) -> MetalogFollower:
 
 
 def test_a_log_that_stands_still_is_told_once_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    """After `stall_s` the log says so with the numbers, again every ten seconds, and that it goes on when it does."""
+    """After `stall_s` the log says so with the numbers, again every ten seconds, and that it continues when it does."""
     watch = StallWatch(NodeId("engine-1"), 2.0)
     log = follower(committed=5, here=1)
     with caplog.at_level(logging.WARNING, logger="boki.node"):

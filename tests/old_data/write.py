@@ -88,7 +88,7 @@ async def write_queue(client: Client) -> None:
 
 
 async def come_to_rest(client: Client) -> None:
-    """Checkpoints and trims of the queues go on beside their callers."""
+    """Checkpoints and trims of the queues continue beside their callers."""
     from boki.libs.bokiqueue.ways import way_of
 
     await way_of(client.logbook("orders").origin).come_to_rest(10)
@@ -152,7 +152,7 @@ def main(archive: str) -> None:
 
 
 def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Without the owner's name, and without what only tells of the process that wrote it."""
+    """Without the owner's name, and without what only describes the process that wrote it."""
     info.uid = info.gid = info.mtime = 0
     info.uname = info.gname = ""
     is_log = info.name.rsplit("/", 1)[-1].startswith("LOG")

@@ -88,7 +88,7 @@ def test_a_follower_goes_on_where_it_was_stopped() -> None:
 
 
 def test_unanswered_questions_go_to_the_next_sequencer() -> None:
-    """One silent node does not keep a follower from going on."""
+    """One silent node does not stop a follower."""
     follower = MetalogFollower({})
     follower.install([view()])
     asked = [to for now in range(10_000_000, 11_000_000, 200_000) for to, _ in follower.fetches(now)]

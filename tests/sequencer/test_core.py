@@ -1,4 +1,4 @@
-"""The sequencer: one value for one index, nothing published before a majority holds it, sealed for ever."""
+"""The sequencer: one value for one index, nothing published before a majority holds it, sealed forever."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_primary_that_restarts_never_appends_in_its_term_again() -> None:
 
 
 def test_a_seal_is_durable_before_it_is_answered_and_holds_after_a_restart() -> None:
-    """BookKeeper's lost fence: a backup that said "sealed" must refuse for ever (hazards H2 and H4)."""
+    """BookKeeper's lost fence: a backup that said "sealed" must refuse forever (hazards H2 and H4)."""
     world = cluster()
     world.holds_syncs.add(BACKUP)
     world.tell(BACKUP, Seal(1), "controller-1")
@@ -265,7 +265,7 @@ def test_a_sealed_primary_publishes_nothing_more_of_its_term() -> None:
 
 
 def test_who_cannot_read_what_only_it_may_have_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A controller asks whoever holds most, again and again: without that node it goes on with what others have."""
+    """A controller asks whoever holds most, again and again: without that node it continues with what others have."""
     world = cluster()
     world.tell(PRIMARY, Seal(1), "controller-1")
     world.run()

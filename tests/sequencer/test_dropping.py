@@ -163,7 +163,7 @@ def test_a_checkpoint_of_a_later_term_drops_earlier_terms_whole() -> None:
 
 
 def test_a_term_that_was_dropped_is_never_led_again() -> None:
-    """A restart that hears of an old view first must not take it for the current one and begin it anew."""
+    """A restart that hears of an old view first must not take it for the current one and begin it again."""
     world = grown()
     drop(world, THIRD, 0, term=1)
     later = view(3, previous_ends=(0,))

@@ -73,7 +73,7 @@ def test_a_close_in_the_same_proposal_as_a_cut_stands_first_and_the_cut_spares_t
 
 
 def test_a_fence_ends_all_shards_of_an_incarnation_also_those_it_would_open() -> None:
-    """The zombie's reports and requests come to nothing; another engine does not notice."""
+    """The zombie's reports and requests have no effect; another engine does not notice."""
     world = cluster()
     request(world, open_(NEXT_SHARD), open_(OTHERS_SHARD))
     fence = CloseShard(SHARD, is_lost=True)

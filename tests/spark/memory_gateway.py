@@ -40,7 +40,7 @@ class MemorySystem:
         self.new_term(logs)
 
     def new_term(self, logs: int) -> None:
-        """Seal the term, and begin another with so many physical logs."""
+        """Seal the term, and begin another with this many physical logs."""
         self.term += 1
         self.tails = [make_seqnum(self.term, log, 0) for log in range(logs)]
 

@@ -128,9 +128,9 @@ def once_each(*numbers: int) -> Counter[str]:
 
 
 def orders(run: Callable[[Iterator[bool]], None], most_changes: int) -> int:
-    """Call `run` for every order of two actors' steps in which one takes over from the other at most so many times.
+    """Call `run` for every order of two actors' steps in which one takes over from the other at most this many times.
 
-    `run` draws, before each step at which both could go on, whether the other takes over. Returns how many orders
+    `run` draws, before each step at which both could continue, whether the other takes over. Returns how many orders
     there were.
     """
     prefix: list[bool] = []
@@ -153,7 +153,7 @@ def orders(run: Callable[[Iterator[bool]], None], most_changes: int) -> int:
 
 
 def race(first: Actor, second: Actor, draws: Iterator[bool]) -> None:
-    """Let both go on until they have ended."""
+    """Let both continue until they have ended."""
     now, other = first, second
     while not (now.is_done and other.is_done):
         if now.is_done or (not other.is_done and next(draws)):

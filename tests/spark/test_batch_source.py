@@ -164,7 +164,7 @@ BAD_INPUT = [
 def test_bad_input_says_what_is_wrong(
     spark: SparkSession, system: Child, orders: str, options: dict[str, str], schema: str | None, message: str
 ) -> None:
-    """The message names the option or the column, and what there is; `test_options` has the others."""
+    """The message names the option or the column, and what exists; `test_options` has the others."""
     with pytest.raises(Exception) as caught:
         load(spark, system, schema, **options).count()
     assert re.search(message, str(caught.value)), str(caught.value)
@@ -176,6 +176,6 @@ def test_a_wrong_token_is_told_by_the_name_of_the_option(tmp_path: Path, token: 
     config = DevConfig(data=tmp_path / "data", functions=tmp_path, port=0, token="s" * 20, reload=False)
     with Child(config).start() as child:
         gateway = Gateway(child.url, token)
-        with pytest.raises(Unauthorized, match=f"{message}.*: say it by the option token"):
+        with pytest.raises(Unauthorized, match=f"{message}.*: pass it in the option 'token'"):
             gateway.some_books("", 1)
         gateway.close()

@@ -84,7 +84,9 @@ def test_a_run_that_is_dead_is_taken_over_from() -> None:
 
 
 def test_of_two_newcomers_one_gets_the_claim() -> None:
-    """Both have knocked in vain: the claim is conditional, so the slower one looks again, and finds the other alive."""
+    """Both have knocked without an answer: the claim is conditional, so the slower one looks again, and finds the other
+    alive.
+    """
     system = MemorySystem()
     claim_of(system, 1).take()
     quick, slow = claim_of(system, 2), claim_of(system, 3)
@@ -142,7 +144,7 @@ def doorkeeper(claim: Claim, gateway: MemoryGateway) -> Iterator[tuple[Doorkeepe
 
 
 def test_the_doorkeeper_answers_who_knocks() -> None:
-    """In a thread of its own it hears a knock, answers, and goes on listening behind it."""
+    """In a thread of its own it hears a knock, answers, and continues listening behind it."""
     system = MemorySystem()
     claim = claim_of(system, 1)
     claim.take()
@@ -158,7 +160,7 @@ def test_the_doorkeeper_answers_who_knocks() -> None:
 
 
 def test_the_doorkeeper_hears_that_it_is_too_late() -> None:
-    """A run that was stopped while another knocked and took over hears of it when it goes on, and is ended."""
+    """A run that was stopped while another knocked and took over hears of it when it continues, and is ended."""
     system = MemorySystem()
     claim, other = claim_of(system, 1), claim_of(system, 2)
     claim.take()

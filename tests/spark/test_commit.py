@@ -1,4 +1,4 @@
-"""Commits: a batch becomes complete once, whole and for good, whatever drivers there are and however large it is."""
+"""Commits: a batch becomes complete once, whole and permanently, whatever drivers there are and however large it is."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_driver_of_an_older_batch_never_has_the_last_word() -> None:
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["requests", "answers"])
 def test_a_commit_whose_answer_is_lost_is_noted_all_the_same(is_lost: bool) -> None:
-    """Tried again after a pause; after so many tries it is an error that says to run it again."""
+    """Tried again after a pause; after this many tries it is an error that says to run it again."""
     system = MemorySystem()
     actor = driver(system, notes(1))
     losses = 3

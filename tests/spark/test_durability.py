@@ -129,7 +129,7 @@ def test_a_batch_that_cannot_be_written_says_why(world: World, error: Exception)
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
 def test_a_lake_that_is_put_back_is_counted_anew(world: World, tmp_path: Path, kept: int) -> None:
-    """The status says what is there, with the first run that begins; batches that come again, with other ends, too, are
+    """The status says what exists, with the first run that begins; batches that come again, with other ends, too, are
     counted once.
     """
     sizes, backup = [5, 0, 3, 2], tmp_path / "backup"

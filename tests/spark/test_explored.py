@@ -39,7 +39,7 @@ def check_each_row_once(world: World) -> None:
 
 
 def test_a_write_that_is_killed_anywhere_adds_each_row_once() -> None:
-    """However far it came: it begins again, reads what is there, and goes on behind it."""
+    """However far it came: it begins again, reads what exists, and continues behind it."""
     assert explore([whole_write], check_each_row_once, most_faults=2) > 1_000
 
 

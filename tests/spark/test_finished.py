@@ -42,7 +42,7 @@ def lane_tags(system: MemorySystem, book: str = "b") -> set[str]:
 
 
 def test_lanes_of_writes_that_are_long_over_are_cleared() -> None:
-    """By the next write with a name; the rows stay, and what the writes were is known for good: a repetition adds
+    """By the next write with a name; the rows stay, and what the writes were is known permanently: a repetition adds
     nothing, and one with other rows is refused. What is younger, or has no name, or more batches, is left alone.
     """
     system = MemorySystem()
@@ -98,7 +98,7 @@ def test_killed_in_the_midst_of_it() -> None:
 
 @pytest.mark.parametrize("batches", [rows(1, 2, 3), rows(1), [*rows(1), *rows(2)]], ids=["chain", "one", "waits"])
 def test_a_task_that_comes_late_adds_nothing(batches: list[object]) -> None:
-    """Wherever it stood still while another one wrote its rows, the write was complete, and days later its lanes were
+    """Wherever it stalled while another one wrote its rows, the write was complete, and days later its lanes were
     cleared: but for the one request that it had made its mind up about.
     """
     numbers = range(1, 1 + sum(len(batch) for batch in batches))  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_a_task_that_comes_late_adds_nothing(batches: list[object]) -> None:
         complete(system, "z", (9,))
         assert not lane_tags(system) & OWN
         if has_none and isinstance(late.next, Append) and late.next.book == "b":
-            continue  # see the module: its process stood still for two days between two steps
+            continue  # see the module: its process stalled for two days between two steps
         while not late.is_done:
             late.step()
         assert datas(system) == once_each(*numbers, 9), steps

@@ -107,7 +107,7 @@ def ingest(file: Path, url: str, dies: str) -> tuple[int, list[int], str]:
 @contextmanager
 def dying_before(place: str) -> Iterator[None]:
     """Runs in this process come to an end where they would move a folder to that place: on the disk all is as if they
-    had been killed, and Spark need not start anew for it.
+    had been killed, and Spark need not start again for it.
     """
     move = LocalFiles.move
 
@@ -231,7 +231,7 @@ def once(spark: SparkSession, pipeline: Pipeline) -> list[int]:
 def test_one_run_at_a_time_and_one_checkpoint(
     spark: SparkSession, client: BlockingClient, system: Child, tmp_path: Path
 ) -> None:
-    """A second run is told who is at work, and the first goes on as if nothing had been; the next one goes on from
+    """A second run is told who is at work, and the first continues as if nothing had been; the next one continues from
     there. Without its checkpoint, with another one, or with another input a lake is not gone on with, and is as before.
     """
     pipeline = Pipeline(
@@ -320,7 +320,9 @@ def test_a_batch_of_which_rows_are_missing_is_not_placed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Executors of other machines have written them to disks of their own; the run says what to do, and can go on."""
+    """Executors of other machines have written them to disks of their own; the run says what to do, and can
+    continue.
+    """
     client.logbook("spread").append_many([b'{"n": 1}', b'{"n": 2}', b"dead"])
     pipeline = Pipeline(name="spread", book="spread", schema="n int", output=str(tmp_path / "lake"), gateway=system.url)
     with monkeypatch.context() as patch:
@@ -363,7 +365,7 @@ def test_the_date_is_that_of_utc(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("kind", ["local", "hadoop"])
 def test_files_of_both_kinds(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """Folders move at once, to places that are free, and never into what is there."""
+    """Folders move at once, to places that are free, and never into what exists."""
     root = f"file://{tmp_path}"
     files: Files = LocalFiles() if kind == "local" else HadoopFiles(spark, root)
     assert files.names(f"{root}/a") == []
@@ -396,7 +398,7 @@ def test_nothing_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_status_shows_the_backlog(client: BlockingClient, system: Child, tmp_path: Path) -> None:
-    """`boki ingest status` counts what there is, book by book, for people and for programs."""
+    """`boki ingest status` counts what exists, book by book, for people and for programs."""
     for name, count in (("backlog-a", 3), ("backlog-b", 1200)):
         client.logbook(name).append_many([b"{}"] * count)
     file = tmp_path / "pipeline.toml"

@@ -56,7 +56,7 @@ def manifest(number: int, records: int = 3, dead: int = 2, query: str = "q", end
 
 
 def parts(files: MortalFiles, names: list[str]) -> Callable[[str], None]:
-    """What writes so many parts, each of which may be the last thing that the process does."""
+    """What writes this many parts, each of which may be the last thing that the process does."""
 
     def write(folder: str) -> None:
         for name in names:
@@ -98,7 +98,7 @@ def write_checkpoint(root: Path, query: str = "q") -> None:
 
 
 def run(root: Path, name: str, first: int, steps: int | None, count: int = 2) -> int:
-    """A run that begins with batch `first`, and is killed after so many steps; the batch that it has not finished."""
+    """A run that begins with batch `first`, and is killed after this many steps; the batch that it has not finished."""
     files = MortalFiles(steps)
     lake = Lake(files, str(root), name)
     number = first
@@ -307,7 +307,7 @@ def test_a_lake_that_was_begun_by_a_process_that_was_killed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("other", [manifest(0, query="new"), manifest(0, end="elsewhere")], ids=["query", "end"])
 def test_another_batch_in_its_place_is_not_taken_for_it(tmp_path: Path, other: Manifest) -> None:
-    """A checkpoint that was put back plans a batch anew: that it has the same number does not make it the same."""
+    """A checkpoint that was put back plans a batch again: that it has the same number does not make it the same."""
     files = MortalFiles()
     lake = Lake(files, str(tmp_path), "r")
     place(lake, files, 0)

@@ -43,7 +43,7 @@ def test_two_attempts_of_a_task_in_any_order_add_each_row_once(numbers: tuple[in
 
 
 def test_an_attempt_that_goes_on_while_the_batch_ends_adds_nothing() -> None:
-    """The driver takes the first attempt and commits; the second agrees or refuses, and the next batch goes on."""
+    """The driver takes the first attempt and commits; the second agrees or refuses, and the next batch continues."""
     refused = 0
 
     def run(draws: Iterator[bool]) -> None:
@@ -133,7 +133,7 @@ def test_what_is_lost_on_the_way_is_made_up_for(is_lost: bool) -> None:
 
 
 def test_a_task_that_is_never_answered_ends_with_what_to_do() -> None:
-    """So many tries, with pauses that make about a minute, and then an error: not for ever, and not at once."""
+    """This many tries, with pauses that make about a minute, and then an error: not forever, and not at once."""
     system = MemorySystem()
     actor = task(system, rows(1))
     appends = 0
@@ -180,8 +180,8 @@ def test_a_short_link_of_a_task_that_was_killed_is_taken_as_it_is() -> None:
     ],
 )
 def test_other_rows_are_refused(others: Any, is_complete: bool) -> None:
-    """A batch that comes again with other, fewer or more rows does not become complete, and adds none of what is
-    there, whether the first run of it did.
+    """A batch that comes again with other, fewer or more rows does not become complete, and adds none of what exists,
+    whether the first run of it did.
     """
     system = MemorySystem()
     lanes = written(system, rows(1, 2, 3))
@@ -244,7 +244,7 @@ def test_another_number_of_partitions_is_refused_once_the_batch_is_complete(firs
 
 def test_another_number_of_partitions_never_doubles_or_loses_rows_in_silence() -> None:
     """A first run died when some chunks of each of its partitions were written. Of runs with other partitions each is
-    refused, at its commit at the latest, or has what is there at the same places: then each row is there once.
+    refused, at its commit at the latest, or has what exists at the same places: then each row is there once.
     """
     numbers = range(1, 13)
     first = [numbers[:4], numbers[4:8], numbers[8:]]

@@ -28,7 +28,7 @@ def test_books_live_in_the_logs_of_each_term() -> None:
 
 
 def test_positions_are_those_of_the_book_or_of_all_logs() -> None:
-    """A list of books tells of all logs of the term, anything else of one."""
+    """A list of books describes all logs of the term, anything else of one."""
     system = MemorySystem(logs=3)
     gateway = system.gateway()
     gateway.tail("a")

@@ -444,7 +444,7 @@ def test_a_prefix_does_not_take_what_the_system_writes_itself(book: str, expecte
 
 
 def test_a_checkpoint_of_another_system_is_refused() -> None:
-    """Its offsets lie ahead of this log's end: it would wait for ever, or read from the midst."""
+    """Its offsets lie ahead of this log's end: it would wait forever, or read from the midst."""
     system = MemorySystem(logs=2)
     planner = Planner(read_options({"book": "a"}, is_stream=True), system.gateway())
     tail = planner.tail()

@@ -141,7 +141,7 @@ def test_killed_between_any_two_requests(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_new_query_begins_at_nothing() -> None:
-    """Who begins anew, with a new checkpoint and an empty lake, counts anew; what an older query has left half noted
+    """Who begins again, with a new checkpoint and an empty lake, counts again; what an older query has left half noted
     does not count.
     """
     system = MemorySystem()
@@ -157,8 +157,8 @@ def test_a_new_query_begins_at_nothing() -> None:
 
 
 def test_two_lakes_of_one_name(tmp_path: Path) -> None:
-    """A pipeline whose output was changed, and changed back, goes on with what the batches of its lake hold; a progress
-    book that has lost all notes of them is refused.
+    """A pipeline whose output was changed, and changed back, continues with what the batches of its lake hold; a
+    progress book that has lost all notes of them is refused.
     """
     pipeline = Pipeline(name="p", book="a,b", schema="n int", output=str(tmp_path))
     lake = Lake(LocalFiles(), str(tmp_path), "r")
@@ -215,7 +215,7 @@ def test_a_lake_of_another_system(tmp_path: Path) -> None:
         begun(tmp_path / "one", taken(there))
     assert len(there.records(BOOK, LAKES_TAG + "p")) == 1
     here.delete(BOOK)
-    with pytest.raises(ConfigError, match=r"does not know the lake in .*begin anew with another output"):
+    with pytest.raises(ConfigError, match=r"does not know the lake in .*begin again with another output"):
         begun(tmp_path / "one", taken(here))
 
 

@@ -56,7 +56,7 @@ def listening(serve: Callable[[socket.socket], Any]) -> Iterator[str]:
 
 
 class Answers:
-    """A port that gives these answers, one after the other, and then the last one for ever."""
+    """A port that gives these answers, one after the other, and then the last one forever."""
 
     url = URL
 
@@ -147,7 +147,7 @@ def test_what_does_not_pass_is_raised_at_once() -> None:
 
 
 def test_pages_that_do_not_go_on_end_the_reading() -> None:
-    """A gateway that says there is more, and gives the same page again, is not asked without end."""
+    """A gateway that says there is more, and gives the same page again, is not asked without limit."""
     stuck = gateway(Answers(Found((), 5, is_end=False)), is_known=True)
     with pytest.raises(CorruptData, match="goes on at 5"):
         stuck.find(Read("a", start=5))

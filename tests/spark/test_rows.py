@@ -95,7 +95,7 @@ def test_the_largest_rows_fit_and_larger_ones_are_named() -> None:
 
 
 def test_a_system_with_narrower_limits_gets_smaller_chunks() -> None:
-    """Whoever set a request's limit lower is not refused for ever; a row that is over it is, by name."""
+    """Whoever set a request's limit lower is not refused forever; a row that is over it is, by name."""
     system = MemorySystem(limits=Limits(request_bytes=2000, record_bytes=1500))
     sizes = appended(system, [frame(*["y" * 100] * 100)])
     assert len([size for size in sizes if size > 2000]) < 5

@@ -73,8 +73,8 @@ def test_rows_name_their_book_and_may_be_json(spark: SparkSession, system: Child
 
 
 def dying(url: str, book: str, attempts: int, rows: int) -> Any:
-    """A stage in front of the sink that kills its own worker, in the first attempts, after so many rows, when some are
-    in the book: Spark holds back up to some twenty thousand rows between the two.
+    """A stage in front of the sink that kills its own worker, in the first attempts, after this many rows, when some
+    are in the book: Spark holds back up to some twenty thousand rows between the two.
     """
 
     def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
@@ -99,7 +99,9 @@ def dying(url: str, book: str, attempts: int, rows: int) -> Any:
 def test_tasks_that_are_killed_write_each_row_once(
     spark: SparkSession, system: Child, client: BlockingClient, seed: int
 ) -> None:
-    """Workers die at drawn moments, up to three times each: what an attempt has appended, the next one goes on from."""
+    """Workers die at drawn moments, up to three times each: what an attempt has appended, the next one continues
+    from.
+    """
     draw = random.Random(seed)
     book = f"killed-{seed}"
     frame = numbers(spark, 160_000, 2)
@@ -202,7 +204,7 @@ def test_bad_rows_and_options_are_refused(
     options: dict[str, str],
     message: str,
 ) -> None:
-    """The message names the column or the option, and what there is, and nothing is appended."""
+    """The message names the column or the option, and what exists, and nothing is appended."""
     with pytest.raises(Exception, match=message):
         save(spark.range(1).selectExpr(*columns), system, **options)
     assert records(client, "w") == []

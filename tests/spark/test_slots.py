@@ -1,4 +1,4 @@
-"""Slots: writes without a name share their tags, each slot has one write at a time, and none is lost for ever."""
+"""Slots: writes without a name share their tags, each slot has one write at a time, and none is lost forever."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_waiting_grows_and_ends(pauses: list[float]) -> None:
 
 
 def test_a_page_that_leads_nowhere_is_an_error() -> None:
-    """Rather than asked for again without end."""
+    """Rather than asked for again without limit."""
     steps = tagged("b", "t")
     assert isinstance(next(steps), Read)
     with pytest.raises(CorruptData, match="a page of book 'b' from 0 goes on at 0"):

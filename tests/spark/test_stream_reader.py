@@ -1,4 +1,4 @@
-"""The streaming reader as Spark calls it, over a system in memory: what a checkpoint keeps is enough to go on."""
+"""The streaming reader as Spark calls it, over a system in memory: what a checkpoint keeps is enough to continue."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_is_available_now_ends_there_and_is_asked_of_an_index_that_has_it(m
 
 
 def test_a_checkpoint_of_another_system_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its data was wiped, or the gateway is another one: to wait would be for ever."""
+    """Its data was wiped, or the gateway is another one: to wait would be forever."""
     system = MemorySystem()
     system.append("a", *[b"x"] * 10)
     driver = Driver(monkeypatch, system, book="a")
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_another_system_ends_the_query(monkeypatch: pytest.Monke
 
 def test_a_checkpoint_is_of_its_books_and_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     """With others the query would pass over what came before, in silence; their order, and where it starts, may change.
-    A checkpoint of an earlier version does not say what it is of, and goes on.
+    A checkpoint of an earlier version does not say what it is of, and continues.
     """
     system = MemorySystem()
     system.append("a", b"1")

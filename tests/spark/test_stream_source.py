@@ -41,7 +41,7 @@ def start(
 
 
 def run(spark: SparkSession, url: str, checkpoint: Path, taken: Collected, **options: str) -> None:
-    """One query that takes what is there, to its end."""
+    """One query that takes what exists, to its end."""
     query = start(spark, url, checkpoint, taken, **options)
     assert query.awaitTermination(120), "the query did not end"
 
@@ -59,7 +59,7 @@ def everything(client: BlockingClient, *books: str, tag: str | None = None) -> l
 def test_available_now_in_steps_and_on_from_the_checkpoint(
     spark: SparkSession, system: Child, client: BlockingClient, tmp_path: Path
 ) -> None:
-    """No micro-batch is over the limit, a query that starts again goes on behind the last one, and one without news
+    """No micro-batch is over the limit, a query that starts again continues behind the last one, and one without news
     runs no batch.
     """
     for name in ("step-a", "step-b"):

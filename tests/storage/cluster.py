@@ -126,7 +126,7 @@ class Primary:
 
 
 class Cluster:
-    """Nodes storage-1.. over views of `replicas` 3 and `write_quorum` 2, and the truth that they are held against."""
+    """Nodes storage-1.. over views of `replicas` 3 and `write_quorum` 2, and the truth that they are compared with."""
 
     def __init__(self, *, nodes: int = 4, seed: int | None = None, repair_bytes_per_s: int = 64 << 20) -> None:
         self.luck = Random(seed)

@@ -247,7 +247,7 @@ def test_nothing_takes_a_checkpoint_away_while_it_is_being_fetched() -> None:
     cluster.world.tick(LEASE_TICKS)
     assert store(cluster, page(7, 3, 0, {b"i/05": b"new"})).is_complete
     answer = ask(cluster, 7, 2, answer.rows[-1][0])
-    assert (answer.lineage, answer.rows) == (0, ()), "begin anew"
+    assert (answer.lineage, answer.rows) == (0, ()), "begin again"
 
 
 def test_what_a_complete_checkpoint_covers_may_be_deleted_and_nothing_else() -> None:

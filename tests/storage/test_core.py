@@ -110,7 +110,7 @@ def test_reports_are_repeated_until_a_cut_covers_them() -> None:
 
 
 def test_a_full_disk_refuses_batches_and_says_so_and_takes_them_again_when_there_is_room() -> None:
-    """ENOSPC is answered before it happens: reads go on, nothing is half written (hazard H20)."""
+    """ENOSPC is answered before it happens: reads continue, nothing is half written (hazard H20)."""
     world = World()
     make(world)
     publish(world, 0, OpenShard(SHARD, ENGINE, REPLICAS))
@@ -247,7 +247,7 @@ def test_trimmed_space_is_freed_and_answers_freed(restarts: bool) -> None:
 
 
 def test_a_tags_floor_is_forgotten_when_nothing_is_left_below_it() -> None:
-    """A million trimmed tags must not be remembered for ever; one that still hides a record must."""
+    """A million trimmed tags must not be remembered forever; one that still hides a record must."""
     world = World()
     core = make(world)
     publish(world, 0, OpenShard(SHARD, ENGINE, REPLICAS))
@@ -267,7 +267,7 @@ def test_a_tags_floor_is_forgotten_when_nothing_is_left_below_it() -> None:
 
 
 def test_a_checkpoint_spares_the_metalog_before_it() -> None:
-    """After a restart the node goes on where its checkpoint was."""
+    """After a restart the node continues where its checkpoint was."""
     world = World()
     core = make(world)
     publish(world, 0, OpenShard(SHARD, ENGINE, REPLICAS))

@@ -48,7 +48,7 @@ def test_a_batch_of_a_log_that_the_term_does_not_have_is_refused() -> None:
 
 
 def test_a_disk_that_was_poisoned_before_starts() -> None:
-    """The last possible key is no reason to look at it for ever; what is in order beside it is there."""
+    """The last possible key is no reason to look at it forever; what is in order beside it is there."""
     disk = MemoryDisk()
     key = (1, 0, SHARD)
     disk.write([Put(batch_key(key, 0), batch(0, b"a", b"b"))])
@@ -61,7 +61,7 @@ def test_a_disk_that_was_poisoned_before_starts() -> None:
 
 @pytest.mark.parametrize("until_lid", [2, 1 << 62])
 def test_a_fetch_of_no_bytes_is_answered(until_lid: int) -> None:
-    """It was a question that the core put to itself for ever."""
+    """It was a question that the core put to itself forever."""
     disk = MemoryDisk()
     disk.write([Put(batch_key((1, 0, SHARD), 0), batch(0, b"a"))])
     core = made(disk)

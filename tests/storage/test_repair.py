@@ -292,7 +292,7 @@ def test_a_fence_refuses_shards_of_its_incarnation_that_were_never_opened() -> N
 
 
 def test_repair_of_closed_shards_keeps_to_its_budget_and_says_how_far_it_is() -> None:
-    """So many bytes a second and no more; what is lacking goes down to nothing."""
+    """This many bytes a second and no more; what is lacking goes down to nothing."""
     cluster = Cluster(repair_bytes_per_s=1 << 20)
     key = cluster.open(*FIRST)
     cluster.world.tick(30)
@@ -361,7 +361,7 @@ def test_registered_replicas_are_asked_first() -> None:
 
 
 def test_a_damaged_batch_is_replaced_by_a_good_one_of_another_replica() -> None:
-    """Bytes that rot are found by whoever reads them, and mended from a peer (hazard H21)."""
+    """Bytes that rot are found by whoever reads them, and repaired from a peer (hazard H21)."""
     cluster, key = filled(5)
     row = batch_key(key, 0)
     good = cluster.world.disk("storage-1").rows[row]

@@ -44,7 +44,7 @@ def test_in_a_cluster_a_checkpoint_on_this_node_is_needed() -> None:
 
 
 def test_engines_are_waited_for_while_they_are_here_and_a_little_longer() -> None:
-    """One that is slow or starts again holds up deletion; one that has gone for ever does not, nor its late word."""
+    """One that is slow or starts again holds up deletion; one that has gone forever does not, nor its late word."""
     saved = SavedIndexes()
     saved.cover(2, {0: seqnum(100)})
     saved.note(NodeId("engine-1"), IndexSaved(2, {0: seqnum(100)}), 0)
@@ -65,7 +65,7 @@ def test_engines_are_waited_for_while_they_are_here_and_a_little_longer() -> Non
 
 
 def test_an_engine_that_comes_back_in_time_is_waited_for_again() -> None:
-    """Its absence is counted anew each time."""
+    """Its absence is counted again each time."""
     saved = SavedIndexes()
     saved.cover(2, {0: seqnum(100)})
     saved.note_members(members(1, "engine-1"), 0)

@@ -154,7 +154,7 @@ def test_a_trim_reads_only_the_stretches_that_hold_its_book() -> None:
 
 @pytest.mark.parametrize("chained", [1, 2])
 def test_a_trim_by_tag_costs_what_it_trims(chained: int) -> None:
-    """One tag of a book goes on, as that of a queue or of a sink does; what is left of the book is not read again.
+    """One tag of a book continues, as that of a queue or of a sink does; what is left of the book is not read again.
 
     If half of each batch is free, its bytes stay, and the floor; if it is more, both go.
     """

@@ -1,4 +1,4 @@
-"""A node that has fallen behind what sequencers keep goes on from what a peer knows."""
+"""A node that has fallen behind what sequencers keep continues from what a peer knows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_node_that_takes_over_refuses_what_was_fenced_while_it_was_away() -> N
 
 
 def test_a_large_state_comes_in_parts_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts are of one snapshot, however the peer goes on meanwhile, and one that is lost only begins it anew."""
+    """Parts are of one snapshot, however the peer continues meanwhile, and one that is lost only begins it again."""
     monkeypatch.setattr("boki.storage.takeover._PART_BYTES", 40)
     cluster = Cluster(seed=3)
     cluster.world.luck = None

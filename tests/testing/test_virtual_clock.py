@@ -110,7 +110,7 @@ def test_time_stands_still_while_a_thread_is_busy() -> None:
 
 
 def test_time_does_not_run_ahead_while_it_is_advanced() -> None:
-    """Somebody who waits for longer goes on waiting."""
+    """Somebody who waits for longer continues waiting."""
 
     async def scenario() -> None:
         clock = Clock(start_us=0)

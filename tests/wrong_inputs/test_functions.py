@@ -133,7 +133,7 @@ def test_what_a_module_is_told(source: str, told: str, tmp_path: Path, monkeypat
 def test_the_console_says_which_functions_a_broken_edit_leaves_running(
     row: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Behind what is wrong with the edit: calls go on with the version before it."""
+    """Behind what is wrong with the edit: calls continue with the version before it."""
     error = next(told for name, _, told in MODULES if name == row)
     ok = FunctionInfo(name="ok1", module="w", is_async=True)
     announce(ModuleInfo(module="w", path="w.py", functions=(ok,), error=error))

@@ -2,7 +2,7 @@
 
 A field that was not sent and has a plain default is no attribute of the instance that msgspec makes: it is found at
 the class. Whoever reads it notices nothing, but msgspec writes what is in the instance, so the field would be lost
-when the value goes on. Here such fields are put where `__init__` would have put them. Types without such fields cost
+when the value continues. Here such fields are put where `__init__` would have put them. Types without such fields cost
 nothing: that is found out once per annotation.
 """
 

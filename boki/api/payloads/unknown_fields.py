@@ -1,7 +1,7 @@
 """Fields of a JSON object that its dataclass or struct does not have: mostly a typing error in an optional one.
 
-msgspec passes them by, and a struct that wants them passed by cannot be told from one that says nothing. So a payload
-is held against its type here, before it is decoded. The check of a type is made once, out of one closure for each part
+msgspec skips them, and a struct that wants them skipped cannot be told from one that says nothing. So a payload
+is compared with its type here, before it is decoded. The check of a type is made once, out of one closure for each part
 that may hold an object; a type without any costs nothing.
 """
 

@@ -18,7 +18,7 @@ from boki.libs.bokiflow import Handle, flow, step, workflow
 BOOK = "bench-flow"
 STEPS = 10
 STARTING = 256
-"""So many starts are in flight where many workflows are to be started."""
+"""This many starts are in flight where many workflows are to be started."""
 _LOOK_S = 0.05
 _A_DAY_S = 24 * 3_600.0
 _SLEEP_S = 2.0

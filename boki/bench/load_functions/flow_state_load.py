@@ -18,7 +18,7 @@ _VALUE = "v" * 254
 
 
 class StateLoad(msgspec.Struct, frozen=True):
-    """`callers` at once, each of which starts a workflow of so many reads and writes and waits for its end."""
+    """`callers` at once, each of which starts a workflow of this many reads and writes and waits for its end."""
 
     reads: int
     writes: int

@@ -1,6 +1,6 @@
 """Functions that put load on the log from inside a worker process, where users of the log are.
 
-One call is one round: it keeps so many operations in flight for a while and returns what it measured, so that nothing
+One call is one round: it keeps this many operations in flight for a while and returns what it measured, so that nothing
 but the log calls themselves is in a latency. Served by the benchmarks' own system; `boki dev --functions` with this
 folder serves them for `boki bench --url`.
 """

@@ -16,7 +16,7 @@ BOOK = "bench-queue"
 
 
 class BokiPipe:
-    """A BokiQueue as it is measured: each message is pushed, and popped for good, by a call of its own."""
+    """A BokiQueue as it is measured: each message is pushed, and popped permanently, by a call of its own."""
 
     def __init__(self, queue: Queue[bytes]) -> None:
         self._queue = queue
@@ -40,7 +40,7 @@ async def queue_load(ctx: Context, load: QueueLoad) -> QueueRound:
 
 
 class WakeLoad(msgspec.Struct, frozen=True):
-    """How long after the acknowledgement of a push an idle consumer has the message: so many times."""
+    """How long after the acknowledgement of a push an idle consumer has the message: this many times."""
 
     queue: str
     count: int
@@ -49,7 +49,7 @@ class WakeLoad(msgspec.Struct, frozen=True):
 
 @function(book=BOOK, timeout_s=600)
 async def wake_load(ctx: Context, load: WakeLoad) -> list[float]:
-    """Milliseconds from the acknowledgement of each push until the consumer goes on; 0 if that was earlier."""
+    """Milliseconds from the acknowledgement of each push until the consumer continues; 0 if that was earlier."""
     queue: Queue[bytes] = Queue(ctx.logbook, load.queue)
     await queue.create()
     found = []
@@ -64,7 +64,7 @@ async def wake_load(ctx: Context, load: WakeLoad) -> list[float]:
 
 
 class FillLoad(msgspec.Struct, frozen=True):
-    """`push_many` of `batch` messages, so many calls in flight, and nobody takes them."""
+    """`push_many` of `batch` messages, this many calls in flight, and nobody takes them."""
 
     queue: str
     batch: int

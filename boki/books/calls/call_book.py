@@ -69,7 +69,7 @@ _CALLS_IN_PART: Final = 1_000
 """Of a checkpoint: some 200 bytes each, unless they wait for much."""
 _CARRIED_AT_ONCE: Final = 200
 _TRIMS_TO_CARRY: Final = 8
-"""However many calls are suspended, so many trims carry them all forward: a fraction of those in a day."""
+"""However many calls are suspended, this many trims carry them all forward: a fraction of those in a day."""
 _CARRIED_TOGETHER: Final = 32
 _LONGEST_POLL_S: Final = 3600.0
 """The engine is in this process: nothing on the way gives up."""
@@ -149,9 +149,9 @@ class CallBook:
         return Checkpoint(checkpoint.fold_from, tuple(waiting))
 
     async def follow(self, on_entry: Callable[[Entry], None], on_recovered: Callable[[], None]) -> None:
-        """Fold what comes, for ever; `on_entry` is told of each record after it was folded.
+        """Fold what comes, forever; `on_entry` is told of each record after it was folded.
 
-        If others have trimmed what was not yet read, the ledger is made anew, and `on_recovered` is told.
+        If others have trimmed what was not yet read, the ledger is made again, and `on_recovered` is told.
         """
         self._on_entry, self._on_recovered = on_entry, on_recovered
         await self._follower.follow(self._book, _BACKOFF)

@@ -119,7 +119,7 @@ class Retrying(msgspec.Struct, frozen=True, array_like=True, tag="retrying"):
 
 
 class Suspended(msgspec.Struct, frozen=True, array_like=True, tag="suspended"):
-    """A run has ended, and the next one is due when what it waits for has come; attempts are counted anew."""
+    """A run has ended, and the next one is due when what it waits for has come; attempts are counted again."""
 
     id: str
     accepted_seqnum: int

@@ -1,4 +1,4 @@
-"""Records by which the life of a logged call continues elsewhere in the book, begins anew, or ends. Pure."""
+"""Records by which the life of a logged call continues elsewhere in the book, begins again, or ends. Pure."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _log = logging.getLogger("boki.protocol.calls")
 _ACCEPT_TIMEOUT_S: Final = 30.0
 _LONGEST_TIMER_S: Final = 3600.0
 _CHECKPOINT_EVERY: Final = 500
-"""A start reads about so many records at most, each perhaps from another machine; or as many as calls wait."""
+"""A start reads about this many records at most, each perhaps from another machine; or as many as calls wait."""
 _TRIMS_PER_KEEP: Final = 24
 _RETRY_AFTER_S: Final = 1
 
@@ -195,7 +195,7 @@ class LoggedCalls:
         """Run the call and wait for its end, at most its `timeout_us`: its id and its outcome.
 
         Under a key that was used for the same request within a day, those of the first call, after waiting for its end;
-        for another request: see `accept`. Once it is accepted it goes on, also if nobody waits any more.
+        for another request: see `accept`. Once it is accepted it continues, also if nobody waits any more.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + call.timeout_us / 1e6
@@ -258,7 +258,7 @@ class LoggedCalls:
     # Accepting
 
     async def _shielded(self, work: Coroutine[Any, Any, T], invocation_id: str, timeout_s: float) -> T:
-        """Wait for work that goes on if its caller leaves: a record that is under way may be in the log."""
+        """Wait for work that continues if its caller leaves: a record that is under way may be in the log."""
         task = self._spawn(work)
         done, _ = await asyncio.wait([task], timeout=timeout_s)
         if not done:
@@ -383,7 +383,7 @@ class LoggedCalls:
             self._timer.cancel()
             self._timer = None
         if self._delayed:
-            # never so far ahead that a clock that is set anew could make it very late
+            # never so far ahead that a clock that is set again could make it very late
             delay_s = min((self._delayed[0][0] - now) / 1e6, _LONGEST_TIMER_S)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._pump)
 
@@ -418,7 +418,7 @@ class LoggedCalls:
                 self._spawn(self._tell_end(invocation_id), in_background=True)
 
     async def _tell_end(self, invocation_id: str) -> None:
-        """Another engine runs the call now, or has ended it: tell those who wait here what becomes of it."""
+        """Another engine runs the call now, or has ended it: tell those who wait here its outcome."""
         self._on_end(invocation_id, await self._book.outcome(invocation_id))
 
     def _forget_call(self, invocation_id: str) -> None:

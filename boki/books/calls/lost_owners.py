@@ -10,7 +10,7 @@ from boki.log.membership import Membership
 
 
 class LostOwners:
-    """Judges by membership, which is a hint: whoever is wrongly taken for lost is fenced, and starts anew.
+    """Judges by membership, which is a hint: whoever is wrongly presumed lost is fenced, and starts again.
 
     An owner whose name has a newer incarnation is lost at once, also if that is this engine; one that is not
     registered, after a grace. Times are microseconds.

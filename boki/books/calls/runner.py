@@ -43,7 +43,7 @@ over, or another engine's."""
 
 @dataclass(slots=True)
 class _Job:
-    """A call that this engine runs: its runs, and whether the one that is on record is still to be had."""
+    """A call that this engine runs: its runs, and whether the one that is on record is still available."""
 
     waiting: Waiting
     runs: Runs

@@ -1,4 +1,4 @@
-"""The runs of a logged call, as its records tell of them, and what follows from the end of one.
+"""The runs of a logged call, as its records describe them, and what follows from the end of one.
 
 A run **begins** by a record, before the body is started: by the call's ``Accepted``, if it is started as soon as that
 is durable, else by a ``Started``. So a run that was cut off by the loss of its engine is counted, and a call whose

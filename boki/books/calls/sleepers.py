@@ -23,7 +23,7 @@ from boki.protocol.calls import Suspension
 
 _LONGEST_TIMER_S: Final = 3600.0
 _ARMED_AT_ONCE: Final = 200
-"""An heir may inherit a hundred thousand: between so many others get their turn."""
+"""An heir may inherit a hundred thousand: in between others get their turn."""
 _SPARE_TIMES: Final = 1_000
 """Times of calls that are asleep no more are cleared away when they are more than the others and this."""
 
@@ -120,7 +120,7 @@ class Sleepers:
             self._wake(sleeper.id)
 
     def _set_timer(self) -> None:
-        """One timer, for what is due first; never so far ahead that a clock set anew could make it very late."""
+        """One timer, for what is due first; never so far ahead that a clock set again could make it very late."""
         due_us = self._times[0][0]
         if self._timer is not None:
             if self._timer_us <= due_us:

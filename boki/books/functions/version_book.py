@@ -132,7 +132,7 @@ class VersionBook:
             await until_decided(append, _WHAT, BACKOFF)
 
     async def follow(self, on_change: Callable[[Versions], None]) -> None:
-        """For ever: tell what is deployed now, and whenever that changes."""
+        """Forever: tell what is deployed now, and whenever that changes."""
         self._versions.on_page = on_change
         if self._versions.fold.last_seqnum:
             on_change(self._versions.fold)

@@ -1,7 +1,7 @@
 """The engine's side of `boki deploy`: follow the book of versions, fetch what runs, and switch to it.
 
 Bundles are unpacked below the engine's data directory, under the hash of their bytes. That folder is a cache which each
-start makes anew from the log: what a power cut has left of it is never trusted. Versions that can be gone back to stay
+start makes again from the log: what a power cut has left of it is never trusted. Versions that can be gone back to stay
 unpacked, so that calls which began in one find its files for as long as they run.
 """
 
@@ -83,14 +83,14 @@ class DeployedFunctions:
         self._tasks = [loop.create_task(book.follow(self._on_change)), loop.create_task(self._keep_up())]
 
     async def stop(self) -> None:
-        """Follow no more; what runs goes on."""
+        """Follow no more; what runs continues."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def run(self, call: Call) -> Outcome:
         """Run a logged call. A function that is unknown here may be one of the version that is still to run: then the
-        call is refused for now (`Unavailable`). It was accepted, so it must not fail for good.
+        call is refused for now (`Unavailable`). It was accepted, so it must not fail permanently.
         """
         if self._is_unsettled and call.function not in self._functions.functions:
             raise Unavailable(f"{call.function!r} is not among the functions that run here, and another version is due")

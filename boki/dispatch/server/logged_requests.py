@@ -11,11 +11,11 @@ from boki.protocol.calls import Call, CallChange, InvocationState
 from boki.worker.frames import Accepted, AskCall, CallTold, InvokeLater
 
 Later = Callable[[Call, float, str | None], Awaitable[str]]
-"""Logs a call that is to be run after so many seconds, under an idempotency key; its invocation id once it is durable.
-Raises the `BokiError` that refuses it."""
+"""Logs a call that is to be run after this many seconds, under an idempotency key; its invocation id once it is
+durable. Raises the `BokiError` that refuses it."""
 
 Ask = Callable[[str, float, CallChange], Awaitable[InvocationState]]
-"""What is known of a logged call, after waiting so many seconds at most for its end, or after a change to it. Raises
+"""What is known of a logged call, after waiting this many seconds at most for its end, or after a change to it. Raises
 the `BokiError` that refuses it."""
 
 

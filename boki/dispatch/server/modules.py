@@ -1,8 +1,8 @@
 """Watches the functions folder: which modules are there, which files each has read, and what has changed since.
 
 No module is imported in this process: a module is described by a forked one, which may fail in any way it likes. A
-module is described anew if any file of the folder that its import has read is another one now, so that a change in what
-modules share reaches all of them, and no others. Modules are described independently: an import that hangs keeps
+module is described again if any file of the folder that its import has read is another one now, so that a change in
+what modules share reaches all of them, and no others. Modules are described independently: an import that hangs keeps
 no other module from being taken over, and ends when its file changes.
 """
 
@@ -49,7 +49,7 @@ class Running:
     """What it is known to read, as it was: if one of them changes, the description is of no use."""
     task: asyncio.Task[Described]
     is_slow: bool = False
-    """It has been waited for in vain."""
+    """It has been waited for without result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Refreshed:
     slow: list[str]
     """Files whose import still runs, each said once."""
     overlooked: list[str]
-    """Files of subfolders that decorate functions, in vain; each said once."""
+    """Files of subfolders that decorate functions, without effect; each said once."""
 
 
 class Modules:

@@ -200,7 +200,7 @@ class FunctionHost:
         return Modules(folder, partial(self._describe, folder))
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new calls, wait `drain_s` at most for those that are there, then kill all workers."""
+        """Refuse new calls, wait `drain_s` at most for those that have begun, then kill all workers."""
         self._dispatch.drain()
         if not self._dispatch.is_empty and drain_s > 0:
             self._empty = asyncio.Event()
@@ -429,7 +429,7 @@ class FunctionHost:
                 self._processes.kill(child)
 
     async def _refresh(self, modules: Modules, patience_s: float | None) -> set[str]:
-        """Take over what has changed in the folder; the names of modules that have been described anew."""
+        """Take over what has changed in the folder; the names of modules that have been described again."""
         refreshed = await modules.refresh(patience_s)
         tell_of(refreshed, modules.folder)
         if refreshed.described or refreshed.gone:
@@ -450,7 +450,7 @@ class FunctionHost:
         self._functions = self._catalog.functions
 
     async def _poll(self, modules: Modules) -> None:
-        """Refresh for ever, and tell what has come of it."""
+        """Refresh forever, and tell what has come of it."""
         trouble = ""
         while True:
             await asyncio.sleep(_POLL_S)

@@ -91,7 +91,7 @@ class Processes:
 
     async def _connect(self, link: WorkerLink, sock: socket.socket) -> None:
         transport, _ = await self._loop.create_unix_connection(lambda: link, sock=sock)
-        if link.is_closed:  # it could not be forked; aborting any earlier, the loop would not let go of the socket
+        if link.is_closed:  # it could not be forked; aborting any earlier, the loop would not drop the socket
             transport.abort()
 
     def _fork_held(self) -> None:

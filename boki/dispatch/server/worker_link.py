@@ -67,7 +67,7 @@ class LinkOwner(Protocol):
 
 
 class LinkKeeper(Protocol):
-    """Who sees to it that a process ends with its socket, and the socket with its process."""
+    """What ensures that a process ends with its socket, and the socket with its process."""
 
     def link_closed(self, link: WorkerLink) -> None:
         """Its socket is closed; the process is over, or should be."""

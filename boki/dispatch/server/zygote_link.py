@@ -26,7 +26,7 @@ _END_S: Final = 2.0
 
 
 class ZygoteOwner(Protocol):
-    """Who is told what becomes of the zygote's children."""
+    """Who is told the outcome of the zygote's children."""
 
     def forked(self, child: int, pid: int, error: str) -> None:
         """The child runs; or, with pid 0, it could not be forked."""

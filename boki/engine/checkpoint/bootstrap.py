@@ -119,7 +119,7 @@ class Bootstrap:
             self._own = _Own.STALE
         self._numbers = incarnation << _LIFE_BITS
         self._asks_from = self._numbers
-        """Late answers to what was asked for before tell of pages that are gone, and not of what there is."""
+        """Late answers to what was asked for before describe pages that are gone, and not what exists."""
         self._answers: dict[NodeId, _Found | None] = {}
         self._began_at = 0
         self._asked_at = 0
@@ -197,7 +197,7 @@ class Bootstrap:
                 return []
             return self._begin(now_us) if best is None or self._is_near(best.positions) else self._fetch(best, now_us)
         if len(self._answers) < lacking or (not has_heard_all and is_patient):
-            return []  # a complete checkpoint is on a write quorum: so many answers include one that knows of it
+            return []  # a complete checkpoint is on a write quorum: this many answers include one that knows of it
         if best is not None and _rank(best.positions) > _rank(self._applied):
             return self._fetch(best, now_us)
         if self._own is _Own.NOTHING:
@@ -210,7 +210,7 @@ class Bootstrap:
         return [Trace(logging.ERROR, f"this engine cannot begin: {why}")]
 
     def _is_near(self, positions: Positions) -> bool:
-        """Whether the own copy needs only so many entries to be where a checkpoint is, and somebody may have them."""
+        """Whether the own copy needs only this many entries to be where a checkpoint is, and somebody may have them."""
         chain = self._heard.chain
         term, newest = _rank(self._applied)[0], _rank(positions)[0]
         if term >= newest or term not in chain:
@@ -268,7 +268,7 @@ class Bootstrap:
         ]
 
     def _go_on(self, load: _Load, now_us: int) -> list[Effect]:
-        """Time has passed: repeat the question, or begin anew with whoever answers."""
+        """Time has passed: repeat the question, or begin again with whoever answers."""
         if now_us - load.heard_at > _SILENCE_US:
             return self._start_over(now_us)
         if load.is_storing or now_us - load.asked_at < _REPEAT_US:

@@ -27,13 +27,13 @@ INDEX_KEYS: Final = ((b"f", b"f\x00"), (b"i/", b"i0"), (b"p", b"p\x00"))
 """Where an engine's disk holds its index and what belongs to it, as ranges."""
 
 _WINDOW: Final = 4
-"""So many pages of a checkpoint wait to be stored by the slowest node that takes part."""
+"""This many pages of a checkpoint wait to be stored by the slowest node that takes part."""
 _BYTES_A_SECOND: Final = 4 << 20
 _QUEUE_BYTES: Final = 64 << 20
 _LINEAGE_BITS: Final = 20
 _REPEAT_US: Final = 1_000_000
 _LAG_US: Final = 10_000_000
-"""A node that has stored nothing for so long, while others have all, is left out."""
+"""A node that has stored nothing for this long, while others have all, is left out."""
 _BACKOFF_US: Final = 10_000_000
 _RENEW_US: Final = 300_000_000
 
@@ -107,16 +107,16 @@ class Mirror:
         self._build = _Build(1, saved, _snapshot(self._disk))
 
     def add(self, writes: _Writes, saved: Saved) -> None:
-        """The engine has saved its index anew by these writes."""
+        """The engine has saved its index again by these writes."""
         if not self._keepers:
             return
         self._queue.append((writes, saved))
         self._queued_bytes += _size(writes)
 
     def tick(self, view: View, storage: Sequence[NodeId], now_us: int) -> list[Effect]:
-        """Send what is due. `storage`: the nodes that are there; none if it is not for this engine to do it."""
+        """Send what is due. `storage`: the nodes that exist; none if it is not for this engine to do it."""
         earned = (now_us - self._ticked_at) * _BYTES_A_SECOND // 1_000_000
-        # one page too many at most: appends go on beside
+        # one page too many at most: appends continue beside
         self._allowance = min(self._allowance + earned, self._page_bytes)
         self._ticked_at = now_us
         self._storage = storage if len(storage) >= view.write_quorum else ()
@@ -150,7 +150,7 @@ class Mirror:
         self._next_at = now_us + backoff_us
 
     def _leave_out(self, view: View, now_us: int) -> None:
-        """Nobody waits for a node that does not go on, or that has gone; then others may take its place at once."""
+        """Nobody waits for a node that does not continue, or that has gone; then others may take its place at once."""
         has_gone = not self._keepers.keys() <= set(self._storage)
         for node, keeper in list(self._keepers.items()):
             is_slow = not keeper.is_complete and now_us - keeper.advanced_at > _LAG_US

@@ -26,7 +26,7 @@ from boki.protocol.messages import CheckpointStored, IndexSaved
 SAVED: Final = "saved"
 """The token of the `Answer` that follows each checkpoint when it is durable."""
 STALE: Final = "stale"
-"""The token of the one `Answer` that says that this index cannot go on: what it lacks is kept by nobody any more.
+"""The token of the one `Answer` that says that this index cannot continue: what it lacks is kept by nobody any more.
 
 Its shell starts the role again; a `boki.engine.checkpoint.bootstrap.Bootstrap` then takes a newer index from the
 storage nodes.
@@ -142,7 +142,7 @@ class Checkpoints:
         return self._mirror.note(sender, message, self._follower.chain.current, now_us)
 
     def give_up(self, why: str) -> list[Effect]:
-        """This index cannot go on. Where nobody else has one there is nothing to start from: then it only waits."""
+        """This index cannot continue. Where nobody else has one there is nothing to start from: then it only waits."""
         if self._is_stale or self._replicas.membership is None:
             return []
         self._is_stale = True

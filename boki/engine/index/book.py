@@ -87,7 +87,7 @@ class BookPart(Part, gc=False):
             del self.marks[:count]
 
     def share(self, count: int) -> int:
-        """How many payload bytes so many of its records have, about."""
+        """How many payload bytes this many of its records have, about."""
         return self.payload_bytes * count // len(self.seqnums) if count else 0
 
     def release(self, seqnums: Sequence[int]) -> tuple[int, int]:
@@ -406,7 +406,7 @@ class Book(Shelf):
         return True
 
     def _shorten(self, count: int, payload_bytes: int) -> None:
-        """So many records have gone."""
+        """This many records have gone."""
         if not count:
             return
         self.record_count -= count
@@ -427,7 +427,7 @@ class Book(Shelf):
             self.residence.delete(prefix, after_prefix(prefix))
 
     def front(self, payload_bytes: int) -> int:
-        """The smallest `before` of a trim that takes away so many payload bytes, about, or as many as there are.
+        """The smallest `before` of a trim that takes away this many payload bytes, about, or as many as there are.
 
         Not more than a million records at once or so: this looks at all of them.
         """
@@ -442,7 +442,7 @@ class Book(Shelf):
             size = part.share(count)
             if count:
                 if size > payload_bytes:
-                    # taking the part's records for equally long, so many, rounded up
+                    # taking the part's records for equally long, this many, rounded up
                     count = -(-count * payload_bytes // size)
                 before = part.seqnums[first + count - 1] + 1
             payload_bytes -= size

@@ -28,7 +28,7 @@ from boki.log.metalog import Cut
 from boki.protocol.effects import Put
 
 PAGE_ENTRIES: Final = 2048
-"""A page takes no more cuts when its cuts and runs are so many."""
+"""A page takes no more cuts when its cuts and runs are this many."""
 
 _PAGE_BYTES: Final = 1100
 _HISTORY_BYTES: Final = 600
@@ -139,7 +139,7 @@ class LogHistory:
         return self._page(len(self._pages) - 1).next_seqnum
 
     def table_of(self, seqnum: int) -> OrderTable:
-        """The table that tells of this seqnum. If it never was ordered: `KeyError`, from here or from the table."""
+        """The table that describes this seqnum. If it never was ordered: `KeyError`, from here or from the table."""
         at = bisect_right(self._starts, seqnum) - 1
         if at < 0:
             raise KeyError(seqnum)

@@ -112,7 +112,7 @@ class Index:
         self.applied: Positions = dict(state.applied)
         """Per log, the metalog position until which it has been applied."""
         self.watched: tuple[Mapping[str, Container[str]], ...] = ()
-        """By book, the tags that `Applied.watched` tells of: those of each who watches."""
+        """By book, the tags that `Applied.watched` names: those of each who watches."""
         self._log_counts = list(state.log_counts)
         self._first_term = state.first_term
 
@@ -124,7 +124,7 @@ class Index:
         return self._first_term + len(self._log_counts) - 1 if self._log_counts else 0
 
     def begin_term(self, view: View) -> None:
-        """Go on with the next term, now that every log of this one has been applied to its end. Repeatable."""
+        """Continue with the next term, now that every log of this one has been applied to its end. Repeatable."""
         term = self.current_term
         if view.term == term:
             return

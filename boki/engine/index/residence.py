@@ -56,7 +56,7 @@ class Residence:
         """How many residents in a row had nothing to give."""
 
     def admit(self, resident: Resident) -> None:
-        """A resident has come into being."""
+        """A resident has been made."""
         self._residents.append(resident)
         self._admitted += 1
 
@@ -97,11 +97,11 @@ class Residence:
         return self.used_bytes > self._evict_above
 
     def evict(self) -> None:
-        """Let the hand go on until the budget is kept; no farther than in proportion to what has come since."""
+        """Let the hand continue until the budget is kept; no farther than in proportion to what has come since."""
         self._evict(max(_STEPS, 2 * self._admitted))
 
     def rest(self) -> None:
-        """Time has passed: let the hand go on even if no operation comes."""
+        """Time has passed: let the hand continue even if no operation comes."""
         if self.is_over_budget:
             self._evict(_REST_STEPS)
 
@@ -116,6 +116,6 @@ class Residence:
                 self._residents.append(resident)
             self._fruitless = self._fruitless + 1 if self.used_bytes == before else 0
         if self._fruitless > 2 * len(self._residents):
-            # what is left is in use or not stored yet: stand still until it has grown, or been stored
+            # what is left is in use or not stored yet: stall until it has grown, or been stored
             self._fruitless = 0
             self._evict_above = self.used_bytes + self.limit_bytes // 16

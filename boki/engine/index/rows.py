@@ -260,7 +260,7 @@ class Row:
             yield self.newest
 
     def count(self, low: int) -> int:
-        """How many records have ever been appended at or above `low`: what is there, and what trims took away.
+        """How many records have ever been appended at or above `low`: what exists, and what trims took away.
 
         Looks at the whole row the first time, and from then on at the newest part, while that stays in memory.
         """

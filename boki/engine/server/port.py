@@ -98,7 +98,7 @@ class EnginePort:
             self._core.watches.remove(book, tag, finish)
 
     async def fence(self, incarnation: int, timeout_s: float) -> None:
-        """See to it that this incarnation of an engine appends nothing more; then all that it had is applied here."""
+        """Ensure that this incarnation of an engine appends nothing more; then all that it had is applied here."""
         await self._wait(lambda finish: self._fence(incarnation, int(timeout_s * 1_000_000), finish), {}, timeout_s)
 
     def _fence(self, incarnation: int, timeout_us: int, finish: Finish) -> None:

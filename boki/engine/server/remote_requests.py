@@ -61,9 +61,9 @@ _log = logging.getLogger("boki.engine")
 
 _TELL_S: Final = 0.1
 _FORGET_US: Final = 5_000_000
-"""A gateway that has not polled for so long is told nothing more."""
+"""A gateway that has not polled for this long is told nothing more."""
 _REMEMBERED: Final = 8192
-"""So many ended requests are remembered, so that a repeated message does not run a call again."""
+"""This many ended requests are remembered, so that a repeated message does not run a call again."""
 _MAX_LOG_REQUESTS: Final = 16_384
 _MAX_DESCRIPTION_BYTES: Final = 2 * MIB
 _RETRY_AFTER_S: Final = 1

@@ -68,12 +68,12 @@ _TICK_S: Final = 0.1
 _GRACE_S: Final = 1.0
 """An engine answers at the deadline; the gateway gives its answer this much longer to arrive."""
 _ASK_AFTER_US: Final = 1_000_000
-"""Requests that wait for so long are asked about: the request, or its answer, may be lost."""
+"""Requests that wait for this long are asked about: the request, or its answer, may be lost."""
 _HOLD_S: Final = 5.0
 """How long a request may wait for an engine that takes it while each refuses it without beginning it."""
 _STATUS_S: Final = 1.0
 _GONE_S: Final = 600.0
-"""A node that is registered no longer is told of for so long."""
+"""A node that is registered no longer is told of for this long."""
 _LIFE_BITS: Final = 32
 _MAX_IN_FLIGHT: Final = 8192
 """Log operations and logged calls that may wait for one engine."""
@@ -189,7 +189,7 @@ class ClusterBackend:
         }
 
     def _lately_gone(self) -> list[dict[str, Any]]:
-        """Who was here a while ago: one that was stopped for good is forgotten in time."""
+        """Who was here a while ago: one that was stopped permanently is forgotten in time."""
         now_s = self._loop.time()
         self._gone = {node: told for node, told in self._gone.items() if now_s - told[1] < _GONE_S}
         return [

@@ -19,7 +19,7 @@ _ACTIVATE_S: Final = 120.0
 """Its modules are imported before that, a few at a time, and each may take its time."""
 _SWITCH_S: Final = 15.0
 _LOOK_S: Final = 1.0
-"""How often it is looked whether another version has been deployed while engines are waited for."""
+"""How often it is checked whether another version has been deployed while engines are waited for."""
 
 
 class ClusterDeployments:

@@ -133,7 +133,7 @@ class Gateway:
         self._calls.give_up(self.core.lose_engine(engine))
 
     def drain(self) -> None:
-        """Say that it is not ready, refuse what is new, end subscriptions and long polls; calls go on."""
+        """Say that it is not ready, refuse what is new, end subscriptions and long polls; calls continue."""
         self.core.drain()
         self._libraries.stop()
         self._door.close()

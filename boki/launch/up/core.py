@@ -15,7 +15,7 @@ from typing import Final
 FIRST_DELAY_US: Final = 100_000
 LAST_DELAY_US: Final = 10_000_000
 SETTLED_US: Final = 10_000_000
-"""A process that has run for so long counts as healthy: its next end is a first one again."""
+"""A process that has run for this long counts as healthy: its next end is a first one again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Row:
     kill_at_us: int = 0
 
     def move(self, event: Event) -> None:
-        """Go on as the table says; what is not in it is a bug of ours."""
+        """Continue as the table says; what is not in it is a bug of ours."""
         self.state = NEXT[self.state, event]
 
 

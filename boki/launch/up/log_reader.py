@@ -121,7 +121,9 @@ class NodeLog:
             return _DAY_US
 
     def _next(self, text: str) -> LogLine:
-        """The line; one that has no time belongs to the one before it. Without a known day, times are of some day."""
+        """The line; one that has no time belongs to the one before it. Without a known day, times are of an unknown
+        day.
+        """
         line = self._json(text) if text.startswith("{") else None
         line = line or self._console(text)
         self._last = line

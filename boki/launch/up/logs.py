@@ -38,7 +38,7 @@ def older(file: Path) -> Path:
 
 
 def bound(file: Path, max_bytes: int = MAX_BYTES) -> bool:
-    """Once the file is larger, move what is in it to `older(file)` and begin anew. Whether that was so.
+    """Once the file is larger, move what is in it to `older(file)` and begin again. Whether that was so.
 
     It is copied and emptied, not renamed: whoever writes has it open. A line that is written between the two is lost.
     """

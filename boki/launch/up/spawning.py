@@ -65,7 +65,7 @@ class Spawner:
             raise Unavailable("this process cannot become the reaper of its children's children") from None
 
     def start(self, process: Process, log_file: Path) -> None:
-        """Start it; `on_started` tells what became of that, perhaps before this returns."""
+        """Start it; `on_started` tells the outcome of that, perhaps before this returns."""
         if process.is_boki and IS_LINUX:
             order = zygote.Order(process.node, process.command, str(log_file))
             self._order(process.node, msgspec.json.encode(order) + b"\n")

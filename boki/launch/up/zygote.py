@@ -4,7 +4,7 @@ The forked role belongs to the supervisor and not to the zygote: whoever forked 
 hands it to the supervisor, which is its session's reaper. So a zygote may be killed, and nobody else notices; and a
 role ends with the supervisor. Linux only, where all of this is; elsewhere roles are started as programs.
 
-One JSON object a line: orders come in, what became of them goes out. The end of the input ends the zygote.
+One JSON object a line: orders come in, the outcome of them goes out. The end of the input ends the zygote.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def find_parts() -> Parts:
 
 
 def zookeeper_jars() -> tuple[list[Path], list[str]]:
-    """The jars that are there, and the names of those that are not."""
+    """The jars that exist, and the names of those that are not."""
     package = package_folder("pyspark")
     if package is None:
         return [], list(_JARS)

@@ -1,7 +1,7 @@
 """Carries out one call of a step: its attempts, one after the other, until one counts.
 
 An attempt runs in the worker's own loop (an `async def` step) or in a thread (a `def` step), where everything is
-allowed. It ends with a value, an error, or by running out of time; then the step's policy decides about another one.
+allowed. It ends with a value, an error, or by timing out; then the step's policy decides about another one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Attempts:
         self._is_stopped = False
 
     def retrying(self) -> Retrying | None:
-        """What is to be recorded, so that another run goes on after the attempts of this one."""
+        """What is to be recorded, so that another run continues after the attempts of this one."""
         if not self.due_us or self._failure is None:
             return None
         return Retrying(self.command.n, self.count, self.due_us, self.began_us, self._failure)
@@ -153,7 +153,7 @@ class Attempts:
         self._beating(self, details)
 
     def _expire(self) -> None:
-        """The attempt has run out of time. A thread cannot be ended: it is left alone, and its result is dropped."""
+        """The attempt has timed out. A thread cannot be ended: it is left alone, and its result is dropped."""
         future = self._future
         if future is None:
             return

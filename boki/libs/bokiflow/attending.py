@@ -23,7 +23,7 @@ D_co = TypeVar("D_co", covariant=True)
 
 _PAGE_RECORDS: Final = 1_000
 _KEPT_EVERY: Final = 64
-"""After so many records the whole state is written down, and what stands below is trimmed."""
+"""After this many records the whole state is written down, and what stands below is trimmed."""
 _PAUSE_US: Final = 2_000_000
 """After an error that may pass."""
 

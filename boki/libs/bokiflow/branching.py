@@ -87,7 +87,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def rewound(branch: Branch, *, history: History, writer: int, life: int, at_us: int) -> bytes:
-    """The record that has a journal go on from the point; it goes to the journal's next place."""
+    """The record that has a journal continue from the point; it goes to the journal's next place."""
     kept = history.entries[: branch.cut]
     seen = kept[-1].seen if kept else history.cursor
     fact = Rewound(branch.n, branch.scopes)

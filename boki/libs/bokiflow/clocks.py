@@ -79,7 +79,7 @@ class VirtualClock:
         return timer
 
     def run_in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """See `FlowClock`. Time stands still while it runs."""
+        """See `FlowClock`. Time stops while it runs."""
         self._clock.thread_started()
         future = asyncio.get_running_loop().run_in_executor(None, work)
         future.add_done_callback(lambda _: self._clock.thread_stopped())

@@ -1,8 +1,8 @@
 """One execution of a run in this process. Everything that its `Machine` decides is carried out here.
 
-Steps run as tasks of the worker's loop; when one has ended its record is on the way to the log, and the body goes on at
-once. What has an effect waits until everything before it is durable, and so does the result. All callbacks are called
-by the worker's loop between tasks, so that the body's own loop may run inside of them.
+Steps run as tasks of the worker's loop; when one has ended its record is on the way to the log, and the body continues
+at once. What has an effect waits until everything before it is durable, and so does the result. All callbacks are
+called by the worker's loop between tasks, so that the body's own loop may run inside of them.
 
 **Messages** are read when the body waits for one, when a run was woken, and from a second on: short runs
 never look. **Rest**: if for a while there was nothing to do but to wait for the time, for messages or for calls, the
@@ -138,7 +138,7 @@ class Execution:
             raise journal.error
 
     async def record_continuation(self, payload: Payload) -> None:
-        """The workflow begins anew, by a record in front of which the journal is trimmed."""
+        """The workflow begins again, by a record in front of which the journal is trimmed."""
         await record_continuation(
             self._ctx, self.machine, self.inbox, self.journal, self._history, self._clock.now_us(), payload
         )
@@ -168,7 +168,7 @@ class Execution:
         self._replay()
 
     def _replay(self) -> None:
-        """Go on with the journal; what the body asks of the log is answered in between."""
+        """Continue with the journal; what the body asks of the log is answered in between."""
         for _ in self._replaying:
             self._keeper.begin()
             return

@@ -131,7 +131,7 @@ class Flow:
         book: str | None = None,
         parent_close: ParentClose = "cancel",
     ) -> Child[Any]:
-        """Start a workflow or a function as a logged call, and go on. See `call`."""
+        """Start a workflow or a function as a logged call, and continue. See `call`."""
         body = body_of("flow.start")
         work = body.call(target, payload, id, awaits=False, parent_close=parent_close, book=book)
         body.children[work.invocation_id] = work

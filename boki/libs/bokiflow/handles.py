@@ -63,7 +63,7 @@ class WorkflowState(msgspec.Struct, frozen=True, kw_only=True):
     accepted_us: int
     finished_us: int
     wakes_us: int
-    """When it goes on by itself, if it is suspended until a time."""
+    """When it continues by itself, if it is suspended until a time."""
     note: str
     """Why it is paused."""
     failure: Failure | None
@@ -113,7 +113,7 @@ class Handle(Generic[R]):
     async def result(self, *, wait_s: float | None = None) -> R:
         """What it returned, once it has ended; raises what it ended with.
 
-        `DeadlineExceeded` after `wait_s`, or at the deadline of the calling function: the workflow goes on.
+        `DeadlineExceeded` after `wait_s`, or at the deadline of the calling function: the workflow continues.
         """
         state = await self._state(_LONGEST_WAIT_S if wait_s is None else wait_s)
         if state.state not in OVER:
@@ -197,14 +197,14 @@ class Handle(Generic[R]):
         await self._send(Paused(reason), None)
 
     async def resume(self) -> None:
-        """Go on after `pause`, or after the code was corrected that had diverged."""
+        """Continue after `pause`, or after the code was corrected that had diverged."""
         await self._check_running()
         await self._send(Resumed(), None)
 
     # going back
 
     async def rewind(self, step: int | None = None) -> int:
-        """Have it go on in front of that step: what it did from there on is forgotten, and done again.
+        """Have it continue in front of that step: what it did from there on is forgotten, and done again.
 
         It must have ended, or be paused. `step` is a number as `boki flow show` prints it; None is the last step that
         failed, else nothing is forgotten and only the end is. The number is returned. Effects are not undone, and steps
@@ -220,7 +220,7 @@ class Handle(Generic[R]):
     async def fork(self, step: int | None = None, *, id: str | None = None) -> Handle[R]:  # noqa: A002
         """Begin a workflow of another id with the history of this one in front of that step, messages included.
 
-        `step` is as for `rewind`. This one may run, and goes on as it is. `AlreadyExists` if the id is in use.
+        `step` is as for `rewind`. This one may run, and continues as it is. `AlreadyExists` if the id is in use.
         """
         new_id = uuid4().hex if id is None else check_key(id, "id", MAX_ID_CHARS)
         state = await self._state()
@@ -269,7 +269,7 @@ def closer_of(state: InvocationState) -> Beginning:
 
 
 _ANSWER_S: Final = 5.0
-"""How often an update that is not answered looks whether its workflow still runs."""
+"""How often an update that is not answered checks whether its workflow still runs."""
 
 
 def _value(result: Result) -> Any:

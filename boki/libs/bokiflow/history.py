@@ -64,7 +64,7 @@ def cut_at(entries: Sequence[Entry], n: int) -> int:
 class History:
     """What a run did since it began, or since it was last continued.
 
-    `life`: of which life; what stands there of an earlier one is passed by. None: the latest.
+    `life`: of which life; what stands there of an earlier one is skipped. None: the latest.
     """
 
     def __init__(self, life: int | None = None) -> None:
@@ -147,7 +147,7 @@ class History:
         self.seqnums.append(seqnum)
 
     def _rewind(self, entry: Entry, fact: Rewound, seqnum: int) -> None:
-        """Forget what came after the cut. The workflow's time goes on from the rewind: its timers are not overdue."""
+        """Forget what came after the cut. The workflow's time continues from the rewind: its timers are not overdue."""
         cut = cut_at(self.entries, fact.n)
         kept = list(zip(self.entries[:cut], self.seqnums[:cut], strict=True))
         self._clear(self.began_us if kept else entry.at_us)
@@ -179,7 +179,9 @@ class History:
         return self._last_life if self._life is None else self._life
 
     def scopes(self, run: str) -> Scopes:
-        """Names what the commands of this journal number: they are numbered anew in each life and each continuation."""
+        """Names what the commands of this journal number: they are numbered again in each life and each
+        continuation.
+        """
         return Scopes(self._scopes or ((0, self.scope(run, self.life)),))
 
     def scope(self, run: str, life: int) -> str:

@@ -14,7 +14,7 @@ class Hooks:
     """What happens around steps. A test installs a subclass."""
 
     replays = False
-    """Whether an execution begins anew, by a replay, after everything that it has recorded."""
+    """Whether an execution begins again, by a replay, after everything that it has recorded."""
 
     def dies(self, moment: str, step: str) -> bool:  # noqa: ARG002
         """Whether the process dies now: `moment` is "before" or "after" the body of the step, before its record."""

@@ -100,7 +100,7 @@ class FlowLoop(asyncio.AbstractEventLoop):
             self._is_running = False
 
     def put_away(self) -> None:
-        """End all tasks without letting them do anything: the workflow goes on elsewhere, or later."""
+        """End all tasks without letting them do anything: the workflow continues elsewhere, or later."""
         self._is_closed = True
         self._ready.clear()
         outer = events._get_running_loop()  # noqa: SLF001
@@ -198,7 +198,7 @@ def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Unwind a coroutine; it may neither raise nor wait any more."""
     try:
         coroutine.close()
-    except BaseException as error:  # noqa: BLE001 - a body that does something while it is unwound does it in vain
+    except BaseException as error:  # noqa: BLE001 - what a body does while it is unwound has no effect
         _log.debug("a workflow that was put away raised: %r", error)
 
 

@@ -90,7 +90,7 @@ class Command:
         self.intended = False
         """Whether its journal says that it was about to begin."""
         self.retrying: Retrying | None = None
-        """The last attempt, as the journal tells of it."""
+        """The last attempt, as the journal describes it."""
         self.said: Beat | None = None
         """What it said last of its progress."""
 
@@ -377,7 +377,7 @@ class Machine:
         return list(self._commands.values())
 
     def put_away(self) -> None:
-        """The execution is over, whatever the body thinks: it goes on elsewhere, or later."""
+        """The execution is over, whatever the body thinks: it continues elsewhere, or later."""
         self.loop.put_away()
 
     def _pass_to(self, at_us: int) -> None:

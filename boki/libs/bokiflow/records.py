@@ -88,7 +88,7 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Continued(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The workflow begins anew with this payload; of the journal nothing before this record counts.
+    """The workflow begins again with this payload; of the journal nothing before this record counts.
 
     `place` is the record's own place in the journal, and `number` counts the continuations. Its header's `seen` is
     lowered to where the inbox is to be read from; `taken` names the messages behind it that were taken nevertheless.
@@ -181,13 +181,13 @@ class CancelRequested(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Do not go on until `Resumed`."""
+    """Do not continue until `Resumed`."""
 
     reason: str = ""
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Go on."""
+    """Continue."""
 
 
 Note = Signalled | Updated | Answered | Resolved | CancelRequested | Paused | Resumed | Wanted | Freed | Admission

@@ -4,7 +4,7 @@ BokiError
 ├── InvalidArgument
 │   └── NotDeterministic    a workflow did what a replay could not repeat
 ├── FunctionFailed
-│   └── StepFailed          a step failed for good
+│   └── StepFailed          a step failed permanently
 ├── NotFound
 │   ├── NoSuchSchedule      no schedule of that id was created
 │   └── NoSuchWorkflow      nothing was started under that id
@@ -32,7 +32,7 @@ class NotDeterministic(InvalidArgument):
 
 
 class StepFailed(FunctionFailed):
-    """A step failed for good. `error_type` is the class of what it raised, `step` its name, `attempts` a number."""
+    """A step failed permanently. `error_type` is the class of what it raised, `step` its name, `attempts` a number."""
 
     code = "step_failed"
 

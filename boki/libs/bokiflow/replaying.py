@@ -32,7 +32,7 @@ _OVER: Final = object()
 
 
 class Runnable(Protocol):
-    """What there is to run."""
+    """What can be run."""
 
     name: str
     fn: Any
@@ -67,8 +67,8 @@ def replay(
     context: Variables,
     hand_over: Callable[[Letter], None],
 ) -> Iterator[None]:
-    """Bring the machine to the end of the journal. Go on with it between tasks of the running loop; it stops wherever
-    the body has asked something of the log, to be answered first.
+    """Bring the machine to the end of the journal. Continue with it between tasks of the running loop; it stops
+    wherever the body has asked something of the log, to be answered first.
     """
     read_at = [entry.read_at for entry in history.entries] + [0]
     machine.seen = machine.seen_at = history.cursor

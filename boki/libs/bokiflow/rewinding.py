@@ -40,7 +40,7 @@ FORKED_FROM: Final = "boki:forked_from"
 
 
 async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: int | None, *, is_paused: bool) -> int:
-    """Have a workflow that has ended, or is paused, go on in front of that step: its number."""
+    """Have a workflow that has ended, or is paused, continue in front of that step: its number."""
     run = call.id
     if call.state not in OVER and not is_paused:
         raise WrongState(

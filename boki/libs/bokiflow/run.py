@@ -34,7 +34,7 @@ _AGAIN = ("again", "again_if_failed")
 
 
 class Limited(Runnable, Protocol):
-    """What there is to run, and how it is let begin."""
+    """What can be run, and how it is let begin."""
 
     limit: Limit | None
 

@@ -229,11 +229,11 @@ class StepDecorator:
         """Make a step of a function: its outcome is recorded in the workflow that calls it.
 
         `retry`: when it runs again after an error; None: never. `should_retry` is asked as well, about each error.
-        `timeout_s` bounds each attempt; a `def` step that is late goes on in its thread, and its result is dropped.
+        `timeout_s` bounds each attempt; a `def` step that is late continues in its thread, and its result is dropped.
         `at_most_once`: recorded before it begins, and never begun again: after a crash the call raises
         `OutcomeUnknown`. `pure`: it does nothing but compute or read; it starts without waiting for records, and those
-        of pure steps travel together. `idempotent`: to run it again does no harm, nor in vain, so it starts without
-        waiting for the record of the step before it.
+        of pure steps travel together. `idempotent`: to run it again does no harm, nor without effect, so it starts
+        without waiting for the record of the step before it.
         `raises`: exceptions that the workflow gets as they are, made of their arguments; others come as `StepFailed`.
         """
         chosen = StepOptions(**options)

@@ -12,11 +12,11 @@ from boki.libs.bokiflow.records import Result
 from boki.libs.bokiflow.stepping import Step
 
 ParentClose = Literal["cancel", "kill", "abandon"]
-"""What becomes of a child workflow when its parent has ended first: it is asked to cancel, killed, or goes on."""
+"""The outcome of a child workflow when its parent has ended first: it is asked to cancel, killed, or continues."""
 
 
 CHILD: Final = "boki:child"
-"""The attribute of a call that a workflow has started: the number of its command, and what becomes of it."""
+"""The attribute of a call that a workflow has started: the number of its command, and its outcome."""
 
 
 def child_of(attributes: Mapping[str, Attribute]) -> tuple[int, ParentClose]:
@@ -102,7 +102,7 @@ class CallWork:
 
     @property
     def closes_by(self) -> ParentClose:
-        """What becomes of it when its parent has ended: a function cannot be asked to cancel itself."""
+        """Its outcome when its parent has ended: a function cannot be asked to cancel itself."""
         return "kill" if self.parent_close == "cancel" and not self.is_workflow else self.parent_close
 
     def value(self, result: Result) -> Any:

@@ -1,4 +1,4 @@
-"""`@workflow`: a function that goes on after its last step, whatever crashes.
+"""`@workflow`: a function that continues after its last step, whatever crashes.
 
 ::
 
@@ -55,7 +55,7 @@ _LOSSES: Final = Retry(attempts=10_000, first_s=0.1, max_s=10.0, jitter=0.0, err
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What there is to know of a workflow outside of its process."""
+    """What exists to know of a workflow outside of its process."""
 
     limit: Limit | None = None
 
@@ -134,7 +134,7 @@ class Workflow(Generic[Pay, R]):
         """Start the workflow as a logged call, after `delay_s`; its handle, once that is durable.
 
         `id` is the key of the start: there is one workflow of an id at a time. If one runs, `if_running` decides: "use"
-        it (`KeyReused` if its payload was another one), "fail" (`AlreadyExists`), or "kill" it and start anew. If one
+        it (`KeyReused` if its payload was another one), "fail" (`AlreadyExists`), or "kill" it and start again. If one
         has ended, `if_ended`: "use" it, "fail", "again", or "again_if_failed". Without an id each start is another
         workflow. `attributes` are what lists find it by: up to 16 texts, numbers and booleans. `limit` takes the place
         of what the decorator says, `limit_key` that of the payload's field, and a higher `priority` goes first.

@@ -94,7 +94,7 @@ def consume(
 ) -> Callable[[F], F]:
     """Have the function be called with the messages of the queue `queue` of the LogBook `book` (else: its own).
 
-    `batch`: it takes a list of at most so many (of one if it failed before); 0: one message. `concurrency`: so many
+    `batch`: it takes a list of at most this many (of one if it failed before); 0: one message. `concurrency`: this many
     calls run at once, for each gateway. `group`: the consumer group, which begins with the earliest message.
     `retry_s`: how much later a message comes back after a failure, twice as late each time. Other options are those of
     `@function`.

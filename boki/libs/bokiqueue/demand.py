@@ -32,7 +32,7 @@ Served = tuple[int, Delivery]
 
 
 class Want(Waiter):
-    """A pop or a lease. `wait_s` None: it takes what is there and does not wait. `shard` None: any may serve it."""
+    """A pop or a lease. `wait_s` None: it takes what exists and does not wait. `shard` None: any may serve it."""
 
     __slots__ = ("asked", "count", "group", "kind", "lease_us", "op", "probes", "shard", "wait_s")
 

@@ -2,7 +2,7 @@
 time.
 
 **Reading.** While a caller waits, one task follows the stream (`_read_on`). It appends what callers want, folds what
-comes, and wakes those that are served, be the caller it began for gone or not: it goes on until no act is on its way,
+comes, and wakes those that are served, be the caller it began for gone or not: it continues until no act is on its way,
 everything that no caller received was given back, and no credit stands for callers that are gone. Callers that only
 look (`catch_up`) read by themselves if no reader is there. Without callers nothing is read.
 
@@ -120,7 +120,7 @@ class Following:
 
     @property
     def closing(self) -> asyncio.Task[None] | None:
-        """The reader, if it goes on for no caller."""
+        """The reader, if it continues for no caller."""
         return None if self._waiters else self._reader
 
     def let_go(self) -> None:
@@ -469,7 +469,7 @@ class Queues(Registry[Following]):
         self.bodies = BodyStore()
 
     async def come_to_rest(self, patience_s: float) -> None:
-        """Until nothing goes on beside what is waited for: checkpoints, trims, giving back."""
+        """Until nothing continues beside what is waited for: checkpoints, trims, giving back."""
         for followed in self:
             followed.hurry()
         if readers := [task for followed in self if (task := followed.closing) is not None]:

@@ -35,13 +35,15 @@ DEAD: Final = 4
 TAKE_BYTES: Final = 16 * 1024 * 1024
 """A take ends with the message that fills this: each counts as the largest of its push."""
 MAX_ASIDE: Final = 100_000
-"""Messages of one group and shard that may be aside. At the limit the cursor stands still until some are done."""
+"""Messages of one group and shard that may be aside. At the limit the cursor stalls until some are done."""
 
 _Reason = Annotated[str, Meta(max_length=8_000)]
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message that was taken. `token`: the lease's name; `until_us`: when it runs out, 0 if it was taken for good."""
+    """A message that was taken. `token`: the lease's name; `until_us`: when it runs out, 0 if it was taken
+    permanently.
+    """
 
     spot: Spot
     token: Number
@@ -200,7 +202,7 @@ class Group:
         token: int,
         taken: list[Delivery],
     ) -> bool:
-        """Go on with the push at the cursor; False if there is none, or no room for what it would put aside."""
+        """Continue with the push at the cursor; False if there is none, or no room for what it would put aside."""
         segment = backlog.find(self.cursor)
         if segment is None:
             return False
@@ -247,7 +249,7 @@ class Group:
         else:
             self._hand_out(Aside(spot, BACK), now_us, lease_us, token, taken)
 
-    # What becomes of what was taken
+    # The outcome of what was taken
 
     def leased(self, pos: int, token: int) -> Aside | None:
         """The message, if it is leased under that token."""
@@ -316,7 +318,7 @@ class Group:
         return True
 
     def put_back(self, one: Delivery) -> None:
-        """A message that was taken for good, and that nobody got, can be taken again, with the deliveries before."""
+        """A message that was taken permanently, and that nobody got, can be taken again, with the deliveries before."""
         pos, key = one.spot.pos, one.spot.key
         aside = self.aside[pos] = Aside(one.spot, BACK, deliveries=one.deliveries - 1)
         if key and self._holds(aside) and self._holders.setdefault(key, pos) != pos:
@@ -409,7 +411,7 @@ class Group:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the cursor stands still for what is aside."""
+        """Whether the cursor stalls for what is aside."""
         return len(self.aside) >= MAX_ASIDE
 
     def count(self, status: int) -> int:

@@ -156,7 +156,7 @@ class Line:
         self._last_token = 0
 
     def begin(self, state: ShardState, resume: int) -> None:
-        """Go on from another state of the same stream. What is wanted, and an act on its way, stay."""
+        """Continue from another state of the same stream. What is wanted, and an act on its way, stay."""
         self.state, self.resume = state, resume
         self.saved_records = self.saved_bytes = 0
 
@@ -409,7 +409,7 @@ class Line:
         self.refused = []
 
     def release(self, group: str, deliveries: Iterable[Delivery]) -> None:
-        """Nobody is there any more to have these: others shall."""
+        """Nobody is there any more to have these: others should."""
         messages = [(one.spot.pos, one.token) for one in deliveries]
         for start in range(0, len(messages), MAX_SETTLED):
             settle = Settle(group, GIVE_BACK, messages[start : start + MAX_SETTLED])

@@ -59,7 +59,7 @@ class Message(Generic[T]):
 
     `id` names it in the queue, `deliveries` counts how often it was given out in this group, and `time` is the log's
     time of its push, in microseconds since the epoch. `until` is when its lease runs out, in the same, also
-    after an `extend` of this very message; 0 if it was popped, for good.
+    after an `extend` of this very message; 0 if it was popped, permanently.
     """
 
     __slots__ = ("_kind", "data", "delivery", "form", "group", "is_settled", "queue", "shard")

@@ -70,7 +70,7 @@ class Folds:
         return True
 
     async def _fold(self, logbook: LogBook, record: Record, page_stop: int) -> bool:
-        """Go on by a record that was read. False if that cannot be from here."""
+        """Continue by a record that was read. False if that cannot be from here."""
         kind = records.sound(record)
         is_of_others = isinstance(kind, Setup) and kind.settings.shards != len(self._lines)
         if is_of_others or (kind is None and records.is_newer(record.data)):
@@ -108,7 +108,7 @@ class Folds:
         is_due = False
         if isinstance(kind, Push | Carry):
             self._bodies.keep(record.seqnum, kind, state)
-            # If it let go of what has expired, maybe no other process consumes.
+            # If it drop what has expired, maybe no other process consumes.
             is_due = state.backlog.first_pos > first_pos
         for handed in state.handed:
             if handed.taker == self._taker:
@@ -124,7 +124,7 @@ class Folds:
             self._upkeep.consider(logbook, line)
 
     def _passed(self, record: Record) -> None:
-        """The reading goes on behind it."""
+        """The reading continues behind it."""
         self._follower.next_start = record.next_seqnum
         self._follower.clock.hear(record.time)
 
@@ -149,7 +149,7 @@ async def newest_settings(logbook: LogBook, queue: str, *, fresh: bool = False) 
     """The last record of the settings' tag, 0 if there is none; the queue's settings, None if there are none; and the
     version of their record, which all who read the queue know.
 
-    The first settings of a queue say how many shards it has: records that say otherwise later are passed by.
+    The first settings of a queue say how many shards it has: records that say otherwise later are skipped.
     `VersionTooNew`
     """
     tag = records.settings_tag(queue)

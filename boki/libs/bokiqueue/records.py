@@ -3,7 +3,7 @@
 A record is one byte of version and a MessagePack array (`boki.libs.fold.codec`). Messages stand in it as they are; a
 record of `push_many` holds many. Anyone who may append to a book may append under a queue's tags, so a record is
 hostile until it has passed: it decodes, every number, list and text is within what this library itself writes, and it
-stands under exactly the tags that its kind needs. What fails is **passed by**: it changes nothing but a counter
+stands under exactly the tags that its kind needs. What fails is **skipped**: it changes nothing but a counter
 (`QueueStats.passed_by`), and every fold passes it by alike, because nothing is looked at here but the record itself and
 the shape of the queue. A well-formed record that lies is believed: the right to append to a book is the right to
 administer its queues. The limits are part of the format: they may be wider than those of the API, and never narrower.
@@ -120,7 +120,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Give the group's next `count` messages: for good if `lease_us` is 0. `op` names the request (see `state`)."""
+    """Give the group's next `count` messages: permanently if `lease_us` is 0. `op` names the request (see `state`)."""
 
     group: GroupName
     count: Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
@@ -193,7 +193,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     group: GroupName
     messages: Annotated[list[Handle], Meta(max_length=MAX_ENTRIES)]
     by: Taker = b""
-    """Names the block whose effects these are: of several for one lease each looks whether it is this one."""
+    """Names the block whose effects these are: of several for one lease each checks whether it is this one."""
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
@@ -253,7 +253,7 @@ class Carry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
-    """A process consumes for a group, for this long; 0: it has left. Shards are dealt out to those that are there."""
+    """A process consumes for a group, for this long; 0: it has left. Shards are dealt out to those that are present."""
 
     shard: Shard
     group: GroupName
@@ -275,7 +275,7 @@ is_newer: Final = CODEC.is_newer
 
 
 def sound(record: Record) -> Kind | None:
-    """The record, if it is a valid one of this format; None if it is to be passed by."""
+    """The record, if it is a valid one of this format; None if it is to be skipped."""
     try:
         kind = CODEC.own(record.data)
     except VersionTooNew:

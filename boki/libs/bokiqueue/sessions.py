@@ -1,9 +1,9 @@
 """What a shard's fold remembers of the processes that take from it. Pure.
 
 **Acts.** A process numbers its acts, and each number counts once. What its last act came to is remembered, because a
-process that begins again from a checkpoint may not have heard of it; and so is what it has taken for good, for as long
-as it says that a caller may not have received it: that can be given back. There are bounds to all of it, oldest acts
-first:
+process that begins again from a checkpoint may not have heard of it; and so is what it has taken permanently, for as
+long as it says that a caller may not have received it: that can be given back. There are bounds to all of it, oldest
+acts first:
 
 * of `MAX_TAKERS` processes, for `TAKER_US` after the last act of each, it is known how far it has counted;
 * of `MAX_TAKEN` messages, and of `MAX_LONG_TAKEN` if the act is longer ago than any append takes, it is known to whom
@@ -61,8 +61,8 @@ _Key = tuple[Any, int]
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True):
-    """What came of an act: for each take its messages (None: there is no such group), for each settled message whether
-    it was in the state that the verb asks for, and so has changed.
+    """The outcome of an act: for each take its messages (None: there is no such group), for each settled message
+    whether it was in the state that the verb asks for, and so has changed.
     """
 
     number: Number
@@ -77,7 +77,7 @@ class Given(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Popped(msgspec.Struct, frozen=True, array_like=True):
-    """What a process took for good and may give back, as long as it does not say that a caller has received it."""
+    """What a process took permanently and may give back, as long as it does not say that a caller has received it."""
 
     group: str
     token: int
@@ -144,7 +144,7 @@ class Takers(Sessions[Given]):
         return [delivery for one in lost for delivery in one.deliveries]
 
     def forget_group(self, group: str) -> None:
-        """It begins anew or is no more: what was taken from it is nothing to it now."""
+        """It begins again or is no more: what was taken from it is nothing to it now."""
         for taker, popped in list(self.popped.items()):
             self.popped[taker] = [one for one in popped if one.group != group]
         self._count_anew()
@@ -182,7 +182,7 @@ class Takers(Sessions[Given]):
 class Standing(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The credit of one process.
 
-    `since`: the act that began it. `silent_us`: when it was first given something that it has not acted upon, 0: there
+    `since`: the act that began it. `silent_us`: when it was first given something that it has not acted on, 0: there
     is nothing. `unheard`: (position, token) of these messages.
     """
 
@@ -224,7 +224,7 @@ class StandingTakes:
         self._groups: dict[str, dict[_Key, Standing]] = {}
         self._takers: dict[bytes, dict[_Key, Standing]] = {}
         self._holders: dict[tuple[str, int, int], Standing] = {}
-        """By group, position and token: the take that has not acted upon what it was given. A fence names thousands."""
+        """By group, position and token: the take that has not acted on what it was given. A fence names thousands."""
         self._count = 0
         self._sound_until_us = NEVER_US
         """No process counts as gone before this: until then `ended` has nothing to look for."""
@@ -305,7 +305,7 @@ class StandingTakes:
         return [one for one in self if one.ends_us <= now_us and not (one.lease_us and one.unheard)]
 
     def next_end_us(self, group: str) -> int:
-        """When the next process may be gone that has not acted upon what it was given; 0: there is none."""
+        """When the next process may be gone that has not acted on what it was given; 0: there is none."""
         return min((one.ends_us for one in self._groups.get(group, {}).values() if one.unheard), default=0)
 
     def unheard_pops(self, group: str) -> int:

@@ -13,7 +13,7 @@ from boki.libs.bokiqueue.records import MAX_SHARDS, Settings, Setup
 from boki.libs.bokiqueue.refusals import check_count, check_span, no_such_queue
 
 SETTINGS_S: Final = 1.0
-"""For so long a handle trusts the settings that it has read."""
+"""For this long a handle trusts the settings that it has read."""
 MAX_MESSAGES: Final = 1_000_000_000
 
 

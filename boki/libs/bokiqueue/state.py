@@ -7,8 +7,9 @@ processes never contend for anything, and no condition is needed.
 **Standing takes** are asked for in advance, and given what comes by the record with which it comes (`sessions`).
 
 **Once.** A process numbers its acts, and the fold counts each (taker, number) once: an append whose outcome is unknown
-is simply made again. What the last act of a taker was given is remembered until its next act, and what it has taken for
-good and nobody has received yet for as long as it says so: that can be given back. `sessions` has the bounds. A take
+is simply made again. What the last act of a taker was given is remembered until its next act, and what it has taken
+permanently
+ and nobody has received yet for as long as it says so: that can be given back. `sessions` has the bounds. A take
 with an `op` of its own is remembered for `OP_US`, if there are not too many later ones: whoever repeats it, also from
 another process, is given the same messages, and they are not trimmed until then; of a lease, those still leased under
 it, and if there are none it is a new one.
@@ -57,7 +58,7 @@ from boki.libs.bokiqueue.sessions import Given, Handed, Popped, StandingTakes, T
 from boki.libs.bokiqueue.snapshots import GroupSnapshot, OpDone, Snapshot
 
 OP_US: Final = 3_600 * 1_000_000
-"""So long a take with an op of its own can be repeated."""
+"""This long a take with an op of its own can be repeated."""
 MAX_OPS: Final = 10_000
 """Ops of a shard that are remembered at most; the oldest go first."""
 MAX_OP_MESSAGES: Final = 100_000
@@ -80,7 +81,7 @@ class ShardState:
         self._begin()
 
     def _begin(self) -> None:
-        """There is nothing: the queue begins, or begins anew because its book was deleted."""
+        """There is nothing: the queue begins, or begins again because its book was deleted."""
         self.floor = 0
         self.settings = Settings()
         self.backlog = Backlog()
@@ -98,18 +99,18 @@ class ShardState:
         """The last record that made a group: no checkpoint of the state before it moves the floor any more."""
         self.push_rate = Rate()
         self.passed_by = 0
-        """Records that were passed by (see `records`). Of a queue with several shards, shard 0 counts for all."""
+        """Records that were skipped (see `records`). Of a queue with several shards, shard 0 counts for all."""
 
     # The fold
 
     def pass_by(self, seqnum: int) -> None:
-        """Go on past a record that does not count."""
+        """Continue past a record that does not count."""
         if seqnum > self.at:
             self.at = seqnum
             self.passed_by += 1
 
     def apply(self, seqnum: int, time_us: int, record: Kind) -> Given | None:
-        """Go on to the next record of the stream. What came of it, if it is an act that counts; see also `handed`."""
+        """Continue to the next record of the stream. Its outcome, if it is an act that counts; see also `handed`."""
         self.handed = []
         if seqnum <= self.at:
             if isinstance(record, Push):
@@ -211,7 +212,7 @@ class ShardState:
         return given
 
     def _hear(self, seqnum: int, act: Act, time_us: int) -> None:
-        """The taker is there, and grants credit for groups that are there."""
+        """The taker is there, and grants credit for groups that exist."""
         for credit in act.granted:
             self._group_of(credit.group)
         granted = [one for one in act.granted if one.group in self.groups]
@@ -365,7 +366,8 @@ class ShardState:
     def history_for(self, record: Kind) -> tuple[int, int] | None:
         """The part of the stream whose pushes must be given to `put_before` before this record is applied.
 
-        If any of it was trimmed this fold cannot go on: there is a checkpoint beyond the record, to begin anew from.
+        If any of it was trimmed this fold cannot continue: there is a checkpoint beyond the record, to begin again
+        from.
         """
         if not isinstance(record, OpenGroup) or (record.group in self.groups and not record.is_anew):
             return None
@@ -472,7 +474,7 @@ class ShardState:
 
 
 def _put_back(group: Group, settle: Settle, popped: list[Popped]) -> set[tuple[int, int]]:
-    """What the taker took for good, and nobody has received, can be taken again; it can give it back only once."""
+    """What the taker took permanently, and nobody has received, can be taken again; it can give it back only once."""
     wanted = set(settle.messages)
     back = set()
     for index, one in enumerate(popped):

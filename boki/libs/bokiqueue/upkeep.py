@@ -1,7 +1,7 @@
 """Keeping a queue small: checkpoints, trims, and carrying what lingers.
 
 Upkeep is done beside the work by processes that consume, and by those that push what expires. A checkpoint is due after
-so many records of a shard, and written by the process whose act was the last of them. Two that do it at once do no
+this many records of a shard, and written by the process whose act was the last of them. Two that do it at once do no
 harm: of two writers one gives up (`boki.libs.fold.checkpoints`).
 """
 
@@ -39,13 +39,13 @@ SAVE_BYTES: Final = 8 * 1024 * 1024
 """A checkpoint is due after so much of a stream."""
 FEED_BYTES: Final = 4 * SAVE_BYTES
 CARRY_WORTH: Final = 4
-"""Messages that linger are carried when what could be trimmed then has so many times their bytes."""
+"""Messages that linger are carried when what could be trimmed then has this many times their bytes."""
 CARRY_RECORDS: Final = 1_000
 CARRY_BYTES: Final = 4_000_000
 """Records, and about how many bytes of them, that are read and carried at once."""
 _PAGE_RECORDS: Final = 1_000
 _SPOT_BYTES: Final = 100
-"""A carried message has about so many bytes beside its body."""
+"""A carried message has about this many bytes beside its body."""
 
 _NOBODY: Final = b""
 """As the taker of an act that wants nothing."""
@@ -85,7 +85,7 @@ def _restored(shard: int) -> Callable[[bytes, End], tuple[ShardState, int] | Non
 
 
 class Upkeep:
-    """The upkeep of one queue by one process. `save_records`: after so many of a shard a checkpoint is due."""
+    """The upkeep of one queue by one process. `save_records`: after this many of a shard a checkpoint is due."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Upkeep:
         """How much of the feed came, as far as this process has seen to it."""
         self._brought_up_at = 0
         self._carried_at: dict[int, int] = {}
-        """How much it was when shards that lie still were brought up, and when each of them was carried."""
+        """How much it was when shards that are idle were brought up, and when each of them was carried."""
         self._pushed_records = self._pushed_bytes = 0
         """What was pushed by this process, of messages that expire, since it looked after them."""
 
@@ -125,7 +125,7 @@ class Upkeep:
             self._tasks.spawn(self.save(_detached(logbook), line))
 
     def pushed(self, logbook: LogBook, pushes: Iterable[Push]) -> None:
-        """This process has pushed messages that expire. If no process consumes then no other lets go of them."""
+        """This process has pushed messages that expire. If no process consumes then no other drops them."""
         for push in pushes:
             self._pushed_records += 1
             self._pushed_bytes += sum(map(len, push.bodies))
@@ -134,7 +134,7 @@ class Upkeep:
             self._tasks.spawn(self._look(_detached(logbook)))
 
     async def _look(self, logbook: LogBook) -> None:
-        """Follow the queue to its end: a push in it that lets go of others makes a checkpoint, if one is due."""
+        """Follow the queue to its end: a push in it that drops others makes a checkpoint, if one is due."""
         try:
             await self._catch_up(logbook)
         except BokiError as error:
@@ -147,7 +147,7 @@ class Upkeep:
         """
         state = line.state
         floor = state.needed_floor(state.time_us)
-        data = msgspec.msgpack.encode(state.snapshot())  # now: the state goes on at the next await
+        data = msgspec.msgpack.encode(state.snapshot())  # now: the state continues at the next await
         covers, checkpoints = state.at, _checkpoints(self._queue, line.shard, line.saved_bytes)
         try:
             if self._is_worth_carrying(line, floor, fed_bytes):
@@ -184,7 +184,7 @@ class Upkeep:
             _log.warning("queue %s could not be trimmed, and will be after its next checkpoint: %s", self._queue, error)
 
     async def _trim_feed(self, logbook: LogBook, line: Line) -> None:
-        """The feed can go below what every shard has done without; shards that lie still are brought up first."""
+        """The feed can go below what every shard has done without; shards that are idle are brought up first."""
         self._feed_bytes += SAVE_BYTES
         lines = [other for other in self._lines if other.state.at]
         if self._feed_bytes - self._brought_up_at > FEED_BYTES:

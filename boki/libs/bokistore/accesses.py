@@ -102,7 +102,7 @@ class Direct:
         under a `key`.
         """
         row = self._reader.rows.find(name)
-        if row is None and self._reader.is_far:  # a gateway's view after the append would not tell what came of it
+        if row is None and self._reader.is_far:  # a gateway's view after the append would not tell its outcome
             row, _ = yield from self._reader.catch_up(name)
         if row is None:
             return (yield from self._append(name, update, key))

@@ -81,7 +81,7 @@ class Map:
     ) -> list[Item]:
         """Items in the order of their keys, with `start <= key < stop`; as of one moment.
 
-        Go on with `after` the last key of a page: what is put or taken away meanwhile moves no other item.
+        Continue with `after` the last key of a page: what is put or taken away meanwhile moves no other item.
         """
         return self._run(self._requests.scan(prefix, start, stop, after, limit))
 
@@ -118,7 +118,7 @@ class StoredSet:
         return self._way.run(self._requests.length())
 
     def members(self, *, prefix: str = "", after: str | None = None, limit: int = 1_000) -> list[str]:
-        """Members in order; go on with `after` the last one."""
+        """Members in order; continue with `after` the last one."""
         found = self._way.run(self._requests.scan(prefix, "", None, after, limit))
         return [member for member, _ in found]
 

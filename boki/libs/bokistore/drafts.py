@@ -1,9 +1,9 @@
 """Drafts: what a transaction has read of an object and wants to make of it. Pure.
 
-A draft keeps everything that the transaction has done with the object, in order, with what came of it. That is the read
+A draft keeps everything that the transaction has done with the object, in order, with its outcome. That is the read
 set at its exact grain: the path, the length, the scan that was asked for. So when others have changed the object
 meanwhile, the same actions are tried on the new version; if each comes to the same result, nothing that the transaction
-has seen is wrong, and the draft goes on from there.
+has seen is wrong, and the draft continues from there.
 """
 
 from __future__ import annotations

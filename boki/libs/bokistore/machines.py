@@ -224,7 +224,7 @@ def method_of(kind: type[ReplicatedObject], name: str, wanted: str) -> Callable[
 
 
 def catch_up(machine: Machine) -> Steps[None]:
-    """Carry out all calls that are there by now."""
+    """Carry out all calls that have come by now."""
     while True:
         start = machine.known_to
         page: Page = yield ReadPage(CALLS + machine.name, start)

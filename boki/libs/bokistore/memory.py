@@ -68,7 +68,7 @@ class Memory:
             _log.info("object %s of book %s was not saved: %s", name, logbook.name, error)
 
     async def come_to_rest(self, patience_s: float | None = None) -> None:
-        """Until nothing goes on beside the calls, or for that long."""
+        """Until nothing continues beside the calls, or for that long."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=patience_s)
 

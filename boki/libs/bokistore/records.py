@@ -23,7 +23,7 @@ A transaction is appended on the condition that the rows of all objects that it 
 records that it has seen. So the index of the log decides, in the order of the log, and what is aborted never appears in
 any row: whoever reads a row needs to know nothing of other objects.
 
-Anyone who may append to the book may append under these tags. What is not a record of the store is passed by, by every
+Anyone who may append to the book may append under these tags. What is not a record of the store is skipped, by every
 reader alike; what does not fit the object changes nothing (`boki.libs.bokistore.views`).
 """
 
@@ -103,7 +103,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """What holds for a store."""
 
     history_us: int | None = None
-    """So long the past of objects stays readable, by the log's time; None: for ever."""
+    """This long the past of objects stays readable, by the log's time; None: forever."""
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):

@@ -162,8 +162,8 @@ class _Objects:
     async def objects(self, *, prefix: str = "", after: str | None = None, limit: int = 1_000) -> _Names:
         """The names of the objects that exist, in order; as of one moment.
 
-        Go on with `after` the last name of a page: objects that come and go meanwhile move no other one. A transaction
-        does not find the objects here that it has made itself.
+        Continue with `after` the last name of a page: objects that come and go meanwhile move no other one. A
+        transaction does not find the objects here that it has made itself.
         """
         return await self._names(OBJECTS, PARTITIONS, prefix, after, limit)
 
@@ -373,7 +373,7 @@ class Store(_Objects):
     async def watch(self, name: str) -> AsyncGenerator[Version, None]:
         """The object as it is now, and then each version that comes, until the call's deadline.
 
-        A watcher that is slower than what is trimmed goes on with the version that is there then.
+        A watcher that is slower than what is trimmed continues with the version that is there then.
         """
         watch = Watch(self.way.reader, check_object_name(name))
         while True:
@@ -387,7 +387,7 @@ class Store(_Objects):
                 continue
 
     async def configure(self, *, history_s: float | None) -> None:
-        """Set for how many seconds the past stays readable, by the log's time; None, as at first: for ever.
+        """Set for how many seconds the past stays readable, by the log's time; None, as at first: forever.
 
         What is older is trimmed when its object is saved the next time, after some hundred updates.
         """

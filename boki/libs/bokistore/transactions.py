@@ -377,7 +377,7 @@ class Transaction:
 
 
 def _certain(reads: Steps[T]) -> Steps[T]:
-    """Reads that tell what became of a commit: an error of theirs says nothing of that."""
+    """Reads that tell the outcome of a commit: an error of theirs says nothing of that."""
     try:
         return (yield from reads)
     except BokiError as error:

@@ -50,7 +50,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a write in the log's order: the results of its updates, or why none of them was carried out."""
+    """The outcome of a write in the log's order: the results of its updates, or why none of them was carried out."""
 
     seqnum: int
     results: tuple[Any, ...] = ()
@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def step(view: View, name: str, record: Record) -> tuple[View, Write | None, Outcome]:
-    """The view after the next record of the object's row, the record if it is one of a store, and what became of it.
+    """The view after the next record of the object's row, the record if it is one of a store, and its outcome.
 
     What is not a write of this object, or does not fit it, changes nothing but `last`.
     """
@@ -232,7 +232,7 @@ class Rows:
         self._size_bytes = 0
 
     def measure(self, row: Row) -> None:
-        """A row has changed: count its bytes anew, and forget what was used longest ago if there are too many."""
+        """A row has changed: count its bytes again, and forget what was used longest ago if there are too many."""
         if self._rows.get(row.name) is not row:
             return
         self._size_bytes += row.size_bytes - self._sizes.get(row.name, 0)

@@ -58,7 +58,7 @@ class Format(Protocol):
         """The record of an end."""
 
     def read(self, record: Record) -> Part | End | None:
-        """What a record of the checkpoints' tag is; None if it is neither, and passed by."""
+        """What a record of the checkpoints' tag is; None if it is neither, and skipped."""
 
 
 class _Plain:
@@ -104,14 +104,14 @@ class Checkpoints(Generic[S]):
     # Writing
 
     def save(self, data: bytes, covers: int, floor: int, tags: Sequence[str]) -> Steps[End | None]:
-        """Write the state after record `covers`, taken before this begins, as it goes on meanwhile; its end, which has
-        these tags beside that of checkpoints. None: another process was quicker, or has written a later one.
+        """Write the state after record `covers`, taken before this begins, as it continues meanwhile; its end, which
+        has these tags beside that of checkpoints. None: another process was quicker, or has written a later one.
         """
         try:
             last = yield from tail(self.tag)
             newest = yield from self._end_until(last)
             if newest is not None and newest[0].seqnum > covers:
-                return None  # what it lets go of this one may need
+                return None  # what it drops this one may need
             before, first = 0 if last is None else last.seqnum, 0
             for start in range(0, max(len(data), 1), PART_BYTES):
                 part = NewRecord(self._form.part(data[start : start + PART_BYTES]), (self.tag,))

@@ -3,7 +3,7 @@
 Only records tell the log's time: that of the cut which ordered them. A record that was read may be old, so it says no
 more than that the time is not earlier. What this process itself has just appended says how late it is. Until then, and
 when that was long ago, the clock is not *sure*: code that depends on a time to come asks the log first, by an append.
-Between records time goes on as it does here.
+Between records time continues as it does here.
 
 Waits are measured by the event loop's clock, or by what the log itself has waited (in a test its time is virtual).
 """

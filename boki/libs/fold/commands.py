@@ -1,7 +1,7 @@
 """Numbered commands: a session numbers what it asks of a fold, and each number counts once, however often appended.
 
 An append whose answer is lost may have happened. So a command carries its session and a number, and is appended again
-under that number for as long as it is in doubt. The fold counts a number once, and remembers what came of it until the
+under that number for as long as it is in doubt. The fold counts a number once, and remembers its outcome until the
 session's next command, for a process that begins again from a checkpoint and has not heard of it. Pure.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Final, Generic, Protocol, TypeVar
 
 SESSION_US: Final = 15 * 60 * 1_000_000
-"""A session that has sent no command for this long is forgotten, with what came of its last one."""
+"""A session that has sent no command for this long is forgotten, with the outcome of its last one."""
 MAX_SESSIONS: Final = 10_000
 """Sessions that a fold remembers; beyond that the longest silent are forgotten first."""
 
 
 class Counted(Protocol):
-    """What came of a command, with what a library adds to it."""
+    """The outcome of a command, with what a library adds to it."""
 
     @property
     def number(self) -> int:
@@ -31,7 +31,7 @@ A = TypeVar("A", bound=Counted)
 
 
 class Sessions(Generic[A]):
-    """The sessions that command a fold, and what came of the last command of each."""
+    """The sessions that command a fold, and the outcome of the last command of each."""
 
     def __init__(self, last: dict[bytes, A], *, keep_us: int = SESSION_US, most: int = MAX_SESSIONS) -> None:
         self.last = last

@@ -49,7 +49,7 @@ class Source(Protocol):
 class FromTheBeginning(Generic[F]):
     """The source of a fold without checkpoints: it is made again from all records that there are.
 
-    `read` gives the record's value, None for what is passed by.
+    `read` gives the record's value, None for what is skipped.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FromTheBeginning(Generic[F]):
 
 
 class Waiter:
-    """A caller that waits: until `finish`, or for `patience_s` seconds from `since` on (None: without end)."""
+    """A caller that waits: until `finish`, or for `patience_s` seconds from `since` on (None: without limit)."""
 
     __slots__ = ("error", "from_read", "is_done", "patience_s", "ready", "result", "session", "since", "wake")
 

@@ -1,6 +1,6 @@
 """Registry of what a library follows, one for each connection to the log: shared by all calls, evicted when idle.
 
-A fold is kept for as long as it is used and a while longer, because to make it anew means to read a checkpoint. There
+A fold is kept for as long as it is used and a while longer, because to make it again means to read a checkpoint. There
 is no timer: what is idle goes when something else is followed. `logbook.session.shared(MyRegistry)` is the one of a
 connection.
 """
@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Followed)
 
 
 class Registry(Generic[F]):
-    """What is followed over one connection, by book and name, and the tasks that go on beside the callers."""
+    """What is followed over one connection, by book and name, and the tasks that continue beside the callers."""
 
     def __init__(self) -> None:
         self.tasks = Tasks()
@@ -68,7 +68,7 @@ class Registry(Generic[F]):
 
 
 class Tasks:
-    """Work that goes on beside the callers: checkpoints, trims, clean-up."""
+    """Work that continues beside the callers: checkpoints, trims, clean-up."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
@@ -89,7 +89,7 @@ class Tasks:
         return task
 
     async def come_to_rest(self, patience_s: float = math.inf) -> None:
-        """Until all work has ended, also what it has spawned; what goes on for longer than `patience_s` is cancelled.
+        """Until all work has ended, also what it has spawned; what continues for longer than `patience_s` is cancelled.
         The task that calls this is not waited for.
         """
         loop = asyncio.get_running_loop()

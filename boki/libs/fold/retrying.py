@@ -5,7 +5,7 @@ two follow the only two loops that a library needs:
 
 - `until_answered` for what changes nothing, or nothing more the second time: reads, trims, appends under a key.
 - `until_decided` for an append under a condition. Once an answer was lost, "refused" no longer means "did not happen",
-  so it goes on until the log has decided.
+  so it continues until the log has decided.
 
 `Repetition` is the decision alone, pure, for blocking code, generators and tests.
 """
@@ -53,7 +53,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PATIENT: Final = Backoff()
-"""Without end: the deadline of the call, or a cancellation, ends it."""
+"""Without limit: the deadline of the call, or a cancellation, ends it."""
 
 
 class Repetition:
@@ -102,7 +102,7 @@ async def until_answered(
     *,
     rng: Random | None = None,
 ) -> T:
-    """Do what may be repeated without harm, until it succeeds or is refused for good.
+    """Do what may be repeated without harm, until it succeeds or is refused permanently.
 
     `what` names it in the log. `rng` draws the jitter; without it pauses have none, so that tests and simulations are
     repeatable.

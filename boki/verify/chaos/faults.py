@@ -1,8 +1,9 @@
 """The classes of faults, each as what it does to a running cluster and how it is taken back.
 
-A fault begins, holds for a while that the schedule draws, and ends; then the cluster must go on by itself. What a
-fault hits is drawn from the seed, so a run can be repeated as far as real processes repeat anything. Every fault looks
-whether it was felt: a signal to a process that was not there proves nothing.
+A fault begins, holds for a while that the schedule draws, and ends; then the cluster must continue by itself. What a
+fault hits is drawn from the seed, so a run can be repeated as far as real processes repeat anything. Every fault checks
+whether
+ it was felt: a signal to a process that was not there proves nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Patient(Protocol):
         """SIGCONT."""
 
     def is_paused(self, node: str) -> bool:
-        """Whether it stands still, as the kernel says."""
+        """Whether it stalls, as the kernel says."""
 
     def busy_links(self) -> list[tuple[str, str]]:
         """Pairs of nodes of which the first has much to say to the second."""

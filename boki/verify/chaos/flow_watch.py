@@ -1,4 +1,4 @@
-"""Workflows under chaos: users start errands, signal and cancel them over HTTP, and what came of it all.
+"""Workflows under chaos: users start errands, signal and cancel them over HTTP, and its outcome all.
 
 The workflows run in the cluster's own workers, so the faults that hit engines, gateways and the log hit them. What a
 user asks is repeated under its key until it is answered.

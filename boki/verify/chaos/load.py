@@ -1,4 +1,4 @@
-"""Load on a cluster under fault, as a process of its own: so many sessions, and the history of what they were told.
+"""Load on a cluster under fault, as a process of its own: this many sessions, and the history of what they were told.
 
 It obeys lines on its standard input: `stop` ends the load, `read` reads everything out and writes the history. What it
 has to say it says in JSON lines: how many operations were acknowledged so far, and the result in the end.

@@ -1,4 +1,4 @@
-"""Objects under chaos: processes of transactions, killed and halted on the way, and what came of it all.
+"""Objects under chaos: processes of transactions, killed and halted on the way, and its outcome all.
 
 Transactions over lists are judged by the checker for list-append histories, with a last transaction that reads all
 lists; money by its sum, in every audit and in the end; counts by their numbers.

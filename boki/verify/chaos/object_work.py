@@ -34,7 +34,7 @@ TASKS: Final = 6
 TICKS_A_US: Final = 16
 _LISTS: Final = 4
 _EPOCH_S: Final = 2.0
-"""So long lists grow, before there are new ones: each read carries a whole list."""
+"""This long lists grow, before there are new ones: each read carries a whole list."""
 _PAUSE_S: Final = 0.03
 _RETRY_S: Final = 0.2
 
@@ -57,7 +57,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the file. A transaction has two: what it is about to append, and what became of it."""
+    """A line of the file. A transaction has two: what it is about to append, and its outcome."""
 
     number: int
     kind: str = "lists"

@@ -167,7 +167,7 @@ class Patient:
         await asyncio.to_thread(self._ensemble.stop)
 
     async def status(self) -> dict[str, Any]:
-        """What the gateway tells of all nodes; empty if it does not answer."""
+        """What the gateway describes all nodes; empty if it does not answer."""
         try:
             async with asyncio.timeout(5), Client(self.url) as client:
                 return await client.status()

@@ -1,4 +1,4 @@
-"""Queues under chaos: processes of producers and consumers, killed and halted on the way, and what came of it all."""
+"""Queues under chaos: processes of producers and consumers, killed and halted on the way, and its outcome all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ KILL, STOP = "kill-consumer", "stop-consumer"
 _PROCESSES: Final = 2
 _STOP_WITHIN_S: Final = 60.0
 _STUCK_S: Final = 60.0
-"""How soon queues run empty is up to the machine. If not one message comes out of them for so long, they are stuck."""
+"""How soon queues run empty is up to the machine. If not one message comes out of them for this long, they are
+stuck.
+"""
 _PAGE: Final = 1000
 
 

@@ -1,8 +1,8 @@
 """Producers and consumers of queues on a cluster under fault, as a process that may be killed at any moment.
 
-What it was told it writes to a file at once, line by line; started again under the same name it goes on from there: the
-push that was under way is made again under its key, the pop under its op. The word `stop` on its standard input ends
-the producers, `end` the consumers, too.
+What it was told it writes to a file at once, line by line; started again under the same name it continues from there:
+the push that was under way is made again under its key, the pop under its op. The word `stop` on its standard input
+ends the producers, `end` the consumers, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from boki.verify.chaos.users import word_on_stdin
 
 BOOK: Final = "chaos-queues"
 TICKETS, JOBS, DONE = "tickets", "jobs", "done"
-"""`tickets` are popped for good under ops; `jobs` are leased, and each ends in a record and a message of `done`."""
+"""`tickets` are popped permanently under ops; `jobs` are leased, and each ends in a record and a message of `done`."""
 RESULT: Final = "result"
 CONSUMERS: Final = 2
 """Of each of the two queues, in each process."""

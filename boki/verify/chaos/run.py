@@ -209,7 +209,7 @@ class Chaos:
         await asyncio.to_thread(self._judge)
 
     async def _inflict(self, libraries: Sequence[Users]) -> None:
-        """Faults until the time is up, and until every class has been felt, or has come in vain too often."""
+        """Faults until the time is up, and until every class has been felt, or has come without effect too often."""
         hurting = [asyncio.create_task(users.hurt()) for users in libraries]
         try:
             await self._inflict_all()
@@ -258,7 +258,7 @@ class Chaos:
         }
 
     async def _settle(self) -> None:
-        """Every fault is over: appends must go on, and every node be at work, within a bounded time."""
+        """Every fault is over: appends must continue, and every node be at work, within a bounded time."""
         self._tell("faults are over")
         before = (await self._word_of("progress"))["acknowledged"]
         try:

@@ -330,7 +330,7 @@ class Session:
             self._history.read_out(reader, book, now_us(), records)
 
     async def unfinished(self, wait_s: float) -> list[str]:
-        """Of the calls that were accepted, those that have not ended after so long."""
+        """Of the calls that were accepted, those that have not ended after this long."""
         late: list[str] = []
         until = time.monotonic() + wait_s
         for call in self.accepted:

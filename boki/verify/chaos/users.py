@@ -55,7 +55,7 @@ class Users:
         )
 
     async def hurt(self) -> None:
-        """Kill one of them, halt another, and go on like that, one at a time, until `calm`: then all run."""
+        """Kill one of them, halt another, and continue like that, one at a time, until `calm`: then all run."""
         first, second, *_ = self._orders
         await self._kill(first)
         await self._stop(second)

@@ -223,7 +223,7 @@ class Facts:
         )
 
     def _may_have_stood(self, call: Call, payload: str, seqnum: int) -> bool:
-        """Whether a payload may have been there unseen: it is nowhere else, or it is there anew since a deletion."""
+        """Whether a payload may have been there unseen: it is nowhere else, or it is there again since a deletion."""
         is_keyed = isinstance(call.request, Appending) and call.request.key is not None
         return (call.book, payload) not in self.places or (is_keyed and self.may_be_deleted(call.book, seqnum))
 

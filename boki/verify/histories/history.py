@@ -90,7 +90,7 @@ class Getting(msgspec.Struct, frozen=True, tag="get"):
 
 
 class Trimming(msgspec.Struct, frozen=True, tag="trim"):
-    """Records of the tag (of the book, if None) below `before` shall go. → `Told` or `Refused`"""
+    """Records of the tag (of the book, if None) below `before` should go. → `Told` or `Refused`"""
 
     before: int
     tag: str | None = None
@@ -98,7 +98,7 @@ class Trimming(msgspec.Struct, frozen=True, tag="trim"):
 
 
 class Syncing(msgspec.Struct, frozen=True, tag="sync"):
-    """What anybody had acknowledged shall be seen from now on. → `Told` or `Refused`"""
+    """What anybody had acknowledged should be seen from now on. → `Told` or `Refused`"""
 
 
 Request = Appending | Reading | Getting | Trimming | Syncing
@@ -185,7 +185,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Readout(msgspec.Struct, frozen=True, tag="readout"):
-    """All that one reader could read of a book, or of one of its tags, in the end, when every fault was mended."""
+    """All that one reader could read of a book, or of one of its tags, in the end, when every fault was fixed."""
 
     reader: str
     book: str

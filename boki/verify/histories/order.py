@@ -13,7 +13,7 @@ from boki.verify.histories.history import Appending, Call, Getting, Ordered, Rea
 
 
 class TotalOrder:
-    """Promise 1: a seqnum stands for the same record for every reader, for ever; a record was asked for before it is
+    """Promise 1: a seqnum stands for the same record for every reader, forever; a record was asked for before it is
     seen; and a reader gets what it asked for, in order.
     """
 
@@ -103,7 +103,7 @@ class NothingLost:
 
 
 class NothingTwice:
-    """Promise 4: a payload stands in the order once, however often its engine appended it anew; never, if its append
+    """Promise 4: a payload stands in the order once, however often its engine appended it again; never, if its append
     was refused for certain; and the records of one append stand together.
     """
 

@@ -30,7 +30,9 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A consumer's op was given a message for good. The rows of one consumer are in the order in which it was told."""
+    """A consumer's op was given a message permanently. The rows of one consumer are in the order in which it was
+    told.
+    """
 
     queue: str
     consumer: str
@@ -76,7 +78,7 @@ class Leased:
 
 @dataclass(slots=True)
 class Endings:
-    """What became of leased messages, by payload. Of one that nobody knows the end of, nothing stands here."""
+    """The outcome of leased messages, by payload. Of one that nobody knows the end of, nothing stands here."""
 
     results: list[str] = field(default_factory=list)
     """Found in the end: what was appended together with an ack."""
@@ -85,7 +87,7 @@ class Endings:
     acked: list[str] = field(default_factory=list)
     """Whose consumer was told that the ack counts."""
     maybe_acked: list[str] = field(default_factory=list)
-    """Whose consumer has not heard what came of its ack, once for each time."""
+    """Whose consumer has not heard the outcome of its ack, once for each time."""
     dead: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Found in the end: dead letters, with the reason, and how often they were given."""
 
@@ -95,7 +97,7 @@ def find_lost_and_doubled(
 ) -> Iterator[str]:
     """Violations of exactly-once: `found` are the payloads of the queue that have come out, all of them, in the end.
 
-    `unheard`: so many pops without an op came to no end, each of which may have taken a message with it.
+    `unheard`: this many pops without an op came to no end, each of which may have taken a message with it.
     """
     tried = {push.payload for push in pushed if push.queue == queue}
     known = {push.payload for push in pushed if push.queue == queue and push.id}

@@ -17,7 +17,7 @@ from boki.verify.sim.sightings import SITUATIONS
 from boki.verify.sim.simulation import simulate
 
 ENOUGH_SEEDS: Final = 300
-"""So many seeds must have met every rare situation."""
+"""This many seeds must have met every rare situation."""
 _CHUNK: Final = 4
 
 
@@ -109,6 +109,6 @@ def run_seeds(seeds: Iterable[int], processes: int, draw: Draw = draw_options) -
 
 
 def _prepare() -> None:
-    """A worker process has imported everything: what is there now is no garbage, and is not to be looked through."""
+    """A worker process has imported everything: what exists now is no garbage, and is not to be looked through."""
     gc.collect()
     gc.freeze()

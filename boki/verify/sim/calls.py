@@ -6,7 +6,7 @@ now and then, and run again as their policy says; some are suspended, a few time
 that their caller appends sooner or later; some calls are cancelled, wherever they are. Promised is:
 
 - a key has one call, and a call has one outcome, whoever asks wherever, and one end in the log;
-- what was accepted is known from then on, and ends, whatever becomes of its engine;
+- what was accepted is known from then on, and ends, whatever happens to its engine;
 - what is suspended is woken, once: no run begins twice;
 - once a call was started again, here or elsewhere, nothing of the earlier start is appended any more.
 """
@@ -63,7 +63,7 @@ _LATE: Final = 0.0
 """How often the one whose outcome counts then begins later, so that it is overtaken: a probability that tests set."""
 _LATEST_S: Final = 0.03
 _GRACE_S: Final = 0.5
-"""An engine that is registered no more is soon taken for lost: wrongly, sometimes, which must do no harm."""
+"""An engine that is registered no more is soon presumed lost: wrongly, sometimes, which must do no harm."""
 
 
 @dataclass(slots=True)
@@ -244,7 +244,7 @@ class LoggedEngine:
         return await self._execute(call)
 
     async def _execute(self, call: Call) -> Outcome:
-        """In a worker. One that has lost its engine may go on for a while: what comes of it nobody wants to know."""
+        """In a worker. One that has lost its engine may continue for a while: its outcome nobody wants to know."""
         calls = CallsOfEngine(self.calls)
         return await run_on_engine(context_of(call, self._log, self._appends, calls, self._node.now_us))
 
@@ -409,7 +409,7 @@ class CallClients:
             self._tell(asked, outcome.result, outcome.failure)
 
     async def _call_later(self, ledger: CallLedger, asked: Asked) -> None:
-        """Have it logged, and ask what became of it until it has ended."""
+        """Have it logged, and ask its outcome until it has ended."""
         invocation = ""
         try:
             invocation = await ledger.accept(asked.call, key=asked.key)

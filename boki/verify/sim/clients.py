@@ -60,7 +60,7 @@ WIDE: Final = ("bounded", "since", "pair", "follow", "annotate")
 COUNTED_TAG: Final = "!counted"
 """The tag whose counts `Options.counted` seeds name."""
 _CALM: Final = ("append", "append", "read", "tail")
-"""What is asked for when liveness is demanded: nothing that may rightly be refused."""
+"""What is asked for when liveness is demanded: nothing that may be refused."""
 
 
 _BY_CALL: Final = 0.2
@@ -412,7 +412,7 @@ class Client:
 
 
 def operation_of(book: str, request: Request, payload_bytes: int) -> Operation:
-    """What a client asks for, as engines and gateways take it. Payloads are filled up to so many bytes."""
+    """What a client asks for, as engines and gateways take it. Payloads are filled up to this many bytes."""
     match request:
         case Appending(records, when, key):
             rows = [(record.payload.encode().ljust(payload_bytes, b"."), record.tags) for record in records]

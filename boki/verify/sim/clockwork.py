@@ -18,11 +18,11 @@ START_US: Final = 1_700_000_000_000_000
 
 
 _LINES: Final = 2_000
-"""Noted lines are digested so many at once."""
+"""Noted lines are digested this many at once."""
 
 
 _MOST_EVENTS: Final = 5_000_000
-"""A run has about 20,000. One that has so many goes round in a circle, and would never end."""
+"""A run has about 20,000. One that has this many goes round in a circle, and would never end."""
 
 
 class Clockwork:

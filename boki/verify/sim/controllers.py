@@ -37,7 +37,7 @@ class ControllerNode(Node):
             self.deliver(self.name, Leadership(self._is_leader, self._is_connected))
 
     def answer(self, token: Any, value: Any) -> None:
-        """A view or a placement shall be installed."""
+        """A view or a placement should be installed."""
         if token in self._writing or self.session is None:
             return
         self._writing.add(token)

@@ -105,7 +105,7 @@ class Coordinator:
         session.silent_since_us = session.silent_since_us or self.clock.now_us
 
     def expire(self, session: Session) -> None:
-        """The ensemble gives up the session, rightly or not."""
+        """The ensemble gives up the session, justified or not."""
         if not session.is_over:
             self._end(session)
             self.clock.after(self._delay(), self._tell_expiry, session)

@@ -1,7 +1,7 @@
 """Disks that keep what was written apart from what was synced.
 
 Writes of one node are committed in groups, as `boki.host.disk` does it: a group is written, then synced, and only then
-the effects go on. A crash keeps what was synced and, of the group that was being synced, nothing, some of its stores
+the effects continue. A crash keeps what was synced and, of the group that was being synced, nothing, some of its stores
 from the first on, or all; what had not begun is gone. (A store is one record of a write-ahead log: its torn end fails a
 checksum and is dropped as a whole.)
 

@@ -1,9 +1,9 @@
 """The end of some runs: what the system has said to be safe is put to the test by taking everything else away.
 
-When all is healed and has been read, half of these runs lose a storage node without a word: it is taken for lost, and
+When all is healed and has been read, half of these runs lose a storage node without a word: it is presumed lost, and
 what lacks a replica gets another one. Then as many storage nodes as there are replicas are drained, and others come in
 their place. What moves to these is slow: they cannot hear each other at first. When the system says that a drain is
-complete, the drained nodes are switched off for good. When it says that nothing lacks a replica, the power fails, as
+complete, the drained nodes are switched off permanently. When it says that nothing lacks a replica, the power fails, as
 many disks as may are lost, and an engine that has never been there must read everything again.
 
 Rule: what is safe is told by what an operator sees (`status`), never by what a test can see inside.
@@ -24,7 +24,7 @@ from boki.verify.sim.nodes import Node, StorageNode, WholeWorld
 _LOOK_US: Final = 100_000
 _DEAF_US: Final = 2_500_000
 _LOST_US: Final = 4_000_000
-"""A node that has been silent for so long is taken for lost."""
+"""A node that has been silent for this long is presumed lost."""
 _PATIENCE_US: Final = 60_000_000
 
 
@@ -124,7 +124,7 @@ class Farewell:
             node.wipe()
 
     def _lose_disks(self, gone: list[Node]) -> None:
-        """The power fails; of the disks, as many are lost as may be."""
+        """The power fails; of the disks, as many are lost as allowed."""
         self._clock.sometimes("all that was not needed any more was taken away")
         world = self._world
         left = [node for node in world.of(Role.STORAGE) if node not in gone]

@@ -1,6 +1,6 @@
 """Faults as a seed draws them: when each strikes, whom, and how it is taken back.
 
-**What may be lost.** Disks are damaged for good (wiped, rotten) only on nodes that were drawn as victims: as many
+**What may be lost.** Disks are damaged permanently (wiped, rotten) only on nodes that were drawn as victims: as many
 storage nodes as `write_quorum - 1`, as many sequencers as `f`. So a good copy of everything that counts is left, and
 whatever is missing in the end is a broken promise. Crashes, pauses and cuts may hit everybody. `swap` may take two
 other disks, if all that is on them is elsewhere.
@@ -94,7 +94,7 @@ class Faults:
         self._schedule(strike, rate, rng)
 
     def end(self) -> None:
-        """Heal everything: what is cut is joined, what is down comes up, what is stopped goes on."""
+        """Heal everything: what is cut is joined, what is down comes up, what is stopped continues."""
         self._is_over = True
         self._swapping.stop()
         self._keeping.stop()

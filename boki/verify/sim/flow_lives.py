@@ -50,4 +50,4 @@ def _find_wrong(entries: Iterable[Entry]) -> Iterator[str]:
         elif isinstance(entry, Accepted):
             starts = entry.starts
         elif isinstance(entry, Suspended):
-            starts = 0  # they are counted anew
+            starts = 0  # they are counted again

@@ -1,7 +1,7 @@
 """BokiFlow in the simulator: workflows as users write them, on engines that die, in virtual time.
 
 Some processes behind gateways start errands (`boki.verify.sim.flow_work`), signal them before and after the start, and
-cancel those that would wait for ever. What is promised stands in `boki.verify.workloads.errand_checks`, and of the
+cancel those that would wait forever. What is promised stands in `boki.verify.workloads.errand_checks`, and of the
 calls that the workflows are in `boki.verify.sim.flow_lives`.
 """
 

@@ -116,7 +116,7 @@ class GatewayNode(Node):
             answer = await self.backend.request(operation, positions, timeout_us / 1e6)
         except BokiError as error:
             answer = error
-        except Exception as error:  # noqa: BLE001 - a bug of ours: the process would answer 500, and go on
+        except Exception as error:  # noqa: BLE001 - a bug of ours: the process would answer 500, and continue
             self._raised(error)
             return
         if isinstance(answer, ConnectionLost) and isinstance(operation, Append):

@@ -19,7 +19,7 @@ _PAUSED_US = 10_000
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """As much of a loop as tasks, futures and timers need. `is_paused` says whether the process stands still.
+    """As much of a loop as tasks, futures and timers need. `is_paused` says whether the process stalls.
 
     There is one for each life of a process, which ends with `end`: tasks are cancelled, those first that began first.
     """

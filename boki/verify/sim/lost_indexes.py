@@ -1,7 +1,7 @@
 """A scheme: a checkpoint of the index is not where it must be, and then everything that was saved elsewhere goes.
 
 Either a single storage node gets it, one of those whose disks may be lost, or none makes it durable, because all their
-disks stand still. Then the power fails, that disk is lost, and all engines lose theirs, which are caches. Whoever comes
+disks stall. Then the power fails, that disk is lost, and all engines lose theirs, which are caches. Whoever comes
 then begins from the checkpoint before, and needs every entry that followed it.
 """
 

@@ -1,8 +1,8 @@
-"""A scheme: an engine that lives is taken for lost, and another one takes over what it runs.
+"""A scheme: an engine that lives is presumed lost, and another one takes over what it runs.
 
 It has just come back, the other engine's news of who is registered are late, and logged calls of an owner that is not
 known there are those of a lost one. It is fenced, then; if it were not, or if it did not mind, its runs would append
-beside those that were begun anew elsewhere.
+beside those that were begun again elsewhere.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Mistake(Scheme):
         return logged is not None and logged.calls.running_count > 0
 
     def _keep_silent(self) -> None:
-        """What the engine appends is ordered, and it does not hear of it: its calls stand still."""
+        """What the engine appends is ordered, and it does not hear of it: its calls stall."""
         self._incarnation = self._engine.incarnation
         sequencers = [str(node.name) for node in self._cluster.of(Role.SEQUENCER)]
         self._cut("metalog", sequencers, [str(self._engine.name)])

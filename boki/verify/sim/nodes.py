@@ -32,7 +32,7 @@ from boki.verify.sim.options import Options
 _TICK_US: Final = 50_000
 _RESTART_US: Final = 300_000
 _GATHERING: Final = 0.3
-"""So many messages that come to an idle node do not find it awake: it takes in at once all that come meanwhile."""
+"""This many messages that come to an idle node do not find it awake: it takes in at once all that come meanwhile."""
 _INCARNATION_KEY: Final = b"n"
 
 
@@ -53,7 +53,7 @@ class Observer(Protocol):
         """The node is about to lose all that it has in memory."""
 
     def across_terms(self, operation: Operation, term: Term, done: Done) -> Done:
-        """See what becomes of an operation that an engine takes in during that term, and hand it on to `done`."""
+        """See the outcome of an operation that an engine takes in during that term, and hand it on to `done`."""
 
 
 class World(Protocol):
@@ -127,7 +127,7 @@ class Node:
             self.open_session(self._life)
 
     def open_session(self, life: int) -> None:
-        """Come to the coordinator as soon as it can be reached, and go on from there."""
+        """Come to the coordinator as soon as it can be reached, and continue from there."""
         if life != self._life or not self.is_up:
             return
         network = self.world.network
@@ -218,7 +218,7 @@ class Node:
         self._inbox.clear()
 
     def begin_anew(self, why: str) -> None:
-        """The process goes on, the role begins again: fenced, or its session is over. So does who shares its log."""
+        """The process continues, the role begins again: fenced, or its session is over. So does who shares its log."""
         for mate in self.mates.values():
             if mate is not self and mate.is_up:
                 mate.begin_anew_alone(f"{self.name} does")

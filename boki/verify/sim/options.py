@@ -79,7 +79,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pause_us: int = 60_000
     """How long a client thinks between two operations, on average."""
     patience_operations: int = 1_000_000
-    """After so many operations a client thinks twice as long, after as many again three times, and so on."""
+    """After this many operations a client thinks twice as long, after as many again three times, and so on."""
     deadline_us: int = 3_000_000
     mix: dict[str, int] = {}
     """Weights of the operations; those of `boki.verify.sim.clients.OPERATIONS` that are missing have weight 1."""
@@ -115,7 +115,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     queue_shards: int = 1
     """Of the queue whose messages are leased."""
     queue_crashes: float = 0.0
-    """How often each of those processes dies or stands still, per virtual second."""
+    """How often each of those processes dies or stalls, per virtual second."""
     queue_trouble: float = 0.0
     """How often what goes between one of them and its gateway or engine is slow or lost: a probability."""
     stores: int = 0
@@ -129,7 +129,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     flows: int = 0
     """How many users run workflows."""
     is_hosted: bool = False
-    """Whether roles of the same number are one process: they crash, stand still and come back together."""
+    """Whether roles of the same number are one process: they crash, stall and come back together."""
     shares_log: bool = False
     """Whether storage nodes and sequencers of the same number have one write-ahead log: for those that are hosted."""
 

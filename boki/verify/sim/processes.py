@@ -35,7 +35,7 @@ class Process:
         self.is_dead = False
         self.is_paused = False
         self.holds_appends: Callable[[], bool] | None = None
-        """While this is so, what this process appends is on its way; but not for ever."""
+        """While this is so, what this process appends is on its way; but not forever."""
         self.loses_reads = True
         self.loses_next_append = False
         """The next append of this process is carried out, and nobody hears of it."""

@@ -24,7 +24,7 @@ from boki.verify.sim.processes import Process
 
 BOOK: Final = "queues"
 TICKETS, JOBS, DONE = "tickets", "jobs", "done"
-"""`tickets` are popped for good under ops; `jobs` are leased, and mostly end in a record and a message of `done`."""
+"""`tickets` are popped permanently under ops; `jobs` are leased, and mostly end in a record and a message of `done`."""
 RESULT: Final = "result"
 COPY: Final = "copy"
 """A second group that is given every ticket, if the run has one."""
@@ -42,7 +42,7 @@ class Plan:
     """What the queues of a run are like, and how they are used. `groups`: of tickets; `quota`: pushes of a producer.
 
     `has_loose_pops`: tickets are also popped without an op. `job_wait_s`: how long a consumer waits for a job, which is
-    without end in a gateway. `travel_us`: about how long a read and an append take.
+    without limit in a gateway. `travel_us`: about how long a read and an append take.
     """
 
     shards: int
@@ -159,7 +159,7 @@ class Worker:
                 await asyncio.get_running_loop().create_future()  # there is nothing more to push, in this life
             self._under_way[queue.name] = self._draw_push(queue.name)
         payloads, options = self._under_way[queue.name]
-        if "key" not in options:  # made once, whatever comes of it
+        if "key" not in options:  # made once, whatever its outcome
             del self._under_way[queue.name]
         ids = await queue.push_many(payloads, **options)
         self._under_way.pop(queue.name, None)

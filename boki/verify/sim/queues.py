@@ -1,8 +1,8 @@
 """BokiQueue in the simulator: the library as users have it, in processes that die, over simulated engines.
 
 What is promised: every acknowledged push is taken once by an op, or ends once if it is leased; in order, by shard and
-by key; nothing is lost or stuck; dead letters say why. Processes die and stand still while the faults of the run last;
-when everything is healed the queues must run empty, and what is found then is held against all that anybody was told.
+by key; nothing is lost or stuck; dead letters say why. Processes die and stall while the faults of the run last;
+when everything is healed the queues must run empty, and what is found then is compared with all that anybody was told.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class QueueClients:
     # The end
 
     def calm(self) -> None:
-        """Everything is healed: nothing strikes any more, and somebody begins to look whether the queues run empty."""
+        """Everything is healed: nothing strikes any more, and somebody begins to check whether the queues run empty."""
         self._ledger.is_calm = True
         if not self.workers:
             self._is_over = True
@@ -89,7 +89,7 @@ class QueueClients:
 
     @property
     def is_over(self) -> bool:
-        """Whether every queue has run empty, and what came of it has been read."""
+        """Whether every queue has run empty, and its outcome has been read."""
         return self._is_over
 
     async def _audit(self, process: Process) -> None:

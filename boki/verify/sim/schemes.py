@@ -84,7 +84,7 @@ class Scheme(ABC):
         patience_us: int,
         look_us: int = _LOOK_US,
     ) -> None:
-        """Go on as soon as something is so; give the scheme up if that takes too long."""
+        """Continue as soon as something is so; give the scheme up if that takes too long."""
         if is_so():
             then()
         elif patience_us <= 0:
@@ -133,7 +133,7 @@ class SequencerScheme(Scheme):
         return max(lengths, key=lambda log: lengths[log])
 
     def _is_well(self) -> bool:
-        """Whether the term goes on, and all its sequencers take part."""
+        """Whether the term continues, and all its sequencers take part."""
         nodes = [self._cluster.nodes[name] for name in self._view.sequencers]
         return self._cluster.coordinator.views[-1] is self._view and all(
             store is not None and node.incarnation == self._view.incarnations[node.name] and store.may("append")
@@ -278,7 +278,7 @@ class LoneCopy(SequencerScheme):
         self._wait(self._has_next_view, self._await_engines, 3_000_000)
 
     def _on_completion(self, node: Node) -> None:
-        """The other backup is sent what it lacks: now its disk stands still for a while, so that it has that late."""
+        """The other backup is sent what it lacks: now its disk stalls for a while, so that it has that late."""
         if self.is_going and self._awaits_completion and node is self._other:
             self._awaits_completion = False
             node.disk.stalled_until_us = self._clock.now_us + 900_000

@@ -1,6 +1,6 @@
 """A scheme: a gateway dies soon after it has come back, and engines take in the first requests of both its lives.
 
-They stand still as soon as it has asked them something, and go on when it is back. Requests are known by the name of
+They stall as soon as it has asked them something, and continue when it is back. Requests are known by the name of
 the gateway and a number: if a life began with the numbers of the one before, its first request would be taken for that
 one's, and be given its answer.
 """
@@ -16,9 +16,9 @@ from boki.verify.sim.schemes import Cluster, Later, Scheme
 
 _BACK_US: Final = 1_000
 _ASKING_US: Final = 60_000
-"""So long clients can ask before the gateway dies again."""
+"""This long clients can ask before the gateway dies again."""
 _RETURN_US: Final = 20_000
-"""After so long it is back, and its first messages are at the engines."""
+"""After this long it is back, and its first messages are at the engines."""
 
 
 class ShortLife(Scheme):

@@ -1,7 +1,7 @@
 """Rare situations: a run that never meets them proves little, so a batch of seeds must meet each.
 
 They are recognised from outside: by what a node is about to be told and what it is just then, or, where it counts that
-the system did the right thing, by what came of it.
+the system did the right thing, by its outcome.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Sightings:
             self._clock.sometimes("a controller died between two steps")
 
     def _on_request(self, node: Node, sender: NodeId, message: RequestEntry) -> None:
-        """A shard shall be closed of which replicas have more than is ordered."""
+        """A shard should be closed of which replicas have more than is ordered."""
         for hear in self.on_request:
             hear(node, sender, message)
         primary = node.core._primaries.get(message.log) if isinstance(node.core, SequencerCore) else None  # noqa: SLF001
@@ -196,7 +196,7 @@ class Sightings:
             self._clock.sometimes("damaged bytes were noticed")
 
     def across_terms(self, operation: Operation, term: Term, done: Done) -> Done:
-        """See what becomes of an operation that an engine takes in during that term, and hand it on to `done`."""
+        """See the outcome of an operation that an engine takes in during that term, and hand it on to `done`."""
         if not isinstance(operation, Append) and not (isinstance(operation, Read) and operation.wait_us):
             return done
 

@@ -62,7 +62,7 @@ _HEARD: Final = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a run."""
+    """The outcome of a run."""
 
     options: Options
     violations: list[Violation] = field(default_factory=list)
@@ -362,7 +362,7 @@ class Simulation:
         reader.submit(operation, positions, 20_000_000, lambda *answer: answers.append(answer))
         ends_us = self.clock.now_us + _PATIENCE_US
         if self.clock.run_until(ends_us, lambda: bool(answers) or reader.incarnation != life):
-            # an engine that was told to stop before everything was healed begins anew: it is asked again
+            # an engine that was told to stop before everything was healed begins again: it is asked again
             return answers[0] if answers else self._ask(reader, operation, positions)
         return None, {}
 

@@ -48,7 +48,7 @@ class StoreClients:
         self._ledger = Ledger()
         self._is_over = False
         self._rows: dict[str, dict[int, View]] = {}
-        """Of each object its views by the seqnum of the record that made them, folded anew from the log alone."""
+        """Of each object its views by the seqnum of the record that made them, folded again from the log alone."""
         self._found: dict[str, Any] = {}
         """Each object as a process sees it that has just begun."""
         self._effects: list[int] = []

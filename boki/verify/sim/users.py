@@ -1,4 +1,4 @@
-"""Users of a library: processes that begin behind a gateway or on an engine, die, stand still, and begin again."""
+"""Users of a library: processes that begin behind a gateway or on an engine, die, stall, and begin again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Live = Callable[[Process], Coroutine[Any, Any, None]]
 class Users:
     """The processes of one library in a run.
 
-    `crashes`: how often each of them dies or stands still, per virtual second. `trouble`: how often one of its
+    `crashes`: how often each of them dies or stalls, per virtual second. `trouble`: how often one of its
     requests or answers is slow or lost, a probability.
     """
 
@@ -66,7 +66,7 @@ class Users:
             self._clock.after(int(seconds_between(self._crashes, self._rng) * 1e6), self._hurt, name)
 
     def _hurt(self, name: str) -> None:
-        """It dies, or stands still for a while: often for longer than leases last."""
+        """It dies, or stalls for a while: often for longer than leases last."""
         if self.is_calm:
             return
         process = self.processes[name]

@@ -4,7 +4,7 @@
 - An effect under a step's key is there once, and none is missing.
 - Each signal is taken once and in order, also while the workflow is suspended or continues as new.
 - A workflow that is cancelled undoes what it has done, and so does the child that it leaves behind.
-- Whatever becomes of its engines, a workflow ends.
+- Whatever happens to its engines, a workflow ends.
 """
 
 from __future__ import annotations

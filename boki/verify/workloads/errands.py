@@ -2,7 +2,7 @@
 
 An errand does deeds: steps that leave two records each, one as often as the step's body runs and one under the step's
 key. A deed's record says what the errand had come to before it, and its value is the seqnum of that record, so another
-run of the body is another value: if two executions of an errand ever disagreed, some deed would tell of it.
+run of the body is another value: if two executions of an errand ever disagreed, some deed would show it.
 
 This file stands on the public API alone: a cluster loads it as any module of functions.
 """

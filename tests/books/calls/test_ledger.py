@@ -186,7 +186,7 @@ def test_a_body_that_was_never_started_runs_later_however_often() -> None:
 
 
 def test_what_runs_ended_with_is_counted_in_bounds() -> None:
-    """By the class that the function raised or the code, at most so many of them, with a short last error."""
+    """By the class that the function raised or the code, at most this many of them, with a short last error."""
     runs = Runs()
     for number in range(MAX_NAMES + 5):
         runs = runs.begun(10 * (number + 1))
@@ -217,7 +217,7 @@ def test_the_state_of_a_call_is_told_by_its_last_record() -> None:
 
 
 def test_a_call_that_is_run_again_keeps_its_id_and_what_its_runs_have_shown() -> None:
-    """Its policy begins anew, its count goes on."""
+    """Its policy begins again, its count continues."""
     entry = Accepted(a_call(1), b"h", delay_us=5, owner=A, starts=4)
     ended = finished(1, failed(FunctionFailed("no")))
     again = run_again(entry, B, ended, ended.accepted_us + 500)

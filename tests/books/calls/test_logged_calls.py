@@ -187,7 +187,7 @@ def test_too_many_waiting_calls_are_refused_before_they_are_logged() -> None:
 
 
 def test_a_result_that_is_too_large_for_a_record_fails_and_says_so() -> None:
-    """Nothing is cut off and nothing waits for ever."""
+    """Nothing is cut off and nothing waits forever."""
 
     async def scenario() -> None:
         world = CallWorld(Limits(record_bytes=2000, request_bytes=100_000))

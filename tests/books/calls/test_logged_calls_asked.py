@@ -182,7 +182,7 @@ def test_of_an_end_and_a_cancellation_at_the_same_time_one_counts(fault: Fault) 
 
 
 def test_a_call_that_failed_for_good_runs_again_under_its_id() -> None:
-    """Its policy begins anew, its count goes on; the outcome is that of the last life."""
+    """Its policy begins again, its count continues; the outcome is that of the last life."""
 
     async def scenario() -> None:
         world = CallWorld()
@@ -258,7 +258,7 @@ def test_a_call_whose_payload_is_gone_cannot_be_run_again() -> None:
 
 
 def test_running_again_counts_against_the_calls_that_may_wait() -> None:
-    """As if it were accepted anew, which it is."""
+    """As if it were accepted again, which it is."""
 
     async def scenario() -> None:
         world = CallWorld()
@@ -274,7 +274,7 @@ def test_running_again_counts_against_the_calls_that_may_wait() -> None:
 
 
 def test_a_call_that_is_run_again_survives_a_restart() -> None:
-    """Whichever engine accepted it anew."""
+    """Whichever engine accepted it again."""
 
     @with_engines("a", "b")
     async def scenario(cluster: Cluster) -> None:

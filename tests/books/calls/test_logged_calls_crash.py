@@ -146,9 +146,9 @@ async def _play_and_check(client: Client, faults: dict[int, Fault]) -> None:
 
 @pytest.mark.parametrize("operation", range(8))
 def test_an_engine_stops_though_its_log_never_answers(operation: int) -> None:
-    """The log falls silent for good before some operation, and a stop still ends: the engine can begin again.
+    """The log falls silent permanently before some operation, and a stop still ends: the engine can begin again.
 
-    One that waited for the record of a call's end, or for what its run has left to be appended, stayed away for ever.
+    One that waited for the record of a call's end, or for what its run has left to be appended, stayed away forever.
     """
 
     async def leave_something(call: Call) -> Outcome:

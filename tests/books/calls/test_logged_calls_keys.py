@@ -167,7 +167,7 @@ def test_a_key_whose_call_is_no_longer_kept_is_not_run_again() -> None:
 
 
 def test_a_caller_who_gives_up_can_come_back_for_the_outcome() -> None:
-    """After the deadline the outcome is unknown to the caller; the body goes on, and the key finds it."""
+    """After the deadline the outcome is unknown to the caller; the body continues, and the key finds it."""
 
     async def scenario() -> None:
         world = CallWorld()

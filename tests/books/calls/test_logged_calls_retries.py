@@ -161,7 +161,7 @@ def test_refusals_between_runs_are_no_attempts() -> None:
 
 
 def test_a_retry_survives_the_loss_of_its_engine() -> None:
-    """The next run is due when it was, and its policy goes on where it stood."""
+    """The next run is due when it was, and its policy continues where it stood."""
 
     async def scenario() -> None:
         world = CallWorld()

@@ -302,7 +302,7 @@ def test_the_heir_of_a_lost_engine_wakes_what_it_had_suspended() -> None:
 
 @pytest.mark.parametrize("fault", ["refuse", "lose_request", "lose_answer", "halt_before", "halt_after"])
 def test_whatever_fails_at_whatever_operation_nothing_is_lost_and_it_ends_once(fault: Fault) -> None:
-    """At every operation of an engine that suspends and wakes; another one goes on if it dies there."""
+    """At every operation of an engine that suspends and wakes; another one continues if it dies there."""
 
     async def play(at: int | None) -> int:
         cluster = Cluster()
@@ -384,7 +384,7 @@ def test_suspended_calls_are_carried_forward_and_survive_restarts_and_trims() ->
 
 @pytest.mark.parametrize("is_torn", [False, True])
 def test_a_checkpoint_of_many_sleepers_has_parts(is_torn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start reads them and what came after, not the whole book; where a part is gone it reads what there is."""
+    """A start reads them and what came after, not the whole book; where a part is gone it reads what exists."""
     monkeypatch.setattr(call_book, "_CALLS_IN_PART", 4)
 
     async def scenario() -> None:

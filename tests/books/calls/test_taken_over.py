@@ -57,7 +57,7 @@ class Engine:
                 engine.port.is_halted = True
 
     def kill(self) -> None:
-        """It does nothing more; its tasks hang for ever, as those of another process would be gone."""
+        """It does nothing more; its tasks hang forever, as those of another process would be gone."""
         self.port.is_halted = True
         self.calls._is_open = False
         for timer in (self.calls._timer, self.calls._trimmer, self.calls._takeover._timer):
@@ -356,7 +356,7 @@ def test_a_running_heir_says_that_it_runs_to_everybody() -> None:
 
 @pytest.mark.parametrize("fault", ["refuse", "lose_request", "lose_answer", "halt_before", "halt_after"])
 def test_whatever_fails_while_calls_are_taken_over_they_end_once(fault: Fault) -> None:
-    """At every operation of the heir; if it dies there, another heir goes on."""
+    """At every operation of the heir; if it dies there, another heir continues."""
 
     async def play(at: int | None) -> int:
         cluster = Cluster()

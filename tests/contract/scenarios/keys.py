@@ -102,7 +102,7 @@ async def keys_outlive_a_trim_of_the_book(logs: Logs) -> None:
 
 
 async def deleting_a_book_forgets_its_keys(logs: Logs) -> None:
-    """The book begins anew."""
+    """The book begins again."""
     first = await logs.logbook.append(b"x", key="k")
     await logs.logbook.delete()
     assert await logs.logbook.append(b"x", key="k") > first

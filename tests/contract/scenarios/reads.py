@@ -159,7 +159,7 @@ async def pages_run_across_many_appends(logs: Logs) -> None:
 
 
 async def a_page_of_large_records_is_shorter(logs: Logs) -> None:
-    """A page ends with the record that crosses its limit in bytes, and the next one goes on."""
+    """A page ends with the record that crosses its limit in bytes, and the next one continues."""
     given = [bytes([n]) * MIB for n in range(6)]
     for data in given:
         await logs.logbook.append(data)
@@ -258,7 +258,7 @@ async def auxdata_is_a_cache_beside_the_record(logs: Logs) -> None:
 
 
 async def sync_catches_up(logs: Logs) -> None:
-    """It returns, on any book, and reads go on from there."""
+    """It returns, on any book, and reads continue from there."""
     await logs.logbook.sync()
     seqnum = await logs.logbook.append(b"x")
     await logs.logbook.sync()

@@ -67,7 +67,7 @@ async def what_is_appended_after_it_has_begun_comes(logs: Logs) -> None:
 
 
 async def pages_are_never_empty(logs: Logs) -> None:
-    """`batches()` hands out what there is, in bulk."""
+    """`batches()` hands out what exists, in bulk."""
     given = [b"%d" % i for i in range(2500)]
 
     async def append_all() -> None:
@@ -94,7 +94,7 @@ async def all_subscribers_see_one_order(logs: Logs) -> None:
 
 
 async def a_trim_that_overtakes_is_told(logs: Logs) -> None:
-    """Records that were trimmed before they were read raise `Trimmed`, which says where to go on."""
+    """Records that were trimmed before they were read raise `Trimmed`, which says where to continue."""
     seqnums = [await logs.logbook.append(b"%d" % i) for i in range(10)]
     await logs.logbook.trim(seqnums[6])
     try:
@@ -160,7 +160,7 @@ async def a_trim_in_the_middle_of_reading_is_told(logs: Logs) -> None:
 
 
 async def a_trim_of_what_was_read_does_not_disturb(logs: Logs) -> None:
-    """A consumer that trims behind itself goes on."""
+    """A consumer that trims behind itself continues."""
     for _ in range(3):
         await logs.logbook.append(b"x", tags=["t"])
     subscription = aiter(logs.logbook.subscribe("t"))
@@ -184,7 +184,7 @@ async def a_trim_of_others_does_not_disturb(logs: Logs) -> None:
 
 
 async def a_deleted_book_goes_on(logs: Logs) -> None:
-    """A subscriber of a book that is deleted and written anew gets the new records."""
+    """A subscriber of a book that is deleted and written again gets the new records."""
     await logs.logbook.append(b"old")
     await logs.logbook.delete()
     seqnum = await logs.logbook.append(b"new")

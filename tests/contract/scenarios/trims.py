@@ -22,7 +22,7 @@ async def what_is_below_is_gone(logs: Logs) -> None:
 
 
 async def a_trimmed_record_is_told_from_one_that_never_was(logs: Logs) -> None:
-    """`get` says `Trimmed`, and where reading may go on."""
+    """`get` says `Trimmed`, and where reading may continue."""
     seqnums = [await logs.logbook.append(b"%d" % i) for i in range(10)]
     await logs.logbook.trim(seqnums[4])
     for seqnum in seqnums[:4]:
@@ -60,7 +60,7 @@ async def a_record_goes_with_its_last_tag(logs: Logs) -> None:
 
 
 async def a_trim_never_takes_what_comes_later(logs: Logs) -> None:
-    """Clamped to the tail at its own place in the order: trimming at MAX is not for ever."""
+    """Clamped to the tail at its own place in the order: trimming at MAX is not forever."""
     for tag in (None, "t"):
         await logs.logbook.append(b"before", tags=["t"])
         await logs.logbook.trim(MAX_SEQNUM, tag=tag)
@@ -108,7 +108,7 @@ async def system_tags_are_spared(logs: Logs) -> None:
 
 
 async def a_deletion_spares_nothing(logs: Logs) -> None:
-    """The book is gone with its system tags and from the list; appends begin it anew, with larger seqnums."""
+    """The book is gone with its system tags and from the list; appends begin it again, with larger seqnums."""
     old = await logs.logbook.append(b"old", tags=["t", "!s"])
     await logs.logbook.delete()
     for tag in (None, "t", "!s"):

@@ -27,7 +27,7 @@ async def answered_ticks(ctx: Context, count: int) -> AsyncIterator[Event | Resp
 
 @function
 async def own_error_event(ctx: Context) -> AsyncIterator[Event]:
-    """An event of the function's own that has the name of those that tell of failures."""
+    """An event of the function's own that has the name of those that report failures."""
     yield Event("mine", event="error")
 
 
@@ -43,7 +43,7 @@ def lines(ctx: blocking.Context, count: int) -> Iterator[str | Response]:
 
 @function(timeout_s=20)
 async def flood(ctx: Context, log: str) -> AsyncIterator[bytes]:
-    """Bytes without end; how far it came, and that it was ended, stands in a LogBook."""
+    """Bytes without limit; how far it came, and that it was ended, stands in a LogBook."""
     book = ctx.logbook_named(log)
     sent = 0
     try:

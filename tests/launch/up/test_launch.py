@@ -162,7 +162,7 @@ def test_a_zookeeper_of_ones_own_is_run_and_stopped_last(tmp_path: Path) -> None
 
 
 def test_what_cannot_work_is_refused_with_every_problem() -> None:
-    """Nobody should have to start a cluster five times to mend five typing errors."""
+    """Nobody should have to start a cluster five times to fix five typing errors."""
     text = problems(storage=2, sequencers=4, index_replicas=4, write_quorum=4, host="0.0.0.0")
     for words in ("a storage node", "even number", "engines", "replicas", "BOKI_TOKEN"):
         assert words in text

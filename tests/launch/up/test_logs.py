@@ -7,7 +7,7 @@ from boki.launch.up.logs import bound, last_lines, older, open_log
 
 
 def test_a_file_that_has_grown_too_large_begins_anew_while_it_is_written(tmp_path: Path) -> None:
-    """Its writer goes on with the same descriptor; the older part is kept once."""
+    """Its writer continues with the same descriptor; the older part is kept once."""
     file = tmp_path / "logs/engine-1.log"
     log = open_log(file)
     try:

@@ -75,7 +75,7 @@ class DyingLog(MemoryLog):
 
 
 class LosingLog(MemoryLog):
-    """A log that loses one append to a book of applications, or its answer; all who use it go on."""
+    """A log that loses one append to a book of applications, or its answer; all who use it continue."""
 
     def __init__(self, lost: int = 0, *, is_applied: bool = False) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Workflows whose histories are kept in `histories`, one for each feature: later versions of Boki must replay them.
 
-`python -m tests.libs.bokiflow.golden` records those that are missing. What is there is never recorded again: a history
+`python -m tests.libs.bokiflow.golden` records those that are missing. What exists is never recorded again: a history
 that does not replay any more is a workflow of a user that an upgrade would pause.
 """
 

@@ -28,7 +28,7 @@ class Mode:
     cluster: Options | None = None
     """Of what a simulated cluster consists; None: one process, with the log in its memory."""
     replays: bool = False
-    """Every workflow begins anew after each record."""
+    """Every workflow begins again after each record."""
     is_cold: bool = False
     """Libraries find nothing that they have kept before, neither in their process nor as auxiliary data."""
     suspends: bool = False
@@ -96,7 +96,7 @@ MODES: Final = EIGHT + CRASHES
 _CHEAP: Final = tuple(mode for mode in MODES if mode.cluster is None and mode.name != "one process")
 _CLUSTERED: Final = tuple(mode for mode in EIGHT if mode.cluster is not None)
 _EACH: Final = 12
-"""Of so many cases one is run on a cluster in the sample."""
+"""Of this many cases one is run on a cluster in the sample."""
 
 
 def wants_all(config: pytest.Config) -> bool:

@@ -71,7 +71,7 @@ async def test_a_child_that_fails(boki_context: boki.testing.Context) -> None:
 
 @pytest.mark.parametrize("policy", ["cancel", "kill", "abandon"])
 async def test_parent_close_policies(boki_context: boki.testing.Context, policy: Any) -> None:
-    """A child that is left behind is cancelled, killed, or goes on."""
+    """A child that is left behind is cancelled, killed, or continues."""
 
     @workflow
     async def parent() -> str:
@@ -142,7 +142,7 @@ async def test_ids_of_workflows_that_have_ended(boki_context: boki.testing.Conte
 
 
 async def test_killing_the_one_that_runs(boki_context: boki.testing.Context) -> None:
-    """The new one begins anew."""
+    """The new one begins again."""
     ctx = boki_context
     await doubled.start(ctx, 4, id="one")
     await ctx.clock.advance(50)

@@ -1,4 +1,4 @@
-"""What becomes of the children of a workflow that is killed."""
+"""The outcome of the children of a workflow that is killed."""
 
 from __future__ import annotations
 

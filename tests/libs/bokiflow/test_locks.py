@@ -149,7 +149,7 @@ async def two_locks(order: list[str]) -> list[str]:
 async def test_workflows_that_take_locks_crosswise_do_not_deadlock(
     boki_context: boki.testing.Context, each_mode: None
 ) -> None:
-    """The younger one is refused its second lock, with both locks named, and begins again; the older one goes on."""
+    """The younger one is refused its second lock, with both locks named, and begins again; the older one continues."""
     ctx = boki_context
     older = await two_locks.start(ctx, ["a", "b"])
     await ctx.clock.advance(1)
@@ -252,7 +252,7 @@ async def test_every_lost_append_of_workflows_that_share_a_lock() -> None:
 async def test_what_a_former_holder_writes_is_refused(
     boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that goes on after its workflow was killed writes nothing to the store under its lock."""
+    """A process that continues after its workflow was killed writes nothing to the store under its lock."""
     ctx = boki_context
     found: list[BaseException] = []
 

@@ -317,7 +317,7 @@ async def test_cancellation_and_a_condition_at_once(boki_context: boki.testing.C
 
 
 async def test_shield_and_uncancel(boki_context: boki.testing.Context) -> None:
-    """A body may catch its cancellation, finish what it shields, and go on."""
+    """A body may catch its cancellation, finish what it shields, and continue."""
 
     @workflow
     async def stubborn() -> int:

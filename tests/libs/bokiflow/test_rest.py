@@ -1,4 +1,4 @@
-"""How an execution is suspended: never while something of it still goes on."""
+"""How an execution is suspended: never while something of it still continues."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ async def test_without_a_step_it_goes_on_with_the_last_failure(boki_context: bok
 
 
 async def test_one_that_has_ended_well_can_be_rewound(boki_context: boki.testing.Context) -> None:
-    """Its timers begin anew: an hour after the rewind, not after the first run."""
+    """Its timers begin again: an hour after the rewind, not after the first run."""
     ctx = boki_context
     handle = await trip.start(ctx, "Ada", id="t")
     assert await handle.result() == ["hotel 1", "flight 1", "pay 1"]
@@ -169,7 +169,7 @@ async def test_messages_that_came_later_are_given_again(boki_context: boki.testi
 
 
 async def test_a_fork_has_the_history_up_to_the_step(boki_context: boki.testing.Context) -> None:
-    """It goes on by itself, under keys of its own, while the first one runs on."""
+    """It continues by itself, under keys of its own, while the first one runs on."""
     ctx = boki_context
     handle = await trip.start(ctx, "Ada", id="t", attributes={"customer": "Ada"})
     await ctx.clock.advance(100)
@@ -325,7 +325,7 @@ async def parent() -> int:
 
 
 async def test_children_that_run(boki_context: boki.testing.Context) -> None:
-    """One that a rewind would start again has to end first; one that is kept goes on. A fork takes none along."""
+    """One that a rewind would start again has to end first; one that is kept continues. A fork takes none along."""
     ctx = boki_context
     handle = await parent.start(ctx, id="p")
     await ctx.clock.advance(100)

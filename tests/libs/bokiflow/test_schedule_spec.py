@@ -86,7 +86,7 @@ def test_refusals(said: dict[str, object], why: str) -> None:
 
 
 def test_jitter_is_the_same_for_one_tick() -> None:
-    """Whoever asks: else a tick could be due twice, or be passed by."""
+    """Whoever asks: else a tick could be due twice, or be skipped."""
     spec = spec_of(every_s=60, jitter_s=20)
     dues = [due_us(spec, "poll", minute * 60_000_000) - minute * 60_000_000 for minute in range(50)]
     assert dues == [due_us(spec, "poll", minute * 60_000_000) - minute * 60_000_000 for minute in range(50)]

@@ -31,7 +31,7 @@ def forget() -> None:
 
 @workflow
 async def report(seconds: int) -> str:
-    """Runs for so long."""
+    """Runs for this long."""
     if not flow.is_replaying:
         RAN.append(flow.id)
     try:
@@ -70,7 +70,9 @@ async def test_overlap(boki_context: boki.testing.Context, overlap: Overlap, exp
 async def test_a_tick_is_started_once_however_many_act(
     boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decision that another attendant came before is refused by the log, and made anew from what that one decided."""
+    """A decision that another attendant came before is refused by the log, and made again from what that one
+    decided.
+    """
     append = Attending._append
     overtaken = 0
 

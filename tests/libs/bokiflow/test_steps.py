@@ -398,14 +398,14 @@ async def test_the_next_attempt_sees_what_the_last_one_said() -> None:
 
 
 async def test_details_outlive_the_process() -> None:
-    """They are recorded, so another process goes on from there."""
+    """They are recorded, so another process continues from there."""
     for death in [Death(append=3, is_applied=True), Death(append=3)]:
         CALLS.clear()
         assert await World().run(crawling, death=death) == (3 if death.is_applied else 2)
 
 
 async def test_a_run_that_is_lost_again_and_again_is_paused() -> None:
-    """With the reason, and not run for ever; after it is resumed, attempts are counted anew."""
+    """With the reason, and not run forever; after it is resumed, attempts are counted again."""
     world = World()
     async with boki.testing.context(log=world.log) as ctx:
         with pytest.raises(Suspend) as caught:

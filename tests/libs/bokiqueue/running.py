@@ -9,7 +9,7 @@ from typing import Any
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run the test in an event loop of its own, and not for ever."""
+    """Run the test in an event loop of its own, and not forever."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:

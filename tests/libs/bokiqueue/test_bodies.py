@@ -14,7 +14,7 @@ KB = 1_000
 
 
 async def filled(ctx: boki.testing.Context, name: str, count: int, ttl_s: float = 0) -> Queue[bytes]:
-    """A queue that this process follows, with so many messages of 1 kB."""
+    """A queue that this process follows, with this many messages of 1 kB."""
     queue: Queue[bytes] = Queue(ctx.logbook, name)
     await queue.create()
     await queue.pop()

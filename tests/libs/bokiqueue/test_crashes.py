@@ -64,7 +64,7 @@ class Shaky(Process):
 
 @contextmanager
 def small_checkpoints(every: int) -> Iterator[None]:
-    """A checkpoint after so many records."""
+    """A checkpoint after this many records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upkeep, "SAVE_RECORDS", every)
         yield
@@ -200,7 +200,7 @@ async def test_many_processes_take_every_message_once_in_order() -> None:
 
 @asynchronous
 async def test_deleting_every_cached_state_changes_no_answer() -> None:
-    """Handles that begin from a checkpoint, from the beginning, or go on: one and the same queue."""
+    """Handles that begin from a checkpoint, from the beginning, or continue: one and the same queue."""
     for seed in range(15):
         random = Random(seed)
         with small_checkpoints(5):
@@ -293,7 +293,7 @@ class Refusing(Process):
 
 @asynchronous
 async def test_a_group_whose_history_could_not_be_read_is_there_after_the_next_try() -> None:
-    """A record that was not folded is not passed by: else this process would see another queue (simulator, 1796)."""
+    """A record that was not folded is not skipped: else this process would see another queue (simulator, 1796)."""
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
     process = Refusing(port)

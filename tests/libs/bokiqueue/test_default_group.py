@@ -68,7 +68,7 @@ async def test_a_default_group_that_comes_late_is_given_what_others_are() -> Non
 
 @asynchronous
 async def test_the_default_group_is_made_once() -> None:
-    """Takes of a group that is there append nothing but themselves, and one that is made twice goes on as it was."""
+    """Takes of a group that is there append nothing but themselves, and one that is made twice continues as it was."""
     port = MemoryPort()
     queues = [Queue[int](Process(port).logbook(), "q") for _ in range(3)]
     await queues[0].create()

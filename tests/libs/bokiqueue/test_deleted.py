@@ -73,7 +73,7 @@ async def test_settings_that_change_keep_nobody_from_pushing() -> None:
 
 @asynchronous
 async def test_effects_in_a_queue_that_is_no_more_do_not_happen() -> None:
-    """It was deleted and made anew in another form meanwhile, or not at all."""
+    """It was deleted and made again in another form meanwhile, or not at all."""
     for shards in (0, 2):
         port = MemoryPort()
         source, target = handle(port), handle(port, "target")
@@ -122,7 +122,7 @@ async def test_who_waits_is_given_what_is_pushed_to_the_queue_made_anew(before: 
 
 @asynchronous
 async def test_a_block_whose_own_queue_is_no_more_commits_nothing() -> None:
-    """At once, before the handle would look by itself; if the queue was made anew its lease is lost."""
+    """At once, before the handle would look by itself; if the queue was made again its lease is lost."""
     for is_anew in (False, True):
         port = MemoryPort()
         kept = handle(port)

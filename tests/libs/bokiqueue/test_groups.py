@@ -1,4 +1,6 @@
-"""Groups that begin anew, or late: what they are given, and that nobody else's state or place in the log changes it."""
+"""Groups that begin again, or late: what they are given, and that nobody else's state or place in the log changes
+it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ async def test_a_replay_that_is_refused_changes_nothing() -> None:
 
 @asynchronous
 async def test_a_replay_takes_effect_while_others_consume() -> None:
-    """The default group is made by whoever takes first, and a replay begins it anew all the same."""
+    """The default group is made by whoever takes first, and a replay begins it again all the same."""
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
     await queue.create(retain_s=3600)
@@ -195,7 +197,7 @@ async def test_a_lease_that_is_given_up_while_its_effects_are_on_their_way_commi
 
 
 class Held(Process):
-    """A process whose appends wait until they may go on."""
+    """A process whose appends wait until they may continue."""
 
     is_held = False
 
@@ -232,7 +234,7 @@ def test_what_is_noted_of_leases_is_bounded_by_what_is_aside() -> None:
 
 
 def test_a_take_costs_nothing_for_leases_that_have_run_out() -> None:
-    """They lie still until they are fenced: what is due behind them is brought back without touching them."""
+    """They are idle until they are fenced: what is due behind them is brought back without touching them."""
     stream = Stream()
     stream.push(1_000)
     assert len(stream.take(1_000, lease_s=1)) == 1_000

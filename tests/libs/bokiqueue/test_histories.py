@@ -73,7 +73,7 @@ class History:
                     elif step < 0.2:
                         await source.logbook.read_next("nothing", wait_s=LEASE_S * self.random.random() * 2)
                     elif step < 0.25:
-                        return False  # it forgets what it has, and begins anew
+                        return False  # it forgets what it has, and begins again
                     else:
                         async with source.process(message) as out:
                             out.push(target, message.value)

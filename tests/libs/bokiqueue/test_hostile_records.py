@@ -190,7 +190,7 @@ async def check_works(port: MemoryPort, follows: Queue[Any]) -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 @asynchronous
 async def test_hostile_records_are_passed_by_in_every_fold(shards: int) -> None:
-    """Each under all tags at once: the queue goes on, processes agree, and the figures say how many there were."""
+    """Each under all tags at once: the queue continues, processes agree, and the figures say how many there were."""
     assert len(HOSTILE) > 37
     for name, data in HOSTILE.items():
         port = MemoryPort()
@@ -256,7 +256,7 @@ def mutated(random: Random, data: bytes) -> bytes:
 
 @asynchronous
 async def test_mutations_of_a_queues_own_records_break_no_fold() -> None:
-    """Some are valid by chance and count, the others are passed by: alike everywhere, whatever was trimmed before."""
+    """Some are valid by chance and count, the others are skipped: alike everywhere, whatever was trimmed before."""
     for seed in range(3):
         random = Random(seed)
         port = MemoryPort()
@@ -375,7 +375,7 @@ class Counting(Process):
 
 @asynchronous
 async def test_a_flood_of_hostile_records_costs_a_few_reads_and_is_trimmed() -> None:
-    """The settings are looked at once a page, and a checkpoint lets go of what was passed by."""
+    """The settings are looked at once a page, and a checkpoint drops what was skipped."""
     port = MemoryPort()
     queue: Queue[Any] = Queue(Process(port).logbook(), "q")
     await queue.create()

@@ -58,7 +58,7 @@ async def test_who_settles_several_is_told_which_were_lost() -> None:
 
 
 class Refusing(Process):
-    """A process whose appends are refused when the test says so, after so many more."""
+    """A process whose appends are refused when the test says so, after this many more."""
 
     left = 1_000_000
 

@@ -1,4 +1,4 @@
-"""What consumers leave behind who are cancelled, out of time, or refused: nothing is lost, and nobody else suffers."""
+"""What consumers leave behind who are cancelled, timed out, or refused: nothing is lost, and nobody else suffers."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ async def test_what_is_shown_at_once_is_bounded_by_bytes() -> None:
 
 @asynchronous
 async def test_what_is_taken_at_once_is_bounded_by_bytes() -> None:
-    """For good, under an op or a lease; what does not fit is there for the next take."""
+    """Permanently, under an op or a lease; what does not fit is there for the next take."""
     async with boki.testing.context() as ctx:
         queue: Queue[bytes] = Queue(ctx.logbook, "q")
         for number in range(50):
@@ -87,7 +87,7 @@ async def test_what_is_taken_at_once_is_bounded_by_bytes() -> None:
 
 
 async def bury_some(queue: Queue[Any], count: int) -> list[str]:
-    """So many dead letters, by their handles."""
+    """This many dead letters, by their handles."""
     await queue.push_many(range(count))
     await queue.bury(*await queue.lease_many(count), reason="no")
     return [letter.handle for letter in await queue.dead_letters()]

@@ -87,7 +87,7 @@ async def test_waiting_consumers_are_woken_in_the_order_of_their_coming() -> Non
 
 @asynchronous
 async def test_a_consumer_that_is_cancelled_swallows_nothing() -> None:
-    """At whatever turn of the loop: every message is given to somebody, and those who waited for it go on."""
+    """At whatever turn of the loop: every message is given to somebody, and those who waited for it continue."""
     for turns in range(40):
         async with boki.testing.context() as ctx:
             queue: Queue[int] = Queue(ctx.logbook, "q")
@@ -311,7 +311,7 @@ async def test_a_full_queue_holds_its_producers_back() -> None:
 
 @asynchronous
 async def test_every_group_sees_every_message() -> None:
-    """From its start on: the earliest that is kept, now, a seqnum or a time; and replay begins anew."""
+    """From its start on: the earliest that is kept, now, a seqnum or a time; and replay begins again."""
     async with boki.testing.context() as ctx:
         queue: Queue[int] = Queue(ctx.logbook, "q")
         await queue.create(retain_s=1000)
@@ -351,7 +351,7 @@ async def test_one_key_is_taken_in_order_and_one_at_a_time() -> None:
 
 @asynchronous
 async def test_figures_and_looks_change_nothing() -> None:
-    """`stats` and `peek` tell what is there."""
+    """`stats` and `peek` tell what exists."""
     async with boki.testing.context() as ctx:
         queue: Queue[int] = Queue(ctx.logbook, "q")
         await queue.push_many(range(5))

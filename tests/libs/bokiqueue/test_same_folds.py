@@ -140,7 +140,7 @@ def test_a_checkpoint_of_before_a_group_lets_go_of_nothing_that_the_group_begins
 
 @asynchronous
 async def test_a_checkpoint_does_not_take_the_place_of_one_that_knows_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The later one has let go of what the earlier one begins with."""
+    """The later one has dropped what the earlier one begins with."""
     monkeypatch.setattr(upkeep, "SAVE_RECORDS", 10**6)
     port = MemoryPort()
     slow, quick = (Queue[int](Process(port).logbook(), "q") for _ in range(2))
@@ -179,7 +179,7 @@ async def test_history_is_read_without_its_bodies() -> None:
 
 @asynchronous
 async def test_a_history_that_no_checkpoint_has_is_taken_as_it_is() -> None:
-    """Somebody has trimmed the queue's tag by hand: the process says what is left, and does not begin anew for ever."""
+    """Somebody has trimmed the queue's tag by hand: the process says what is left, and does not begin again forever."""
     port = MemoryPort()
     queue: Queue[int] = Queue(Process(port).logbook(), "q")
     await queue.create(retain_s=3600)

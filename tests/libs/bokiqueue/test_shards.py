@@ -49,7 +49,7 @@ async def test_pushes_are_spread_and_each_shard_is_in_order() -> None:
 
 @asynchronous
 async def test_one_key_stays_in_one_shard_and_in_order() -> None:
-    """Also when it is leased for ever: on every shard all other keys flow."""
+    """Also when it is leased forever: on every shard all other keys flow."""
     port = MemoryPort()
     queue = await queue_of(port, 3)
     keys = [f"key-{number % 12}" for number in range(60)]

@@ -49,7 +49,7 @@ SECOND = 1_000_000
 
 
 class Stream:
-    """Records in order, and the fold over them. From time to time the fold goes on from a checkpoint of itself."""
+    """Records in order, and the fold over them. From time to time the fold continues from a checkpoint of itself."""
 
     def __init__(self, *, max_deliveries: int = 0, retain_us: int = 0, reload_every: int = 0) -> None:
         self.state = ShardState()
@@ -77,7 +77,7 @@ class Stream:
         return [Segment.of(s, 0, t, r) for s, t, r in self.records if start <= s < stop and isinstance(r, Push)]
 
     def reload(self) -> None:
-        """Start anew from a checkpoint, and from what a trim up to its floor would have left."""
+        """Start again from a checkpoint, and from what a trim up to its floor would have left."""
         snapshot = msgspec.msgpack.decode(msgspec.msgpack.encode(self.state.snapshot()), type=Snapshot)
         self.state = ShardState.restored(0, snapshot)
         for seqnum, time_us, record in self.records:
@@ -163,7 +163,7 @@ def test_the_fold_gives_what_the_naive_model_gives(
             verb = random.choice([ACK, ACK, NACK, EXTEND, RELEASE, REDRIVE])
             span_s = random.choice([0, 4])
             if verb == RELEASE and pos < len(model.messages) and model.messages[pos].status == "done":
-                continue  # giving back what was taken for good has a test of its own
+                continue  # giving back what was taken permanently has a test of its own
             assert stream.settle(verb, pos, token, span_s) == settled(model, verb, pos, token, now_us, span_s * SECOND)
 
 
@@ -187,7 +187,7 @@ def test_an_act_counts_once() -> None:
 
 
 def test_an_op_is_given_the_same_messages_again() -> None:
-    """From whichever process, until it is forgotten; its messages are kept for it so long."""
+    """From whichever process, until it is forgotten; its messages are kept for it this long."""
     stream = Stream(reload_every=1)
     stream.push(2)
     assert stream.take(op="a") == [0]
@@ -399,7 +399,7 @@ def test_one_key_leased_for_ever_leaves_the_others_flowing() -> None:
 
 
 def test_what_lies_aside_is_bounded() -> None:
-    """At the limit the queue stands still instead of growing; an ack lets it go on."""
+    """At the limit the queue stalls instead of growing; an ack lets it continue."""
     stream = Stream()
     for count in (*[10_000] * (MAX_ASIDE // 10_000), 1):
         stream.push(count)

@@ -32,7 +32,7 @@ def remembered(stream: Stream) -> int:
 
 
 def taken_by_many(stream: Stream, count: int, pause_s: int) -> None:
-    """So many processes take two messages each, for good, and end."""
+    """This many processes take two messages each, permanently, and end."""
     for number in range(count):
         stream.push(2)
         stream.number = 0
@@ -97,7 +97,7 @@ def test_the_bounds_are_reached_in_all_folds_at_the_same_records() -> None:
 
 @asynchronous
 async def test_who_asks_too_late_what_came_of_its_act_is_told_that_nobody_knows() -> None:
-    """It had stood still while others took very much, and begins anew from a checkpoint that has only its number."""
+    """It had stalled while others took very much, and begins again from a checkpoint that has only its number."""
     queue: Queue[int] = Queue(Process(MemoryPort()).logbook(), "q")
     await queue.push(1)
     await queue.stats()

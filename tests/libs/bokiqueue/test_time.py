@@ -1,4 +1,4 @@
-"""What depends on the log's time, in processes that begin while a queue lies still.
+"""What depends on the log's time, in processes that begin while a queue is idle.
 
 All records are old then, and none says what time it is now.
 """
@@ -130,7 +130,7 @@ class Loop:
 
 
 def test_the_clock_is_never_behind_a_record_nor_ahead_of_an_answer() -> None:
-    """An old record does not set it back, an answer does, and it goes on by itself."""
+    """An old record does not set it back, an answer does, and it continues by itself."""
     loop = Loop()
     clock = LogClock(loop)
     assert clock.now_us() == 0

@@ -49,7 +49,7 @@ async def test_processes_that_live_shortly_carry_what_lingers(monkeypatch: pytes
 
 @asynchronous
 async def test_what_strangers_append_under_a_queues_tags_is_passed_by() -> None:
-    """Anybody may append under any tag: the queue goes on, in processes that follow it and in new ones."""
+    """Anybody may append under any tag: the queue continues, in processes that follow it and in new ones."""
     port = MemoryPort()
     follows: Queue[int] = Queue(Process(port).logbook(), "q")
     await follows.logbook.append(b"hello", ["!qs:q", "!qc:q:0", "!q:q:0", "!queues", "!queues:q"])
@@ -80,7 +80,7 @@ class Unlucky(Process):
 
 @asynchronous
 async def test_a_process_that_cannot_get_hold_of_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not try for ever; nor is a checkpoint that lacks a part taken for a whole one: the one before it is, and
+    """It does not try forever; nor is a checkpoint that lacks a part taken for a whole one: the one before it is, and
     without one, what it covers is gone and not taken for never having been.
     """
     monkeypatch.setattr(upkeep, "SAVE_RECORDS", 5)
@@ -198,7 +198,9 @@ async def test_what_lingers_is_carried_at_a_cost_in_proportion(monkeypatch: pyte
 
 
 def test_a_batch_counts_each_record_that_is_read_once() -> None:
-    """A push of many small messages and a large one is not read anew for each of them: its size is that of a record."""
+    """A push of many small messages and a large one is not read again for each of them: its size is that of a
+    record.
+    """
     large = [Spot(pos, 7, pos, 0, size_bytes=900_000) for pos in range(2_500)]
     assert upkeep._size_bytes(large) == records.MAX_MESSAGE_BYTES
     alone = [[Spot(pos, 10 + pos, 0, 0, size_bytes=900_000)] for pos in range(9)]

@@ -65,7 +65,7 @@ class Workload:
         return self.txns
 
     def _disturb(self, under_way: dict[int, tuple[Running, _Caller]]) -> None:
-        """Forget caches; stop a caller for good, with what it was doing; do what else is to be done."""
+        """Forget caches; stop a caller permanently, with what it was doing; do what else is to be done."""
         process = self.rng.choice(self._processes)
         if self.rng.random() < 0.02:
             process.rows.clear()

@@ -1,7 +1,7 @@
 """Several callers of a store over one log in memory, whose operations are carried out one by one in a chosen order.
 
 A caller is a generator of operations, as the library's bodies are. A scheduler takes turns between them, may lose the
-answer of an append (carried out or not), and stop a caller for good. Nothing waits, so a seed is a history.
+answer of an append (carried out or not), and stop a caller permanently. Nothing waits, so a seed is a history.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Process:
 
 @dataclass
 class Running:
-    """One caller under way: what it asks for next, and what became of it."""
+    """One caller under way: what it asks for next, and its outcome."""
 
     steps: Steps[Any]
     asks: Step | None = None

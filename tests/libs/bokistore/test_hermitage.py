@@ -126,7 +126,7 @@ class Database:
         return sessions
 
     def table(self) -> Row:
-        """What stands there, after a look whether a serial order explains it."""
+        """What stands there, after checking whether a serial order explains it."""
         process = Process(self.book)
         table: Row = process.run(Requests(process.direct, "test", None).get("", None))
         assert any(self._explains(order, table) for order in permutations(self.committed))

@@ -126,7 +126,7 @@ async def test_typed_objects() -> None:
 
 @asynchronous
 async def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
-    """Also for those who read from the log anew."""
+    """Also for those who read from the log again."""
     async with boki.testing.context() as ctx:
         x = Store(ctx).object("x")
         await x.set("n", 1)

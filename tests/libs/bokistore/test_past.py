@@ -51,7 +51,7 @@ async def test_an_object_with_many_updates_is_saved_and_opened_with_few_reads() 
 
 @asynchronous
 async def test_what_is_older_than_the_history_is_trimmed() -> None:
-    """And can no longer be read; what is there is as before, and conditions still hold."""
+    """And can no longer be read; what exists is as before, and conditions still hold."""
     async with boki.testing.context() as ctx:
         store = Store(ctx)
         await store.configure(history_s=3600)
@@ -101,7 +101,7 @@ async def test_a_key_outlives_the_past_that_its_result_needs() -> None:
 
 
 def test_a_process_that_has_slept_through_a_trim_begins_with_the_checkpoint() -> None:
-    """It reads what is there, and its updates and transactions count."""
+    """It reads what exists, and its updates and transactions count."""
     book = logbook()
     one, other = Process(book), Process(book)
     one.run(saving.configure(0))
@@ -217,7 +217,7 @@ async def test_a_history_has_more_than_one_page() -> None:
 
 @asynchronous
 async def test_a_fork_shares_the_past_and_nothing_that_comes() -> None:
-    """Both go on; transactions, histories and forks of the fork included."""
+    """Both continue; transactions, histories and forks of the fork included."""
     async with boki.testing.context() as ctx:
         store = Store(ctx)
         for name in ("a", "b"):

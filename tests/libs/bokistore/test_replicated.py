@@ -94,7 +94,7 @@ async def test_what_cannot_be_called() -> None:
 
 @asynchronous
 async def test_records_of_strangers_are_passed_by() -> None:
-    """And a deleted book begins anew."""
+    """And a deleted book begins again."""
     async with boki.testing.context() as ctx:
         auction = Store(ctx).replicated("a", Auction)
         await auction.call(Auction.bid, "ada", 1)

@@ -59,7 +59,7 @@ def test_without_the_reads_in_the_conditions_there_is_write_skew() -> None:
 
 
 def test_without_the_comparison_of_results_updates_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction that goes on with what it has seen of an older version."""
+    """A transaction that continues with what it has seen of an older version."""
     monkeypatch.setattr(drafts, "_is_same", lambda one, other: True)
     names = found()
     assert any(name.startswith("G-single") or name == "lost-update" for name in names), names
@@ -81,7 +81,7 @@ def test_without_the_comparison_of_reads_there_is_read_skew(monkeypatch: pytest.
 
 
 class Newest(Reader):
-    """Reads what is there now, whatever the snapshot."""
+    """Reads what exists now, whatever the snapshot."""
 
     def view_at(self, name: str, seqnum: int) -> Steps[View]:
         row, _ = yield from self.catch_up(name)

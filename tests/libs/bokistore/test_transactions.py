@@ -261,7 +261,7 @@ async def test_a_repetition_decides_as_the_first_did_whatever_has_become_of_it()
 
 @asynchronous
 async def test_a_transaction_inside_of_another_is_a_part_of_it() -> None:
-    """It commits with it; if it raises and the outer one goes on, its writes alone are undone."""
+    """It commits with it; if it raises and the outer one continues, its writes alone are undone."""
     async with boki.testing.context() as ctx:
         store = Store(ctx)
 

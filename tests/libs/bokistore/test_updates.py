@@ -1,4 +1,4 @@
-"""Updates of a value: what each does, held against a model that copies everything and counts bytes by encoding."""
+"""Updates of a value: what each does, compared with a model that copies everything and counts bytes by encoding."""
 
 from __future__ import annotations
 

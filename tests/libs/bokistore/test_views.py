@@ -61,7 +61,7 @@ def test_a_fold_goes_on_from_any_checkpoint(history: list[list[Update]], data: s
     ],
 )
 def test_records_of_strangers_change_nothing(data: bytes) -> None:
-    """Whatever stands under the tag of an object: the fold goes on behind it."""
+    """Whatever stands under the tag of an object: the fold continues behind it."""
     before = folded(View(), [write(5, Set((), b"1"))])
     after = folded(before, [record(7, data)])
     assert (after.value, after.version, after.last) == (1, 5, 7)

@@ -53,7 +53,7 @@ async def test_what_was_saved_is_found_again_and_its_end_stands_in_the_stream() 
 
 @asynchronous
 async def test_an_older_state_is_not_saved_after_a_newer_one() -> None:
-    """What the newer one lets go of, the older one may need."""
+    """What the newer one drops, the older one may need."""
     async with boki.testing.context() as ctx:
         at = await ctx.logbook.append(b"", [STREAM])
         assert await saved(ctx.logbook, b"first", at) is not None

@@ -59,7 +59,7 @@ def test_strangers_bytes_are_passed_by(data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"\x01\x92\x01", b"\x01\x92\x09\x07", b"\x01\x92\x01\xa1a", b"\x01" + b"\x91" * 5000])
 def test_damaged_records_are_passed_by(data: bytes) -> None:
-    """Bytes that begin like a record and are none are refused where they must be one, and are passed by elsewhere."""
+    """Bytes that begin like a record and are none are refused where they must be one, and are skipped elsewhere."""
     assert OLD.own(data) is None
     with pytest.raises(CorruptData, match="a record of a counter cannot be read"):
         OLD.decode(data)

@@ -1,4 +1,4 @@
-"""Numbered commands: each counts once, what came of it is kept until the next, and old sessions are forgotten alike."""
+"""Numbered commands: each counts once, its outcome is kept until the next, and old sessions are forgotten alike."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ async def test_a_caller_that_waits_is_woken_by_the_record_and_no_sooner() -> Non
 
 @asynchronous
 async def test_waiting_has_an_end_in_the_time_of_the_log() -> None:
-    """A short wait cuts the long read of the leader short; the leader goes on waiting."""
+    """A short wait cuts the long read of the leader short; the leader continues waiting."""
     async with boki.testing.context() as ctx:
         source = Numbers()
         follower = Follower(source, "t")
@@ -130,7 +130,7 @@ async def test_waiting_has_an_end_in_the_time_of_the_log() -> None:
 
 @asynchronous
 async def test_another_leads_when_the_leader_is_cancelled_or_fails() -> None:
-    """Nobody waits for ever because of somebody else's end."""
+    """Nobody waits forever because of somebody else's end."""
     async with boki.testing.context() as ctx:
         source = Numbers()
         follower = Follower(source, "t")

@@ -92,7 +92,7 @@ def test_plain_functions_run_the_same_steps() -> None:
 
 @asynchronous
 async def test_a_page_at_a_time_until_the_end() -> None:
-    """`read_all` goes on behind each page."""
+    """`read_all` continues behind each page."""
     async with boki.testing.context() as ctx:
         first, *_ = await ctx.logbook.append_many([(b"", ["t"])] * (PAGE_RECORDS + 5))
         assert len(await run(read_all("t"), ctx.logbook)) == PAGE_RECORDS + 5

@@ -49,7 +49,7 @@ def in_loop(body: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_cut_stops_one_direction_and_healing_delivers_what_was_held_back() -> None:
-    """What b says does not reach a, though b goes on hearing a; then it does, in order."""
+    """What b says does not reach a, though b continues hearing a; then it does, in order."""
 
     async def body() -> None:
         async with linked() as (links, echo, reader, writer):
@@ -121,7 +121,7 @@ def test_a_reset_breaks_the_connections_of_a_node() -> None:
 
 
 def test_what_is_not_socks_is_turned_away() -> None:
-    """The connection is closed, and the proxy goes on."""
+    """The connection is closed, and the proxy continues."""
 
     async def body() -> None:
         async with linked() as (links, _, _, _):

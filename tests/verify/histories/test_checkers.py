@@ -231,7 +231,7 @@ def test_a_trim_never_takes_what_was_appended_after_it(clients: Clients) -> None
 
 
 def test_a_payload_stands_in_the_order_once(clients: Clients) -> None:
-    """An engine that appends anew what had been ordered doubles it."""
+    """An engine that appends again what had been ordered doubles it."""
     clients.read("one", X, Y)
     assert clients.broken(NothingTwice()) == []
     clients.read_out(X, Y, Seen(30, "x", ("t",)))

@@ -1,4 +1,4 @@
-"""The checker of lists, held against Elle's published cases: each history, and the anomalies by Elle's names.
+"""The checker of lists, compared with Elle's published cases: each history, and the anomalies by Elle's names.
 
 The notation is Elle's: "ax1ry12" appends 1 to x and reads y as [1, 2]. A leading "!" is a transaction that was aborted,
 "?" one of which nobody knows. Where time matters, a transaction is (text, process, asked, told).

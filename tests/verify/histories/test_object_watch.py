@@ -25,7 +25,7 @@ LISTS = {"list-0.a": [10], "list-1.a": [20, 30]}
 
 
 def test_what_is_promised_is_no_violation() -> None:
-    """Whatever became of what has no known outcome."""
+    """Whatever happened to what has no known outcome."""
     assert list(violations_of(ENTRIES, LISTS, FINAL)) == []
     assert list(violations_of(ENTRIES, LISTS | {"list-1.a": [20]}, FINAL | {COUNTER: 1})) == []
 
@@ -55,7 +55,7 @@ def test_a_history_of_nothing_shows_nothing() -> None:
 
 
 def test_a_line_that_was_cut_off_is_passed_by(tmp_path: Path) -> None:
-    """By the end of the process that wrote it; the next one goes on behind it."""
+    """By the end of the process that wrote it; the next one continues behind it."""
     file = tmp_path / "objects.jsonl"
     assert read_entries(file) == []
     file.write_bytes(b"\n" + msgspec.json.encode(BEGUN) + b'\n{"number": 2, "ki\n' + msgspec.json.encode(BEGUN) + b"\n")

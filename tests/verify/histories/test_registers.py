@@ -1,4 +1,4 @@
-"""The checker of registers, held against Elle's published cases. The notation: "wx1ry_" writes 1 to x and reads y as
+"""The checker of registers, compared with Elle's published cases. The notation: "wx1ry_" writes 1 to x and reads y as
 never written; "!" was aborted, and of "?" nobody knows.
 """
 

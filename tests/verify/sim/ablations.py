@@ -193,7 +193,7 @@ def no_memory_of_the_trimmed() -> Any:
 
 
 def no_end_of_silent_consumers() -> Any:
-    """Standing takes of a process that is gone last for ever, and with them what it was given."""
+    """Standing takes of a process that is gone last forever, and with them what it was given."""
     return without(sessions, "SILENT_POP_US", 1 << 60)
 
 

@@ -1,4 +1,4 @@
-"""Bugs that the simulator found and that were mended: each can be put back, and has options under which it shows.
+"""Bugs that the simulator found and that were fixed: each can be put back, and has options under which it shows.
 
 Seed 243 is not among them: `Swap` waits until a primary has heard of a new disk, or it would take too much, so a
 disk that says nothing of itself stops the scheme. That it speaks is tested in tests/storage/test_core.py.

@@ -14,7 +14,7 @@ from tests.verify.sim.without import without
 
 
 def no_fence_before_a_takeover() -> Any:
-    """Logged calls of an engine that is taken for lost are begun anew at once."""
+    """Logged calls of an engine that is presumed lost are begun again at once."""
 
     async def believe(self: LoggedEngine, incarnation: int) -> None:
         """Whoever is not registered is gone."""

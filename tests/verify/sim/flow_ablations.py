@@ -57,7 +57,7 @@ def no_scope_of_numbers() -> Any:
 
 
 def no_end_of_the_overtaken() -> Any:
-    """An execution whose journal is another one's goes on waiting for records of its own."""
+    """An execution whose journal is another one's continues waiting for records of its own."""
     on_journal = Execution._on_journal
 
     def stubborn(self: Execution) -> None:

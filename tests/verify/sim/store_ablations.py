@@ -30,7 +30,7 @@ def no_reads_in_the_conditions() -> Any:
 
 
 def no_comparison_of_results() -> Any:
-    """Where a row has grown the transaction goes on, whatever it has seen of the version before."""
+    """Where a row has grown the transaction continues, whatever it has seen of the version before."""
     return without(drafts, "_is_same", lambda one, other: True)
 
 
@@ -49,7 +49,7 @@ def no_comparison_of_queries() -> Any:
 
 
 def no_snapshot() -> Any:
-    """A transaction reads what is there now."""
+    """A transaction reads what exists now."""
 
     def view_at(self: Reader, name: str, _seqnum: int) -> Steps[View]:
         row, _ = yield from self.catch_up(name)

@@ -69,7 +69,7 @@ FIRST_CAUGHT = {
 }
 """Where each was caught when this was last measured: tried first, so that a test run need not begin at seed 0.
 
-`python -m tests.verify.sim.ablations` measures them anew.
+`python -m tests.verify.sim.ablations` measures them again.
 """
 
 

@@ -95,7 +95,7 @@ def asked(key: str, ids: set[str], outcomes: set[bytes], *, is_answered: bool = 
 def test_what_calls_leave_behind_is_judged(
     clock: Clockwork, calls: list[Asked], effects: list[str], promises: list[str]
 ) -> None:
-    """One call a key, one end a call, every call ends, and no start goes on once another one has begun."""
+    """One call a key, one end a call, every call ends, and no start continues once another one has begun."""
     clients = CallClients(cast("Any", SimpleNamespace(clock=clock, nodes={})), 0)
     clients.asked = calls
     assert [each.promise for each in clients.check(effects, [])] == promises
@@ -110,7 +110,7 @@ def test_a_call_with_two_ends_in_the_log_is_noticed(clock: Clockwork) -> None:
 
 
 def test_calls_that_fail_and_calls_that_are_cancelled_end_once() -> None:
-    """While their engines crash: retries go on elsewhere, and what was cancelled stays so."""
+    """While their engines crash: retries continue elsewhere, and what was cancelled stays so."""
     seen: Counter[str] = Counter()
     for seed in (4, 6):
         outcome = simulate(Options(seed=seed, engines=3, calls=3, call_trouble=0.6, faults={"crash": 1.5}))

@@ -28,7 +28,7 @@ def test_workflows_of_a_run_without_faults_keep_what_they_promise() -> None:
 
 
 def test_workflows_outlive_their_engines() -> None:
-    """Whatever dies in the middle of whatever: other engines go on, and every workflow ends as it should."""
+    """Whatever dies in the middle of whatever: other engines continue, and every workflow ends as it should."""
     seen: Counter[str] = Counter()
     for seed in (4, 5, 6):
         faults = {"crash": 2.0, "pause": 0.5}

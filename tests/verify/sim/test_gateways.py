@@ -1,4 +1,4 @@
-"""Gateways in the simulator: production's routing over simulated links, in processes that die and stand still."""
+"""Gateways in the simulator: production's routing over simulated links, in processes that die and stall."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ promises are checked. Tested elsewhere, beside the code that they concern: H3 an
 test_seal_race.py; H9 does not arise (a cut never leaves a hole, and nobody writes to a position); H13: an engine's
 appends are independent of each other, there is no session whose order could break; H24, H25 and H26 with the storage
 node's recovery; H28: a book is there with its first append, and is deleted by an entry of the metalog, so appends stand
-before or behind that; the swarm deletes books, and the checkers see to it; H30 with repair; H31 and H32 are about
+before or behind that; the swarm deletes books, and the checkers catch it; H30 with repair; H31 and H32 are about
 processes and clients, and stand with the links and with conditions (`when=` is a mandatory token).
 
 That a scenario fails when its remedy is off is tested in test_hazards_ablated.py.
@@ -72,7 +72,7 @@ def test_h2_a_seal_that_one_node_never_gets() -> None:
 
 
 def test_h2_an_old_primary_whose_backup_comes_back_after_the_seal() -> None:
-    """It goes on after its term, and a backup that was sealed restarts before anybody knows of the next one."""
+    """It continues after its term, and a backup that was sealed restarts before anybody knows of the next one."""
     _, outcome = play(nothing, faults={"handover": 2.0}, storage=3, spare_sequencers=0)
     assert outcome.seen["a primary that nobody had told went on after its term"]
 
@@ -136,7 +136,7 @@ def test_h6_a_hung_replica_blocks_neither_seal_nor_recovery() -> None:
 
 
 def test_h7_appends_go_on_at_once_after_a_partition_of_the_leader() -> None:
-    """Nobody drains for long: the others go on without it, and it rejoins without a pause."""
+    """Nobody drains for long: the others continue without it, and it rejoins without a pause."""
 
     def script(world: Simulation) -> None:
         lonely = [str(primary(world).name)]
@@ -394,7 +394,7 @@ def test_h20_a_write_that_finds_no_space_stops_the_node_until_there_is_some() ->
 
 
 def test_h20_when_all_disks_are_full_appends_are_refused_at_once() -> None:
-    """Nobody waits until a deadline to be told; and when there is room again, all go on without a restart."""
+    """Nobody waits until a deadline to be told; and when there is room again, all continue without a restart."""
 
     def script(world: Simulation) -> None:
         later(world, 1, fill, world, DiskRoom(False, False))
@@ -414,7 +414,7 @@ def test_h20_when_all_disks_are_full_appends_are_refused_at_once() -> None:
 
 
 def test_h21_bits_rot_on_a_minority() -> None:
-    """Every batch of one storage node is damaged; what is read is right, and the node is mended by its peers."""
+    """Every batch of one storage node is damaged; what is read is right, and the node is repaired by its peers."""
     sound: dict[bytes, bytes] = {}
 
     def script(world: Simulation) -> None:

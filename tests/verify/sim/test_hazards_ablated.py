@@ -48,7 +48,7 @@ def no_refusals() -> Any:
 
 
 def no_doubt() -> Any:
-    """What is not on a disk was there and has been freed, whatever became of the disk."""
+    """What is not on a disk was there and has been freed, whatever happened to the disk."""
     missing = Answers._missing
 
     def confident(self: Answers, question: Any, found_from: int, error: str) -> Any:
@@ -121,7 +121,7 @@ def no_whole_terms() -> Any:
 
 
 def no_end_with_the_disk() -> Any:
-    """A node goes on when a write or a sync has failed, though what it wrote is not there."""
+    """A node continues when a write or a sync has failed, though what it wrote is not there."""
     synced = SimulatedDisk._synced
 
     def forgiving(self: SimulatedDisk, life: int) -> None:

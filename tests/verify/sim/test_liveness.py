@@ -18,7 +18,7 @@ from tests.verify.sim.stage import SECOND
 def test_a_cluster_that_orders_nothing_more_once_it_is_healed_is_noticed(
     monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    """Reads go on all the same, and clients need not happen to choose that engine."""
+    """Reads continue all the same, and clients need not happen to choose that engine."""
     world = Simulation(Options(seed=3, chaos_us=SECOND, engines=3, clients=1, books=1))
     cut, end, healed = Primary._cut, Faults.end, list[int]()
 

@@ -178,7 +178,7 @@ def test_rot_damages_one_value_and_says_so_if_it_is_unreadable(clock: Clockwork)
 
 
 def test_a_decayed_block_is_an_error_of_a_load_and_raises_for_all_others(clock: Clockwork) -> None:
-    """What stands before it can still be read; writing it anew makes it whole."""
+    """What stands before it can still be read; writing it again makes it whole."""
     disk = SimulatedDisk(clock, "disk", 1000)
     assert not disk.decay(b"e")
     disk.store_now([put(b"d"), put(b"e"), put(b"f")])
@@ -227,7 +227,7 @@ def test_each_fault_of_a_link_does_what_it_is_called(
 
 
 def test_a_cut_is_one_way_and_is_taken_back(clock: Clockwork) -> None:
-    """Two cuts of one link must both be mended; what was under way when it was cut is lost."""
+    """Two cuts of one link must both be healed; what was under way when it was cut is lost."""
     network = Network(clock, 100, {})
     first, second = network.cut(["a"], ["b", "a"]), network.cut(["a"], ["b"])
     assert network.is_cut("a", "b")
@@ -348,7 +348,7 @@ def test_a_silent_process_loses_its_session_and_learns_of_it_when_it_is_heard_ag
 
 
 def test_a_short_silence_costs_nothing(clock: Clockwork) -> None:
-    """The session goes on, and what changed meanwhile is told."""
+    """The session continues, and what changed meanwhile is told."""
     ensemble = Ensemble(clock)
     process = Process(ensemble, "controller-1")
     run(clock, 1)
@@ -377,7 +377,7 @@ def test_a_write_in_doubt_is_answered_once_and_rightly() -> None:
 
 
 def test_a_request_of_a_session_that_is_over_is_never_answered(clock: Clockwork) -> None:
-    """Its process begins anew: an answer would reach another life."""
+    """Its process begins again: an answer would reach another life."""
     ensemble = Ensemble(clock)
     process = Process(ensemble, "controller-1")
     answers: list[bool] = []

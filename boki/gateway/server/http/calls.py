@@ -1,4 +1,4 @@
-"""Functions over HTTP: call one and wait, put a call into the log, ask what became of it.
+"""Functions over HTTP: call one and wait, put a call into the log, ask its outcome.
 
 The route of a plain call is the busiest of all, so it is written to do little: the budget is taken before the body is
 read, a body that came with the head is taken without waiting, and one future is all that waits for the outcome.

@@ -1,8 +1,8 @@
 """Connections that cannot be abused: how many, how long a head or a body may take, how long a reader may stall.
 
 aiohttp parses; this file sets the bounds that it leaves open and gives its own errors (a head that is not HTTP, a head
-that is too large) the form of all others. A handler goes on when its client leaves, so that what was begun is finished;
-only waiting ends then, where a handler says so (`while_connected`).
+that is too large) the form of all others. A handler continues when its client leaves, so that what was begun is
+finished; only waiting ends then, where a handler says so (`while_connected`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Connections(Server):
         return error
 
     def note_departure(self, request: BaseRequest) -> None:
-        """A client has closed its connection before its request was answered. Strangers can do that without end, so
+        """A client has closed its connection before its request was answered. Strangers can do that without limit, so
         it has one line a second at the most.
         """
         if self._departures.admit():

@@ -135,7 +135,7 @@ class Endpoints:
         the gateway takes of any request. `answer_bytes`: about how large an answer is, by the fields; so much of the
         gateway's budget it takes. `lasts`: it finishes what it has begun while the gateway drains. `is_polled`: it
         waits for `wait_s`, until its client disconnects or the gateway drains; any other ends with its client only.
-        `waits`: it takes as long as a long poll also without `wait_s`. `streams_s`: it streams, for so long at most,
+        `waits`: it takes as long as a long poll also without `wait_s`. `streams_s`: it streams, for this long at most,
         and returns the stream.
         """
 

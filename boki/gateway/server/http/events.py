@@ -75,6 +75,6 @@ class EventStream:
 
 
 def error_event(name: str, error: BokiError, last_id: int | None = None) -> bytes:
-    """An event that tells an error. `last_id`: after which a client that reconnects goes on."""
+    """An event that tells an error. `last_id`: after which a client that reconnects continues."""
     place = b"" if last_id is None else b"id: %d\n" % last_id
     return b"event: %b\n%bdata: %b\n\n" % (name.encode(), place, _encode(answers.error_body(error)))

@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document: the paths of functions with their schemas, and the paths of LogBooks and of the system.
 
-Built anew for every request, because functions come and go; what does not change stands in `openapi_parts`.
+Built again for every request, because functions come and go; what does not change stands in `openapi_parts`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _call_later(info: FunctionInfo, schemas: dict[str, Any]) -> dict[str, Any]:
     delay = {
         "name": "delay_s",
         "in": "query",
-        "description": "Run it so many seconds from now, by the log's time; at most a year",
+        "description": "Run it this many seconds from now, by the log's time; at most a year",
         "schema": {"type": "number", "minimum": 0},
     }
     return {

@@ -177,7 +177,7 @@ _TAG: Final = query_parameter("tag", "Only records with this tag; without it, al
 _FRESH: Final = query_parameter(
     "fresh", "Linearizable: not older than anything acknowledged before", {"type": "boolean"}
 )
-WAIT: Final = query_parameter("wait_s", "Wait so long if there is nothing yet", SECONDS | {"maximum": MAX_WAIT_S})
+WAIT: Final = query_parameter("wait_s", "Seconds to wait if there is nothing yet", SECONDS | {"maximum": MAX_WAIT_S})
 
 CALL_HEADERS: Final[list[Json]] = [
     _header(http_exchange.BOOK, "The call's LogBook; without it, the function's own"),
@@ -242,7 +242,7 @@ _BOOKS: Final[Json] = {
         [
             query_parameter("prefix", "Only names that start with this"),
             query_parameter("after", "Only names that come after this one: the last name of the page before"),
-            query_parameter("limit", "At most so many", {"type": "integer", "minimum": 1}),
+            query_parameter("limit", "Maximum number", {"type": "integer", "minimum": 1}),
         ],
         object_of({"books": array_of(_ref("Book"))}),
     ),
@@ -268,7 +268,7 @@ _READS: Final[Json] = {
                 _TAG,
                 query_parameter("start", "From this seqnum on", _SEQNUM),
                 query_parameter("stop", "Below this seqnum", _SEQNUM),
-                query_parameter("limit", "At most so many", {"type": "integer", "minimum": 1}),
+                query_parameter("limit", "Maximum number", {"type": "integer", "minimum": 1}),
                 query_parameter("backward", "The last ones in the range", {"type": "boolean"}),
                 WAIT,
                 query_parameter("start_time_us", "From this time on", _TIME),

@@ -7,9 +7,9 @@ One page is read, sent, and only then the next one is asked for, so a slow reade
 gateway's budget counts it; one that stalls is cut off. Pages are small: their `limit` grows from one record until a
 page has as many bytes as a stream may hold, and what is more than that is dropped and read again later.
 
-The event's id is the seqnum: a browser that reconnects says it in `Last-Event-ID`, and goes on after it. Records that a
-trim took away unread are told as an event `trimmed`, whose id lies before the next record, so that a reconnecting
-reader goes on there and is told once.
+The event's id is the seqnum: a browser that reconnects says it in `Last-Event-ID`, and continues after it. Records that
+a trim took away unread are told as an event `trimmed`, whose id lies before the next record, so that a reconnecting
+reader continues there and is told once.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _PageSize:
         self.limit = 1
 
     def learn(self, size_bytes: int, count: int) -> None:
-        """The last page had so many bytes and records. It grows slowly, because the next records may be larger."""
+        """The last page had this many bytes and records. It grows slowly, because the next records may be larger."""
         fitting = PAGE_BYTES * count // size_bytes
         self.limit = max(1, min(2 * max(self.limit, count), fitting))
 

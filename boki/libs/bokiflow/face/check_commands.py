@@ -89,7 +89,7 @@ def check_histories(
 
 
 def _problem(path: Path, workflows: dict[str, Workflow[Any, Any]]) -> str:
-    """Why that workflow could not go on; "" if it can."""
+    """Why that workflow could not continue; "" if it can."""
     try:
         recorded = decode(path.read_bytes(), path.name)
         code = workflows.get(recorded.workflow)

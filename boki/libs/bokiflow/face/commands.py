@@ -216,7 +216,7 @@ def result(
 
 
 def _waited(flows: Flows, name: str, flow_id: str, wait_s: float) -> dict[str, Any]:
-    """The workflow, after waiting at most so long for its end."""
+    """The workflow, after waiting at most this long for its end."""
     until = time.monotonic() + wait_s
     while True:
         left_s = max(0.0, min(_POLL_S, until - time.monotonic()))

@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 def draw(spans: Sequence[Span], began_us: int, until_us: int, columns: int) -> list[Line]:
-    """The lines for a screen of so many columns. Spans that have not ended reach up to `until_us`."""
+    """The lines for a screen of this many columns. Spans that have not ended reach up to `until_us`."""
     if not spans:
         return []
     until_us = max(until_us, began_us + 1, *(span.until_us for span in spans))

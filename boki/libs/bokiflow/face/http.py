@@ -245,7 +245,7 @@ class Workflows:
     # Going back
 
     async def rewind(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
-        """Have it go on in front of a step."""
+        """Have it continue in front of a step."""
         values = query(request, {"book", "step"})
         handle, session = self._handle(request, values, workflow, flow_id)
         with self._gateway.admitted(_HISTORY_BYTES):

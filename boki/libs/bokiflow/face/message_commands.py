@@ -145,7 +145,7 @@ def pause(
 @app.command()
 @examples("boki flow resume travel trip-17")
 def resume(name: Name, flow_id: Id, book: Book = "", as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
-    """Let a workflow go on that was paused.
+    """Let a workflow continue that was paused.
 
     By a command, or because its code did not do what its journal says.
     """
@@ -169,7 +169,7 @@ def rewind(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Have a workflow go on in front of a step.
+    """Have a workflow continue in front of a step.
 
     That step and what came after it is forgotten, and done again. Without one: the last step that failed, else only the
     end is forgotten. It must have ended, or be paused.
@@ -196,7 +196,7 @@ def fork(
 ) -> None:
     """Begin a workflow of another id with the history of one in front of a step.
 
-    That one may run, and goes on as it is. Prints the new id.
+    That one may run, and continues as it is. Prints the new id.
     """
     with Flows(url, token, book) as flows:
         found = flows.post(name, flow_id, "fork", query={"step": "" if step is None else str(step), "id": new_id})

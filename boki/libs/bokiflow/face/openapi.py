@@ -97,7 +97,7 @@ FLOW_PATHS: Final[dict[str, Json]] = {
                 query_parameter("since_us", "Only those that changed at that time or later", _COUNT),
                 query_parameter("until_us", "Only those that changed before that time", _COUNT),
                 query_parameter("before", "Where the page begins: `before` of the page in front of it"),
-                query_parameter("limit", "At most so many", {"type": "integer", "minimum": 1}),
+                query_parameter("limit", "Maximum number", {"type": "integer", "minimum": 1}),
             ],
             json_of(object_of({"workflows": array_of(_STATE)}, {"before": TEXT})),
             tag="Workflows",
@@ -141,7 +141,7 @@ FLOW_PATHS: Final[dict[str, Json]] = {
                 }
             ),
             _ID,
-            query_parameter("limit", "Only the last ones, at most so many", _COUNT),
+            query_parameter("limit", "Only the last ones: their maximum number", _COUNT),
         )
     },
     f"{_ONE}/signal/{{message}}": {

@@ -209,7 +209,7 @@ def backfill(
 @schedule_app.command()
 @examples("boki flow schedule delete report nightly")
 def delete(name: Name, schedule_id: Id, book: Book = "", url: Url = "", token: Token = "") -> None:
-    """Start nothing any more. What runs goes on."""
+    """Start nothing any more. What runs continues."""
     _tell("delete", name, schedule_id, {}, book, url, token)
     errors().print(f"schedule {schedule_id} of {name} is gone", markup=False)
 

@@ -73,7 +73,7 @@ SCHEDULE_PATHS: Final[dict[str, Json]] = {
                 query_parameter("workflow", "Only those of that workflow"),
                 query_parameter("id", "Only those whose ids begin so"),
                 query_parameter("before", "Where the page begins: `before` of the page in front of it"),
-                query_parameter("limit", "At most so many", {"type": "integer", "minimum": 1, "maximum": 100}),
+                query_parameter("limit", "Maximum number", {"type": "integer", "minimum": 1, "maximum": 100}),
             ],
             json_of(object_of({"schedules": array_of(_STATE)}, {"before": TEXT})),
             tag="Workflows",

@@ -13,7 +13,7 @@ from boki.protocol.calls import InvocationState
 
 
 def state_shape(call: InvocationState) -> dict[str, Any]:
-    """A workflow as its logged call tells of it; `result` or `error` if it has ended."""
+    """A workflow as its logged call describes it; `result` or `error` if it has ended."""
     known = state_of(call.name or call.id, call)
     body = invocation_body(call, None if call.failure is None else without_traceback(call.failure))
     for name in ("name", "function", "wakes", "errors", "last_error", "attributes"):

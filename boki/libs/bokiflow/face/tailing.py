@@ -26,7 +26,7 @@ class Tail:
         self._timeline: Timeline | None = None
 
     async def spans(self, wait_s: float) -> AsyncIterator[Span]:
-        """What is new since the last call, in the order of the log. Waits at most so long if there is nothing."""
+        """What is new since the last call, in the order of the log. Waits at most this long if there is nothing."""
         records = await self._read(0.0)
         if not records and wait_s:
             records = await self._read(wait_s)

@@ -21,7 +21,7 @@ _PAGE_RECORDS: Final = 1_000
 _PAUSE_US: Final = 2_000_000
 """After an error that may pass."""
 _LOOKED_AT: Final = 100
-"""Of so many workflows that were let begin last, an attendant that starts looks whether they have ended."""
+"""Of this many workflows that were let begin last, an attendant that starts checks whether they have ended."""
 
 
 async def pass_gate(ctx: Context, workflow: str, limit: Limit, payload: Any, life: int) -> None:

@@ -18,10 +18,10 @@ MAX_RATE: Final = 10_000
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """How workflows that have the same key are let begin. Without a key, all of one name share the limit.
 
-    `concurrency`: at most so many at once (0: any number). If there are so many, `when_full` decides: "queue" waits for
-    its turn, "cancel_newest" cancels the one that has come, "cancel_running" cancels the one that runs longest.
-    `rate`: at most so many begin in any `per_s` seconds. `debounce_s`: it begins when no other one was started for so
-    long, or `debounce_most_s` after the first; the last start counts, and those before are cancelled.
+    `concurrency`: at most this many at once (0: any number). If there are this many, `when_full` decides: "queue" waits
+    for its turn, "cancel_newest" cancels the one that has come, "cancel_running" cancels the one that runs longest.
+    `rate`: at most this many begin in any `per_s` seconds. `debounce_s`: it begins when no other one was started for
+    this long, or `debounce_most_s` after the first; the last start counts, and those before are cancelled.
     """
 
     key: str = ""

@@ -71,6 +71,6 @@ class FlowLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and issubclass(kind, GeneratorExit):
-            return  # the workflow goes on elsewhere, or later
+            return  # the workflow continues elsewhere, or later
         assert self._held is not None, "it was entered"
         await self._held.unlock()

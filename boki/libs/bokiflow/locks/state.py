@@ -6,7 +6,7 @@ Each record is appended on the condition that nothing came in between, so its wr
 The record also stands in the inbox of that workflow, so it waits as for any message, without a process.
 
 **Deadlocks.** Every request has the age of its workflow. The request that holds the lock is **wounded** while an older
-one waits for it. A wounded workflow may go on, and nothing is taken from it. But if it has to wait for another lock,
+one waits for it. A wounded workflow may continue, and nothing is taken from it. But if it has to wait for another lock,
 that wait is refused, so it leaves its locks and begins again. In every circle of waiting workflows one waits for a
 younger one. That one is wounded and waits, so it is refused: no circle stays.
 """
@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 KEPT_EVERY: Final = 64
-"""After so many records the whole queue is written down, and what stands below is trimmed."""
+"""After this many records the whole queue is written down, and what stands below is trimmed."""
 
 
 class LockRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -153,7 +153,7 @@ class Schedule:
         )
 
     async def pause(self, reason: str = "") -> None:
-        """Let ticks pass by until `resume`. What runs goes on, and what waits for it is started."""
+        """Let ticks pass by until `resume`. What runs continues, and what waits for it is started."""
         await self._say(Paused(reason))
 
     async def resume(self) -> None:
@@ -191,7 +191,7 @@ class Schedule:
         return count
 
     async def delete(self) -> None:
-        """Start nothing any more. What runs goes on. Again: `NoSuchSchedule`."""
+        """Start nothing any more. What runs continues. Again: `NoSuchSchedule`."""
         await self._say(Deleted())
         await self._end_attendant()
 

@@ -60,7 +60,7 @@ class Backfilled(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Deleted(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Nothing is started any more. What runs goes on."""
+    """Nothing is started any more. What runs continues."""
 
 
 class Act(msgspec.Struct, frozen=True, array_like=True):

@@ -146,7 +146,7 @@ async def pop(
     op: Annotated[str | None, typer.Option(help="The same op within an hour gives the same messages.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take messages for good, and print them whole. Exit code 1 if there is none.
+    """Take messages permanently, and print them whole. Exit code 1 if there is none.
 
     One message (without --count) goes into a pipe or file as it is, without a line end of ours.
     """
@@ -329,7 +329,7 @@ async def redrive(queue: Queue[Any], handles: Handles = None) -> None:
 
 @app.of_thing("boki queue purge shop orders --yes", shared=("group",))
 async def purge(queue: Queue[Any], handles: Handles = None, sure: Sure = False) -> None:
-    """Drop dead letters, for good."""
+    """Drop dead letters, permanently."""
     confirm(sure, "this drops dead letters for good", "Drop them, for good?")
     count = await queue.purge(*(handles or ()))
     errors().print(f"{count_text(count, 'dead letter')} dropped")

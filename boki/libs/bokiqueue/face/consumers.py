@@ -1,8 +1,8 @@
 """Functions as consumers: for each that `@consume`s a queue, messages are leased and it is called with them.
 
 A place for each call that may run at once waits for messages; all that wait for one queue share one read of the log, so
-a function without work costs nothing and has no process. What comes of a call settles its messages (see `places`). If
-this gateway dies its leases run out, and another one, or itself after a restart, goes on.
+a function without work costs nothing and has no process. The outcome of a call settles its messages (see `places`). If
+this gateway dies its leases run out, and another one, or itself after a restart, continues.
 
 When it stops, or a function changes or goes, places that wait end at once and those with a call after it. A place of
 the new version begins when the old one's has ended, so that no more calls run at once than the function says.
@@ -34,11 +34,11 @@ _log = logging.getLogger("boki.gateway")
 LOOK_S: Final = 0.25
 """How soon functions that came or went are noticed."""
 REST_S: Final = 2.0
-"""What is given back at the end has so long."""
+"""What is given back at the end has this long."""
 
 
 class Consumers(Collector):
-    """The consuming functions of one gateway, with a metric of what becomes of their messages."""
+    """The consuming functions of one gateway, with a metric of the outcome of their messages."""
 
     def __init__(self, gateway: GatewayPort) -> None:
         self._settled: dict[str, Counter[str]] = {}
@@ -54,7 +54,7 @@ class Consumers(Collector):
         self._ticker = asyncio.get_running_loop().call_later(LOOK_S, self.start)
 
     def stop(self) -> None:
-        """Lease no more. Calls that are under way go on: see `finish`."""
+        """Lease no more. Calls that are under way continue: see `finish`."""
         if self._ticker is not None:
             self._ticker.cancel()
         for name in list(self._places):

@@ -1,4 +1,4 @@
-"""One place of a consuming function: it takes messages, calls the function with them, and settles what comes of it.
+"""One place of a consuming function: it takes messages, calls the function with them, and settles by its outcome.
 
 They are acked if it returned; they come back later if it raised (or become dead letters, with the reason), at once and
 uncounted if it was never begun, or was lost to what may be another call's fault (see `suspects`).
@@ -102,7 +102,7 @@ class Place:
                 level = logging.DEBUG if error.retryable else logging.WARNING
                 _log.log(level, "%s cannot consume %s now: %s", name, queue, error)
                 await self._pause()
-            except Exception:  # noqa: BLE001  # whatever it is, the place goes on
+            except Exception:  # noqa: BLE001  # whatever it is, the place continues
                 _log.exception("%s cannot consume %s now, and tries again", name, queue)
                 await self._pause()
 

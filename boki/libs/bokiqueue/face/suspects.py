@@ -2,7 +2,7 @@
 
 Nobody knows which. So none is blamed: the loss does not count as a delivery, and from then on such a message is called
 alone, one of a module at a time. If the process crashes again with nothing else in it, that counts. Others may be in it
-all the same, calls that no queue has made; so a message is excused a few times only, lest it crashes them for ever.
+all the same, calls that no queue has made; so a message is excused a few times only, or it would crash them forever.
 
 A gateway remembers so much of this as it has room for; it is no part of the queue.
 """

@@ -100,7 +100,7 @@ def fork(
 def configure(
     book: Book,
     history_s: Annotated[float | None, typer.Option(min=0, help="Seconds for which the past stays readable.")] = None,
-    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep it for ever.")] = False,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep it forever.")] = False,
     url: Url = "",
     token: Token = "",
 ) -> None:

@@ -1,6 +1,6 @@
 """Failure classes of other systems' suites and threads, as cases: each names where it comes from.
 
-A case is given a fresh context, runs workflows and looks at what came of them. It is run in every mode of
+A case is given a fresh context, runs workflows and looks at the outcome of them. It is run in every mode of
 `tests.libs.bokiflow.test_classes`, so it may expect a step's body to have run once more than its record says.
 """
 
