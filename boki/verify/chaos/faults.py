@@ -25,6 +25,8 @@ _LONG_S = (6.5, 9.0)
 _TOGETHER = 0.25
 """How often two faults come at the same time."""
 _FELT_WITHIN_S = 30.0
+_WHOLE_WITHIN_S = 120.0
+"""How long a wiped disk may take to be filled again: repair leaves most of a machine to appends, however slow it is."""
 _STANDS_WITHIN_S = 5.0
 _POLL_S = 0.1
 
@@ -125,6 +127,8 @@ class Blow:
 
     text: str
     is_felt: Callable[[], Awaitable[bool]]
+    within_s: float = _FELT_WITHIN_S
+    """How long that may take."""
 
 
 Begin = Callable[[Patient, Random], AbstractAsyncContextManager[Blow]]
@@ -282,7 +286,7 @@ async def _failing_sync(patient: Patient, random: Random) -> AsyncIterator[Blow]
 def _wiping(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
     @contextlib.asynccontextmanager
     async def wiping(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-        if not await becomes_so(patient.is_whole):
+        if not await becomes_so(patient.is_whole, _WHOLE_WITHIN_S):
             # one more disk than may be lost at a time
             yield _blow("no disk is lost: not all records have all their copies", lambda: False)
             return
@@ -293,7 +297,7 @@ def _wiping(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
         async def is_refilled() -> bool:
             return await patient.incarnation(node) not in (0, before) and await patient.is_whole()
 
-        yield Blow(f"{node} loses its disk", is_refilled)
+        yield Blow(f"{node} loses its disk", is_refilled, _WHOLE_WITHIN_S)
 
     return wiping
 
@@ -422,6 +426,6 @@ async def inflict(fault: Fault, patient: Patient, random: Random, hold_s: float,
     async with fault.begin(patient, random) as blow:
         tell(f"{fault.name}: {blow.text}")
         await asyncio.sleep(hold_s)
-        is_felt = await becomes_so(blow.is_felt)
+        is_felt = await becomes_so(blow.is_felt, blow.within_s)
     tell(f"{fault.name}: {'over' if is_felt else 'over, and nobody felt it'}")
     return is_felt
