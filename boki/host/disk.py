@@ -22,6 +22,7 @@ its owner must stop the node.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from asyncio import AbstractEventLoop
@@ -47,6 +48,7 @@ _QUICK_S: Final = 0.001
 """A sync within this time is quick: an event loop may stall for this long."""
 _SLOW_S: Final = 0.005
 """One that takes longer is the last that the event loop waits for, until the disk is trusted again."""
+_NO_ROOM: Final = os.strerror(errno.ENOSPC)
 _TRUSTED: Final = 32
 _ROUNDS: Final = 4
 """So often hosts that are ahead decide before a sync: a report, a cut, its acknowledgement, and one more."""
@@ -286,6 +288,12 @@ class Disk:
         except VersionTooNew:
             raise
         except Exception as failure:  # rocksdict raises plain Exception for every failure
+            if _NO_ROOM in str(failure):  # nothing is damaged, so nothing is to be moved away or restored
+                raise StoreFailed(
+                    f"the database {path} does not open, because its file system is full: nothing is lost; free some "
+                    f"space and start again ({self._unreadable(failure)})",
+                    outcome="not_applied",
+                ) from failure
             raise self._unreadable(failure) from failure
         self.log.on_failure.append(on_failure)
 

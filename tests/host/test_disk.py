@@ -366,3 +366,18 @@ def test_a_scan_sees_the_disk_as_it_was_at_its_first_look(tmp_path: Path) -> Non
         disk.close()
 
     in_loop(scenario())
+
+
+def test_a_full_file_system_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that does not open for want of room asks for room, not for a backup or an empty directory."""
+
+    def open_it(_path: Path) -> RocksDb:
+        raise Exception("IO error: No space left on device: While appending to file: MANIFEST-000013")
+
+    async def body() -> None:
+        monkeypatch.setattr(boki.host.disk, "RocksDb", open_it)
+        with pytest.raises(StoreFailed, match="file system is full: nothing is lost; free some space") as caught:
+            Disk(tmp_path / "db", asyncio.get_running_loop(), on_failure=pytest.fail)
+        assert caught.value.outcome == "not_applied"
+
+    in_loop(body())
