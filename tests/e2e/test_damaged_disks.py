@@ -179,6 +179,25 @@ def test_what_a_sequencer_lacks_is_in_the_log_that_it_shares(tmp_path: Path, los
     assert uvloop.run(outcome(tmp_path / "image", acknowledged)) == "whole"
 
 
+def test_after_a_kill_a_log_of_one_replica_goes_on_with_three_and_back(tmp_path: Path) -> None:
+    """What the sequencer kept in the log that it shared is its own from then on, and shared again later."""
+
+    async def body() -> None:
+        image = tmp_path / "image"
+        acknowledged = await make_image(tmp_path / "data", image, is_killed=True)
+        for number, config in enumerate((THREE, {}, THREE)):
+            log = await LocalLog.start(DevConfig(data=image, **config))
+            assert await read_all(log) == acknowledged
+            payload = b"start %d" % number
+            acknowledged[await book_of(log.port).append(payload, tags=["all"])] = payload
+            shutil.copytree(image, tmp_path / "copy")
+            log.close()
+            shutil.rmtree(image)
+            (tmp_path / "copy").rename(image)
+
+    in_loop(body())
+
+
 @pytest.mark.usefixtures("separate_logs")
 def test_without_its_mark_a_lone_sequencer_goes_on_from_what_it_has(tmp_path: Path) -> None:
     """The deliberate way on that docs/operations.md names: the last record is lost, the others are there."""
