@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from boki import NewRecord, Page, Record
 from boki.extending import decode_any, encode_any
 from boki.libs.bokiflow.digests import digest_of
+from boki.libs.bokiflow.joins import Base
 from boki.libs.bokiflow.records import Result
 from boki.libs.bokistore.json_values import MISSING, is_same
 from boki.libs.bokistore.paths import Segments
@@ -69,12 +70,10 @@ class Load:
 
     def ask(self, way: Way, position: int) -> Steps[None]:
         """See `Question`."""
-        if self._txn.core is None:
-            self._txn.core = Transaction(way.reader, way.new_nonce(), Author())
-            self._txn.core.begin_at(position)
-        yield from self._txn.core.prefetch(self._names)
+        core = yield from self._txn.begun(way, position)
+        yield from core.prefetch(self._names)
         for name in self._names:
-            yield from self._txn.core.load(name)
+            yield from core.load(name)
 
 
 class ReadLog:
@@ -108,6 +107,23 @@ class Draft:
         self.core: Transaction | None = None
         self.extra: list[NewRecord] = []
         """Records of the application that are appended with it."""
+        self.base: Base | None = None
+        """What it begins with, if it is a part of the transaction of another workflow."""
+        self.calls = 0
+        """Number of children in it that have not ended."""
+        self.failed = ""
+        """Why it cannot be committed any more."""
+
+    def begun(self, way: Way, position: int) -> Steps[Transaction]:
+        """The transaction, which reads as of that seqnum, or as of the one that its parent reads as of."""
+        if self.core is None:
+            core = Transaction(way.reader, way.new_nonce(), Author())
+            core.begin_at(position if self.base is None else self.base.snapshot)
+            for name, updates in [] if self.base is None else self.base.written:
+                for update in updates:
+                    yield from core.change(name, update)
+            self.core = core
+        return self.core
 
     @property
     def is_empty(self) -> bool:

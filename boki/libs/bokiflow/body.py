@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
+from boki import WrongState
 from boki.extending import Function, Payload, invocation_id_of
 from boki.libs.bokiflow.history import Scopes
 from boki.libs.bokiflow.locks.work import LeaveWork, TakeWork, request_of
@@ -54,6 +55,8 @@ class Body:
         self._lock_count = 0
         self.children: dict[str, CallWork] = {}
         """Calls that were started and have not ended, as far as the body knows."""
+        self.joined: Any = None
+        """The part of its parent's transaction in which it works: a `FlowTransaction`, or None."""
 
     @property
     def scope(self) -> str:
@@ -224,6 +227,8 @@ class Body:
 
     def continue_as_new(self, payload: tuple[Any, ...]) -> NoReturn:
         """See `flow`."""
+        if self.joined is not None:
+            raise WrongState("a workflow that is part of a transaction cannot continue as new: call it outside of it")
         raise ContinueAsNew(payload)
 
 

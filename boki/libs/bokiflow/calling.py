@@ -10,8 +10,9 @@ from boki.extending import OVER, CallsById, Failure, Function, InvocationState
 from boki.libs.bokiflow.closing import ask_to_end, kill_tree
 from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.history import Scopes
-from boki.libs.bokiflow.records import Result
-from boki.libs.bokiflow.work import CHILD, CallWork
+from boki.libs.bokiflow.joins import JoinRecord
+from boki.libs.bokiflow.records import CODEC, Result, inbox_tag
+from boki.libs.bokiflow.work import CHILD, JOINS, CallWork
 
 _POLL_S: Final = 20.0
 _PAUSE_S: Final = 0.3
@@ -29,6 +30,9 @@ class Calling:
     async def perform(self, work: CallWork, n: int) -> Result:
         """Start the call, unless that was done before, and wait for its end, as the work says."""
         try:
+            if work.base is not None:
+                data, tag = CODEC.encode(JoinRecord(work.base)), inbox_tag(work.invocation_id)
+                await self._ctx.logbook.append(data, [tag], key=f"flow-join:{work.invocation_id}")
             if work.starts:
                 await self._calls.start(
                     work.invocation_id,
@@ -38,7 +42,7 @@ class Calling:
                     start=f"{self._scopes.at(n)} {work.name}",
                     name=work.call_name,
                     reports_to=self._run_id,
-                    attributes={CHILD: f"{n} {work.closes_by}"},
+                    attributes={CHILD: f"{n} {work.closes_by}"} | ({} if work.base is None else {JOINS: True}),
                     watcher=self._watcher_of(work),
                 )
             if not work.awaits:

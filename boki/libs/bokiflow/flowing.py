@@ -19,10 +19,12 @@ from random import Random
 from typing import Any, Final, Generic, NoReturn, ParamSpec, TypeVar, overload
 from uuid import UUID
 
+from boki import InvalidArgument
 from boki.extending import check_seconds
 from boki.libs.bokiflow.body import body_of
+from boki.libs.bokiflow.joining import call_in
 from boki.libs.bokiflow.locks.block import FlowLock, check_lock_key
-from boki.libs.bokiflow.state import LOG, STORE, FlowLog, FlowStore
+from boki.libs.bokiflow.state import LOG, STORE, FlowLog, FlowStore, open_transaction
 from boki.libs.bokiflow.work import CallWork, ParentClose
 
 P = ParamSpec("P")
@@ -118,10 +120,19 @@ class Flow:
         """Run a workflow or a function as a logged call of its own, once, and wait for its result.
 
         `id` names a child workflow; without it, it has an id of its own. A child that is no longer awaited when this
-        workflow has ended is treated as `parent_close` says.
+        workflow has ended is treated as `parent_close` says. Inside of a transaction, a workflow joins that: what it
+        reads and writes in the store is part of the transaction.
         """
-        body = body_of("flow.call")
-        return await body.awaited(body.call(target, payload, id, awaits=True, parent_close=parent_close, book=book))
+        body, txn = body_of("flow.call"), open_transaction()
+
+        def call() -> CallWork:
+            return body.call(target, payload, id, awaits=True, parent_close=parent_close, book=book)
+
+        if txn is None or not hasattr(target, "is_workflow"):
+            return await body.awaited(call())
+        if id is not None:
+            raise InvalidArgument("a child in a transaction has no id of its own: leave it out, or call it outside")
+        return await call_in(body, txn, target, call)
 
     async def start(
         self,

@@ -41,7 +41,7 @@ from boki.libs.bokiflow.records import (
 from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded, no_such_workflow
 from boki.libs.bokiflow.replaying import Runnable, ask_query
 from boki.libs.bokiflow.rewinding import fork, rewind
-from boki.libs.bokiflow.work import CHILD
+from boki.libs.bokiflow.work import CHILD, JOINS
 from boki.libs.fold.arguments import check_key
 
 R = TypeVar("R")
@@ -278,6 +278,10 @@ def _value(result: Result) -> Any:
     return None if result.value is None else decode_any(result.value, "answer")
 
 
+_INTERNAL: Final = frozenset((ATTENDS, CHILD, JOINS, LIMIT))
+"""Attributes that are of no use to people."""
+
+
 def state_of(flow_id: str, call: InvocationState) -> WorkflowState:
     """What the state of its logged call says of a workflow."""
     note = call.suspension.note if call.suspension is not None else ""
@@ -297,5 +301,7 @@ def state_of(flow_id: str, call: InvocationState) -> WorkflowState:
         wakes_us=call.suspension.wake_us if call.suspension is not None else 0,
         note=note,
         failure=call.failure,
-        attributes={name: value for name, value in call.attributes.items() if name not in (ATTENDS, CHILD, LIMIT)},
+        attributes={
+            name: value for name, value in call.attributes.items() if name not in (ATTENDS, CHILD, JOINS, LIMIT)
+        },
     )

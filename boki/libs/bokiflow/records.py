@@ -24,11 +24,12 @@ import msgspec
 
 from boki.extending import Failure, Payload
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateKept, GateRecord
+from boki.libs.bokiflow.joins import JoinRecord
 from boki.libs.bokiflow.locks.state import Freed, LockRecord, Queued, Wanted
 from boki.libs.fold.codec import RecordCodec
 
 VERSION: Final = 2
-"""Version 1 knew no locks and no limits."""
+"""Version 1 knew no locks, no limits and no children in transactions."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -202,8 +203,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     stood_at: int = 0
 
 
-CODEC: Final[RecordCodec[Entry | Message | LockRecord | GateRecord]] = RecordCodec(
-    "workflows", VERSION, Entry | Message | LockRecord | GateRecord, since={LockRecord: 2, GateRecord: 2}
+CODEC: Final[RecordCodec[Entry | Message | LockRecord | GateRecord | JoinRecord]] = RecordCodec(
+    "workflows",
+    VERSION,
+    Entry | Message | LockRecord | GateRecord | JoinRecord,
+    since={LockRecord: 2, GateRecord: 2, JoinRecord: 2},
 )
 
 

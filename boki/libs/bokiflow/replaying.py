@@ -18,10 +18,12 @@ from boki.extending import Function, Payload
 from boki.libs.bokiflow.body import BODY, PAYLOAD_MARK, Body
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.inbox import InboxReader, Letter
+from boki.libs.bokiflow.joins import Base, JoinRecord
 from boki.libs.bokiflow.journal import PAGE_RECORDS
 from boki.libs.bokiflow.keeping import answered
 from boki.libs.bokiflow.machine import Machine
-from boki.libs.bokiflow.records import inbox_tag, journal_tag
+from boki.libs.bokiflow.records import CODEC, inbox_tag, journal_tag
+from boki.libs.bokiflow.state import FlowTransaction
 from boki.libs.bokiflow.stepping import STARTER
 from boki.libs.bokistore.way import Way
 from boki.libs.fold.retrying import until_answered
@@ -124,6 +126,9 @@ async def ask_query(
     await inbox.read_to_end()
     arguments = Function.of(workflow).arguments(begun_with)  # type: ignore[arg-type]
     body = Body(history.scopes(invocation_id), flow_id, logbook.name, workflow.fn, arguments)
+    base = await read_base(logbook, invocation_id)
+    if base is not None:
+        join(body, base)
     machine, context = prepared(body, workflow.name, history)
 
     def hand_over(letter: Letter) -> None:
@@ -158,6 +163,22 @@ async def _answer(machine: Machine, way: Way) -> None:
     at = max(position.recorded or position.seqnum, machine.seen_at)
     answers = [(future, *await answered(question, way, at)) for question, future in machine.take_questions()]
     await between_tasks(lambda: machine.answer(answers))
+
+
+async def read_base(logbook: LogBook, invocation_id: str) -> Base | None:
+    """What a workflow that has joined a transaction begins with; None: it has joined none."""
+    page = await until_answered(partial(logbook.read, inbox_tag(invocation_id), start=0, limit=1))
+    for record in page.records:
+        found = CODEC.own(record.data)
+        if isinstance(found, JoinRecord):
+            return found.base
+    return None
+
+
+def join(body: Body, base: Base) -> None:
+    """Have the body work in the transaction of its parent."""
+    body.joined = FlowTransaction()
+    body.joined.draft.base = base
 
 
 def recorded_payload(history: History) -> Payload | None:

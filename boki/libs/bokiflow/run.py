@@ -21,10 +21,12 @@ from boki.libs.bokiflow.gates.marks import gate_id_of, limit_of
 from boki.libs.bokiflow.gates.passing import attend_gate, pass_gate
 from boki.libs.bokiflow.gates.spec import Limit
 from boki.libs.bokiflow.history import History, life_of
+from boki.libs.bokiflow.joining import came_of
 from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
-from boki.libs.bokiflow.replaying import Runnable, ask_query, read_history
+from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
+from boki.libs.bokiflow.work import JOINS
 
 _NO_PAYLOAD = Payload("bytes", b"")
 _NOTE_CHARS = 200
@@ -42,12 +44,8 @@ class Limited(Runnable, Protocol):
 async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ...]) -> Any:
     """The result of the workflow, once it is certain. Raises what the workflow raised, or `Suspend`."""
     chosen = CallsById(ctx).chosen
-    if chosen is not None and chosen.attends == "query":
-        return await _answer_query(ctx, workflow)
-    if chosen is not None and chosen.attends == CLOSER:
-        return await close_and_look_again(ctx)
     if chosen is not None and chosen.attends:
-        await _attend(ctx, workflow, chosen.attends)
+        return await _attend(ctx, workflow, chosen.attends)
     if not ctx.run_number:
         raise InvalidArgument(
             f"{workflow.name} is a workflow, which must be a logged call: start it with {workflow.name}.start(...), or "
@@ -65,9 +63,11 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
     has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
     is_first = ctx.run_number == 1 and not has_history
     history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
-    limit = limit_of({} if chosen is None else chosen.attributes, workflow.limit)
+    attributes = {} if chosen is None else chosen.attributes
+    limit = limit_of(attributes, workflow.limit)
     if limit is not None and not history.entries and history.continued is None:
         await pass_gate(ctx, workflow.name, limit, arguments[0] if arguments else None, life)
+    base = await read_base(ctx.logbook, ctx.invocation_id) if JOINS in attributes else None
     has_begun = False
     while True:
         payload = CallsById(ctx).payload if history.continued is None else history.continued.payload
@@ -77,12 +77,14 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
         body = Body(history.scopes(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
         if history.continued is None:
             body.payload = payload
+        if base is not None:
+            join(body, base)
         execution = Execution(ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1)
         try:
             try:
                 found = await execution.result()
                 await _close_children(ctx, body)
-                return found
+                return found if body.joined is None else came_of(workflow, body.joined, found)
             except ContinueAsNew as again:
                 await execution.record_continuation(_payload_of(workflow, again))
             except Overtaken:
@@ -117,8 +119,12 @@ async def _answer_query(ctx: Context, workflow: Runnable) -> Payload:
     return encode_any(found, f"answer of query {asked.query}")
 
 
-async def _attend(ctx: Context, workflow: Limited, what: str) -> NoReturn:
-    """The call is an attendant: see `boki.libs.bokiflow.attending`."""
+async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
+    """The call does not run the body: it is an attendant (`boki.libs.bokiflow.attending`), or answers a query."""
+    if what == "query":
+        return await _answer_query(ctx, workflow)
+    if what == CLOSER:
+        return await close_and_look_again(ctx)
     if what == "schedule":
         watcher = "" if workflow.limit is None else gate_id_of(workflow.name, ctx.logbook.name)
         await attend_schedule(ctx, workflow.name, watcher)

@@ -25,7 +25,7 @@ from boki.libs.bokiflow.asking import CommitWork, Draft, Load, Look, ReadLast, R
 from boki.libs.bokiflow.body import Body, body_of
 from boki.libs.bokistore import ConflictError, StoredObject
 from boki.libs.bokistore.accesses import Access, look_all
-from boki.libs.bokistore.json_values import plain
+from boki.libs.bokistore.json_values import is_same, plain
 from boki.libs.bokistore.paths import Path, parse_path
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.records import check_object_name
@@ -73,6 +73,9 @@ class _Current:
 
     def look(self, name: str, query: Question) -> Steps[Any]:
         """See `Access`."""
+        joined = body_of("flow.store").joined
+        if joined is not None:
+            return (yield from joined.access.look(name, query))
         return (yield cast("Any", Look(name, query)))
 
     def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
@@ -85,12 +88,20 @@ class _Current:
 
     def version_of(self, name: str) -> Steps[int]:
         """See `Access`."""
-        version: int = yield cast("Any", VersionAt(name))
+        joined = body_of("flow.store").joined
+        version: int
+        if joined is not None:
+            version = yield from joined.access.version_of(name)
+            return version
+        version = yield cast("Any", VersionAt(name))
         return version
 
     def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
         """See `Access`."""
         _refuse_key(key)
+        joined = body_of("flow.store").joined
+        if joined is not None:
+            return (yield from joined.access.change(name, update))
         return (yield cast("Any", WriteWork(name, update)))
 
 
@@ -172,8 +183,22 @@ class FlowTransaction(_Objects):
         """Append a record of the application to the book, if and when the transaction commits."""
         self.draft.extra.append(NewRecord(data, tuple(tags)))
 
+    def check(self) -> None:
+        """`WrongState` if it cannot be committed any more."""
+        draft = self.draft
+        if draft.calls:
+            raise WrongState(f"{draft.calls} children of this transaction have not ended: await them in its block")
+        if draft.failed:
+            raise WrongState(f"this transaction cannot commit, because {draft.failed}: leave its block by that error")
+
 
 _open: ContextVar[FlowTransaction | None] = ContextVar("boki_flow_transaction", default=None)
+
+
+def open_transaction() -> FlowTransaction | None:
+    """The transaction in whose block the code runs, or that its workflow has joined."""
+    outer = _open.get()
+    return outer if outer is not None and not outer.access.is_over else body_of("flow.store").joined
 
 
 class TransactionBlock:
@@ -185,8 +210,10 @@ class TransactionBlock:
 
     async def __aenter__(self) -> FlowTransaction:
         body = body_of("flow.store.transaction")
-        outer = _open.get()
-        if outer is not None and not outer.access.is_over:
+        outer = open_transaction()
+        if outer is not None:
+            if outer.draft.core is None and outer.draft.base is not None:
+                await body.machine.ask(Load(outer.draft, []))  # what it begins with is not undone
             core = outer.draft.core
             self._outer = outer, core.mark() if core is not None else 0, len(outer.draft.extra)
             return outer
@@ -208,6 +235,8 @@ class TransactionBlock:
         txn, token, body = self._inner
         _open.reset(token)
         txn.access.is_over = True
+        if kind is None:
+            txn.check()
         if kind is None and not txn.draft.is_empty:
             await body.machine.start(CommitWork(txn.draft))
 
@@ -228,6 +257,13 @@ class FlowStore(_Objects):
         order; what the workflow has read before does not matter.
         """
         segments = parse_path(path)
+        if body_of("flow.store").joined is not None:
+            missing = object()
+            found = await self.object(key).get(path, missing)
+            if not is_same(None if found is missing else found, plain(expected)):
+                return False
+            await self.object(key).set(path, value)
+            return True
         work = WriteWork(check_object_name(key), Set(segments, data_of(value)), (segments, plain(expected)))
         return bool(await body_of("flow.store").machine.start(work))
 
@@ -242,7 +278,7 @@ class FlowStore(_Objects):
     async def run(self, work: Callable[[FlowTransaction], Awaitable[R]], *, backoff: Backoff = CONFLICTS) -> R:
         """Do the work in a transaction, and again if it conflicts with others; what it returned when it committed."""
         tries = 0
-        is_inner = _open.get() is not None
+        is_inner = open_transaction() is not None
         while True:
             try:
                 async with self.transaction() as txn:

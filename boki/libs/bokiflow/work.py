@@ -8,9 +8,12 @@ from typing import Any, Final, Literal, get_args
 from boki.extending import Attribute, Function, decode_any
 from boki.libs.bokiflow.asking import StoreWork
 from boki.libs.bokiflow.digests import digest_of
+from boki.libs.bokiflow.joins import Base
 from boki.libs.bokiflow.records import Result
 from boki.libs.bokiflow.stepping import Step
 
+JOINS: Final = "boki:joins"
+"""The attribute of a child that works in the transaction of its parent."""
 ParentClose = Literal["cancel", "kill", "abandon"]
 """The outcome of a child workflow when its parent has ended first: it is asked to cancel, killed, or continues."""
 
@@ -60,6 +63,7 @@ class CallWork:
 
     __slots__ = (
         "awaits",
+        "base",
         "book",
         "call_name",
         "digest",
@@ -99,6 +103,8 @@ class CallWork:
         self.awaits = awaits
         self.parent_close = parent_close
         self.book = book
+        self.base: Base | None = None
+        """What it begins with, if it joins the transaction of its parent."""
 
     @property
     def closes_by(self) -> ParentClose:
@@ -109,8 +115,8 @@ class CallWork:
         """See `boki.libs.bokiflow.machine.Work`."""
         if result.failure is not None:
             raise result.failure.error()
-        if result.value is None:
-            return None
+        if result.value is None or self.base is not None:
+            return result.value  # of a joined one, with what it has written
         if isinstance(self.target, str):
             return decode_any(result.value, f"result of {self.target}")
         return Function.of(self.target).decode_result(result.value)

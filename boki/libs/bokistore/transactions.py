@@ -110,6 +110,11 @@ class Transaction:
         yield from self._draft(name)
 
     @property
+    def used(self) -> list[str]:
+        """The objects that were read or written."""
+        return list(self._drafts)
+
+    @property
     def written(self) -> list[tuple[str, list[Update]]]:
         """What is to be committed, by object."""
         return [(name, draft.updates) for name, draft in self._drafts.items() if draft.updates]
