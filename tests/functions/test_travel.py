@@ -13,7 +13,7 @@ from boki.libs.bokistore import Store
 from boki.testing import flows
 from functions import travel
 from functions.travel import FLIGHTS, HOTELS, PURSE_CENTS, Flight, Hotel, Place, SoldOut, TooExpensive, Trip, Wish
-from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, all_deaths
+from tests.libs.bokiflow.crashes import NO_DEATH, AroundSteps, Death, World, after_each_loss, all_deaths
 
 BOSTON = Hotel("BOS", "Hotel Logan", 42.36, -71.0, 3.5, 9_000, 2)
 DENVER = Hotel("DEN", "Hotel Denver", 39.86, -104.67, 4.5, 14_000, 1)
@@ -141,3 +141,77 @@ async def test_a_trip_survives_every_crash_under_forced_replay() -> None:
             handle = await travel.reserve.start(ctx, TRIPS[0][0])
             await handle.result()
         assert await left(ctx) == TAKEN
+
+
+async def offer_together(ctx: boki.testing.Context) -> None:
+    """The same in one LogBook."""
+    await ctx.invoke(travel.offer_hotels, [BOSTON, DENVER, ALBANY], book=travel.BOOK)
+    await ctx.invoke(travel.offer_flights, [SHUTTLE, FULL, LUXURY], book=travel.BOOK)
+
+
+async def left_together(ctx: boki.testing.Context) -> dict[str, Any]:
+    """What is left in that LogBook."""
+    store = Store(ctx.logbook_named(travel.BOOK))
+    names = ("hotel:BOS", "hotel:DEN", "flight:B6-1018", "flight:UA-1")
+    found = {name: await store.object(name).get("left") for name in names}
+    return {**found, "purse": await store.object(f"purse:{travel.key_of('Ada')}").get("left", PURSE_CENTS)}
+
+
+async def together(trip: Trip, death: Death) -> tuple[World, str, dict[str, Any]]:
+    """Reserve in one transaction with a process that dies then; what it failed with, and what is left."""
+    world, error = World(), ""
+    async with boki.testing.context(log=world.log) as ctx:
+        await offer_together(ctx)
+    with installed(AroundSteps(world)):
+        try:
+            reservation = await world.run(travel.reserve_together, trip, death=death)
+            assert (reservation.trip, reservation.paid_cents) == (trip, 16_000)
+        except (FunctionFailed, TooExpensive) as caught:
+            error = str(caught)
+    world.log.begin(NO_DEATH)
+    async with boki.testing.context(log=world.log) as ctx:
+        return world, error, await left_together(ctx)
+
+
+@pytest.mark.parametrize(
+    ("trip", "error", "expected"),
+    [(TRIPS[0][0], "", TAKEN), (TRIPS[1][0], "flight UA-1 is sold out", UNTOUCHED), (TRIPS[2][0], "costs", UNTOUCHED)],
+    ids=["reserved", "sold out", "too expensive"],
+)
+async def test_a_transaction_takes_both_or_neither_whenever_its_process_dies(
+    trip: Trip, error: str, expected: dict[str, Any]
+) -> None:
+    """At every append, without and with its effect, and before and after every command: enumerated."""
+    world, found, after = await together(trip, NO_DEATH)
+    assert error in found
+    assert bool(found) == bool(error)
+    assert after == expected
+    deaths = all_deaths(world.appends, world.boundaries)
+    assert len(deaths) >= 10
+    for death in deaths:
+        _, found, after = await together(trip, death)
+        assert error in found, death
+        assert after == expected, death
+
+
+async def test_of_many_transactions_for_the_last_room_one_takes_it() -> None:
+    """The others have taken and paid nothing, whether they saw the room or not."""
+    async with boki.testing.context() as ctx:
+        await offer_together(ctx)
+        handles = [await travel.reserve_together.start(ctx, Trip("Ada", "DEN", "B6-1018")) for _ in range(4)]
+        paid: list[int] = []
+        for handle in handles:
+            try:
+                paid.append((await handle.result()).paid_cents)
+            except FunctionFailed as error:
+                assert "hotel DEN is sold out" in str(error)
+        assert paid == [21_000]
+        wanted = {**UNTOUCHED, "hotel:DEN": 0, "flight:B6-1018": 1, "purse": PURSE_CENTS - 21_000}
+        assert await left_together(ctx) == wanted
+
+
+async def test_a_transaction_survives_every_lost_append() -> None:
+    """Each append of the trip and of the workflows that it calls is lost once, with and without its effect."""
+    async for ctx in after_each_loss(offer_together):
+        await (await travel.reserve_together.start(ctx, TRIPS[0][0])).result()
+        assert await left_together(ctx) == TAKEN

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,16 +96,30 @@ class LosingLog(MemoryLog):
         return super().answer(operation, now_us)
 
 
-async def after_each_loss() -> AsyncIterator[boki.testing.Context]:
-    """Contexts of which each loses another append of what is done in the first one: without, or with its effect."""
+async def _nothing(_ctx: boki.testing.Context) -> None:
+    """Nothing is to be there."""
+
+
+async def after_each_loss(
+    prepare: Callable[[boki.testing.Context], Awaitable[None]] = _nothing,
+) -> AsyncIterator[boki.testing.Context]:
+    """Contexts of which each loses another append of what is done in the first one: without, or with its effect.
+
+    Nothing is lost of what `prepare` does.
+    """
     first = LosingLog()
     async with boki.testing.context(log=first) as ctx:
+        await prepare(ctx)
+        first.append_count = 0
         yield ctx
     for lost in range(1, first.append_count + 1):
         for is_applied in (False, True):
             log = LosingLog(lost, is_applied=is_applied)
             async with boki.testing.context(log=log) as ctx:
                 log.wake = ctx._calls_made.port._answer_waiting
+                log.append_count = -1_000_000
+                await prepare(ctx)
+                log.append_count = 0
                 yield ctx
 
 
