@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 
+from boki.controller.core import ControllerCore
+from boki.engine.checkpoint.bootstrap import Bootstrap
+from boki.protocol.messages import FetchView, Message
+from boki.sequencer.core import SequencerCore
+from boki.storage.core import StorageCore
 from tests.test_tidy import pure
 
 ROOT = Path(__file__).parents[1]
@@ -297,3 +302,78 @@ def test_tests_mirror_the_house() -> None:
     tests = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert tests - folders() == set(OUTSIDE_OF_FOLDERS)
     assert not folders() - tests, "a folder without tests"
+
+
+def signatures(module: str) -> Iterator[tuple[str, ast.expr]]:
+    """The annotations of what is public in a module: of parameters, results, and fields of classes."""
+    path = file_of(module)
+    assert path is not None, module
+    for node in parsed(path).body:
+        members = node.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") else [node]
+        for member in members:
+            if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = [*member.args.posonlyargs, *member.args.args, *member.args.kwonlyargs]
+                found = [*(argument.annotation for argument in arguments), member.returns]
+                name = member.name
+            elif isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                found, name = [member.annotation], member.target.id
+            else:
+                continue
+            if not name.startswith("_"):
+                yield from ((f"{module}.{name}", each) for each in found if each is not None)
+
+
+def untyped(annotation: ast.expr) -> bool:
+    """Whether it says `Any`, other than for what a JSON object holds: `dict[str, Any]`, `Mapping[str, Any]`."""
+    text = re.sub(r"\b(dict|Mapping)\[str, Any\]", "", ast.unparse(annotation))
+    return re.search(r"\bAny\b", text) is not None
+
+
+@pytest.mark.parametrize("folder", [*ROLES, "protocol"])
+def test_no_signature_of_a_core_says_any(folder: str) -> None:
+    """Messages, effects, answers and tokens have types. What operators read is JSON."""
+    modules = [module for module in modules_below(folder) if not is_of_a_server(module)]
+    found = [(name, annotation) for module in modules for name, annotation in signatures(module)]
+    assert len(found) > 20
+    assert not [name for name, annotation in found if untyped(annotation)]
+
+
+def test_a_signature_that_says_any_is_seen() -> None:
+    """The check above can fail."""
+    kinds = ("Any", "dict[str, list[Any]]", "Callable[[Any], None]", "dict[str, Any] | None")
+    assert [untyped(ast.parse(kind, mode="eval").body) for kind in kinds] == [True, True, True, False]
+
+
+def ends_of_matches(body: ast.AST) -> Iterator[tuple[ast.Match, bool]]:
+    """The matches in there over classes, and whether each ends in `assert_never`."""
+    for node in ast.walk(body):
+        if isinstance(node, ast.Match):
+            yield node, any(ast.unparse(statement).startswith("assert_never(") for statement in node.cases[-1].body)
+
+
+@pytest.mark.parametrize("role", ["controller", "engine", "sequencer", "storage"])
+def test_what_a_core_hears_is_matched_to_the_end(role: str) -> None:
+    """A new message does not fall through: the union of what a core hears is exhausted, or the rest of it is passed on
+    to a method of which the same holds.
+    """
+    matched = 0
+    for module in [module for module in modules_below(role) if not is_of_a_server(module)]:
+        path = file_of(module)
+        assert path is not None
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.FunctionDef) or "message" not in [each.arg for each in node.args.args]:
+                continue
+            for match, is_exhausted in ends_of_matches(node):
+                if ast.unparse(match.subject) == "message":
+                    matched += 1
+                    passed_on = "sender, message" in ast.unparse(match.cases[-1].body[0])
+                    assert is_exhausted or passed_on, f"{module}.{node.name}"
+    assert matched
+
+
+def test_every_message_is_heard_by_a_role() -> None:
+    """Each message between nodes that keep the log is in the union of a core, or in that of what comes before it."""
+    heard = SequencerCore.HEARS | StorageCore.HEARS | Bootstrap.HEARS | ControllerCore.HEARS
+    known = {kind for kind in Message.__subclasses__() if kind.__module__ == Message.__module__}
+    assert len(known) > 30
+    assert known - heard == {FetchView}, "views are fetched from the coordinator"

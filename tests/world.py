@@ -12,11 +12,29 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from boki.log.ids import NodeId
+from boki.log.view import View
 from boki.net.codec import Decoder, encode_message, join_pack
-from boki.net.traffic import RULES
-from boki.protocol.effects import Answer, Core, Delete, Effect, Load, Loaded, Put, Send, Store, Trace
+from boki.net.traffic import LOCAL, RULES
+from boki.protocol.effects import (
+    Announce,
+    Answer,
+    Core,
+    Delete,
+    Effect,
+    EngineNews,
+    Load,
+    Loaded,
+    ProposeView,
+    Put,
+    RoleEffect,
+    Send,
+    Store,
+    Trace,
+)
 
 TICK_US = 50_000
+EVERY_MESSAGE = LOCAL | RULES.keys()
+"""What stands in for a node may hear all that nodes and the coordinator say."""
 _LINK = Decoder(RULES)
 
 
@@ -73,12 +91,14 @@ class World:
 
     def __init__(self) -> None:
         self.now_us = 1_000_000_000
-        self.cores: dict[NodeId, Core] = {}
+        self.cores: dict[NodeId, Core[Any]] = {}
         self.disks: dict[NodeId, MemoryDisk] = {}
         self.unsynced: dict[NodeId, deque[Store]] = {}
         self.holds_syncs: set[NodeId] = set()
         self.queue: deque[tuple[NodeId, NodeId, Any]] = deque()
-        self.answers: dict[Any, Any] = {}
+        self.answers: dict[Any, Answer] = {}
+        self.proposed: View | None = None
+        self.news: set[tuple[NodeId, EngineNews]] = set()
         self.traces: list[str] = []
         self.sent: list[tuple[NodeId, NodeId, Any]] = []
         self.loses: Callable[[NodeId, NodeId, Any], bool] = lambda _sender, _to, _message: False
@@ -86,7 +106,7 @@ class World:
     def disk(self, node: str) -> MemoryDisk:
         return self.disks.setdefault(NodeId(node), MemoryDisk())
 
-    def add(self, node: str, core: Core) -> None:
+    def add(self, node: str, core: Core[Any]) -> None:
         self.cores[NodeId(node)] = core
         self.unsynced[NodeId(node)] = deque()
 
@@ -112,10 +132,22 @@ class World:
                         self.sync(node)
                 case Load():
                     self.queue.append((node, node, self.disk(node).load(effect)))
-                case Answer(token, value):
-                    self.answers[token] = value
                 case Trace(_, text):
                     self.traces.append(text)
+                case _:
+                    self.carry_out(node, effect)
+
+    def carry_out(self, node: NodeId, effect: RoleEffect) -> None:
+        """What a core asks of its role's shell."""
+        match effect:
+            case Answer(token):
+                self.answers[token] = effect
+            case Announce(news):
+                self.news.add((node, news))
+            case ProposeView(view):
+                self.proposed = view
+            case _:
+                raise AssertionError(f"{node} has no use for {effect}")
 
     def sync(self, node: str) -> None:
         """Everything that the node has stored is durable now; what rides on it goes out."""
@@ -133,7 +165,8 @@ class World:
             for sender, to, message in round_:
                 if to in self.cores:
                     touched[to] = None
-                    self.perform(to, self.cores[to].receive(sender, message, self.now_us))
+                    if type(message) in self.cores[to].HEARS:
+                        self.perform(to, self.cores[to].receive(sender, message, self.now_us))
             for node in touched:
                 if node in self.cores:
                     self.perform(node, self.cores[node].settle(self.now_us))

@@ -5,13 +5,8 @@ the placement; only one that leads and is connected to the coordinator acts. Two
 they decide becomes true by a compare-and-set, or by an entry of the metalog that may be requested any number of times.
 Nothing is remembered that another controller would need: each step can be redone from the state of the nodes.
 
-**Events** (`receive`): `InstallView`, `InstallMembership`, `InstallPlan`, `InstallPlacement` from the coordinator;
-`Leadership`, `Installed`, `Placed` from the shell; `Pong`, `Sealed`, `SealedEntries`, `Completed`, `EntriesDropped`,
-`ShardsFetched` from nodes.
-
-**Effects**: `Send`; `Trace`; `Answer("install", View)`: install that view by compare-and-set, then tell
-`Installed(view, won)`; `Answer("place", Placement)`: replace the placement if its version is still that of the
-value, then tell `Placed(version, won)`. Both may be repeated while the shell is at it; it does one at a time.
+What it hears stands in `boki.controller.inputs`. Of its own effects, `ProposeView` is answered by `Installed`, and
+`ProposePlacement` by `Placed`. All may be repeated while the shell is at it; it does one of a kind at a time.
 """
 
 from __future__ import annotations
@@ -20,11 +15,12 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, ClassVar, Final, assert_never
 
 from boki.controller.fences import Fences
 from boki.controller.heartbeats import Heartbeats
 from boki.controller.index_slots import IndexSlots
+from boki.controller.inputs import ControllerInput, Installed, Leadership, Placed
 from boki.controller.inventory import Inventory
 from boki.controller.plans import Sight, by_name, differs, first_plan, next_plan
 from boki.controller.repair import Repair, Storage
@@ -32,7 +28,7 @@ from boki.controller.term_change import TermChange
 from boki.log.ids import NodeId, Term
 from boki.log.membership import ClusterPlan, Membership, Placement, Role
 from boki.log.view import View, ViewChain
-from boki.protocol.effects import Answer, Effect, Send, Trace
+from boki.protocol.effects import Effect, ProposePlacement, ProposeView, Send, Trace, kinds
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
     Completed,
@@ -92,32 +88,6 @@ NEXT: Final[dict[tuple[Phase, str], Phase]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Leadership:
-    """The shell's word: whether this process leads the controllers, and whether its session with the coordinator
-    stands right now. Only a connected leader acts.
-    """
-
-    is_leader: bool
-    is_connected: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """The outcome of `Answer("install", view)` with that very view: it stands (`won`), or another of its term does."""
-
-    view: View
-    won: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The outcome of `Answer("place", placement)` with `placement.version`: it stands, or the placement had changed."""
-
-    version: int
-    won: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """How patient a controller is. Times in microseconds."""
@@ -142,6 +112,8 @@ class Change:
 
 class ControllerCore:
     """One controller. `incarnation` names the life of this process."""
+
+    HEARS: ClassVar[frozenset[type]] = kinds(ControllerInput)
 
     def __init__(self, node: NodeId, incarnation: int, config: ControllerConfig) -> None:
         self.node = node
@@ -174,7 +146,7 @@ class ControllerCore:
 
     # events
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def receive(self, sender: NodeId, message: ControllerInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         match message:
             case Pong():
@@ -206,6 +178,8 @@ class ControllerCore:
             case InstallPlacement(placement):
                 if placement.version > self._placement.version:
                     self._placement, self._inventory.wants_all, self._place_at = placement, True, 0
+            case _:
+                assert_never(message)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
@@ -320,7 +294,7 @@ class ControllerCore:
         if plan is None or now_us < self._install_at:
             return ()
         self._install_at = now_us + _INSTALL_REPEAT_US
-        return (Answer("install", plan.first_view()),)
+        return (ProposeView(plan.first_view()),)
 
     # changing terms
 
@@ -444,7 +418,7 @@ class ControllerCore:
             wanted = self._repair.decide(self._inventory, self._placement, storage)
             if wanted is not None:
                 self._place_at = now_us + _PLACE_REPEAT_US
-                effects.append(Answer("place", wanted))
+                effects.append(ProposePlacement(wanted))
         return effects
 
     # what others see

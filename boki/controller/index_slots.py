@@ -11,7 +11,7 @@ from typing import Final
 
 from boki.controller.heartbeats import Heartbeats
 from boki.log.membership import ClusterPlan, Membership, Role
-from boki.protocol.effects import Answer, Effect
+from boki.protocol.effects import Effect, ReleaseSlots
 
 _REPEAT_US: Final = 500_000
 
@@ -23,11 +23,11 @@ class IndexSlots:
         self._repeat_at = 0
 
     def tick(self, heartbeats: Heartbeats, membership: Membership, plan: ClusterPlan, now_us: int) -> list[Effect]:
-        """`Answer("release", engines)`: free the slots of these, if they have any."""
+        """Free the slots of engines that do not answer."""
         if not plan.index_replicas or now_us < self._repeat_at:
             return []
         self._repeat_at = now_us + _REPEAT_US
         engines = membership.of(Role.ENGINE)
         silent = tuple(member.node for member in engines if heartbeats.silent_for(member.node, now_us))
         has_taker = any(not member.has_index and heartbeats.pong(member.node) is not None for member in engines)
-        return [Answer("release", silent)] if silent and has_taker else []
+        return [ReleaseSlots(silent)] if silent and has_taker else []

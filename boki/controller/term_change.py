@@ -21,14 +21,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, Final
+from typing import ClassVar, Final, assert_never
 
 from boki.controller.plans import Plan
 from boki.log.ids import LogId, NodeId, Term
 from boki.log.metalog import MetalogEntry, Positions, split_position
 from boki.log.quorum import majority
 from boki.log.view import View
-from boki.protocol.effects import Answer, Effect, Send, Trace
+from boki.protocol.effects import Effect, ProposeView, Send, Trace, kinds
 from boki.protocol.messages import Complete, Completed, EntriesDropped, FetchSealed, Seal, Sealed, SealedEntries
 
 _REPEAT_US: Final = 200_000
@@ -55,11 +55,17 @@ NEXT: Final[dict[tuple[Step, str], Step]] = {
 }
 
 
+TermChangeInput = Sealed | SealedEntries | EntriesDropped | Completed
+"""What a change hears from sequencers."""
+
+
 class TermChange:
-    """One change from the term of `last` to the next. The shell answers `Answer("install", view)` by `installed`.
+    """One change from the term of `last` to the next. The shell answers `ProposeView` by `installed`.
 
     `plan` may be exchanged as long as no view is proposed; None: nodes are awaited that the next view needs.
     """
+
+    HEARS: ClassVar[frozenset[type]] = kinds(TermChangeInput)
 
     def __init__(self, last: View, plan: Plan | None, applied: Iterable[tuple[NodeId, Positions]] = ()) -> None:
         self.step = Step.SEALING
@@ -89,7 +95,7 @@ class TermChange:
                 if term == self.last.term and index > self._applied.get(log, (0, node))[0]:
                     self._applied[log] = index, node
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def receive(self, sender: NodeId, message: TermChangeInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         match message:
             case Sealed(term, incarnation) if term == self.last.term and self.step is Step.SEALING:
@@ -112,6 +118,10 @@ class TermChange:
                     self._completed.setdefault(log, {})[sender] = until
                     self._moved_at = now_us
                     return self._try_install()
+            case Sealed() | SealedEntries() | EntriesDropped() | Completed():
+                pass  # of another term, or of a step that is over
+            case _:
+                assert_never(message)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
@@ -211,7 +221,7 @@ class TermChange:
         if self.proposed is None and self.plan is not None:
             times = [sealed.last_time_us for sealed in self._sealed.values()]
             self.proposed = self.plan.next_view(self.last, self._ends, max(self.last.start_time_us, *times))
-        return [] if self.proposed is None else [Answer("install", self.proposed)]
+        return [] if self.proposed is None else [ProposeView(self.proposed)]
 
     def _unfinished(self, log: LogId) -> Iterable[Effect]:
         """Further pages for nodes that have confirmed some of a long completion."""

@@ -1,7 +1,7 @@
 """Dispatch: every call gets a worker, in bounds, and ends exactly once, whatever happens to processes.
 
 A call enters by `submit` (or `child_called`), waits in its pool's queue or is sent to a worker, and is answered by
-exactly one `Answer(ticket, outcome)`, or by `SendChild` if another call waits for it. It is in one of these places:
+exactly one `AnswerCall(ticket, outcome)`, or by `SendChild` if another call waits for it. It is in one of these places:
 
 - in a queue: nothing has happened yet, so it can be refused, expire or move to another pool with outcome `not_applied`;
 - in a worker that has not begun it: also nothing has happened. If that worker dies, the call runs elsewhere;
@@ -22,13 +22,21 @@ from typing import Final
 
 from boki.dispatch import refusals
 from boki.dispatch.fleet import NEVER, Fleet
-from boki.dispatch.orders import GRACE_US, Budget, DispatchEffect, PoolStats, SendCall, SendCancel, SendChild
+from boki.dispatch.orders import (
+    GRACE_US,
+    AnswerCall,
+    Budget,
+    DispatchEffect,
+    PoolStats,
+    SendCall,
+    SendCancel,
+    SendChild,
+)
 from boki.dispatch.refusals import failed
 from boki.dispatch.slots import LiveCall, Phase, Pool, PoolKey, State, Worker
 from boki.errors import BokiError
 from boki.log.limits import Limits
 from boki.protocol.calls import Call, FunctionInfo, Outcome
-from boki.protocol.effects import Answer
 
 _CALL_OVERHEAD_BYTES: Final = 1024
 
@@ -107,9 +115,9 @@ class Dispatch:
     # calls
 
     def submit(self, ticket: int, call: Call, now_us: int, *, until_gone: bool = False) -> list[DispatchEffect]:
-        """Run the call. → `Answer(ticket, outcome)`; with `until_gone` not before its function has ended."""
+        """Run the call. → `AnswerCall(ticket, outcome)`; with `until_gone` not before its function has ended."""
         if self._draining:
-            self._fleet.effects.append(Answer(ticket, failed(refusals.stopping())))
+            self._fleet.effects.append(AnswerCall(ticket, failed(refusals.stopping())))
         else:
             self._admit(ticket, call, None, 0, now_us)
             live = self._live.get(ticket)
@@ -277,7 +285,7 @@ class Dispatch:
         if route is None or refusal is not None:
             assert refusal is not None
             if above is None:
-                self._fleet.effects.append(Answer(ticket, failed(refusal)))
+                self._fleet.effects.append(AnswerCall(ticket, failed(refusal)))
             else:
                 self._deliver(above, request, failed(refusal))
             return
@@ -347,7 +355,7 @@ class Dispatch:
         if live.until_gone and live.state is not State.OVER:
             live.untold = outcome
         elif live.parent is None:
-            self._fleet.effects.append(Answer(live.ticket, outcome))
+            self._fleet.effects.append(AnswerCall(live.ticket, outcome))
         else:
             self._deliver(live.parent, live.request, outcome)
 
@@ -414,7 +422,7 @@ class Dispatch:
             del live.pool.resuming[live.ticket]
         self._forget(live)
         if live.untold is not None:
-            self._fleet.effects.append(Answer(live.ticket, live.untold))
+            self._fleet.effects.append(AnswerCall(live.ticket, live.untold))
         if live.children:
             for child in list(live.children.values()):
                 self._give_up(child)

@@ -10,7 +10,7 @@ import msgspec
 from boki.dispatch.slots import PoolKey
 from boki.log.limits import MIB
 from boki.protocol.calls import Call, Outcome
-from boki.protocol.effects import Answer, Trace
+from boki.protocol.effects import Trace
 
 GRACE_US: Final = 500_000
 """How long an overdue call may take to let itself be cancelled, before its worker is killed."""
@@ -44,6 +44,14 @@ class Budget:
     """A worker that had nothing to do for this long leaves, unless it belongs to the least that was asked for."""
     start_us: int = 30_000_000
     """How long a worker may take to import its module."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCall:
+    """Tell the caller how its call has ended: once for each ticket."""
+
+    ticket: int
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ class KillWorker:
     worker: int
 
 
-DispatchEffect = Answer | Trace | StartWorker | SendCall | SendCancel | SendChild | RetireWorker | KillWorker
+DispatchEffect = AnswerCall | Trace | StartWorker | SendCall | SendCancel | SendChild | RetireWorker | KillWorker
 
 
 class PoolStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from boki.engine.index.index import Refusal
-from boki.engine.waiter import Waiter
+from boki.engine.waiter import Ended, Unstamped, Waiter
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, DiskFull, Overloaded, Unavailable
 from boki.log.batch import Batch, encode_batch
 from boki.log.chunk import Chunk
@@ -24,7 +24,7 @@ from boki.log.cuts import Piece
 from boki.log.ids import LogId, NodeId, ShardId, Term
 from boki.log.operations import Appended, Rejected
 from boki.log.view import View
-from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.effects import Send
 from boki.protocol.messages import IndexBatch, ShardProgress, StoreBatch
 
 _RESEND_US: Final = 300_000
@@ -84,7 +84,7 @@ class OwnShard:
         else:
             self.full[sender] = now_us + _FULL_US
 
-    def resend(self, sent: _Sent) -> Iterable[Effect]:
+    def resend(self, sent: _Sent) -> Iterable[Unstamped]:
         """Send a batch again to the replicas that lack it and have room."""
         until = sent.batch.header.until_lid
         for replica in self.replicas:
@@ -138,7 +138,7 @@ class Appends:
         """The term in which it appends; 0 before the first."""
         return self._view.term if self._view is not None else 0
 
-    def begin_term(self, view: View, now_us: int) -> list[Effect]:
+    def begin_term(self, view: View, now_us: int) -> list[Unstamped]:
         """The last term is over, with all its shards: what it has not ordered is appended again."""
         given_up: list[Unordered] = []
         for writer in self._writers.values():
@@ -157,7 +157,7 @@ class Appends:
             writer.left[writer.current.shard] = writer.current
         writer.current = OwnShard(shard, replicas)
 
-    def close_shard(self, log: LogId, shard: ShardId, now_us: int) -> list[Effect]:
+    def close_shard(self, log: LogId, shard: ShardId, now_us: int) -> list[Unstamped]:
         """The metalog has closed the shard: what is left of it is appended again."""
         writer = self._writers.get(log)
         closed = writer.find(shard) if writer is not None else None
@@ -174,16 +174,16 @@ class Appends:
         writer.unsent.extend(later)
         return effects
 
-    def _take_back(self, given_up: Iterable[Unordered], now_us: int) -> list[Effect]:
+    def _take_back(self, given_up: Iterable[Unordered], now_us: int) -> list[Unstamped]:
         """Queue what will never be ordered where it was, unless its time is up or nobody waits any more."""
         assert self._view is not None
-        effects: list[Effect] = []
+        effects: list[Unstamped] = []
         for waiting in given_up:
             if waiting.waiter is None:
                 continue
             if waiting.deadline_us < now_us:
                 late = DeadlineExceeded("its shard ended without ordering the append", outcome="not_applied")
-                effects.append(Answer(waiting.waiter, late))
+                effects.append(Ended(waiting.waiter, late))
                 continue
             assert waiting.waiter.book is not None
             self._queue(self._view.log_of(waiting.waiter.book), waiting)
@@ -221,7 +221,7 @@ class Appends:
         """Whether nothing waits and no shard is open, after `close`."""
         return self._is_closing and not any(writer.unsent or writer.shards() for writer in self._writers.values())
 
-    def abandon(self, log: LogId) -> Iterable[Effect]:
+    def abandon(self, log: LogId) -> Iterable[Unstamped]:
         """This engine has been fenced, as it learnt from `log`: end whoever waits."""
         for writer in self._writers.values():
             for shard in writer.shards():
@@ -229,10 +229,10 @@ class Appends:
                 outcome = "not_applied" if writer.log == log else "unknown"
                 for waiting in [waiting for sent in shard.sent for waiting in sent.chunks]:
                     if waiting.waiter is not None:
-                        yield Answer(waiting.waiter, _fenced(outcome))
+                        yield Ended(waiting.waiter, _fenced(outcome))
             for waiting in writer.unsent:
                 if waiting.waiter is not None:
-                    yield Answer(waiting.waiter, _fenced("not_applied"))
+                    yield Ended(waiting.waiter, _fenced("not_applied"))
         self._writers = {}
 
     # coming in
@@ -277,14 +277,14 @@ class Appends:
 
     # going out
 
-    def settle(self, now_us: int) -> Iterable[Effect]:
+    def settle(self, now_us: int) -> Iterable[Unstamped]:
         """Batches of all that has gathered, for the replicas of their shards and for the other indexes."""
         for writer in self._writers.values():
             shard = writer.current
             while writer.unsent and shard is not None and len(shard.sent) < _BATCHES_IN_FLIGHT:
                 yield from self._send(writer, shard, now_us)
 
-    def _send(self, writer: LogWriter, shard: OwnShard, now_us: int) -> Iterable[Effect]:
+    def _send(self, writer: LogWriter, shard: OwnShard, now_us: int) -> Iterable[Unstamped]:
         chunks: list[Unordered] = []
         size_bytes = count = 0
         while writer.unsent and (not chunks or size_bytes + len(writer.unsent[0].chunk) <= self._batch_bytes):
@@ -303,7 +303,7 @@ class Appends:
             *(Send(peer, index) for peer in self.peers),
         ]
 
-    def tick(self, now_us: int) -> Iterable[Effect]:
+    def tick(self, now_us: int) -> Iterable[Unstamped]:
         """Send again what should long have been ordered, and answer those whose deadline has passed."""
         for writer in self._writers.values():
             for shard in writer.shards():
@@ -314,16 +314,16 @@ class Appends:
                         yield from shard.resend(sent)
                     for waiting in sent.chunks:
                         if waiting.waiter is not None and waiting.deadline_us < now_us:
-                            yield Answer(waiting.waiter, _too_late("unknown"))
+                            yield Ended(waiting.waiter, _too_late("unknown"))
                             waiting.waiter = None
             if any(waiting.deadline_us < now_us for waiting in writer.unsent):
                 yield from self._give_up(writer, now_us)
 
-    def _give_up(self, writer: LogWriter, now_us: int) -> Iterable[Effect]:
+    def _give_up(self, writer: LogWriter, now_us: int) -> Iterable[Unstamped]:
         late = [waiting for waiting in writer.unsent if waiting.deadline_us < now_us]
         writer.unsent = deque(waiting for waiting in writer.unsent if waiting.deadline_us >= now_us)
         self.pending_bytes -= sum(len(waiting.chunk) for waiting in late)
-        return [Answer(waiting.waiter, _too_late("not_applied")) for waiting in late]
+        return [Ended(one.waiter, _too_late("not_applied")) for one in late if one.waiter is not None]
 
     # ordered
 
@@ -340,7 +340,7 @@ class Appends:
             found.append(sent.batch)
         return found
 
-    def order(self, log: LogId, piece: Piece, refusals: Sequence[Refusal]) -> Iterable[Effect]:
+    def order(self, log: LogId, piece: Piece, refusals: Sequence[Refusal]) -> Iterable[Unstamped]:
         """A piece has its seqnums: if it is of this engine's shard, answer whoever waits for them."""
         writer = self._writers.get(log)
         shard = writer.find(piece.shard) if writer is not None else None
@@ -354,7 +354,7 @@ class Appends:
                 self.record_count += waiting.count
                 if waiting.waiter is not None:
                     rejected = _rejections(waiting, seqnum, refused) if refused else ()
-                    yield Answer(waiting.waiter, Appended(seqnum, rejected))
+                    yield Ended(waiting.waiter, Appended(seqnum, rejected))
                 seqnum += waiting.count
 
 

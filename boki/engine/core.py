@@ -12,33 +12,32 @@ sequencers, its records on their write quorum, and the verdict on its conditions
 before, no cache included.
 
 An engine that finds itself fenced has been presumed lost, and others may have taken over what it did: it ends whoever
-waits, says so by `Answer(FENCED, None)`, and takes part in nothing any more.
+waits, says so by `Announce(EngineNews.FENCED)`, and takes part in nothing any more. The stages of its life are a table
+(`boki.engine.life`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
 from boki.engine.appends import Appends
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.checkpoint.mirror import Mirror
-from boki.engine.checkpoint.saving import SAVED as SAVED
-from boki.engine.checkpoint.saving import STALE as STALE
 from boki.engine.checkpoint.saving import Checkpoints, IndexStored, read_fenced, read_opened
 from boki.engine.gathering import Gathering
 from boki.engine.index.index import Index
+from boki.engine.life import Life, Stage
 from boki.engine.reads import PendingRead, ReadOperation, Reads
 from boki.engine.replicas import Replicas
 from boki.engine.requests import Requests
-from boki.engine.stamps import Answered as Answered
 from boki.engine.stamps import Stamps
 from boki.engine.strays import Strays
 from boki.engine.tails import Tails
-from boki.engine.waiter import Waiter
+from boki.engine.waiter import Ended, Unstamped, Waiter
 from boki.engine.watches import Watches
 from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.log.ids import LogId, NodeId, Term, make_shard, shard_incarnation
@@ -51,11 +50,12 @@ from boki.log.operations import (
     Operation,
     Read,
     SetAuxdata,
+    SetRetention,
     Sync,
     TrimBook,
 )
 from boki.log.view import View
-from boki.protocol.effects import Answer, DiskReader, Effect, Send, Trace
+from boki.protocol.effects import Announce, DiskReader, Effect, EngineNews, Send, Token, Trace, kinds
 from boki.protocol.follower import COORDINATOR, MetalogFollower
 from boki.protocol.messages import (
     BatchesFetched,
@@ -73,12 +73,21 @@ from boki.protocol.messages import (
     TellTail,
 )
 
-READY: Final = "ready"
-"""The token of the one `Answer` that says that the engine has caught up and may append."""
-FENCED: Final = "fenced"
-"""The token of the one `Answer` that says that this incarnation was presumed lost: its shell starts another one."""
-CLOSED: Final = "closed"
-"""The token of the one `Answer` that says that all that was taken is ordered and no shard is open, after `close`."""
+EngineInput = (
+    Metalog
+    | ShardProgress
+    | IndexBatch
+    | BatchesFetched
+    | TellTail
+    | Ping
+    | InstallView
+    | InstallMembership
+    | InstallPlacement
+    | IndexStored
+    | CheckpointStored
+    | EntriesDropped
+)
+"""What an engine hears: from nodes, from the coordinator, and from itself."""
 _BEFORE_VIEWS: Final = (InstallView, InstallMembership, InstallPlacement, IndexStored, Ping)
 _LIFE_BITS: Final = 32
 _ASK_VIEW_US: Final = 100_000
@@ -103,6 +112,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineCore:
     """One life of one engine. `disk` holds the index's last checkpoint: a cache, the truth is in the logs."""
+
+    HEARS: ClassVar[frozenset[type]] = kinds(EngineInput)
 
     def __init__(self, node: NodeId, incarnation: int, disk: DiskReader, config: EngineConfig) -> None:
         limits = config.limits
@@ -147,16 +158,14 @@ class EngineCore:
         self._shard_count = 0
         self._began: Term = 0
         self._view_asked_at = 0
-        self._was_ready = False
-        self._is_closing = self._was_closed = False
-        self._is_fenced = False
+        self._life = Life()
 
     # operations
 
     def submit(
-        self, operation: Operation, positions: Positions, deadline_us: int, token: Any, now_us: int
+        self, operation: Operation, positions: Positions, deadline_us: int, token: Token, now_us: int
     ) -> Iterable[Effect]:
-        """Take in an operation that was checked at the edge. One `Answer(token, Answered)` follows, by the deadline.
+        """Take in an operation that was checked at the edge. One `Answer` follows, by the deadline.
 
         For speed, appends are only queued here: the caller lets the core settle in the same turn.
         """
@@ -164,11 +173,11 @@ class EngineCore:
         try:
             return self.stamps.stamp(self._submit(operation, positions, deadline_us, waiter, now_us))
         except BokiError as error:
-            return self.stamps.stamp([Answer(waiter, error)])
+            return self.stamps.stamp([Ended(waiter, error)])
 
     def _submit(
         self, operation: Operation, positions: Positions, deadline_us: int, waiter: Waiter, now_us: int
-    ) -> Iterable[Effect]:
+    ) -> Iterable[Unstamped]:
         if not self.follower.chain or self.is_fenced():
             raise Unavailable("this engine does not know who sequences and stores; try again", retry_after_s=0.2)
         match operation:
@@ -186,47 +195,50 @@ class EngineCore:
                 self._numbers += 1
                 trim = Trim(book, tag, before, everything, self.node, self._numbers)
                 return self.requests.trim(trim, waiter, deadline_us, self._newest_view)
-        raise InvalidArgument(f"an engine does not carry out {type(operation).__name__}")
+            case SetRetention():
+                raise InvalidArgument("an engine does not carry out SetRetention: its shell does")
+            case _:
+                assert_never(operation)
 
     def _read(
         self, operation: ReadOperation, waiter: Waiter, needs: Positions, deadline_us: int, now_us: int
-    ) -> Iterable[Effect]:
+    ) -> Iterable[Unstamped]:
         wait_us = operation.wait_us if isinstance(operation, Read) else 0
         wait_until_us = now_us + wait_us if wait_us else 0
         return self.reads.start(PendingRead(operation, waiter, needs, deadline_us, wait_until_us), now_us)
 
-    def give_up(self, token: Any) -> Iterable[Effect]:
+    def give_up(self, token: Token) -> Iterable[Effect]:
         """The caller behind that token no longer waits for its read, which is not answered if it has not been."""
         if not self.reads.give_up(token):
             self.tails.give_up(token)
         return ()
 
-    def fence(self, incarnation: int, deadline_us: int, token: Any) -> Iterable[Effect]:
-        """Ensure that this incarnation of an engine appends nothing more. `Answer(token, Answered(Done))` follows.
+    def fence(self, incarnation: int, deadline_us: int, token: Token) -> Iterable[Effect]:
+        """Ensure that this incarnation of an engine appends nothing more. `Done` is the answer.
 
         What it had appended before is applied here by then: whoever takes over from it has seen all of it.
         """
         waiter = Waiter(None, token)
         if not self.follower.chain or self.is_fenced() or incarnation == self.incarnation:
             return self.stamps.stamp(
-                [Answer(waiter, Unavailable("this engine cannot fence that one", retry_after_s=0.2))]
+                [Ended(waiter, Unavailable("this engine cannot fence that one", retry_after_s=0.2))]
             )
         return self.stamps.stamp(self.requests.fence(incarnation, waiter, deadline_us, self._newest_view))
 
-    def watch(self, book: str, tag: str, min_seqnum: int, token: Any) -> Iterable[Effect]:
-        """Wait for a record of the tag at or above `min_seqnum`, for as long as it takes. `Answer(token,
-        Answered(Done))` follows, unless `watches.remove` comes first or this engine ends.
+    def watch(self, book: str, tag: str, min_seqnum: int, token: Token) -> Iterable[Effect]:
+        """Wait for a record of the tag at or above `min_seqnum`, for as long as it takes. `Done` is the answer,
+        unless `watches.remove` comes first or this engine ends.
         """
         return self.stamps.stamp(self.watches.add(book, tag, min_seqnum, token))
 
     def close(self) -> None:
-        """Take no more appends; `Answer(CLOSED)` follows when all that were taken are ordered and the shards closed."""
-        self._is_closing = True
+        """Take no more appends; `EngineNews.CLOSED` follows when those that were taken are ordered."""
+        self._life.close()
         self.appends.close()
 
     # events
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def receive(self, sender: NodeId, message: EngineInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`. Until it knows a view, all that nodes say is meant for a former life."""
         if self.is_fenced() or not (self.follower.chain or isinstance(message, _BEFORE_VIEWS)):
             return ()
@@ -258,16 +270,18 @@ class EngineCore:
             case EntriesDropped():
                 if self.follower.has_lost(message):
                     return self.checkpoints.give_up("the log's older entries have been dropped")
+            case _:
+                assert_never(message)
         term = message.term if isinstance(message, ShardProgress | BatchesFetched) else 0
         return self._ask_view(term, now_us)
 
-    def _install(self, message: InstallView | InstallMembership | InstallPlacement, now_us: int) -> list[Effect]:
+    def _install(self, message: InstallView | InstallMembership | InstallPlacement, now_us: int) -> list[Unstamped]:
         """The coordinator's word."""
         match message:
             case InstallView(views):
                 self.follower.install(views)
                 newest = views[-1].term if views else 0
-                effects = self._ask_view(newest, now_us)
+                effects: list[Unstamped] = list(self._ask_view(newest, now_us))
                 if self._began == 0 and self.follower.chain:
                     effects += self._begin_term(self.follower.view, now_us)
                 return effects
@@ -278,6 +292,8 @@ class EngineCore:
                     return self._open_shards()
             case InstallPlacement(placement):
                 self.replicas.install_placement(placement)
+            case _:
+                assert_never(message)
         return []
 
     def _ask_view(self, term: Term, now_us: int) -> list[Effect]:
@@ -292,19 +308,14 @@ class EngineCore:
         """See `boki.protocol.effects.Core`: apply what has come, then send what has gathered."""
         if not self.follower.chain or self.is_fenced():
             return ()
-        effects = self._follow(now_us)
-        effects += self.appends.settle(now_us)
-        effects += [Send(to, fetch) for to, fetch in self.follower.fetches(now_us)]
-        effects = self.stamps.stamp(effects)
+        followed = self._follow(now_us)
+        followed += self.appends.settle(now_us)
+        followed += [Send(to, fetch) for to, fetch in self.follower.fetches(now_us)]
+        effects = self.stamps.stamp(followed)
         if self.is_fenced():
-            return [*effects, Answer(FENCED, None)]
-        if not self._was_ready and self.is_ready:
-            self._was_ready = True
-            effects.append(Answer(READY, None))
-        if self._is_closing and not self._was_closed and self.appends.is_closed:
-            self._was_closed = True
-            effects.append(Answer(CLOSED, None))
-        return effects
+            return [*effects, Announce(EngineNews.FENCED)]
+        news = self._life.settle(is_current=self.is_ready, is_closed=self.appends.is_closed)
+        return effects if news is None else [*effects, news]
 
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`: deadlines, and everything that may have been lost is asked for again."""
@@ -324,20 +335,20 @@ class EngineCore:
 
     def is_fenced(self) -> bool:
         """Whether this incarnation was presumed lost: it takes part in nothing any more."""
-        return self._is_fenced
+        return self._life.is_fenced
 
     @property
     def is_ready(self) -> bool:
         """Whether this engine has caught up with every log and may append to each."""
-        return self._is_current() and not self.appends.unopened and not self.is_fenced() and not self._is_closing
+        return self._is_current() and not self.appends.unopened and self._life.takes_appends
 
     def _is_current(self) -> bool:
         return self.follower.is_caught_up() and self._began == self.follower.term
 
     # applying the metalogs
 
-    def _follow(self, now_us: int) -> list[Effect]:
-        effects: list[Effect] = []
+    def _follow(self, now_us: int) -> list[Unstamped]:
+        effects: list[Unstamped] = []
         while True:
             for log in self.follower.logs:
                 effects += self._follow_log(log, now_us)
@@ -349,10 +360,10 @@ class EngineCore:
             effects += self._begin_term(view, now_us)
             effects += self.reads.on_applied((), now_us)
 
-    def _follow_log(self, log: LogId, now_us: int) -> list[Effect]:
+    def _follow_log(self, log: LogId, now_us: int) -> list[Unstamped]:
         if self.follower.peek(log) is None:
             return []
-        effects: list[Effect] = []
+        effects: list[Unstamped] = []
         books: set[str] = set()
         rows: set[tuple[str, str]] = set()
         trimmed: set[str] = set()
@@ -390,9 +401,9 @@ class EngineCore:
             effects += self.reads.on_applied(trimmed, now_us)
         return effects
 
-    def _note(self, log: LogId, entry: MetalogEntry, now_us: int) -> list[Effect]:
+    def _note(self, log: LogId, entry: MetalogEntry, now_us: int) -> list[Unstamped]:
         """An entry other than a cut has been applied."""
-        effects: list[Effect] = []
+        effects: list[Unstamped] = []
         match entry:
             case OpenShard(shard, _, replicas):
                 self.replicas.open((self.follower.term, log, shard), replicas)
@@ -408,8 +419,8 @@ class EngineCore:
             effects += self._open_shards()
         return effects
 
-    def _stop_fenced(self, log: LogId) -> list[Effect]:
-        self._is_fenced = True
+    def _stop_fenced(self, log: LogId) -> list[Unstamped]:
+        self._life.move(Stage.FENCED)
         text = "this engine incarnation was fenced, and others may do its work; restarting under a new incarnation"
         return [
             Trace(logging.CRITICAL, text),
@@ -427,26 +438,26 @@ class EngineCore:
         view = self.follower.chain.current
         return view if self.follower.term == view.term else None
 
-    def _begin_term(self, view: View, now_us: int) -> list[Effect]:
+    def _begin_term(self, view: View, now_us: int) -> list[Unstamped]:
         self._began = view.term
         self.index.begin_term(view)
         self.strays.begin_term(view.term)
-        effects = self.requests.begin_term(view.term)
+        effects: list[Unstamped] = list(self.requests.begin_term(view.term))
         if view.term == self.follower.chain.current.term:
             effects += self.appends.begin_term(view, now_us)
             effects += self._open_shards()
             effects += self.tails.ask_again(view)
         return effects
 
-    def _open_shards(self) -> list[Effect]:
+    def _open_shards(self) -> list[Unstamped]:
         """Request a shard for each log that needs one: it has none, or its storage nodes are going or gone."""
         view = self._newest_view if self.follower.chain else None
         if view is None or self.appends.term != view.term:
             return []
         worse = [log for log, shard in self.appends.current_shards() if self.replicas.should_move(view, shard.replicas)]
-        effects: list[Effect] = []
+        effects: list[Unstamped] = []
         for log in [*self.appends.unopened, *worse]:
-            if log in self.requests.opening or (self._is_closing and not self.appends.has_unsent(log)):
+            if log in self.requests.opening or (not self._life.takes_appends and not self.appends.has_unsent(log)):
                 continue
             replicas = self.replicas.choose(view, self.incarnation + self._shard_count)
             shard = make_shard(self.incarnation, self._shard_count)
@@ -455,7 +466,7 @@ class EngineCore:
         return effects
 
     def _on_tail(self, sender: NodeId, message: TellTail, now_us: int) -> Iterable[Effect]:
-        effects: list[Effect] = []
+        effects: list[Unstamped] = []
         for operation, waiter, log, entries, deadline_us in self.tails.tell(
             self.follower.chain.current, sender, message
         ):

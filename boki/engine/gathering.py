@@ -8,10 +8,10 @@ from boki.engine.appends import Appends
 from boki.engine.cache import RecordCache
 from boki.engine.replicas import Replicas
 from boki.engine.strays import Strays
+from boki.engine.waiter import Unstamped
 from boki.log.batch import Batch
 from boki.log.cuts import Piece
 from boki.log.ids import LogId, Term
-from boki.protocol.effects import Effect
 
 
 class Gathering:
@@ -24,7 +24,7 @@ class Gathering:
         self._cache = cache
 
     def gather(
-        self, term: Term, log: LogId, pieces: Sequence[Piece], now_us: int, effects: list[Effect]
+        self, term: Term, log: LogId, pieces: Sequence[Piece], now_us: int, effects: list[Unstamped]
     ) -> list[Batch] | None:
         """The batches of the pieces, in their order; None if some must be fetched first, which `effects` then do."""
         batches: list[Batch] = []

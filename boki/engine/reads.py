@@ -12,11 +12,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.index.index import Index
-from boki.engine.waiter import Waiter
+from boki.engine.waiter import Ended, Unstamped, Waiter
 from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Overloaded, Trimmed, Unavailable
 from boki.log.batch import Batch
 from boki.log.ids import NodeId, Term, shard_incarnation
@@ -24,7 +24,7 @@ from boki.log.limits import Limits
 from boki.log.membership import Place
 from boki.log.metalog import Positions, split_position
 from boki.log.operations import Books, Done, Found, Get, ListBooks, Read, SetAuxdata, Sync
-from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.effects import Send, Token
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 
 _READ_AHEAD_BYTES: Final = 1 << 20
@@ -117,7 +117,7 @@ class Reads:
         """Reads that wait for any record of a book."""
         self._watching_rows: dict[str, dict[str, list[PendingRead]]] = {}
         """Reads that wait for a record of a tag, by book and tag: a change of other rows costs them nothing."""
-        self._by_token: dict[Any, PendingRead] = {}
+        self._by_token: dict[Token, PendingRead] = {}
         self._due: list[tuple[int, int, PendingRead]] = []
         self._fetches: dict[int, _Fetch] = {}
         self._by_lid: dict[tuple[Place, int], _Fetch] = {}
@@ -134,7 +134,7 @@ class Reads:
 
     # trying
 
-    def start(self, read: PendingRead, now_us: int) -> Iterable[Effect]:
+    def start(self, read: PendingRead, now_us: int) -> Iterable[Unstamped]:
         """Answer the read now, or keep it until it can be answered. `Overloaded` if too many are kept."""
         if len(self._due) >= _MAX_WAITING:
             self._drop_answered()
@@ -153,7 +153,7 @@ class Reads:
         self._due = [entry for entry in self._due if not entry[2].is_done]
         heapq.heapify(self._due)
 
-    def _try(self, read: PendingRead, now_us: int) -> list[Effect]:
+    def _try(self, read: PendingRead, now_us: int) -> list[Unstamped]:
         if read.is_done:
             return []
         if not self._is_caught_up(read):
@@ -174,7 +174,7 @@ class Reads:
             case Sync():
                 return [self._finish(read, Done())]
 
-    def _try_get(self, read: PendingRead, operation: Get, now_us: int) -> list[Effect]:
+    def _try_get(self, read: PendingRead, operation: Get, now_us: int) -> list[Unstamped]:
         book, seqnum = operation.book, operation.seqnum
         if not self._index.has(book, seqnum):
             return [self._finish(read, self._absent(book, seqnum))]
@@ -189,7 +189,7 @@ class Reads:
             )
         return NotFound(f"book {book!r} has no record {seqnum}")
 
-    def _try_range(self, read: PendingRead, operation: Read, now_us: int) -> list[Effect]:
+    def _try_range(self, read: PendingRead, operation: Read, now_us: int) -> list[Unstamped]:
         start = operation.start
         if operation.start_time_us > 0:
             start = max(start, self._index.first_seqnum_at(operation.book, operation.start_time_us))
@@ -227,7 +227,7 @@ class Reads:
             return max(read.missed_below, min(floor, operation.start))
         return floor
 
-    def _collect(self, read: PendingRead, seqnums: array[int], now_us: int, *, is_rest: bool) -> list[Effect]:
+    def _collect(self, read: PendingRead, seqnums: array[int], now_us: int, *, is_rest: bool) -> list[Unstamped]:
         """Answer with these records if they are here, else ask for what is not. `is_rest`: the range has no others.
 
         A backward page is answered whole, or, where its bytes are too many for a page or for the cache, with the half
@@ -258,12 +258,12 @@ class Reads:
             next_start = max(next_start, self._looked_until(operation))
         return [self._finish(read, Found(tuple(slabs), next_start, self._first_seqnum(read), is_end))]
 
-    def _finish(self, read: PendingRead, value: Found | Books | Done | BokiError) -> Effect:
+    def _finish(self, read: PendingRead, value: Found | Books | Done | BokiError) -> Ended:
         read.is_done = True
         self._by_token.pop(read.waiter.token, None)
-        return Answer(read.waiter, value)
+        return Ended(read.waiter, value)
 
-    def give_up(self, token: Any) -> bool:
+    def give_up(self, token: Token) -> bool:
         """The caller behind that token waits no more: forget its read, without an answer. False: there is none."""
         read = self._by_token.pop(token, None)
         if read is None:
@@ -277,11 +277,11 @@ class Reads:
 
     def on_applied(
         self, books: Iterable[str], now_us: int, rows: Collection[tuple[str, str]] | None = None
-    ) -> list[Effect]:
+    ) -> list[Unstamped]:
         """The index has gone on, and these books have changed: in all their rows, or in `rows` of those that are
         watched.
         """
-        effects: list[Effect] = []
+        effects: list[Unstamped] = []
         if self._behind:
             behind, self._behind = self._behind, []
             for read in behind:
@@ -306,9 +306,9 @@ class Reads:
             del self._watching_rows[book]
         return waiting
 
-    def tick(self, now_us: int) -> list[Effect]:
+    def tick(self, now_us: int) -> list[Unstamped]:
         """End waits and deadlines, ask the next replica where one does not answer."""
-        effects: list[Effect] = []
+        effects: list[Unstamped] = []
         while self._due and self._due[0][0] <= now_us:
             _, number, read = heapq.heappop(self._due)
             if read.is_done:
@@ -351,7 +351,7 @@ class Reads:
 
     # fetching
 
-    def _fetch_ahead(self, read: PendingRead, seqnums: array[int], now_us: int) -> list[Effect]:
+    def _fetch_ahead(self, read: PendingRead, seqnums: array[int], now_us: int) -> list[Unstamped]:
         """Ask for the first of these, for which the read waits, and for what it will want next: while appends come one
         by one, each record is in a batch of its own.
         """
@@ -372,7 +372,7 @@ class Reads:
                 effects += self._begin((term, log, shard), lid, lid + run, seqnum, [], now_us)
         return effects
 
-    def _fetch(self, read: PendingRead, seqnum: int, now_us: int) -> list[Effect]:
+    def _fetch(self, read: PendingRead, seqnum: int, now_us: int) -> list[Unstamped]:
         term, log, shard, lid, run = self._index.locate(seqnum)
         place = (term, log, shard)
         waiting = self._by_lid.get((place, lid))
@@ -383,14 +383,14 @@ class Reads:
 
     def _begin(
         self, place: Place, lid: int, until_lid: int, seqnum: int, reads: list[PendingRead], now_us: int
-    ) -> list[Effect]:
+    ) -> list[Unstamped]:
         self._numbers += 1
         fetch = _Fetch(self._numbers, place, lid, until_lid, seqnum, reads, is_ahead=not reads)
         self._fetches[fetch.request] = fetch
         self._by_lid[place, lid] = fetch
         return self._begin_round(fetch, now_us)
 
-    def _begin_round(self, fetch: _Fetch, now_us: int) -> list[Effect]:
+    def _begin_round(self, fetch: _Fetch, now_us: int) -> list[Unstamped]:
         """Ask all replicas, one after the other, those first that rather answer; they may have changed since."""
         self._silent = {node: until_us for node, until_us in self._silent.items() if until_us > now_us}
         replicas = self._replicas_of(fetch.place, shard_incarnation(fetch.place[2]) + fetch.lid)
@@ -399,7 +399,7 @@ class Reads:
         fetch.errors.clear()
         return self._ask_next(fetch, now_us)
 
-    def _ask_next(self, fetch: _Fetch, now_us: int) -> list[Effect]:
+    def _ask_next(self, fetch: _Fetch, now_us: int) -> list[Unstamped]:
         fetch.reads = [read for read in fetch.reads if not read.is_done]
         if not fetch.reads and (not fetch.is_ahead or fetch.asked is not None or not fetch.to_ask):
             self._end(fetch)  # nobody waits; what was only asked ahead is not asked twice
@@ -417,7 +417,7 @@ class Reads:
         error = CorruptData(f"no replica can give record {fetch.seqnum}: {'; '.join(fetch.errors)}")
         return [self._finish(read, error) for read in fetch.reads]
 
-    def _ask_again(self, fetch: _Fetch, now_us: int) -> list[Effect]:
+    def _ask_again(self, fetch: _Fetch, now_us: int) -> list[Unstamped]:
         """Time has passed: do not wait for a silent replica, nor forever when all were asked."""
         waited_us = now_us - fetch.sent_at
         if fetch.asked is None:
@@ -431,7 +431,7 @@ class Reads:
         del self._fetches[fetch.request]
         del self._by_lid[fetch.place, fetch.lid]
 
-    def on_fetched(self, sender: NodeId, message: BatchesFetched, now_us: int) -> list[Effect]:
+    def on_fetched(self, sender: NodeId, message: BatchesFetched, now_us: int) -> list[Unstamped]:
         """A storage node has answered."""
         self._silent.pop(sender, None)
         fetch = self._fetches.get(message.request)
@@ -453,7 +453,7 @@ class Reads:
             fetch.errors.append(error)
         return self._ask_next(fetch, now_us) if sender == fetch.asked else []
 
-    def _take(self, fetch: _Fetch, batches: list[Batch], now_us: int) -> list[Effect]:
+    def _take(self, fetch: _Fetch, batches: list[Batch], now_us: int) -> list[Unstamped]:
         """Bytes have come; `CorruptData` if they are not those that were asked for."""
         _check_fit(fetch, batches)
         self._end(fetch)
@@ -466,7 +466,7 @@ class Reads:
             return [self._finish(read, large) for read in fetch.reads if not read.is_done]
         return [effect for read in fetch.reads for effect in self._try(read, now_us)]
 
-    def abandon(self) -> list[Effect]:
+    def abandon(self) -> list[Unstamped]:
         """This engine has been fenced: end whoever waits."""
         lost = Unavailable("this engine was fenced; read from another one", retry_after_s=0.2)
         return [self._finish(read, lost) for _, _, read in self._due if not read.is_done]

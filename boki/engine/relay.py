@@ -10,21 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
-from boki.engine.core import READY, Answered
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded, Unavailable
 from boki.log.chunk import Chunk
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
+from boki.log.operations import Answer as OperationAnswer
 from boki.log.operations import Append, Failure, Operation, Read, TrimBook
 from boki.protocol.call_messages import AbandonRead, LogReply, LogRequest
-from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.effects import Announce, Answer, Effect, EngineNews, Send, Token, kinds
 from boki.protocol.messages import InstallMembership, InstallView, Ping, Pong
 
+RelayInput = LogReply | InstallMembership | InstallView | Ping
+"""What a relay hears."""
 _LIFE_BITS: Final = 32
 _MAX_PENDING: Final = 10_000
 _PATIENCE_US: Final = 1_000_000
@@ -38,7 +40,7 @@ class _Pending:
     operation: Operation
     positions: Positions
     deadline_us: int
-    token: Any
+    token: Token
     size_bytes: int
     is_repeatable: bool
     number: int = 0
@@ -51,6 +53,8 @@ class _Pending:
 
 class RelayCore:
     """One life of a relay. It takes operations like `boki.engine.core.EngineCore`, within `buffer_bytes` of appends."""
+
+    HEARS: ClassVar[frozenset[type]] = kinds(RelayInput)
 
     def __init__(self, node: NodeId, incarnation: int, *, buffer_bytes: int) -> None:
         self.node = node
@@ -70,25 +74,25 @@ class RelayCore:
     # operations
 
     def submit(
-        self, operation: Operation, positions: Positions, deadline_us: int, token: Any, now_us: int
+        self, operation: Operation, positions: Positions, deadline_us: int, token: Token, now_us: int
     ) -> Iterable[Effect]:
-        """Take in an operation that was checked at the edge. One `Answer(token, Answered)` follows, by the deadline."""
+        """Take in an operation that was checked at the edge. One `Answer` follows, by the deadline."""
         size_bytes = len(operation.chunk) if isinstance(operation, Append) else 0
         if (
             len(self._pending) + len(self._waiting) >= _MAX_PENDING
             or self._held_bytes + size_bytes > self._buffer_bytes
         ):
             full = Overloaded("too many operations wait for an engine with the index", retry_after_s=0.1)
-            return [Answer(token, Answered(full, {}))]
+            return [Answer(token, full, {})]
         self._held_bytes += size_bytes
         is_repeatable = not isinstance(operation, Append | TrimBook) or _is_keyed(operation)
         return self._ask(_Pending(operation, positions, deadline_us, token, size_bytes, is_repeatable), now_us)
 
-    def give_up(self, token: Any) -> Iterable[Effect]:
+    def give_up(self, token: Token) -> Iterable[Effect]:
         """The caller behind that token no longer waits for its read: neither does the engine that has it."""
         for pending in [p for p in (*self._pending.values(), *self._waiting) if p.token == token and not _writes(p)]:
             asked = pending.asked
-            self._end(pending, None)
+            self._forget(pending)
             if asked is not None:
                 yield Send(asked.node, AbandonRead(pending.number))
 
@@ -106,7 +110,7 @@ class RelayCore:
 
     # events
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def receive(self, sender: NodeId, message: RelayInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         match message:
             case LogReply():
@@ -117,13 +121,15 @@ class RelayCore:
                 self._known_term = max([self._known_term, *(view.term for view in views)])
             case Ping(number):
                 return (Send(sender, Pong(number, self._known_term, self.incarnation)),)
+            case _:
+                assert_never(message)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:  # noqa: ARG002 - the shape of every core
         """See `boki.protocol.effects.Core`."""
         if self._engines and not self._was_ready:
             self._was_ready = True
-            return (Answer(READY, None),)
+            return (Announce(EngineNews.READY),)
         return ()
 
     def tick(self, now_us: int) -> Iterable[Effect]:
@@ -204,13 +210,18 @@ class RelayCore:
         pending.asked = None
         pending.is_in_doubt = True
 
-    def _end(self, pending: _Pending, answer: Any, positions: Positions | None = None) -> Effect:
+    def _end(
+        self, pending: _Pending, answer: OperationAnswer | BokiError, positions: Positions | None = None
+    ) -> Effect:
+        self._forget(pending)
+        return Answer(pending.token, answer, positions or {})
+
+    def _forget(self, pending: _Pending) -> None:
         if pending.asked is not None:
             del self._pending[pending.number]
         else:
             self._waiting.remove(pending)
         self._held_bytes -= pending.size_bytes
-        return Answer(pending.token, Answered(answer, positions or {}))
 
 
 def _writes(pending: _Pending) -> bool:

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from boki.engine.waiter import Waiter
+from boki.engine.waiter import Ended, Unstamped, Waiter
 from boki.errors import ConnectionLost, DeadlineExceeded
 from boki.log.ids import LogId, ShardId, Term, make_shard, shard_incarnation
 from boki.log.metalog import CloseShard, MetalogEntry, OpenShard, Trim
 from boki.log.operations import Done
 from boki.log.view import View
-from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.effects import Send
 from boki.protocol.messages import RequestEntry
 
 Fenced = tuple[tuple[Term, LogId], set[int]]
@@ -58,7 +58,7 @@ class Requests:
     _fences: list[_PendingFence] = field(default_factory=list)
     _repeat_at: int = 0
 
-    def begin_term(self, term: Term) -> list[Effect]:
+    def begin_term(self, term: Term) -> list[Unstamped]:
         """All logs of the terms before are applied to their ends: shards are over, and so are fences that held."""
         over = [place for place in self.fenced if place[0] < term]
         has_held = {incarnation for place in over for incarnation in self.fenced.pop(place)}
@@ -67,29 +67,29 @@ class Requests:
         self.opening.clear()
         self._closing.clear()
         self._repeat_at = 0
-        return [Answer(fence.waiter, Done()) for fence in ended]
+        return [Ended(fence.waiter, Done()) for fence in ended]
 
     # wanting
 
-    def trim(self, trim: Trim, waiter: Waiter, deadline_us: int, view: View | None) -> list[Effect]:
+    def trim(self, trim: Trim, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
         """Want a trim. `view` is that of the newest term, None while an older one is followed."""
         self._trims[trim.request] = _PendingTrim(trim, waiter, deadline_us)
         return [_request(view, view.log_of(trim.book), trim)] if view is not None else []
 
-    def fence(self, incarnation: int, waiter: Waiter, deadline_us: int, view: View | None) -> list[Effect]:
+    def fence(self, incarnation: int, waiter: Waiter, deadline_us: int, view: View | None) -> list[Unstamped]:
         """Want an incarnation fenced; `Done` when it is."""
         fence = _PendingFence(incarnation, waiter, deadline_us)
         if view is not None and not self._unfenced(incarnation, view):
-            return [Answer(waiter, Done())]
+            return [Ended(waiter, Done())]
         self._fences.append(fence)
         return list(self._requests_of(fence, view)) if view is not None else []
 
-    def open(self, log: LogId, shard: OpenShard, view: View | None) -> list[Effect]:
+    def open(self, log: LogId, shard: OpenShard, view: View | None) -> list[Unstamped]:
         """Want a shard open."""
         self.opening[log] = shard
         return [_request(view, log, shard)] if view is not None else []
 
-    def close(self, log: LogId, shard: ShardId, view: View | None) -> list[Effect]:
+    def close(self, log: LogId, shard: ShardId, view: View | None) -> list[Unstamped]:
         """Want a shard of this engine closed. Wanting it again does nothing."""
         if shard in self._closing:
             return []
@@ -98,7 +98,7 @@ class Requests:
 
     # showing up
 
-    def note(self, log: LogId, entry: MetalogEntry, view: View) -> list[Effect]:
+    def note(self, log: LogId, entry: MetalogEntry, view: View) -> list[Unstamped]:
         """An entry has been applied, in the term of `view`."""
         match entry:
             case OpenShard(shard) if log in self.opening and self.opening[log].shard == shard:
@@ -107,7 +107,7 @@ class Requests:
                 pending = self._trims.get(request)
                 if pending is not None and pending.trim == entry:
                     del self._trims[request]
-                    return [Answer(pending.waiter, Done())]
+                    return [Ended(pending.waiter, Done())]
             case CloseShard(shard, is_lost):
                 self._closing.pop(shard, None)
                 if is_lost:
@@ -115,24 +115,24 @@ class Requests:
                     return self._end_fences(view)
         return []
 
-    def _end_fences(self, view: View) -> list[Effect]:
+    def _end_fences(self, view: View) -> list[Unstamped]:
         ended = [fence for fence in self._fences if not self._unfenced(fence.incarnation, view)]
         self._fences = [fence for fence in self._fences if fence not in ended]
-        return [Answer(fence.waiter, Done()) for fence in ended]
+        return [Ended(fence.waiter, Done()) for fence in ended]
 
     def _unfenced(self, incarnation: int, view: View) -> list[LogId]:
         return [log for log in range(view.log_count) if incarnation not in self.fenced.get((view.term, log), ())]
 
     # time
 
-    def tick(self, view: View | None, now_us: int) -> Iterable[Effect]:
+    def tick(self, view: View | None, now_us: int) -> Iterable[Unstamped]:
         """Repeat what has not shown up, and give up waiting for what is late."""
         for number in [number for number, pending in self._trims.items() if pending.deadline_us < now_us]:
             late = DeadlineExceeded("the trim was not ordered before its deadline; it may be still")
-            yield Answer(self._trims.pop(number).waiter, late)
+            yield Ended(self._trims.pop(number).waiter, late)
         for fence in [fence for fence in self._fences if fence.deadline_us < now_us]:
             self._fences.remove(fence)
-            yield Answer(
+            yield Ended(
                 fence.waiter, DeadlineExceeded("the fence was not ordered before its deadline; it may be still")
             )
         if view is None:
@@ -149,18 +149,18 @@ class Requests:
         for fence in self._fences:
             yield from self._requests_of(fence, view)
 
-    def _requests_of(self, fence: _PendingFence, view: View) -> Iterable[Effect]:
+    def _requests_of(self, fence: _PendingFence, view: View) -> Iterable[Unstamped]:
         entry = CloseShard(make_shard(fence.incarnation, 0), is_lost=True)
         return [_request(view, log, entry) for log in self._unfenced(fence.incarnation, view)]
 
-    def abandon(self) -> Iterable[Effect]:
+    def abandon(self) -> Iterable[Unstamped]:
         """This engine has been fenced: end whoever waits."""
         waiters = [pending.waiter for pending in self._trims.values()] + [fence.waiter for fence in self._fences]
         self._trims.clear()
         self._fences.clear()
         lost = ConnectionLost("this engine was fenced while it waited for the order; repeat it")
-        return [Answer(waiter, lost) for waiter in waiters]
+        return [Ended(waiter, lost) for waiter in waiters]
 
 
-def _request(view: View, log: LogId, entry: MetalogEntry) -> Effect:
+def _request(view: View, log: LogId, entry: MetalogEntry) -> Send:
     return Send(view.primaries[log], RequestEntry(view.term, log, entry))

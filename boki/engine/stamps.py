@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from boki.engine.index.index import Index
 from boki.engine.reads import PendingRead
-from boki.engine.waiter import Waiter
-from boki.errors import BokiError
+from boki.engine.waiter import Ended, Unstamped
 from boki.log.ids import LogId, Term
 from boki.log.metalog import Positions, split_position
-from boki.log.operations import Appended, Books, Done, Found
 from boki.protocol.effects import Answer, Effect
 from boki.protocol.follower import MetalogFollower
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What `Answer` effects of an engine carry: the answer or the error, and what its caller has seen now."""
-
-    answer: Appended | Found | Books | Done | BokiError
-    positions: Positions
 
 
 class Stamps:
@@ -53,12 +42,12 @@ class Stamps:
         """No record of the book stands at or above this."""
         return self._index.next_seqnum(self._follower.view.log_of(book))
 
-    def stamp(self, effects: Iterable[Effect]) -> list[Effect]:
-        """The machines answer `Waiter`s; the shell's token gets the answer, with the position of the book, or all."""
-        return [self._answered(effect) if isinstance(effect, Answer) else effect for effect in effects]
+    def stamp(self, effects: Iterable[Unstamped]) -> list[Effect]:
+        """An operation that has ended is answered with the position of its book, or with all."""
+        return [self._answer(effect) if isinstance(effect, Ended) else effect for effect in effects]
 
-    def _answered(self, effect: Answer) -> Answer:
-        waiter: Waiter = effect.token
+    def _answer(self, ended: Ended) -> Answer:
+        waiter = ended.waiter
         positions: Positions = {}
         if waiter.book is None:
             positions = dict(self._index.applied)
@@ -67,4 +56,4 @@ class Stamps:
             position = self._index.applied.get(log)
             if position is not None:
                 positions[log] = position
-        return Answer(waiter.token, Answered(effect.value, positions))
+        return Answer(waiter.token, ended.answer, positions)

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from boki.engine.waiter import Unstamped
 from boki.errors import BokiError
 from boki.log.batch import Batch
 from boki.log.cuts import Piece
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Place
-from boki.protocol.effects import Effect, Send
+from boki.protocol.effects import Send
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 
 _REPEAT_US: Final = 100_000
@@ -99,7 +100,7 @@ class Strays:
     # being used
 
     def find(
-        self, place: Place, piece: Piece, replicas: Sequence[NodeId], now_us: int, effects: list[Effect]
+        self, place: Place, piece: Piece, replicas: Sequence[NodeId], now_us: int, effects: list[Unstamped]
     ) -> list[Batch] | None:
         """The batches of a piece, if all are here; else None, and `effects` gets the question when it is due."""
         shard = self._shards.setdefault(place, _Shard())

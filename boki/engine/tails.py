@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from boki.engine.waiter import Waiter
+from boki.engine.waiter import Ended, Unstamped, Waiter
 from boki.errors import DeadlineExceeded, Overloaded, Unavailable
 from boki.log.ids import LogId, NodeId
 from boki.log.operations import Read, Sync
 from boki.log.view import View
-from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.effects import Send, Token
 from boki.protocol.messages import AskTail, TellTail
 
 _REPEAT_US: Final = 200_000
@@ -42,7 +42,7 @@ class Tails:
         self._numbers = first_number
         self._repeat_at = 0
 
-    def ask(self, view: View, operation: Read | Sync, waiter: Waiter, deadline_us: int) -> Iterable[Effect]:
+    def ask(self, view: View, operation: Read | Sync, waiter: Waiter, deadline_us: int) -> Iterable[Unstamped]:
         """Ask all sequencers; `tell` yields the operation again when a majority has answered. May be `Overloaded`."""
         if len(self._questions) >= _MAX_QUESTIONS:
             raise Overloaded(f"{_MAX_QUESTIONS} questions for the tail are under way", retry_after_s=0.1)
@@ -50,7 +50,7 @@ class Tails:
         self._questions[self._numbers] = _Question(operation, waiter, deadline_us, view.term)
         return self._ask(view, self._numbers)
 
-    def _ask(self, view: View, number: int) -> Iterable[Effect]:
+    def _ask(self, view: View, number: int) -> Iterable[Unstamped]:
         log = view.log_of(self._questions[number].operation.book)
         return [Send(node, AskTail(number, log)) for node in view.sequencers]
 
@@ -74,26 +74,26 @@ class Tails:
             entries = max(question.answers.values())
             yield question.operation, question.waiter, message.log, entries, question.deadline_us
 
-    def give_up(self, token: Any) -> None:
+    def give_up(self, token: Token) -> None:
         """The caller behind that token waits no more."""
         for number in [number for number, asked in self._questions.items() if asked.waiter.token == token]:
             del self._questions[number]
 
-    def tick(self, view: View, now_us: int) -> Iterable[Effect]:
+    def tick(self, view: View, now_us: int) -> Iterable[Unstamped]:
         """Repeat questions, and give up those whose deadline has passed."""
         for number in [number for number, question in self._questions.items() if question.deadline_us < now_us]:
             late = DeadlineExceeded("no majority of the sequencers answered in time", outcome="not_applied")
-            yield Answer(self._questions.pop(number).waiter, late)
+            yield Ended(self._questions.pop(number).waiter, late)
         if now_us >= self._repeat_at:
             self._repeat_at = now_us + _REPEAT_US
             yield from self.ask_again(view)
 
-    def ask_again(self, view: View) -> Iterable[Effect]:
+    def ask_again(self, view: View) -> Iterable[Unstamped]:
         """Repeat all questions: an answer may have been lost, or a new term has begun."""
         return [effect for number in self._questions for effect in self._ask(view, number)]
 
-    def abandon(self) -> Iterable[Effect]:
+    def abandon(self) -> Iterable[Unstamped]:
         """This engine has been fenced: end whoever waits."""
         waiters = [question.waiter for question in self._questions.values()]
         self._questions.clear()
-        return [Answer(waiter, Unavailable("this engine was fenced; ask another one")) for waiter in waiters]
+        return [Ended(waiter, Unavailable("this engine was fenced; ask another one")) for waiter in waiters]

@@ -8,15 +8,14 @@ while nothing comes for them: here each is one entry of a table that the index l
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from boki.engine.index.index import Index
-from boki.engine.waiter import Waiter
+from boki.engine.waiter import Ended, Unstamped, Waiter
 from boki.log.ids import MAX_SEQNUM
 from boki.log.operations import Done
-from boki.protocol.effects import Answer, Effect
+from boki.protocol.effects import Token
 
-_Watch = tuple[int, Any]
+_Watch = tuple[int, Token]
 """The least seqnum that is waited for, and the shell's token."""
 
 
@@ -33,15 +32,15 @@ class Watches:
         """Number of watches that have not been answered."""
         return sum(len(waiting) for tags in self._rows.values() for waiting in tags.values())
 
-    def add(self, book: str, tag: str, min_seqnum: int, token: Any) -> list[Effect]:
+    def add(self, book: str, tag: str, min_seqnum: int, token: Token) -> list[Unstamped]:
         """Answer as soon as the tag has a record at or above `min_seqnum`: at once, if it has one already."""
         if self._has(book, tag, min_seqnum):
-            return [Answer(Waiter(book, token), Done())]
+            return [Ended(Waiter(book, token), Done())]
         tags = self._rows.setdefault(book, {})
         tags[tag] = (*tags.get(tag, ()), (min_seqnum, token))
         return []
 
-    def remove(self, book: str, tag: str, token: Any) -> None:
+    def remove(self, book: str, tag: str, token: Token) -> None:
         """Forget the watch. Repeatable."""
         tags = self._rows.get(book, {})
         left = tuple(watch for watch in tags.get(tag, ()) if watch[1] is not token)
@@ -50,16 +49,16 @@ class Watches:
         elif tags.pop(tag, None) is not None and not tags:
             del self._rows[book]
 
-    def on_applied(self, rows: Iterable[tuple[str, str]]) -> list[Effect]:
+    def on_applied(self, rows: Iterable[tuple[str, str]]) -> list[Unstamped]:
         """These rows may have got records: the index names the ones whose records it has refused, too."""
-        effects: list[Effect] = []
+        effects: list[Unstamped] = []
         if not self._rows:
             return effects
         for book, tag in sorted(rows):  # any order, but one that two runs share
             for min_seqnum, token in self._rows.get(book, {}).get(tag, ()):
                 if self._has(book, tag, min_seqnum):
                     self.remove(book, tag, token)
-                    effects.append(Answer(Waiter(book, token), Done()))
+                    effects.append(Ended(Waiter(book, token), Done()))
         return effects
 
     def _has(self, book: str, tag: str, min_seqnum: int) -> bool:

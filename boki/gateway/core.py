@@ -7,8 +7,8 @@ log operation there is one more way over the network. While no engine takes call
 other has yet to start, calls that nobody has begun are held, for a few seconds at most. The engine enforces the call's
 deadline; the gateway looks at it too, a grace later, for the case that the engine's answer is lost.
 
-Every call that is started ends exactly once: by `finish`, by an `Answer` of `lose_engine` (its engine is gone), or by
-an `Answer` of `tick` (overdue, or held for too long). What comes later finds it gone.
+Every call that is started ends exactly once: by `finish`, or by a `CallGivenUp` of `lose_engine` (its engine is gone)
+or of `tick` (overdue, or held for too long). What comes later finds it gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from boki.log.ids import NodeId
 from boki.log.limits import KIB, MIB
 from boki.log.operations import Failure
 from boki.protocol.calls import Outcome
-from boki.protocol.effects import Answer
 
 RETRY_AFTER_S = 1
 STREAM_BYTES = 32 * KIB
@@ -51,6 +50,14 @@ class Budget:
     """How long after a call's deadline its engine's answer is still waited for."""
     hold_us: int = 5_000_000
     """How long a call may wait for an engine that takes calls while none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallGivenUp:
+    """The gateway waits for that call no more: this is what its caller is told."""
+
+    token: str
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,7 @@ class GatewayCore:
             self._calls[token].refused_by.clear()
         return list(self._held)
 
-    def lose_engine(self, node: NodeId) -> list[Answer]:
+    def lose_engine(self, node: NodeId) -> list[CallGivenUp]:
         """The engine is gone: the calls it had may have run in part, and nobody will answer them."""
         lost = self._engines.pop(node, None)
         if lost is None:
@@ -354,7 +361,7 @@ class GatewayCore:
         self.stream_bytes -= size_bytes
         self.bytes_in_flight -= size_bytes
 
-    def tick(self, now_us: int) -> list[Answer]:
+    def tick(self, now_us: int) -> list[CallGivenUp]:
         """Give up the calls whose engine should have answered by now, and those that were held for too long."""
         limit = now_us - self.budget.grace_us
         overdue = [token for token, call in self._calls.items() if call.deadline_us < limit and token not in self._held]
@@ -405,9 +412,9 @@ class GatewayCore:
         if missing_bytes > 0:
             self.make_room(missing_bytes)
 
-    def _give_up(self, token: str, failure: Failure) -> Answer:
+    def _give_up(self, token: str, failure: Failure) -> CallGivenUp:
         self.finish(token)
-        return Answer(token, Outcome(None, failure))
+        return CallGivenUp(token, Outcome(None, failure))
 
 
 def _has(engine: _Engine, function: str) -> bool:

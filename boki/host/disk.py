@@ -60,8 +60,8 @@ _STEP_BYTES: Final = 256 << 10
 class _Loading:
     """A load under way. `rows` is the iterator that it has come to, None before its first step."""
 
-    load: Load
-    then: Callable[[Loaded], None]
+    load: Load[object]
+    then: Callable[[Loaded[object]], None]
     rows: Iterator[tuple[bytes, bytes]] | None = None
     found: list[tuple[bytes, bytes]] = field(default_factory=list)
     size_bytes: int = 0
@@ -386,7 +386,7 @@ class Disk:
     def _unreadable(self, failure: Exception) -> DiskUnreadable:
         return DiskUnreadable(f"{self.path}: {' '.join(str(failure).split())}")
 
-    def load(self, load: Load, then: Callable[[Loaded], None]) -> None:
+    def load(self, load: Load[object], then: Callable[[Loaded[object]], None]) -> None:
         """Carry out a `Load` and call `then` with what it found, in the order of asking.
 
         What one step of it covers is read at once; a larger one lets the event loop continue between its steps. No

@@ -10,14 +10,29 @@ import logging
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 from boki.errors import StoreFailed
 from boki.host.clock import now_us
 from boki.host.disk import Disk
 from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
-from boki.protocol.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Send, Store, Trace
+from boki.protocol.effects import (
+    Announce,
+    Answer,
+    Core,
+    DiskRoom,
+    DiskUnreadable,
+    Effect,
+    Load,
+    ProposePlacement,
+    ProposeView,
+    ReleaseSlots,
+    RoleEffect,
+    Send,
+    Store,
+    Trace,
+)
 from boki.protocol.output_commit import holds, split_early
 
 _log = logging.getLogger("boki.host")
@@ -31,12 +46,12 @@ class Host:
     def __init__(
         self,
         node: NodeId,
-        core: Core,
+        core: Core[Any],
         links: NodeLinks,
         loop: AbstractEventLoop,
         *,
         disk: Disk | None = None,
-        answer: Callable[[Any, Any], None] | None = None,
+        carry_out: Callable[[RoleEffect], None] | None = None,
     ) -> None:
         self.node = node
         self.core = core
@@ -46,7 +61,7 @@ class Host:
         """Why it stopped by itself; empty if it did not."""
         self._links = links
         self._loop = loop
-        self._answer = answer
+        self._carry_out = carry_out
         self._inbox: list[tuple[NodeId, Any]] = []
         self._scheduled = False
         self._room = DiskRoom(True)
@@ -59,8 +74,11 @@ class Host:
         self._tick()
 
     def deliver(self, sender: NodeId, message: Any) -> None:
-        """Put a message into the inbox; it is handled in the loop's next turn, with all that arrive until then."""
-        if self.stopped:
+        """Put a message into the inbox; it is handled in the loop's next turn, with all that arrive until then.
+
+        One that the core does not hear is dropped.
+        """
+        if self.stopped or type(message) not in self.core.HEARS:
             return
         self._inbox.append((sender, message))
         if not self._scheduled:
@@ -105,14 +123,16 @@ class Host:
                 self.disk.store(rest, self._release)
                 for send in early:
                     self._mates[send.to].hear_early(self.node, send.message)
-            case Answer(token, value):
-                assert self._answer is not None, f"{self.node} answers nobody"
-                self._answer(token, value)
             case Load():
                 assert self.disk is not None, f"{self.node} has no disk to load from"
                 self.disk.load(effect, partial(self.deliver, self.node))
             case Trace(level, text):
                 _log.log(level, "%s: %s", self.node, text)
+            case Answer() | Announce() | ProposeView() | ProposePlacement() | ReleaseSlots():
+                assert self._carry_out is not None, f"nobody carries {effect} of {self.node} out"
+                self._carry_out(effect)
+            case _:
+                assert_never(effect)
 
     def hear_early(self, sender: NodeId, message: Any) -> None:
         """Take in a message that follows from the last write to the common log, before that is durable."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any, Final, assert_never
 
 from boki.config.node import ControllerNodeConfig
-from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
+from boki.controller.core import ControllerConfig, ControllerCore
+from boki.controller.inputs import Installed, Leadership, Placed
 from boki.coordination.session import SessionState
 from boki.log.ids import NodeId
 from boki.log.membership import Placement, Role
 from boki.log.view import View
 from boki.node.life import NodeLife
-from boki.protocol.effects import Core
+from boki.protocol.effects import Announce, Answer, Core, Note, ProposePlacement, ProposeView, ReleaseSlots, RoleEffect
 from boki.protocol.follower import COORDINATOR
 
 _log = logging.getLogger("boki.node")
@@ -27,10 +29,10 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
 
     role = Role.CONTROLLER
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `NodeLife`."""
         self._is_leader = False
-        self._is_writing: set[str] = set()
+        self._is_writing: set[type[RoleEffect]] = set()
         config = ControllerConfig(
             failure_timeout_us=int(self.config.failure_timeout_s * 1_000_000),
             repair_after_us=int(self.config.repair_after_s * 1_000_000),
@@ -77,45 +79,40 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
             is_connected = self.coordinator.state is SessionState.CONNECTED
             self.host.deliver(self.node, Leadership(self._is_leader, is_connected))
 
-    def answer(self, token: Any, value: Any) -> None:
-        """The core wants a view or a placement installed, or slots freed. It repeats itself while that is under way."""
-        if token in self._is_writing:
+    def carry_out(self, effect: RoleEffect) -> None:
+        """See `NodeLife`. The core repeats itself while that is under way: one of a kind at a time."""
+        if type(effect) in self._is_writing:
             return
-        self._is_writing.add(token)
-        match value:
-            case View():
-                self.spawn(self._install(token, value))
-            case Placement():
-                self.spawn(self._place(token, value))
-            case tuple():
-                self.spawn(self._release(token, value))
+        self._is_writing.add(type(effect))
+        match effect:
+            case ProposeView(view):
+                self.spawn(self._write(effect, self._install(view)))
+            case ProposePlacement(placement):
+                self.spawn(self._write(effect, self._place(placement)))
+            case ReleaseSlots(engines):
+                self.spawn(self._write(effect, self._release(engines)))
+            case Answer() | Announce():
+                super().carry_out(effect)
             case _:
-                raise AssertionError(f"a controller does not ask for {value!r}")
+                assert_never(effect)
 
-    async def _install(self, token: str, view: View) -> None:
+    async def _write(self, effect: RoleEffect, work: Coroutine[Any, Any, Note | None]) -> None:
         try:
-            won = await self.coordinator.install(view)
+            told = await work
         finally:
-            self._is_writing.discard(token)
-        self._tell(Installed(view, won))
+            self._is_writing.discard(type(effect))
+        if told is not None and self.host is not None:
+            self.host.deliver(COORDINATOR, told)
 
-    async def _place(self, token: str, placement: Placement) -> None:
-        try:
-            won = await self.coordinator.place(placement)
-        finally:
-            self._is_writing.discard(token)
-        self._tell(Placed(placement.version, won))
+    async def _install(self, view: View) -> Installed:
+        return Installed(view, await self.coordinator.install(view))
 
-    async def _release(self, token: str, nodes: tuple[NodeId, ...]) -> None:
-        try:
-            for node in await self.coordinator.release_index_slots(nodes):
-                _log.warning("%s does not answer: another engine is to hold the index in its place", node)
-        finally:
-            self._is_writing.discard(token)
+    async def _place(self, placement: Placement) -> Placed:
+        return Placed(placement.version, await self.coordinator.place(placement))
 
-    def _tell(self, message: Installed | Placed) -> None:
-        if self.host is not None:
-            self.host.deliver(COORDINATOR, message)
+    async def _release(self, nodes: tuple[NodeId, ...]) -> None:
+        for node in await self.coordinator.release_index_slots(nodes):
+            _log.warning("%s does not answer: another engine is to hold the index in its place", node)
 
     def role_status(self) -> dict[str, Any]:
         """See `NodeLife`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
@@ -20,8 +20,8 @@ from boki.config.node import EngineNodeConfig
 from boki.coordination.zookeeper import News
 from boki.dispatch.server.deployed import DeployedFunctions
 from boki.dispatch.server.pools import FunctionHost
-from boki.engine.checkpoint.bootstrap import BOOTED, Bootstrap
-from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, EngineConfig, EngineCore
+from boki.engine.checkpoint.bootstrap import Bootstrap
+from boki.engine.core import EngineConfig, EngineCore
 from boki.engine.relay import RelayCore
 from boki.engine.server.log_service import LogService
 from boki.engine.server.port import EnginePort, answer_waiter
@@ -34,7 +34,16 @@ from boki.node.life import Ending, NodeLife
 from boki.node.remote_ledger import RemoteLedger
 from boki.protocol.call_messages import FOR_ENGINE_SHELL, CallAccepted, TellCall
 from boki.protocol.calls import Call, CallChange, InvocationState
-from boki.protocol.effects import Core
+from boki.protocol.effects import (
+    Announce,
+    Answer,
+    Core,
+    EngineNews,
+    ProposePlacement,
+    ProposeView,
+    ReleaseSlots,
+    RoleEffect,
+)
 from boki.protocol.messages import InstallMembership
 
 _log = logging.getLogger("boki.node")
@@ -71,7 +80,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         count = self._index_replicas
         return not count or await self.coordinator.claim_index_slot(self.node, count) is not None
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `NodeLife`."""
         self._ready = asyncio.Event()
         self._saved = asyncio.Event()
@@ -214,22 +223,34 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         """See `NodeLife`: until it has caught up it holds no index for others."""
         return msgspec.structs.replace(super().member(), has_index=self._has_index)
 
-    def answer(self, token: Any, value: Any) -> None:
+    def carry_out(self, effect: RoleEffect) -> None:
         """See `NodeLife`."""
-        if token is BOOTED:
-            self._booted.set()
-        elif token is READY:
-            self._ready.set()
-        elif token is SAVED:
-            self._saved.set()
-        elif token is CLOSED:
-            self._closed.set()
-        elif token is FENCED:
-            self.end(Ending.FENCED)
-        elif token is STALE:
-            self.end(Ending.STALE)
-        else:
-            answer_waiter(token, value)
+        match effect:
+            case Answer():
+                answer_waiter(effect)
+            case Announce(news):
+                self._note(news)
+            case ProposeView() | ProposePlacement() | ReleaseSlots():
+                super().carry_out(effect)
+            case _:
+                assert_never(effect)
+
+    def _note(self, news: EngineNews) -> None:
+        match news:
+            case EngineNews.BOOTED:
+                self._booted.set()
+            case EngineNews.READY:
+                self._ready.set()
+            case EngineNews.SAVED:
+                self._saved.set()
+            case EngineNews.CLOSED:
+                self._closed.set()
+            case EngineNews.FENCED:
+                self.end(Ending.FENCED)
+            case EngineNews.STALE:
+                self.end(Ending.STALE)
+            case _:
+                assert_never(news)
 
     async def _fence(self, incarnation: int) -> None:
         """Shut a lost engine incarnation out of the log, and see all that it had appended."""

@@ -41,7 +41,7 @@ from boki.node.coordination import RoleCoordinator, ignore
 from boki.node.home import Home
 from boki.node.watchdog import StallWatch
 from boki.protocol.call_messages import AskStatus, TellStatus
-from boki.protocol.effects import Core, DiskUnreadable, Put
+from boki.protocol.effects import Core, DiskUnreadable, Put, RoleEffect
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import FetchView, InstallView
 
@@ -116,13 +116,13 @@ class NodeLife(Generic[ConfigType]):
 
     # what roles override
 
-    def make_core(self) -> Core | None:
+    def make_core(self) -> Core[Any] | None:
         """The role's core over `self.disk`; None for a role without one."""
         return None
 
-    def answer(self, token: Any, value: Any) -> None:
-        """The core's `Answer`."""
-        raise AssertionError(f"{self.node} answers nobody, and was to answer {token!r}: {value!r}")
+    def carry_out(self, effect: RoleEffect) -> None:
+        """What the core asks of its role's shell."""
+        raise AssertionError(f"{self.node} has no use for {effect!r}")
 
     def divert(self, sender: NodeId, message: Any) -> None:
         """A message of `DIVERTED`."""
@@ -217,7 +217,7 @@ class NodeLife(Generic[ConfigType]):
         self.diversion.divert(self.divert)
         core = self.make_core() if self.disk is None else self.disk.restore(self.make_core)
         if core is not None:
-            self.host = Host(self.node, core, self.diversion, self._loop, disk=self.disk, answer=self.answer)
+            self.host = Host(self.node, core, self.diversion, self._loop, disk=self.disk, carry_out=self.carry_out)
             self.parts.callback(self.host.stop)
         self.parts.push_async_callback(self._cancel_tasks)
         self.coordinator.tell = self.on_news

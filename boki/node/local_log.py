@@ -18,7 +18,7 @@ from boki.config.loading import DevConfig
 from boki.controller.plans import Plan
 from boki.controller.term_change import TermChange
 from boki.coordination.coordinator import LocalCoordinator
-from boki.engine.core import READY, SAVED, EngineConfig, EngineCore
+from boki.engine.core import EngineConfig, EngineCore
 from boki.engine.server.port import EnginePort, answer_waiter
 from boki.errors import StoreFailed, Unavailable
 from boki.host.data_directory import DataDirectory
@@ -29,7 +29,7 @@ from boki.host.redo import REDO_PREFIX
 from boki.log.ids import NodeId
 from boki.log.quorum import majority
 from boki.log.view import View
-from boki.protocol.effects import Core, DiskUnreadable, Put
+from boki.protocol.effects import Announce, Answer, Core, DiskUnreadable, EngineNews, ProposeView, Put, RoleEffect
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import FetchView, InstallView
 from boki.sequencer.core import SequencerCore
@@ -223,7 +223,7 @@ class LocalLog:
         incarnation = int(stored) if stored is not None else coordinator.next_incarnation()
         if stored is None:
             disk.store_now([Put(_INCARNATION_KEY, str(incarnation).encode())])
-        core: Core = disk.restore(lambda: (StorageCore if is_storage else SequencerCore)(node, incarnation, disk))
+        core: Core[Any] = disk.restore(lambda: (StorageCore if is_storage else SequencerCore)(node, incarnation, disk))
         self.hosts[node] = Host(node, core, self.links, self._loop, disk=disk)
         return incarnation, is_used
 
@@ -232,15 +232,16 @@ class LocalLog:
             (node, host.core.witnessed) for node, host in self.hosts.items() if isinstance(host.core, StorageCore)
         ]
         self._change = TermChange(last, plan, [*applied, (ENGINE, engine.index.applied)])
-        host = Host(CONTROLLER, self._change, self.links, self._loop, answer=self._on_install)
+        host = Host(CONTROLLER, self._change, self.links, self._loop, carry_out=self._on_install)
         view = await self._until(self._installing)
         self._change.installed(won=True)
         host.stop()
         return view
 
-    def _on_install(self, _token: Any, view: View) -> None:
+    def _on_install(self, effect: RoleEffect) -> None:
+        assert isinstance(effect, ProposeView), effect
         if not self._installing.done():
-            self._installing.set_result(view)
+            self._installing.set_result(effect.view)
 
     def _make_engine(self, coordinator: LocalCoordinator) -> EngineCore:
         try:
@@ -255,7 +256,7 @@ class LocalLog:
 
     def _start_engine(self, core: EngineCore, coordinator: LocalCoordinator) -> None:
         disk = self._disks[ENGINE]
-        host = self.hosts[ENGINE] = Host(ENGINE, core, self.links, self._loop, disk=disk, answer=self._answer)
+        host = self.hosts[ENGINE] = Host(ENGINE, core, self.links, self._loop, disk=disk, carry_out=self._carry_out)
         self.engine = core
         self.port.attach(host, core)
         host.deliver(COORDINATOR, InstallView(tuple(coordinator.views())))
@@ -296,13 +297,16 @@ class LocalLog:
             limits=self.config.limits,
         )
 
-    def _answer(self, token: Any, value: Any) -> None:
-        if token is READY:
-            self._ready.set()
-        elif token is SAVED:
-            self._saved.set()
-        else:
-            answer_waiter(token, value)
+    def _carry_out(self, effect: RoleEffect) -> None:
+        match effect:
+            case Answer():
+                answer_waiter(effect)
+            case Announce(EngineNews.READY):
+                self._ready.set()
+            case Announce(EngineNews.SAVED):
+                self._saved.set()
+            case _:
+                raise AssertionError(f"the engine of one process has no use for {effect!r}")
 
     def _broadcast(self, views: list[View]) -> None:
         for node in list(self.hosts):

@@ -23,7 +23,7 @@ class StorageLife(NodeLife[StorageNodeConfig]):
         """See `NodeLife`: appends are refused before the disk is full."""
         return super().open_disk(reserve_bytes=reserve_bytes or self.config.disk_reserve_bytes, synced=synced)
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `NodeLife`."""
         assert self.disk is not None
         self.core = StorageCore(
@@ -47,7 +47,7 @@ class SequencerLife(NodeLife[SequencerNodeConfig]):
     role = Role.SEQUENCER
     HAS_DISK_LIFE = True
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `NodeLife`."""
         assert self.disk is not None
         self.core = SequencerCore(self.node, self.incarnation, self.disk)

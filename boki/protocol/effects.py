@@ -9,11 +9,30 @@ synced, so that acknowledging early cannot be written by accident (etcd's `msgsA
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import Enum
+from typing import ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
 
+from boki.errors import BokiError
 from boki.log.ids import NodeId
+from boki.log.membership import Placement
+from boki.log.metalog import Positions
+from boki.log.operations import Appended, Books, Done, Failure, Found
+from boki.log.view import View
+from boki.protocol.messages import Message
+
+Token = Hashable
+"""What a shell names a request by. A core hands it back, and knows nothing else of it."""
+_T_co = TypeVar("_T_co", covariant=True)
+_In_contra = TypeVar("_In_contra", contravariant=True)
+
+
+class Note:
+    """Base of what a core tells itself by `Send`, mostly behind a disk write. It never leaves its node."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +40,7 @@ class Send:
     """Give `message` to a node. It may be lost, repeated or late; between two nodes it keeps its order."""
 
     to: NodeId
-    message: Any
+    message: Message | Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +73,12 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Generic[_T_co]):
     """Read the last key that is `<= key` and at least `floor` (so: the batch that covers a local id), then continue
     until `stop` or `max_bytes`; the core then receives `Loaded(token, rows)`.
     """
 
-    token: Any
+    token: _T_co
     key: bytes
     floor: bytes
     stop: bytes
@@ -67,10 +86,10 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Generic[_T_co]):
     """What a `Load` found: (key, value) in ascending order. `error` says what the disk could not read."""
 
-    token: Any
+    token: _T_co
     rows: Sequence[tuple[bytes, bytes]]
     error: str = ""
 
@@ -88,14 +107,6 @@ class DiskRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Give `value` to whoever waits under `token` in this process."""
-
-    token: Any
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Trace:
     """Something an operator should see. Cores do not log; the shell does."""
 
@@ -103,7 +114,73 @@ class Trace:
     text: str
 
 
-Effect = Send | Store | Load | Answer | Trace
+# engine -> its shell
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How the operation under `token` has ended, and what its caller has seen now."""
+
+    token: Token
+    answer: Appended | Found | Books | Done | Failure | BokiError
+    positions: Positions
+
+
+class EngineNews(Enum):
+    """What an engine's shell hears of its life."""
+
+    BOOTED = "booted"
+    """It has been decided which index it begins from: `Bootstrap.engine` is there."""
+    READY = "ready"
+    """It has caught up and may append."""
+    SAVED = "saved"
+    """A checkpoint of the index is durable. After each."""
+    CLOSED = "closed"
+    """After `close`: all that was taken is ordered, and no shard is open."""
+    FENCED = "fenced"
+    """This incarnation was presumed lost: its shell starts another one."""
+    STALE = "stale"
+    """This index cannot continue, because what it lacks is kept by nobody any more. Its shell starts the role again; a
+    `boki.engine.checkpoint.bootstrap.Bootstrap` then takes a newer index from the storage nodes.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the shell that the engine's life has come to this."""
+
+    news: EngineNews
+
+
+# controller -> its shell
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeView:
+    """Install the view by compare-and-set."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class ProposePlacement:
+    """Replace the placement if its version is still that of this one."""
+
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSlots:
+    """Free the index slots of these engines, if they have any."""
+
+    engines: tuple[NodeId, ...]
+
+
+EngineEffect = Answer | Announce
+ControllerEffect = ProposeView | ProposePlacement | ReleaseSlots
+RoleEffect = EngineEffect | ControllerEffect
+"""What the shell of a role carries out by itself; all else any shell does alike."""
+Effect = Send | Store | Load[object] | Trace | RoleEffect
 
 
 class DiskUnreadable(Exception):
@@ -129,10 +206,22 @@ class DiskReader(Protocol):
         """
 
 
-class Core(Protocol):
+def kinds(union: types.UnionType) -> frozenset[type]:
+    """The classes of a union.
+
+    >>> sorted(kind.__name__ for kind in kinds(Put | Delete))
+    ['Delete', 'Put']
+    """
+    return frozenset(get_origin(member) or member for member in get_args(union))
+
+
+class Core(Protocol[_In_contra]):
     """A role's decisions. `now_us` is microseconds since the epoch and never goes back within one run of a node."""
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    HEARS: ClassVar[frozenset[type]]
+    """The classes of what `receive` takes. A shell drops what is of another."""
+
+    def receive(self, sender: NodeId, message: _In_contra, now_us: int) -> Iterable[Effect]:
         """Take in one message. Cheap: what can be decided once for many messages is left to `settle`."""
 
     def settle(self, now_us: int) -> Iterable[Effect]:

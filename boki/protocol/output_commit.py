@@ -23,10 +23,21 @@ Rule: a role that is ahead has no effect outside of the log but through `holds`.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Final
+from typing import Final, assert_never
 
 from boki.log.ids import NodeId
-from boki.protocol.effects import Answer, Effect, Send, Store
+from boki.protocol.effects import (
+    Announce,
+    Answer,
+    Effect,
+    Load,
+    ProposePlacement,
+    ProposeView,
+    ReleaseSlots,
+    Send,
+    Store,
+    Trace,
+)
 from boki.protocol.messages import EntriesStored, Pong, ShardProgress
 
 EARLY: Final = (ShardProgress, EntriesStored)
@@ -48,6 +59,9 @@ def holds(effect: Effect) -> bool:
     match effect:
         case Send(_, message):
             return not isinstance(message, UNHELD)
-        case Answer():
+        case Answer() | Announce() | ProposeView() | ProposePlacement() | ReleaseSlots():
             return True
-    return False
+        case Store() | Load() | Trace():
+            return False
+        case _:
+            assert_never(effect)

@@ -22,15 +22,13 @@ Rule: this file knows shards and nodes as names. It never knows books, tags or b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final
+from typing import Any, ClassVar, Final, assert_never
 
 from boki.log.ids import LogId, NodeId, Term
 from boki.log.metalog import Cut, MetalogEntry, decode_entry
 from boki.log.quorum import quorum_reached
 from boki.log.view import View, ViewChain
-from boki.protocol.effects import Delete, DiskReader, DiskUnreadable, Effect, Load, Loaded, Put, Send, Store
+from boki.protocol.effects import Delete, DiskReader, DiskUnreadable, Effect, Load, Loaded, Put, Send, Store, kinds
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
     AppendEntry,
@@ -55,6 +53,7 @@ from boki.protocol.messages import (
     TellTail,
 )
 from boki.sequencer.history import History
+from boki.sequencer.inputs import For, Lead, Question, SeldomInput, SequencerInput
 from boki.sequencer.metalog_store import (
     MetalogStore,
     Phase,
@@ -75,36 +74,10 @@ _STALL_US: Final = 1_000_000
 """A primary whose entry has waited this long for a majority that it may be cut off from the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lead:
-    """To itself: the disk knows that this node leads the logs of that view, so now it may."""
-
-    view: View
-
-
-class For(Enum):
-    """Who wants to read entries."""
-
-    READER = "reader"
-    CONTROLLER = "controller"
-    BACKUP = "backup"
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A fetch of old entries being loaded from the disk."""
-
-    sender: NodeId
-    term: Term
-    log: LogId
-    first_index: int
-    purpose: For
-    until_index: int
-    """The committed index, the term's end, or, of a sealed term, how many entries there are."""
-
-
 class SequencerCore:
     """One sequencer, of all logs and all terms it has on its disk. `incarnation` names the life of that disk."""
+
+    HEARS: ClassVar[frozenset[type]] = kinds(SequencerInput)
 
     def __init__(self, node: NodeId, incarnation: int, disk: DiskReader) -> None:
         self.node = node
@@ -121,7 +94,7 @@ class SequencerCore:
 
     # events
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def receive(self, sender: NodeId, message: SequencerInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         match message:
             case ShardProgress(term, log, shard, incarnation, stored_until):
@@ -142,18 +115,18 @@ class SequencerCore:
                 return self._tell_tail(sender, request, log)
             case Ping(number):
                 return (Send(sender, self._pong(number, now_us)),)
-            case Loaded(_Question() as question, rows, error):
+            case Loaded(question, rows, error):
                 return self._cannot_answer(question, error) if error else self._answer_from_disk(question, rows)
             case _:
                 return self._change(sender, message)
         return ()
 
-    def _change(self, sender: NodeId, message: Any) -> Iterable[Effect]:
+    def _change(self, sender: NodeId, message: SeldomInput) -> Iterable[Effect]:
         """What comes seldom: terms that begin and end, entries that may go."""
         match message:
             case InstallView(views):
                 return self._install(views)
-            case _Lead(view):
+            case Lead(view):
                 self._lead(view)
             case Seal(term):
                 return self._seal(sender, term)
@@ -167,6 +140,8 @@ class SequencerCore:
                 return self._drop(term, log, until, drops_earlier_terms=True)
             case EntriesDropped(term, log, kept_from):
                 return self._drop(term, log, kept_from, drops_earlier_terms=False)
+            case _:
+                assert_never(message)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
@@ -323,7 +298,7 @@ class SequencerCore:
 
     def _send_entries(self, store: MetalogStore, backup: NodeId, first: int) -> Iterable[Effect]:
         """Entries that a backup lacks, from memory or, if it was away for long, from the disk."""
-        return self._read(_Question(backup, store.term, store.log, first, For.BACKUP, store.committed), store)
+        return self._read(Question(backup, store.term, store.log, first, For.BACKUP, store.committed), store)
 
     # being backup, being read
 
@@ -352,15 +327,15 @@ class SequencerCore:
         if end is None:
             self._subscribers.setdefault(log, {})[sender] = None
         until = store.committed if end is None else end
-        return self._read(_Question(sender, term, log, first_index, For.READER, until), store)
+        return self._read(Question(sender, term, log, first_index, For.READER, until), store)
 
     def _fetch_sealed(self, sender: NodeId, term: Term, log: LogId, first_index: int) -> Iterable[Effect]:
         store = self._store(term, log)
         if store is None or store.phase is Phase.OPEN:
             return ()
-        return self._read(_Question(sender, term, log, first_index, For.CONTROLLER, store.length), store)
+        return self._read(Question(sender, term, log, first_index, For.CONTROLLER, store.length), store)
 
-    def _read(self, question: _Question, store: MetalogStore) -> Iterable[Effect]:
+    def _read(self, question: Question, store: MetalogStore) -> Iterable[Effect]:
         last = store.length if question.purpose is For.BACKUP else min(question.until_index, store.length)
         until = min(last, question.first_index + _PAGE_ENTRIES)
         entries = store.recent(question.first_index, until)
@@ -371,13 +346,13 @@ class SequencerCore:
         start = entry_key(store.term, store.log, question.first_index)
         return (Load(question, start, start, entry_key(store.term, store.log, until), 1 << 24),)
 
-    def _answer_from_disk(self, question: _Question, rows: Sequence[tuple[bytes, bytes]]) -> Iterable[Effect]:
+    def _answer_from_disk(self, question: Question, rows: Sequence[tuple[bytes, bytes]]) -> Iterable[Effect]:
         store = self._store(question.term, question.log)
         if store is None or (rows and index_of(rows[0][0]) != question.first_index):
             return ()  # dropped while it was being read: whoever asks again is told so
         return self._answer(question, [decode_entry(value) for _, value in rows])
 
-    def _cannot_answer(self, question: _Question, error: str) -> Iterable[Effect]:
+    def _cannot_answer(self, question: Question, error: str) -> Iterable[Effect]:
         """Whoever only follows the log asks another sequencer. A controller that completes a term asks the one that
         holds most of it, and a backup its primary: they would wait forever for a node that lives.
         """
@@ -385,13 +360,13 @@ class SequencerCore:
             raise DiskUnreadable(error)
         return ()
 
-    def _tell_dropped(self, question: _Question, store: MetalogStore) -> Iterable[Effect]:
+    def _tell_dropped(self, question: Question, store: MetalogStore) -> Iterable[Effect]:
         """Nobody needs what was asked for any more. A backup, or a controller that completes, continues from there."""
         yield Send(question.sender, EntriesDropped(store.term, store.log, store.base))
         if question.purpose is For.BACKUP:
             yield from self._send_entries(store, question.sender, store.base)
 
-    def _answer(self, question: _Question, entries: Sequence[MetalogEntry]) -> Iterable[Effect]:
+    def _answer(self, question: Question, entries: Sequence[MetalogEntry]) -> Iterable[Effect]:
         term, log, first = question.term, question.log, question.first_index
         if question.purpose is For.CONTROLLER:
             return (Send(question.sender, SealedEntries(term, log, first, tuple(entries))),)
@@ -447,7 +422,7 @@ class SequencerCore:
             return ()
         # Before the first entry may leave, the disk must know that this node has led the term: a restart loses what
         # was sent, and a second value for an index is the one thing that must never be.
-        return (Store([Put(led_key(view.term), b"led")], then=(Send(self.node, _Lead(view)),), is_vote=True),)
+        return (Store([Put(led_key(view.term), b"led")], then=(Send(self.node, Lead(view)),), is_vote=True),)
 
     def _lead(self, view: View) -> None:
         if view.term != self.chain.current.term:

@@ -54,7 +54,7 @@ class Answers:
         return (self._load(question, batch_key(key, 0)),)
 
     @staticmethod
-    def _load(question: Question, floor: bytes) -> Load:
+    def _load(question: Question, floor: bytes) -> Load[Question]:
         message = question.message
         key = (message.term, message.log, message.shard)
         start, stop = batch_key(key, message.first_lid), batch_key(key, message.until_lid)

@@ -120,7 +120,7 @@ class IndexCheckpoints:
 
     # storing
 
-    def store(self, sender: NodeId, message: StoreCheckpoint, applied: Positions, now_us: int) -> Kept | Load:
+    def store(self, sender: NodeId, message: StoreCheckpoint, applied: Positions, now_us: int) -> Kept | Load[Staged]:
         """Take in a page. `applied` is how far this node has followed the metalogs."""
         lineage = self._lineages.get(message.lineage)
         if lineage is None:

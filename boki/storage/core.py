@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
 
@@ -27,10 +27,10 @@ from boki.log.batch import read_header
 from boki.log.cuts import Piece
 from boki.log.floors import Floors
 from boki.log.ids import LogId, NodeId, make_seqnum, shard_incarnation
-from boki.log.membership import Membership, Role
+from boki.log.membership import Membership
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, split_position, term_of
 from boki.log.view import View
-from boki.protocol.effects import Delete, DiskReader, DiskRoom, Effect, Load, Loaded, Put, Send, Store, Trace
+from boki.protocol.effects import Delete, DiskReader, DiskRoom, Effect, Load, Loaded, Put, Send, Store, Trace, kinds
 from boki.protocol.follower import COORDINATOR, MetalogFollower
 from boki.protocol.messages import (
     BatchesFetched,
@@ -56,6 +56,7 @@ from boki.protocol.messages import (
 from boki.storage.answers import Answers, Question
 from boki.storage.checkpoints import IndexCheckpoints, Kept, RowsAsked, Staged
 from boki.storage.holdings import Holdings, Written
+from boki.storage.inputs import LoadedInput, SeldomInput, StorageInput
 from boki.storage.repair import Repair
 from boki.storage.saved import SavedIndexes
 from boki.storage.shards import Shard, ShardKey, find_shards, recover_shard, split_batch_key
@@ -76,6 +77,8 @@ class StorageCore:
 
     `repair_bytes_per_s` is the most that repair of closed shards may take.
     """
+
+    HEARS: ClassVar[frozenset[type]] = kinds(StorageInput)
 
     def __init__(
         self, node: NodeId, incarnation: int, disk: DiskReader, *, repair_bytes_per_s: int = REPAIR_BYTES_PER_S
@@ -127,7 +130,7 @@ class StorageCore:
 
     # events
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def receive(self, sender: NodeId, message: StorageInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         match message:
             case StoreBatch(batch):
@@ -137,14 +140,8 @@ class StorageCore:
                 self.follower.offer(message, now_us, sender)
             case FetchBatches():
                 return self.answers.load(sender, message)
-            case Loaded(Question() as question, rows, error):
-                return self.answers.answer(question, rows, error)
-            case Loaded(SweepStep() as step, rows, error):
-                return self._free(*self.sweep.advance(step, rows, error), is_busy=self.repair.is_busy(now_us))
-            case Loaded(Staged() as staged, rows, error):
-                return self._keep(self.checkpoints.apply(staged, rows, error))
-            case Loaded(RowsAsked() as asked, rows, error):
-                return self.checkpoints.give(asked, rows, error)
+            case Loaded():
+                return self._take_loaded(message, now_us)
             case Written():
                 self.holdings.written(message)
                 self.repair.note_written(message.fetched_bytes)
@@ -165,7 +162,21 @@ class StorageCore:
                 return self._serve(sender, message, now_us)
         return ()
 
-    def _serve(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def _take_loaded(self, loaded: LoadedInput, now_us: int) -> Iterable[Effect]:
+        rows, error = loaded.rows, loaded.error
+        match loaded.token:
+            case Question() as question:
+                return self.answers.answer(question, rows, error)
+            case SweepStep() as step:
+                return self._free(*self.sweep.advance(step, rows, error), is_busy=self.repair.is_busy(now_us))
+            case Staged() as staged:
+                return self._keep(self.checkpoints.apply(staged, rows, error))
+            case RowsAsked() as asked:
+                return self.checkpoints.give(asked, rows, error)
+            case _:
+                assert_never(loaded.token)
+
+    def _serve(self, sender: NodeId, message: SeldomInput, now_us: int) -> Iterable[Effect]:
         """What comes seldom: controllers, checkpoints of the index, nodes that have fallen behind."""
         match message:
             case FetchShards():
@@ -185,6 +196,8 @@ class StorageCore:
                         return (effect,)
                     case Checkpoint() as state:
                         return self._take_over(state)
+            case _:
+                assert_never(message)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
@@ -211,7 +224,7 @@ class StorageCore:
         self._remove_some()
         self.repair.measure(now_us)
         effects = list(self.settle(now_us))
-        effects += self._takeover.ask(self._peers, self.follower, now_us)
+        effects += self._takeover.ask(self.node, self._membership, self.follower, now_us)
         if self._unsaved_entries >= _CHECKPOINT_ENTRIES:
             effects.append(self.checkpoint())
         return effects + self.sweep.tick(now_us, is_busy=self.repair.is_busy(now_us))
@@ -265,8 +278,6 @@ class StorageCore:
     def _flush(self, also: Sequence[Put | Delete] = (), then: Sequence[Effect] = ()) -> list[Effect]:
         """Write what has gathered, and `also`; report it when it is durable."""
         flushed = self.holdings.flush(also)
-        if flushed is None and not self._reports and not then:
-            return []
         told = [effect for key, is_wide in sorted(self._reports.items()) for effect in self._report(key, is_wide)]
         told += then
         self._reports.clear()
@@ -348,10 +359,10 @@ class StorageCore:
                     self._reports[key] = True
             case CloseShard(number, is_lost):
                 if is_lost:
-                    incarnation = shard_incarnation(number)
-                    self._fenced.add((log, incarnation))
-                    ending = [key for key in self._open if key[:2] == (term, log)]
-                    self._close(key for key in ending if shard_incarnation(key[2]) == incarnation)
+                    lost = (log, shard_incarnation(number))
+                    self._fenced.add(lost)
+                    open_here = [key for key in self._open if key[:2] == (term, log)]
+                    self._close(key for key in open_here if (log, shard_incarnation(key[2])) == lost)
                 else:
                     self._close([(term, log, number)])
         self._next_seqnums[log] = tail
@@ -420,14 +431,17 @@ class StorageCore:
             for key in self.holdings.install(message.placement):
                 if not self.holdings.is_wanted(key):
                     self.repair.forget(key)
-                if self.holdings.is_sent_away(key):
-                    self._sent_away[key] = None
-                elif not self.holdings.shards[key].is_whole:
-                    self.repair.look_at(key)
+                self._look_at(key)
         elif message.membership.number > self._membership.number:
             self._membership = message.membership
             self.repair.note_members(frozenset(member.node for member in message.membership.members))
             self.saved.note_members(message.membership, now_us)
+
+    def _look_at(self, key: ShardKey) -> None:
+        if self.holdings.is_sent_away(key):
+            self._sent_away[key] = None
+        elif not self.holdings.shards[key].is_whole:
+            self.repair.look_at(key)
 
     def _remove_some(self) -> None:
         """Delete a few of the shards that were sent away, unless they have been sent back since."""
@@ -440,21 +454,13 @@ class StorageCore:
 
     def _tell_shards(self, sender: NodeId, message: FetchShards) -> Iterable[Effect]:
         rows, is_last = self.holdings.rows(message.after, min(message.limit, _ROWS_PER_PAGE))
-        is_caught_up = self.follower.is_caught_up()
-        version = self.holdings.placement.version
-        covered = self.checkpoints.positions
-        told = ShardsFetched(message.request, tuple(rows), is_last, is_caught_up, version, covered)
+        version, covered = self.holdings.placement.version, self.checkpoints.positions
+        told = ShardsFetched(message.request, tuple(rows), is_last, self.follower.is_caught_up(), version, covered)
         return (Store((), then=(Send(sender, told),)),)  # a checkpoint may be on its way to the disk
 
     # checkpoints of the index, and of peers
 
-    def _peers(self) -> list[NodeId]:
-        """The other storage nodes: those that are registered first."""
-        members = [member.node for member in self._membership.of(Role.STORAGE)]
-        names = dict.fromkeys((*members, *self.follower.chain.current.storage))
-        return [name for name in names if name != self.node]
-
-    def _keep(self, kept: Kept | Load | Trace) -> Iterable[Effect]:
+    def _keep(self, kept: Kept | Load[Staged] | Trace) -> Iterable[Effect]:
         """A page of a checkpoint. A complete one goes with what this node knows itself: others forget it then."""
         match kept:
             case Load():
@@ -468,8 +474,7 @@ class StorageCore:
         return (Store(kept.writes, then=(kept.answer,)),)
 
     def _cover(self) -> None:
-        covered = self.checkpoints.covered
-        if covered is not None:
+        if (covered := self.checkpoints.covered) is not None:
             self.saved.cover(*covered)
 
     def _take_over(self, state: Checkpoint) -> Iterable[Effect]:
@@ -479,19 +484,15 @@ class StorageCore:
         if not is_ahead(state, self.applied):
             return ()
         adopt_orders(self.holdings, state)
-        follower = MetalogFollower(state.applied)
-        follower.install(tuple(self.follower.chain))
-        self.follower = follower
+        views, self.follower = tuple(self.follower.chain), MetalogFollower(state.applied)
+        self.follower.install(views)
         self._next_seqnums = dict(state.next_seqnums)
         self._fenced = set(state.fenced)
         self.floors.merge((*state.retired, *state.floors))
         self.sweep.request(book for book, _, _ in self.floors.rows())
         self._open = {key for key, shard in self.holdings.shards.items() if not shard.is_closed}
-        for key, shard in self.holdings.shards.items():
-            if self.holdings.is_sent_away(key):
-                self._sent_away[key] = None
-            elif not shard.is_whole:
-                self.repair.look_at(key)
+        for key in self.holdings.shards:
+            self._look_at(key)
         self._unsaved_entries = _CHECKPOINT_ENTRIES
         self._takeover.done()
         return (Trace(logging.WARNING, "fell behind what sequencers keep: goes on from what a peer knows"),)

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from boki.log.ids import NodeId
 from boki.log.membership import Placement
-from boki.protocol.effects import Delete, Put
+from boki.protocol.effects import Delete, Note, Put
 from boki.protocol.messages import ShardRow
 from boki.storage.shards import Shard, ShardKey, after_shard, batch_key
 from boki.storage.state import progress_write
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Written(Note):
     """To itself: the disk has these shards until there, and this many bytes that were fetched from other replicas."""
 
     shards: tuple[tuple[ShardKey, int, int], ...]

@@ -8,7 +8,7 @@ holds itself it keeps, as far as that was ordered; what it lacks, repair brings.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from struct import error as StructError
 from typing import Final
 
@@ -16,6 +16,7 @@ import msgspec
 
 from boki.errors import CorruptData
 from boki.log.ids import NodeId
+from boki.log.membership import Membership, Role
 from boki.log.metalog import Positions, term_of
 from boki.protocol.effects import Send, Trace
 from boki.protocol.follower import MetalogFollower
@@ -75,7 +76,7 @@ class Takeover:
         """A sequencer has said that what comes next is not kept."""
         self.is_needed = True
 
-    def ask(self, find_peers: Callable[[], Sequence[NodeId]], follower: MetalogFollower, now_us: int) -> Iterable[Send]:
+    def ask(self, me: NodeId, members: Membership, follower: MetalogFollower, now_us: int) -> Iterable[Send]:
         """The question that is due. Nobody may be left to answer for a term that is over: standstill says so."""
         positions = {log: follower.position(log) for log in follower.logs}
         if positions != self._positions or follower.term == follower.chain.current.term:
@@ -83,8 +84,9 @@ class Takeover:
         is_stuck = now_us - self._moved_at > _STANDSTILL_US
         if not (self.is_needed or is_stuck) or now_us - self._asked_at < _REPEAT_US:
             return
-        peers = find_peers()
-        if peers:
+        registered = [member.node for member in members.of(Role.STORAGE)]
+        names = dict.fromkeys((*registered, *follower.chain.current.storage))
+        if peers := [name for name in names if name != me]:
             self._asked_at = now_us
             self._asked_count += 1
             yield Send(peers[self._asked_count % len(peers)], FetchState(self._asked_count))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from boki.config.loading import DevConfig
-from boki.engine.core import READY, SAVED, EngineCore
+from boki.engine.core import EngineCore
 from boki.engine.relay import RelayCore
 from boki.engine.server.log_service import LogService
 from boki.engine.server.port import EnginePort, answer_waiter
@@ -23,7 +23,8 @@ from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 from boki.node.local_log import ENGINE, LocalLog
 from boki.protocol.call_messages import LogReply, LogRequest
-from boki.protocol.effects import Core
+from boki.protocol.effects import Announce, Core, EngineNews, RoleEffect
+from boki.protocol.effects import Answer as Ended
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import InstallMembership, InstallView
 from tests.contract.live import LoopThread
@@ -64,14 +65,15 @@ class SecondEngine:
             log.links.send(COORDINATOR, node, news)
         log.links.send(COORDINATOR, SECOND, InstallView(tuple(log.engine.follower.chain)))
 
-    def _attach(self, core: Core) -> Host:
-        return Host(SECOND, core, self._log.links, self._loop, disk=self._disk, answer=self._answer)
+    def _attach(self, core: Core[Any]) -> Host:
+        return Host(SECOND, core, self._log.links, self._loop, disk=self._disk, carry_out=self._carry_out)
 
-    def _answer(self, token: Any, value: Any) -> None:
-        if token is READY:
-            self._ready.set()
-        elif token is not SAVED:
-            answer_waiter(token, value)
+    def _carry_out(self, effect: RoleEffect) -> None:
+        match effect:
+            case Ended():
+                answer_waiter(effect)
+            case Announce(EngineNews.READY):
+                self._ready.set()
 
     def _serve_relays(self) -> None:
         """Let the first engine's node answer a relay, as its shell does."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Phase, Placed
+from boki.controller.core import ControllerConfig, ControllerCore, Phase
+from boki.controller.inputs import Installed, Leadership, Placed
 from boki.log.ids import LogId, NodeId, Term, make_shard
 from boki.log.membership import ClusterPlan, Member, Membership, Placement, Role
 from boki.log.metalog import Cut, MetalogEntry, OpenShard
 from boki.log.view import View
-from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.effects import Effect, ProposePlacement, ProposeView, Send
 from boki.protocol.follower import COORDINATOR, MetalogFollower
 from boki.protocol.messages import (
     FetchView,
@@ -29,7 +30,7 @@ from boki.protocol.messages import (
     ShardProgress,
 )
 from boki.sequencer.core import SequencerCore
-from tests.world import World
+from tests.world import EVERY_MESSAGE, World
 
 WRITER = NodeId("storage-1")
 
@@ -47,6 +48,8 @@ class History:
 
 class Writer:
     """Appends to every log in every term, and applies what is committed."""
+
+    HEARS = EVERY_MESSAGE
 
     def __init__(self, node: NodeId, incarnation: int, history: History) -> None:
         self.node = node
@@ -107,6 +110,8 @@ class Writer:
 
 class Coordinator:
     """Views, placement and plan by compare-and-set; what it installs everybody is told."""
+
+    HEARS = EVERY_MESSAGE
 
     def __init__(self, world: Cluster) -> None:
         self.world = world
@@ -249,14 +254,14 @@ class Cluster(World):
                     self.crash(node)
                     return
             match effect:
-                case Answer("install", View() as view):
+                case ProposeView(view):
                     won = self.coordinator.install(view)
                     self.queue.append((COORDINATOR, node, Installed(view, won)))
                     if won:
                         for other in [*self.cores, *self.paused]:
                             if other != COORDINATOR:
                                 self.perform(COORDINATOR, [Send(other, InstallView((view,)))])
-                case Answer("place", Placement() as placement):
+                case ProposePlacement(placement):
                     won = self.coordinator.place(placement)
                     self.queue.append((COORDINATOR, node, Placed(placement.version, won)))
                     news = InstallPlacement(self.coordinator.placement)

@@ -7,8 +7,9 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from boki.controller.core import NEXT, ControllerConfig, Installed, Phase
+from boki.controller.core import NEXT, ControllerConfig, Phase
 from boki.controller.heartbeats import Heartbeats
+from boki.controller.inputs import Installed
 from boki.log.ids import NodeId
 from boki.log.view import View
 from boki.protocol.follower import COORDINATOR

@@ -6,7 +6,7 @@ from boki.controller.heartbeats import Heartbeats
 from boki.controller.index_slots import IndexSlots
 from boki.log.ids import NodeId
 from boki.log.membership import ClusterPlan, Member, Membership, Role
-from boki.protocol.effects import Answer, Effect
+from boki.protocol.effects import Effect, ReleaseSlots
 from boki.protocol.messages import Pong
 
 HOLDER, RELAY = NodeId("engine-1"), NodeId("engine-2")
@@ -34,7 +34,7 @@ def released(answering: set[NodeId], members: Membership, plan: ClusterPlan = PL
 def test_a_silent_engine_loses_its_slot_within_a_second() -> None:
     """As soon as a primary would be replaced, and not before; it is said again until it has happened."""
     assert released({RELAY}, membership(), for_us=500_000) == []
-    assert Answer("release", (HOLDER,)) in released({RELAY}, membership(), for_us=1_300_000)
+    assert ReleaseSlots((HOLDER,)) in released({RELAY}, membership(), for_us=1_300_000)
     assert len(released({RELAY}, membership(), for_us=5_000_000)) > 3
 
 

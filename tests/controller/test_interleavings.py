@@ -18,8 +18,7 @@ from boki.controller.plans import Plan
 from boki.controller.term_change import Step, TermChange
 from boki.log.ids import NodeId
 from boki.log.metalog import Trim
-from boki.log.view import View
-from boki.protocol.effects import Answer, Effect
+from boki.protocol.effects import Effect, ProposeView
 from boki.protocol.messages import FetchMetalog, InstallView, Metalog, RequestEntry
 from boki.sequencer.core import SequencerCore
 from tests.members import ENGINE, view
@@ -55,14 +54,14 @@ class Race(World):
 
     def perform(self, node: NodeId, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Answer) and isinstance(effect.value, View):
+            if isinstance(effect, ProposeView):
                 change = self.cores[node]
                 assert isinstance(change, TermChange)
-                won = effect.value.term == len(self.views) + 1
+                won = effect.view.term == len(self.views) + 1
                 if won:
-                    self.views.append(effect.value)
+                    self.views.append(effect.view)
                 if change.step is Step.INSTALLING:
-                    change.installed(won=won or effect.value == self.views[-1])
+                    change.installed(won=won or effect.view == self.views[-1])
             else:
                 super().perform(node, [effect])
 

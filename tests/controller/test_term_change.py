@@ -53,13 +53,18 @@ def change(world: World, node: str = "controller-1") -> TermChange:
     return core
 
 
+def view_of(world: World) -> View:
+    assert world.proposed is not None
+    return world.proposed
+
+
 @pytest.mark.parametrize("lengths", list(product((0, 2, 6), repeat=3)))
 def test_the_next_term_starts_after_everything_that_a_majority_held(lengths: tuple[int, ...]) -> None:
     """Whatever was on two of three sequencers is kept, and the end is durable on a majority."""
     world = world_with(lengths)
     change(world)
     world.tick(10)
-    installed: View = world.answers["install"]
+    installed = view_of(world)
     (end,) = installed.previous_ends
     assert end >= sorted(lengths)[1]
     assert installed.term == 2
@@ -74,7 +79,7 @@ def test_one_lost_sequencer_stops_nothing(lost: NodeId) -> None:
     world.crash(lost)
     change(world)
     world.tick(10)
-    assert world.answers["install"].previous_ends == (6,)
+    assert view_of(world).previous_ends == (6,)
 
 
 def test_two_lost_sequencers_stop_the_change_and_it_goes_on_when_one_is_back() -> None:
@@ -84,12 +89,12 @@ def test_two_lost_sequencers_stop_the_change_and_it_goes_on_when_one_is_back() -
     world.crash(NODES[1])
     change(world)
     world.tick(20)
-    assert "install" not in world.answers
+    assert world.proposed is None
     world.add(NODES[1], SequencerCore(NODES[1], 1, world.disk(NODES[1])))
     world.tell(NODES[1], InstallView((view(),)))
     world.run()
     world.tick(20)
-    assert world.answers["install"].previous_ends == (6,)
+    assert view_of(world).previous_ends == (6,)
 
 
 def test_a_wiped_sequencer_does_not_count() -> None:
@@ -103,7 +108,7 @@ def test_a_wiped_sequencer_does_not_count() -> None:
     world.run()
     change(world)
     world.tick(20)
-    assert "install" not in world.answers
+    assert world.proposed is None
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -114,7 +119,7 @@ def test_lost_messages_only_cost_time(seed: int) -> None:
     world.loses = lambda *_: dice.random() < 0.5
     change(world)
     world.tick(400)
-    assert world.answers["install"].previous_ends[0] >= 2
+    assert view_of(world).previous_ends[0] >= 2
 
 
 @pytest.mark.parametrize(("applied", "is_lost"), [(6, False), (7, True)])
@@ -126,13 +131,13 @@ def test_a_term_does_not_end_below_what_a_node_has_applied(applied: int, is_lost
     core = change(world)
     core.note_applied([(NodeId("storage-2"), {0: make_position(1, applied)}), (ENGINE, {0: make_position(2, 9)})])
     world.tick(10)
-    assert ("install" in world.answers) is not is_lost
+    assert (world.proposed is not None) is not is_lost
     assert bool(core.lost) is is_lost
     if is_lost:
         assert core.lost.startswith("storage-2 has applied 7 entries of log 0 in term 1, and a majority of the")
         core.note_applied([(NodeId("storage-2"), {0: make_position(1, 5)})])  # a claim is not taken back
         world.tick(40)
-        assert "install" not in world.answers
+        assert world.proposed is None
 
 
 def test_two_controllers_at_once_name_an_end_that_keeps_what_was_acknowledged() -> None:
@@ -141,7 +146,7 @@ def test_two_controllers_at_once_name_an_end_that_keeps_what_was_acknowledged() 
     change(world, "controller-1")
     change(world, "controller-2")
     world.tick(20)
-    assert world.answers["install"].previous_ends == (6,)
+    assert view_of(world).previous_ends == (6,)
 
 
 def test_after_the_seal_of_a_majority_the_old_term_commits_nothing() -> None:

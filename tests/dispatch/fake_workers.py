@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from boki.dispatch.core import Dispatch
 from boki.dispatch.orders import (
+    AnswerCall,
     Budget,
     DispatchEffect,
     KillWorker,
@@ -23,7 +24,7 @@ from boki.dispatch.orders import (
 from boki.dispatch.slots import PoolKey
 from boki.log.limits import Limits
 from boki.protocol.calls import MAX_WORKERS, Call, FunctionInfo, Outcome, Payload
-from boki.protocol.effects import Answer, Trace
+from boki.protocol.effects import Trace
 
 SECOND_US = 1_000_000
 DONE = Outcome(Payload("json", b"null"), None)
@@ -169,7 +170,7 @@ class Shell:
     def perform(self, effects: list[DispatchEffect]) -> None:
         for effect in effects:
             match effect:
-                case Answer(ticket, outcome):
+                case AnswerCall(ticket, outcome):
                     self._answer(ticket, outcome)
                 case StartWorker(worker, pool):
                     assert worker not in self.workers

@@ -8,12 +8,12 @@ import pytest
 
 from boki.engine.checkpoint.bootstrap import LOADING_KEY, Bootstrap
 from boki.engine.checkpoint.mirror import INDEX_KEYS
-from boki.engine.core import STALE, EngineCore
+from boki.engine.core import EngineCore
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.membership import Member, Membership, Role
 from boki.log.operations import TrimBook
 from boki.log.record import Expect
-from boki.protocol.effects import Send
+from boki.protocol.effects import EngineNews, Send
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import (
     CheckpointFetched,
@@ -149,7 +149,7 @@ def test_an_engine_whose_copy_is_too_old_takes_a_newer_one() -> None:
     cluster.until_ready("engine-2")
     assert cluster.read(engine="engine-2") == before
     assert any("cannot go on" in text for text in cluster.traces)
-    assert (NodeId("engine-2"), STALE) not in cluster.answers
+    assert (NodeId("engine-2"), EngineNews.STALE) not in cluster.news
 
 
 def test_a_copy_that_is_only_somewhat_behind_is_kept() -> None:

@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from boki.engine.core import CLOSED, FENCED, Answered, EngineCore
+from boki.engine.core import EngineCore
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, DiskFull, Unavailable
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import NodeId
 from boki.log.metalog import CloseShard, OpenShard, make_position
 from boki.log.operations import Append, Appended, Done, Get, Read, Sync
 from boki.log.record import Expect
-from boki.protocol.effects import DiskRoom
+from boki.protocol.effects import Answer, DiskRoom, EngineNews
 from boki.protocol.messages import (
     CheckpointStored,
     EntriesDropped,
@@ -53,7 +53,7 @@ def fence(cluster: Cluster, incarnation: int, engine: str = "engine-1", timeout_
 
 
 def fenced(cluster: Cluster, token: str, engine: str = "engine-1") -> bool:
-    answered: Answered | None = cluster.answers.get((NodeId(engine), token))
+    answered: Answer | None = cluster.answers.get((NodeId(engine), token))
     return answered is not None and answered.answer == Done()
 
 
@@ -366,7 +366,7 @@ def test_a_fence_is_answered_when_every_log_has_it_and_stops_the_engine_for_good
     token = fence(cluster, lost.incarnation)
     cluster.tick(3)
     assert fenced(cluster, token)
-    assert (NodeId("engine-2"), FENCED) in cluster.answers
+    assert (NodeId("engine-2"), EngineNews.FENCED) in cluster.news
     assert any("was fenced" in text for text in cluster.traces)
     errors: list[BokiError] = [cluster.answers[request].answer for request in [*stuck, waiting]]
     assert {type(error) for error in errors[:-1]} == {ConnectionLost, Unavailable}
@@ -389,7 +389,7 @@ def test_a_fenced_engine_that_was_asleep_stops_before_it_appends_again() -> None
     lost = cluster.core_of("engine-2")
     token = fence(cluster, lost.incarnation)
     cluster.loses = lambda _sender, to, _message: to == "engine-2"  # from here on it hears nothing
-    cluster.answers.pop((NodeId("engine-2"), FENCED))
+    cluster.news.remove((NodeId("engine-2"), EngineNews.FENCED))
     del cluster.cores[NodeId("engine-2")]
     assert fenced(cluster, token)
     cluster.change_term()
@@ -423,8 +423,8 @@ def test_an_engine_that_sleeps_through_its_fence_and_a_term_appends_nothing() ->
     cluster.announce("engine-2")
     cluster.tick(30)
     assert sleeper.is_fenced()
-    assert (NodeId("engine-2"), FENCED) in cluster.answers
-    zombie: Answered = cluster.answers[NodeId("engine-2"), "zombie"]
+    assert (NodeId("engine-2"), EngineNews.FENCED) in cluster.news
+    zombie: Answer = cluster.answers[NodeId("engine-2"), "zombie"]
     assert isinstance(zombie.answer, BokiError)
     assert zombie.answer.outcome == "not_applied"
     assert cluster.texts() == ["mine"]
@@ -481,7 +481,7 @@ def test_a_closing_engine_orders_what_it_has_and_closes_its_shards() -> None:
         cluster.sync(node)
     cluster.tick(10)
     assert isinstance(cluster.answer(request), Appended)
-    assert (NodeId("engine-2"), CLOSED) in cluster.answers
+    assert (NodeId("engine-2"), EngineNews.CLOSED) in cluster.news
     assert not cluster.core_of("engine-2").appends.current_shards()
     cluster.change_term()
     cluster.tick(5)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from boki.engine.core import READY, Answered, EngineCore
+from boki.engine.core import EngineCore
 from boki.engine.relay import RelayCore
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.operations import Append, Appended, Done, Failure, Get, ListBooks, Operation, Read, Sync, TrimBook
 from boki.protocol.call_messages import LogReply, LogRequest
-from boki.protocol.effects import Answer, Effect, Send
+from boki.protocol.effects import Answer, Effect, EngineNews, Send
 from boki.protocol.messages import Ping, Pong, StoreBatch
 from tests.engine.cluster import SECOND, Cluster, records_of
 
@@ -24,6 +24,8 @@ RELAY = NodeId("engine-9")
 
 class Serving(EngineCore):
     """An engine with the little of its shell that answers relays."""
+
+    HEARS = EngineCore.HEARS | {LogRequest}
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
         if isinstance(message, LogRequest):
@@ -41,9 +43,9 @@ class Serving(EngineCore):
     def _reply(self, effects: Iterable[Effect]) -> Iterable[Effect]:
         for effect in effects:
             if isinstance(effect, Answer) and isinstance(effect.token, tuple):
-                answer = effect.value.answer
+                answer = effect.answer
                 told = Failure.of(answer) if isinstance(answer, BokiError) else answer
-                yield Send(effect.token[0], LogReply(effect.token[1], effect.value.positions, told))
+                yield Send(effect.token[0], LogReply(effect.token[1], effect.positions, told))
             else:
                 yield effect
 
@@ -63,7 +65,7 @@ class Relayed(Cluster):
     def start_engine(self, node: str = "engine-1") -> None:
         self.lives += 1
         self.incarnations[node] = self.lives
-        self.answers.pop((NodeId(node), READY), None)
+        self.news.discard((NodeId(node), EngineNews.READY))
         self.add(node, Serving(NodeId(node), self.lives, self.disk(node), self.config))
         self._introduce(node)
 
@@ -85,7 +87,7 @@ class Relayed(Cluster):
         return request
 
     def told(self, request: int) -> Any:
-        answered: Answered = self.answers[request]
+        answered: Answer = self.answers[request]
         answer: Any = answered.answer
         if isinstance(answer, Failure):
             raise answer.error()
@@ -110,7 +112,7 @@ def cluster() -> Relayed:
 
 def test_every_operation_is_carried_out_elsewhere(cluster: Relayed) -> None:
     """With the positions of its caller there, and what it has seen then back."""
-    assert (RELAY, READY) in cluster.answers
+    assert (RELAY, EngineNews.READY) in cluster.news
     request = cluster.ask(append_of("a"))
     seqnum = cluster.told(cluster.wait_for(request)).first_seqnum
     positions = cluster.answers[request].positions

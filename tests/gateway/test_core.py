@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boki.errors import Overloaded, Unavailable
-from boki.gateway.core import Budget, GatewayCore, Standing
+from boki.gateway.core import Budget, CallGivenUp, GatewayCore, Standing
 from boki.log.ids import NodeId
-from boki.protocol.calls import Outcome
-from boki.protocol.effects import Answer
 
 A, B = NodeId("a"), NodeId("b")
 
@@ -30,9 +28,8 @@ def begin(gateway: GatewayCore, token: str, size_bytes: int = 0) -> NodeId:
     return engine
 
 
-def failure_code(answer: Answer) -> str:
-    outcome = answer.value
-    assert isinstance(outcome, Outcome)
+def failure_code(answer: CallGivenUp) -> str:
+    outcome = answer.outcome
     assert outcome.failure is not None
     assert outcome.failure.outcome == ("not_applied" if outcome.failure.code == "unavailable" else "unknown")
     return outcome.failure.code

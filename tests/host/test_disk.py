@@ -210,6 +210,7 @@ def test_a_block_that_rotted_is_told_whoever_reads_it(tmp_path: Path, caplog: py
     """A load answers with the error, since others may have the rows; what a core cannot do without stops its node."""
 
     class Reading:
+        HEARS = frozenset({str})
         disk: Disk
 
         def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Any]:
@@ -293,6 +294,8 @@ def test_a_stopped_host_does_nothing_not_even_what_waited_for_its_disk(tmp_path:
     """A node that was switched off sends no acknowledgement afterwards."""
 
     class Storing:
+        HEARS = frozenset({str})
+
         def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Any]:
             return (Store([Put(b"k", b"v")], THEN),)
 

@@ -22,6 +22,7 @@ from boki.log.ids import NodeId
 from boki.protocol.effects import Delete, DiskUnreadable, Effect, Put, Send, Store
 from boki.protocol.messages import EntriesStored, Ping, Pong, ShardProgress
 from tests.forgetful import ForgetfulDb
+from tests.world import EVERY_MESSAGE
 
 STORAGE, SEQUENCER, ENGINE = NodeId("storage-1"), NodeId("sequencer-1"), NodeId("engine-1")
 
@@ -33,6 +34,7 @@ def in_loop(body: Any) -> None:
 class Storage:
     """Writes a record for each message, and reports it."""
 
+    HEARS = EVERY_MESSAGE | {str}
     count = 0
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
@@ -48,6 +50,8 @@ class Storage:
 
 class Sequencer:
     """Writes a cut for each report, and tells the engine when it hears that the cut is stored."""
+
+    HEARS = EVERY_MESSAGE
 
     def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
         match message:

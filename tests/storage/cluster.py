@@ -31,7 +31,7 @@ from boki.protocol.messages import (
 from boki.storage.core import StorageCore
 from boki.storage.shards import ShardKey, after_shard, batch_key
 from tests.members import ENGINE, batch, view
-from tests.world import World
+from tests.world import EVERY_MESSAGE, World
 
 SEQUENCER = NodeId("sequencer-1")
 
@@ -69,6 +69,8 @@ class Primary:
     With `kept_from` set it has dropped the entries of the current term below it, and those of all earlier terms; about
     these it may be silent, as sequencers are that have gone.
     """
+
+    HEARS = EVERY_MESSAGE
 
     current: View
     entries: dict[int, list[MetalogEntry]] = field(default_factory=lambda: {1: []})

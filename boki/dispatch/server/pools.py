@@ -13,13 +13,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 from boki.dispatch.call_watch import CallWatch, OnCall
 from boki.dispatch.catalog import Catalog, Change, Install
 from boki.dispatch.core import Dispatch
 from boki.dispatch.fleet import NEVER
 from boki.dispatch.orders import (
+    AnswerCall,
     Budget,
     DispatchEffect,
     KillWorker,
@@ -42,7 +43,7 @@ from boki.errors import BokiError, Unavailable
 from boki.host.clock import now_us
 from boki.log.limits import Limits
 from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
-from boki.protocol.effects import Answer, Trace
+from boki.protocol.effects import Trace
 from boki.worker.confine import IS_LINUX
 from boki.worker.frames import (
     Abandon,
@@ -274,7 +275,7 @@ class FunctionHost:
         match effect:
             case SendCall(worker, ticket, call):
                 self._send(worker, Start(ticket, call))
-            case Answer(ticket, outcome):
+            case AnswerCall(ticket, outcome):
                 self.streams.close(ticket)
                 done = self._done.pop(ticket, None)
                 if done is not None:
@@ -297,6 +298,8 @@ class FunctionHost:
                 self._processes.kill(worker)
             case Trace(level, text):
                 _log.log(level, "%s", text)
+            case _:
+                assert_never(effect)
 
     def _send(self, worker: int, frame: Frame) -> None:
         link = self._processes.links.get(worker)

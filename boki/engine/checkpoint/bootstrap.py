@@ -13,30 +13,36 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import ClassVar, Final, assert_never
 
 from boki.engine.checkpoint.mirror import INDEX_KEYS
-from boki.engine.checkpoint.saving import STALE_KEY
-from boki.engine.core import EngineConfig, EngineCore
+from boki.engine.checkpoint.saving import STALE_KEY, IndexStored
+from boki.engine.core import EngineConfig, EngineCore, EngineInput
 from boki.engine.index.index import read_applied
 from boki.engine.replicas import Replicas
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Role
 from boki.log.metalog import Positions, split_position
 from boki.log.view import ViewChain
-from boki.protocol.effects import Answer, Delete, DiskReader, Effect, Put, Send, Store, Trace
+from boki.protocol.effects import Announce, Delete, DiskReader, Effect, EngineNews, Note, Put, Send, Store, Trace, kinds
+from boki.protocol.follower import MetalogFollower
 from boki.protocol.messages import (
+    BatchesFetched,
     CheckpointFetched,
+    CheckpointStored,
+    EntriesDropped,
     FetchCheckpoint,
+    IndexBatch,
     InstallMembership,
     InstallPlacement,
     InstallView,
+    Metalog,
     Ping,
     Pong,
+    ShardProgress,
+    TellTail,
 )
 
-BOOTED: Final = "booted"
-"""The token of the one `Answer` that says that `Bootstrap.engine` is there."""
 LOADING_KEY: Final = b"l"
 """It is there while a checkpoint is being loaded: what stands beside it is no index."""
 _LIFE_BITS: Final = 32
@@ -59,7 +65,7 @@ class _Own(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _PageStored:
+class _PageStored(Note):
     """To itself: a page is on the disk; `after_key` is where the next one begins, None if it was the last."""
 
     request: int
@@ -67,8 +73,11 @@ class _PageStored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cleared:
+class _Cleared(Note):
     """To itself: nothing of an index is on the disk."""
+
+
+BootstrapInput = EngineInput | CheckpointFetched | _PageStored | _Cleared
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,9 @@ class _Heard:
 
 
 class Bootstrap:
-    """One life of one engine, from its disk on. `Answer(BOOTED, None)` says that `engine` is there."""
+    """One life of one engine, from its disk on. `EngineNews.BOOTED` says that `engine` is there."""
+
+    HEARS: ClassVar[frozenset[type]] = kinds(BootstrapInput)
 
     def __init__(self, node: NodeId, incarnation: int, disk: DiskReader, config: EngineConfig) -> None:
         self.engine: EngineCore | None = None
@@ -128,9 +139,11 @@ class Bootstrap:
 
     # events
 
-    def receive(self, sender: NodeId, message: Any, now_us: int) -> Iterable[Effect]:
+    def receive(self, sender: NodeId, message: BootstrapInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         if self.engine is not None:
+            if isinstance(message, CheckpointFetched | _PageStored | _Cleared):
+                return ()  # what this core had asked for, late
             return self.engine.receive(sender, message, now_us)
         match message:
             case InstallView(views):
@@ -151,6 +164,12 @@ class Bootstrap:
                 return self._on_stored(message, now_us)
             case _Cleared():
                 return self._begin(now_us)
+            case Metalog() | ShardProgress() | IndexBatch() | BatchesFetched() | TellTail():
+                pass  # meant for an earlier life
+            case IndexStored() | CheckpointStored() | EntriesDropped():
+                pass
+            case _:
+                assert_never(message)
         return ()
 
     def settle(self, now_us: int) -> Iterable[Effect]:
@@ -175,7 +194,7 @@ class Bootstrap:
         return [Send(node, question) for node in self._storage if node not in self._answers]
 
     @property
-    def follower(self) -> Any:
+    def follower(self) -> MetalogFollower | None:
         """The engine's, once it is there: what a watchdog looks at."""
         return self.engine.follower if self.engine is not None else None
 
@@ -241,7 +260,7 @@ class Bootstrap:
             clear = [*(Delete(start, stop) for start, stop in INDEX_KEYS), Delete(LOADING_KEY, LOADING_KEY + b"\x00")]
             return [Store(clear, then=(Send(self._node, _Cleared()),))]
         self.engine = EngineCore(self._node, self._incarnation, self._disk, self._config)
-        effects: list[Effect] = [Answer(BOOTED, None)]
+        effects: list[Effect] = [Announce(EngineNews.BOOTED)]
         heard = self._heard
         for news in (heard.membership, heard.placement, InstallView(tuple(heard.chain))):
             if news is not None:

@@ -19,18 +19,10 @@ from boki.engine.index.index import Index
 from boki.engine.replicas import Opened, Replicas
 from boki.engine.requests import Fenced, Requests
 from boki.log.ids import NodeId
-from boki.protocol.effects import Answer, Delete, DiskReader, Effect, Put, Send, Store, Trace
+from boki.protocol.effects import Announce, Delete, DiskReader, Effect, EngineNews, Note, Put, Send, Store, Trace
 from boki.protocol.follower import MetalogFollower
 from boki.protocol.messages import CheckpointStored, IndexSaved
 
-SAVED: Final = "saved"
-"""The token of the `Answer` that follows each checkpoint when it is durable."""
-STALE: Final = "stale"
-"""The token of the one `Answer` that says that this index cannot continue: what it lacks is kept by nobody any more.
-
-Its shell starts the role again; a `boki.engine.checkpoint.bootstrap.Bootstrap` then takes a newer index from the
-storage nodes.
-"""
 PLACEMENT_KEY: Final = b"p"
 FENCES_KEY: Final = b"f"
 STALE_KEY: Final = b"s"
@@ -52,7 +44,7 @@ def read_fenced(disk: DiskReader) -> list[Fenced]:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexStored:
+class IndexStored(Note):
     """To itself: the index's checkpoint is on the disk."""
 
 
@@ -110,7 +102,7 @@ class Checkpoints:
         self._saved, self._saving = self._saving, None
         self._mirror.add(self._writes, self._saved)
         self._writes = ()
-        return [Answer(SAVED, None), *self._tell()]
+        return [Announce(EngineNews.SAVED), *self._tell()]
 
     def _tell(self) -> list[Effect]:
         if self._saved is None or not self._follower.chain:
@@ -148,5 +140,5 @@ class Checkpoints:
         self._is_stale = True
         return [
             Trace(logging.ERROR, f"this index cannot go on, and a newer one is taken from the storage nodes: {why}"),
-            Store([Put(STALE_KEY, b"stale")], then=(Answer(STALE, None),)),
+            Store([Put(STALE_KEY, b"stale")], then=(Announce(EngineNews.STALE),)),
         ]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
-from boki.engine.core import Answered, EngineCore
+from boki.engine.core import EngineCore
 from boki.engine.relay import RelayCore
 from boki.errors import BokiError, DeadlineExceeded, Unavailable
 from boki.host.clock import now_us
 from boki.host.host import Host
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, Operation
+from boki.protocol.effects import Answer as Ended
 
 Finish = Callable[[Answer, Positions], None]
 
@@ -143,8 +144,7 @@ def _too_late(timeout_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"the engine did not answer within {timeout_s:g} s")
 
 
-def answer_waiter(token: Any, value: Any) -> None:
-    """How a `Host` of an engine answers: tokens are `Finish` callbacks, errors travel as `Failure`s."""
-    answered = cast("Answered", value)
-    answer = answered.answer
-    cast("Finish", token)(Failure.of(answer) if isinstance(answer, BokiError) else answer, answered.positions)
+def answer_waiter(effect: Ended) -> None:
+    """Call the `Finish` that is the token. Errors travel as `Failure`s."""
+    answer = effect.answer
+    cast("Finish", effect.token)(Failure.of(answer) if isinstance(answer, BokiError) else answer, effect.positions)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from boki.controller.core import ControllerConfig, ControllerCore, Installed, Leadership, Placed
-from boki.log.membership import Placement, Role
-from boki.log.view import View
-from boki.protocol.effects import Core
+from boki.controller.core import ControllerConfig, ControllerCore
+from boki.controller.inputs import Installed, Leadership, Placed
+from boki.log.membership import Role
+from boki.protocol.effects import Core, ProposePlacement, ProposeView, RoleEffect
 from boki.protocol.follower import COORDINATOR
 from boki.verify.sim.nodes import Node
 
@@ -17,11 +18,11 @@ class ControllerNode(Node):
 
     role = Role.CONTROLLER
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `Node`."""
         self._is_leader = False
         self._is_connected = True
-        self._writing: set[str] = set()
+        self._writing: set[type[RoleEffect]] = set()
         config = ControllerConfig(ping_interval_us=200_000, fence_grace_us=2_000_000, repair_after_us=3_000_000)
         self.controller = ControllerCore(self.name, self.incarnation, config)
         return self.controller
@@ -36,24 +37,27 @@ class ControllerNode(Node):
         if self.core is not None:
             self.deliver(self.name, Leadership(self._is_leader, self._is_connected))
 
-    def answer(self, token: Any, value: Any) -> None:
-        """A view or a placement should be installed."""
-        if token in self._writing or self.session is None:
+    def carry_out(self, effect: RoleEffect) -> None:
+        """See `Node`: one proposal of a kind at a time."""
+        if type(effect) in self._writing or self.session is None:
             return
-        self._writing.add(token)
+        self._writing.add(type(effect))
         coordinator, life = self.world.coordinator, self._life
 
-        def done(won: bool) -> None:
+        def done(told: Installed | Placed) -> None:
             if life == self._life:
-                self._writing.discard(token)
-                told = Installed(value, won) if isinstance(value, View) else Placed(value.version, won)
+                self._writing.discard(type(effect))
                 self.deliver(COORDINATOR, told)
 
-        if isinstance(value, View):
-            self.clock.note(f"{self.name} wants term {value.term}", value)
-            for hear in self.world.sightings.on_proposal:
-                hear(self, value)
-            coordinator.ask(self.session, lambda: coordinator.install(value), done)
-        else:
-            assert isinstance(value, Placement)
-            coordinator.ask(self.session, lambda: coordinator.place(value), done)
+        match effect:
+            case ProposeView(view):
+                self.clock.note(f"{self.name} wants term {view.term}", view)
+                for hear in self.world.sightings.on_proposal:
+                    hear(self, view)
+                ask = partial(coordinator.install, view)
+                coordinator.ask(self.session, ask, lambda won: done(Installed(view, won)))
+            case ProposePlacement(placement):
+                ask = partial(coordinator.place, placement)
+                coordinator.ask(self.session, ask, lambda won: done(Placed(placement.version, won)))
+            case _:
+                super().carry_out(effect)

@@ -268,7 +268,7 @@ class SimulatedDisk:
             if value is not None:
                 yield key, value
 
-    def load(self, load: Load) -> Loaded:
+    def load(self, load: Load[object]) -> Loaded[object]:
         """See `boki.host.disk.Disk.load`."""
         rows: list[tuple[bytes, bytes]] = []
         try:
@@ -276,7 +276,7 @@ class SimulatedDisk:
         except DiskUnreadable as error:
             return Loaded(load.token, rows, error=f"a block fails its checksum: {error}")
 
-    def _load(self, load: Load, rows: list[tuple[bytes, bytes]]) -> Loaded:
+    def _load(self, load: Load[object], rows: list[tuple[bytes, bytes]]) -> Loaded[object]:
         first = next(self._walk(load.floor, load.key + b"\x00", backward=True), None)
         size_bytes = 0
         for key, value in self._walk(first[0] if first else load.key, load.stop):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, assert_never, cast
 
 import msgspec
 
 from boki.dispatch.server.streams import Streams
-from boki.engine.checkpoint.bootstrap import BOOTED, Bootstrap
-from boki.engine.core import CLOSED, FENCED, READY, SAVED, STALE, Answered, EngineConfig, EngineCore
+from boki.engine.checkpoint.bootstrap import Bootstrap
+from boki.engine.core import EngineConfig, EngineCore
 from boki.engine.relay import RelayCore
 from boki.engine.server.port import Finish
 from boki.engine.server.remote_requests import EngineService
@@ -22,13 +22,14 @@ from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Operation, Read
 from boki.protocol.call_messages import FOR_ENGINE_SHELL, LogReply, LogRequest
 from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, Payload, TakeChunk
-from boki.protocol.effects import Core
+from boki.protocol.effects import Announce, Core, EngineNews, RoleEffect
+from boki.protocol.effects import Answer as Ended
 from boki.protocol.messages import InstallMembership
 from boki.verify.sim.calls import LoggedEngine
 from boki.verify.sim.coordinator import News
 from boki.verify.sim.links import LifeLinks
 from boki.verify.sim.loops import SimulatedLoop
-from boki.verify.sim.nodes import Node, World
+from boki.verify.sim.nodes import Done, Node, World
 
 _FOR_SHELL: Final = frozenset(FOR_ENGINE_SHELL)
 _DRAIN_S: Final = 0.5
@@ -61,7 +62,7 @@ class EngineNode(Node):
         self.loop.raised = self.world.raised
         self._links = LifeLinks(self.send)
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `Node`."""
         self._begin_life()
         options = self.world.options
@@ -216,32 +217,43 @@ class EngineNode(Node):
             self.clock.note(f"{sender} > {self.name}: {type(message).__name__}", message)
             self._run(self._links.deliver, sender, message)
 
-    def answer(self, token: Any, value: Any) -> None:
+    def carry_out(self, effect: RoleEffect) -> None:
         """See `Node`."""
-        if token is READY:
-            self.is_ready = True
-            assert self.session is not None
-            self.world.coordinator.register(self.session, self.member())
-            if self.logged is not None and self.world.options.logs_calls:
-                self.logged.start()
-        elif token is FENCED:
-            self.clock.sometimes("an engine was fenced and stopped")
-            self.clock.after(0, self._end, self._life, "it was fenced")
-        elif token is STALE:
-            self.clock.sometimes("an engine whose index was stale took another one")
-            self.clock.after(0, self._end, self._life, "its index was stale")
-        elif token is CLOSED:
-            self.clock.sometimes("an engine closed its shards and stopped")
-            self.clock.after(0, self._stopped, self._life)
-        elif token is BOOTED:
-            self.logged = LoggedEngine(self)
-            if self._membership is not None:
-                self.logged.on_membership(self._membership)
-            self._begin_shell()
-        elif token is not SAVED:
-            assert isinstance(value, Answered)
-            answer = value.answer  # what a relay was told has come as a value
-            token(answer.error() if isinstance(answer, Failure) else answer, value.positions)
+        match effect:
+            case Ended(token, answer, positions):
+                # what a relay was told has come as a value
+                cast("Done", token)(answer.error() if isinstance(answer, Failure) else answer, positions)
+            case Announce(news):
+                self._note(news)
+            case _:
+                super().carry_out(effect)
+
+    def _note(self, news: EngineNews) -> None:
+        match news:
+            case EngineNews.READY:
+                self.is_ready = True
+                assert self.session is not None
+                self.world.coordinator.register(self.session, self.member())
+                if self.logged is not None and self.world.options.logs_calls:
+                    self.logged.start()
+            case EngineNews.FENCED:
+                self.clock.sometimes("an engine was fenced and stopped")
+                self.clock.after(0, self._end, self._life, "it was fenced")
+            case EngineNews.STALE:
+                self.clock.sometimes("an engine whose index was stale took another one")
+                self.clock.after(0, self._end, self._life, "its index was stale")
+            case EngineNews.CLOSED:
+                self.clock.sometimes("an engine closed its shards and stopped")
+                self.clock.after(0, self._stopped, self._life)
+            case EngineNews.BOOTED:
+                self.logged = LoggedEngine(self)
+                if self._membership is not None:
+                    self.logged.on_membership(self._membership)
+                self._begin_shell()
+            case EngineNews.SAVED:
+                pass
+            case _:
+                assert_never(news)
 
     def _end(self, life: int, why: str) -> None:
         if life == self._life:
@@ -251,7 +263,7 @@ class EngineNode(Node):
 class RelayNode(EngineNode):
     """An engine without the index: what it is asked is carried out by one that has it."""
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `Node`."""
         self._begin_life()
         self._asked: dict[int, NodeId] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.log.metalog import Positions
 from boki.log.operations import Append, Failure, Operation, Read
+from boki.net.traffic import RULES
 from boki.protocol.call_messages import Load, LogReply, LogRequest
 from boki.protocol.calls import Call, Outcome, Payload
 from boki.protocol.effects import Core, Effect, Send
@@ -51,7 +52,7 @@ class GatewayNode(Node):
         self._reading: dict[Done, tuple[int, asyncio.Task[None]]] = {}
         """Clients that wait for records to come."""
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `Node`. A new life of `boki.node.gateway`."""
         self.loop = SimulatedLoop(self.clock, lambda: self.is_paused)  # type: ignore[abstract] # no sockets in there
         self.loop.raised = self.world.raised
@@ -192,6 +193,8 @@ class GatewayNode(Node):
 
 class _Shell:
     """What of `boki.node.gateway` is between the links and the backend, in the shape of a core."""
+
+    HEARS: ClassVar[frozenset[type]] = frozenset(RULES) | {InstallMembership}
 
     def __init__(self, backend: ClusterBackend, links: LifeLinks, incarnation: int) -> None:
         self._backend = backend

@@ -15,7 +15,18 @@ from boki.log.membership import Member, Role
 from boki.log.metalog import Positions
 from boki.log.operations import Operation
 from boki.log.view import View
-from boki.protocol.effects import Answer, Core, DiskRoom, DiskUnreadable, Effect, Load, Put, Send, Store
+from boki.protocol.effects import (
+    Core,
+    DiskRoom,
+    DiskUnreadable,
+    Effect,
+    Load,
+    Put,
+    RoleEffect,
+    Send,
+    Store,
+    Trace,
+)
 from boki.protocol.follower import COORDINATOR
 from boki.protocol.messages import FetchView, Ping, Pong
 from boki.protocol.output_commit import holds, split_early
@@ -105,7 +116,7 @@ class Node:
         self.mates: dict[NodeId, Node] = {}
         """The nodes that share its write-ahead log, itself among them; none: it has one of its own."""
         self._ahead_until = 0
-        self.core: Core | None = None
+        self.core: Core[Any] | None = None
         self.incarnation = 0
         self.is_up = False
         self.is_paused = False
@@ -176,7 +187,7 @@ class Node:
         self.world.coordinator.follow(self.session)
         self.clock.after(int(self.clock.schedule_rng.random() * _TICK_US), self._tick, life)
 
-    def make_core(self) -> Core | None:
+    def make_core(self) -> Core[Any] | None:
         """The role's core, over the disk."""
         return None
 
@@ -333,7 +344,8 @@ class Node:
         self.clock.note(f"{sender} > {self.name}: {type(message).__name__}", message)
         look = self._looks.get(type(message))
         judge = look(self, sender, message) if look is not None else None
-        self._run(self.core.receive, sender, message, self.now_us())
+        if type(message) in self.core.HEARS:
+            self._run(self.core.receive, sender, message, self.now_us())
         if judge is not None:
             judge()
 
@@ -376,10 +388,10 @@ class Node:
                 self.mates[send.to].hear_early(self.name, send.message)
         elif isinstance(effect, Load):
             self.deliver(self.name, self.disk.load(effect))
-        elif isinstance(effect, Answer):
-            self.answer(effect.token, effect.value)
-        else:
+        elif isinstance(effect, Trace):
             self.clock.note(f"{self.name} says", effect.text)
+        else:
+            self.carry_out(effect)
 
     def hear_early(self, sender: NodeId, message: Any) -> None:
         """See `boki.host.host.Host`."""
@@ -431,9 +443,9 @@ class Node:
 
     # what happens around the core
 
-    def answer(self, token: Any, value: Any) -> None:
-        """The core's `Answer`."""
-        raise AssertionError(f"{self.name} answers nobody, and was to answer {token!r} with {value!r}")
+    def carry_out(self, effect: RoleEffect) -> None:
+        """What the core asks of its role's shell."""
+        raise AssertionError(f"{self.name} has no use for {effect!r}")
 
     def _on_news(self, news: News) -> None:
         self.deliver(COORDINATOR, news)
@@ -453,7 +465,7 @@ class StorageNode(Node):
     role = Role.STORAGE
     HAS_DISK_LIFE = True
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `Node`."""
         self.storage = StorageCore(self.name, self.incarnation, self.disk)
         return self.storage
@@ -474,6 +486,6 @@ class SequencerNode(Node):
     role = Role.SEQUENCER
     HAS_DISK_LIFE = True
 
-    def make_core(self) -> Core:
+    def make_core(self) -> Core[Any]:
         """See `Node`."""
         return SequencerCore(self.name, self.incarnation, self.disk)

@@ -170,7 +170,7 @@ class Sightings:
         return None
 
     def _on_store(self, node: Node, _sender: NodeId, message: StoreBatch) -> None:
-        follower = getattr(node.core, "follower", None)
+        follower = node.core.follower if isinstance(node.core, StorageCore) else None
         term = int.from_bytes(message.batch[16:20], "little")
         if follower is not None and follower.chain and term < follower.term:
             self._clock.sometimes("a batch came after its term")
@@ -182,7 +182,7 @@ class Sightings:
         follower = core.follower
 
         def judge() -> None:
-            if node.core is core and core.follower is not follower:
+            if core.follower is not follower and node.core is core:
                 self._clock.sometimes("a storage node took over what a peer knew")
 
         return judge

@@ -19,8 +19,7 @@ from boki.controller.plans import Plan
 from boki.controller.term_change import TermChange
 from boki.log.ids import NodeId
 from boki.log.metalog import Trim
-from boki.log.view import View
-from boki.protocol.effects import Answer, Effect, Load, Send, Store
+from boki.protocol.effects import Effect, Load, ProposeView, Send, Store
 from boki.protocol.messages import FetchMetalog, InstallView, Metalog, RequestEntry, Seal
 from boki.sequencer.core import SequencerCore
 from tests.members import ENGINE, view
@@ -160,7 +159,7 @@ class Race:
                     self.stores[node].append(effect)
                 case Load():
                     raise AssertionError("so few entries are in memory")
-                case Answer(_, View() as proposed):
+                case ProposeView(proposed):
                     assert self.end in (None, proposed.previous_ends[0])
                     self.end = proposed.previous_ends[0]
 

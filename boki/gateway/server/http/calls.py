@@ -23,7 +23,7 @@ from boki.errors import BokiError, InvalidArgument, Unavailable
 from boki.faces import Route
 from boki.gateway.backend import Backend
 from boki.gateway.config import GatewayConfig
-from boki.gateway.core import GatewayCore
+from boki.gateway.core import CallGivenUp, GatewayCore
 from boki.gateway.server.http import answers, arguments
 from boki.gateway.server.http.bodies import payload_encoding
 from boki.gateway.server.http.connections import read_body, while_connected
@@ -36,7 +36,6 @@ from boki.log.checks import check_book
 from boki.log.metalog import format_positions
 from boki.log.operations import Failure
 from boki.protocol.calls import Call, FunctionInfo, Outcome, Payload, RequestHead
-from boki.protocol.effects import Answer
 from boki.protocol.routes import Found
 from boki.retry import MAX_DELAY_S
 
@@ -90,10 +89,10 @@ class FunctionCalls:
         route, values = self.route_of(method_of(request), path)
         return await route.handler(request, *values)
 
-    def give_up(self, lost: Iterable[Answer]) -> None:
+    def give_up(self, lost: Iterable[CallGivenUp]) -> None:
         """These calls are not waited for any more: tell their callers what is known."""
-        for answer in lost:
-            self._resolve(answer.token, answer.value)
+        for call in lost:
+            self._resolve(call.token, call.outcome)
 
     def dispatch_again(self, held: Iterable[str]) -> None:
         """An engine has changed: it may run other functions now, and it takes these calls, which were held."""

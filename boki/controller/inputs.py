@@ -1,0 +1,59 @@
+"""What a controller hears: from its shell, from the coordinator and from nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from boki.controller.term_change import TermChangeInput
+from boki.log.view import View
+from boki.protocol.effects import Note
+from boki.protocol.messages import (
+    InstallMembership,
+    InstallPlacement,
+    InstallPlan,
+    InstallView,
+    Ping,
+    Pong,
+    ShardsFetched,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership(Note):
+    """The shell's word: whether this process leads the controllers, and whether its session with the coordinator
+    stands right now. Only a connected leader acts.
+    """
+
+    is_leader: bool
+    is_connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Installed(Note):
+    """The outcome of `ProposeView` with that very view: it stands (`won`), or another of its term does."""
+
+    view: View
+    won: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Note):
+    """The outcome of `ProposePlacement` with `placement.version`: it stands, or the placement had changed."""
+
+    version: int
+    won: bool
+
+
+ControllerInput = (
+    Leadership
+    | Installed
+    | Placed
+    | InstallView
+    | InstallMembership
+    | InstallPlan
+    | InstallPlacement
+    | Ping
+    | Pong
+    | ShardsFetched
+    | TermChangeInput
+)

@@ -1,0 +1,42 @@
+"""The life of an engine: which stage follows which, and what its shell hears of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from boki.engine.life import NEXT, Life, Stage
+from boki.protocol.effects import Announce, EngineNews
+
+
+def test_every_stage_is_reached_and_a_fence_ends_all() -> None:
+    """Some stage leads to each of the table, and an engine may be fenced in each."""
+    assert {Stage.STARTING}.union(*NEXT.values()) == set(Stage) == set(NEXT)
+    assert [stage for stage in Stage if Stage.FENCED not in NEXT[stage]] == [Stage.FENCED]
+
+
+@pytest.mark.parametrize("catches_up", [True, False])
+def test_each_stage_is_announced_once(catches_up: bool) -> None:
+    """Also if the engine is closed before it has caught up: then it was never ready."""
+    life = Life()
+    assert life.settle(is_current=False, is_closed=False) is None
+    if catches_up:
+        assert life.settle(is_current=True, is_closed=False) == Announce(EngineNews.READY)
+        assert life.settle(is_current=True, is_closed=False) is None
+    assert life.takes_appends
+    life.close()
+    life.close()
+    assert not life.takes_appends
+    assert life.settle(is_current=True, is_closed=False) is None
+    assert life.settle(is_current=True, is_closed=True) == Announce(EngineNews.CLOSED)
+    assert life.settle(is_current=True, is_closed=True) is None
+    life.move(Stage.FENCED)
+    assert life.is_fenced
+    assert not life.takes_appends
+
+
+def test_a_stage_that_the_table_does_not_allow_is_refused() -> None:
+    """A fenced engine does nothing any more, and one that has begun to close is not ready again."""
+    life = Life()
+    life.move(Stage.FENCED)
+    with pytest.raises(AssertionError, match="fenced cannot become ready"):
+        life.move(Stage.READY)
