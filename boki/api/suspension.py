@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
-from boki.api.call_state import MISSING, new_invocation_id
+from boki.api.call_state import MISSING, CallState, new_invocation_id
 from boki.errors import InvalidArgument, WrongType
 from boki.log.checks import check_book, check_seconds, check_seqnum
 from boki.log.ids import check_tag
@@ -135,11 +135,33 @@ def ends_of(invocation_id: str, min_seqnum: int = 0) -> WakeOn:
     return WakeOn(CALLS_BOOK, ends_tag(invocation_id), min_seqnum)
 
 
-class CallsById:
+class CallHere:
+    """The call that runs here: how it was started, and with what."""
+
+    def __init__(self, state: CallState) -> None:
+        self._state = state
+
+    @property
+    def chosen(self) -> ChosenId | None:
+        """How the call that runs here was started, if its caller chose the id."""
+        return self._state.call.chosen
+
+    @property
+    def attempt(self) -> int:
+        """Which run this is since the call was accepted, or last suspended, counted from 1, lost ones included."""
+        return self._state.call.attempt
+
+    @property
+    def payload(self) -> Payload:
+        """The payload of the call that runs here, as it came."""
+        return self._state.call.payload
+
+
+class CallsById(CallHere):
     """Logged calls under ids that the caller chooses, from inside an `async def` function."""
 
     def __init__(self, ctx: Context) -> None:
-        self._state = ctx._state  # noqa: SLF001 - the low-level side of a context
+        super().__init__(ctx._state)  # noqa: SLF001 - the low-level side of a context
         self._port = ctx._calls  # noqa: SLF001
 
     async def start(
@@ -178,31 +200,16 @@ class CallsById:
         check_seconds(wait_s, "wait_s", positive=False)
         return await self._port.ask_call(invocation_id, self._state.deadline.wait_s(wait_s), "")
 
-    @property
-    def chosen(self) -> ChosenId | None:
-        """How the call that runs here was started, if its caller chose the id."""
-        return self._state.call.chosen
-
-    @property
-    def attempt(self) -> int:
-        """Which run this is since the call was accepted, or last suspended, counted from 1, lost ones included."""
-        return self._state.call.attempt
-
-    @property
-    def payload(self) -> Payload:
-        """The payload of the call that runs here, as it came."""
-        return self._state.call.payload
-
     async def cancel(self, invocation_id: str) -> InvocationState:
         """End a logged call in whatever state. `WrongState` if it has ended otherwise, `NoSuchInvocation`."""
         return await self._port.ask_call(invocation_id, 0, "cancel")
 
 
-class BlockingCallsById:
+class BlockingCallsById(CallHere):
     """Logged calls under ids that the caller chooses, from inside a `def` function. See `CallsById`."""
 
     def __init__(self, ctx: BlockingContext) -> None:
-        self._state = ctx._state  # noqa: SLF001 - the low-level side of a context
+        super().__init__(ctx._state)  # noqa: SLF001 - the low-level side of a context
         self._port = ctx._calls  # noqa: SLF001
 
     def start(
@@ -233,21 +240,6 @@ class BlockingCallsById:
         """See `CallsById.state`."""
         check_seconds(wait_s, "wait_s", positive=False)
         return self._port.ask_call(invocation_id, self._state.deadline.wait_s(wait_s), "")
-
-    @property
-    def chosen(self) -> ChosenId | None:
-        """See `CallsById.chosen`."""
-        return self._state.call.chosen
-
-    @property
-    def attempt(self) -> int:
-        """See `CallsById.attempt`."""
-        return self._state.call.attempt
-
-    @property
-    def payload(self) -> Payload:
-        """See `CallsById.payload`."""
-        return self._state.call.payload
 
     def cancel(self, invocation_id: str) -> InvocationState:
         """See `CallsById.cancel`."""

@@ -7,6 +7,7 @@ and those of the store are one group, so it is in the log once, or not at all.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -138,7 +139,7 @@ class Committing(Protocol):
         """Add them, with the conditions under which they count."""
 
 
-class StoreWork:
+class StoreWork(ABC):
     """Something that is written with the journal, in one group: what all kinds have in common."""
 
     waits = True
@@ -148,13 +149,13 @@ class StoreWork:
     name: str
     digest: bytes
 
+    @abstractmethod
     def prepare(self, way: Way, author: Author) -> Steps[tuple[Committing | None, Any]]:
         """What to append, with what it comes to; None if nothing is to be changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def again(self) -> Steps[None]:
         """The log has refused it, because an object has changed meanwhile. `ConflictError`: that ends it."""
-        raise NotImplementedError
 
     @staticmethod
     def result(value: Any) -> Result:

@@ -7,14 +7,12 @@ when everything is healed the queues must run empty, and what is found then is c
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from boki.api.logbook import LogBook
-from boki.errors import BokiError
 from boki.libs.bokiqueue import Queue
 from boki.libs.bokiqueue.demand import MOST_AHEAD
 from boki.libs.bokiqueue.following import Following, adopt
@@ -36,7 +34,6 @@ from boki.verify.sim.users import Users
 if TYPE_CHECKING:
     from boki.verify.sim.nodes import World
 
-_POLL_S: Final = 0.25
 _MOST_CREDIT: Final = 1 + MOST_AHEAD
 """Messages of one kind that a process here may have asked one shard for: it has one consumer of each."""
 _PAGE: Final = 1000
@@ -53,7 +50,6 @@ class QueueClients:
         self._rng = world.clock.queue_rng
         self._plan = _draw_plan(world.options, self._rng)
         self._ledger = Ledger()
-        self._is_over = False
         self._passed_on: list[str] = []
         self._depths: dict[str, int] = {}
         self._undelivered: dict[str, list[str]] = {}
@@ -81,30 +77,23 @@ class QueueClients:
         """Everything is healed: nothing strikes any more, and somebody begins to check whether the queues run empty."""
         self._ledger.is_calm = True
         if not self.workers:
-            self._is_over = True
+            self.users.has_read_ends = True
             return
         self.users.calm()
-        auditor = self.users.begin("auditor")
-        auditor.loop.create_task(self._audit(auditor))
+        auditor = self.users.read_ends("auditor", self._audit)
+        adopt(auditor.logbook(BOOK), Following(DONE, 1, taker=_AUDITOR))
 
     @property
     def is_over(self) -> bool:
         """Whether every queue has run empty, and its outcome has been read."""
-        return self._is_over
+        return self.users.has_read_ends
 
-    async def _audit(self, process: Process) -> None:
-        """Wait until everything is done, and read what has come of it."""
-        adopt(process.logbook(BOOK), Following(DONE, 1, taker=_AUDITOR))
-        while True:
-            try:
-                if await self._is_done(process):
-                    await self._read_ends(process)
-                    break
-            except BokiError as error:
-                self._clock.note(f"the auditor is refused: {error.code}")
-            await asyncio.sleep(_POLL_S)
-        self._is_over = True
-        self._clock.after(0, self.end)
+    async def _audit(self, process: Process) -> bool:
+        """Read the outcome, once everything is done; whether that was done."""
+        if not await self._is_done(process):
+            return False
+        await self._read_ends(process)
+        return True
 
     async def _read_ends(self, process: Process) -> None:
         book, endings = process.logbook(BOOK), self._ledger.endings
@@ -153,7 +142,7 @@ class QueueClients:
         """What was told, and what is found in the end."""
         if not self.workers:
             return []
-        if not self._is_over:
+        if not self.is_over:
             where = ", ".join(worker.name for worker in self.workers if worker.is_producing)
             text = f"a minute after everything was healed queues hold {self._depths}, and these still push: {where}"
             return [Violation("liveness", text), *self._check(is_whole=False)]

@@ -7,12 +7,11 @@ every view, in any process and as of any seqnum, is the fold of the log, whateve
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from boki.errors import BokiError, Trimmed
+from boki.errors import Trimmed
 from boki.libs.bokistore import Store
 from boki.libs.bokistore.json_values import encode
 from boki.libs.bokistore.memory import Memory
@@ -32,7 +31,6 @@ from boki.verify.sim.users import Users
 if TYPE_CHECKING:
     from boki.verify.sim.nodes import World
 
-_POLL_S: Final = 0.25
 _SHOWN: Final = 5
 
 
@@ -46,7 +44,6 @@ class StoreClients:
         names = [f"shop-{number + 1}" for number in range(options.stores)]
         self._plan = _draw_plan(rng, names, options.store_work)
         self._ledger = Ledger()
-        self._is_over = False
         self._rows: dict[str, dict[int, View]] = {}
         """Of each object its views by the seqnum of the record that made them, folded again from the log alone."""
         self._found: dict[str, Any] = {}
@@ -66,28 +63,22 @@ class StoreClients:
         """Everything is healed: what is under way is brought to its end, and then everything is read."""
         self._ledger.is_calm = True
         if not self.workers:
-            self._is_over = True
+            self.users.has_read_ends = True
             return
         self.users.calm()
-        auditor = self.users.begin("bookkeeper")
-        auditor.loop.create_task(self._audit(auditor))
+        self.users.read_ends("bookkeeper", self._audit)
 
     @property
     def is_over(self) -> bool:
         """Whether all is decided and has been read."""
-        return self._is_over
+        return self.users.has_read_ends
 
-    async def _audit(self, process: Process) -> None:
-        while True:
-            try:
-                if not any(worker.is_busy for worker in self.workers):
-                    await self._read_all(process)
-                    break
-            except BokiError as error:
-                self._clock.note(f"the bookkeeper is refused: {error.code}")
-            await asyncio.sleep(_POLL_S)
-        self._is_over = True
-        self._clock.after(0, self.end)
+    async def _audit(self, process: Process) -> bool:
+        """Read everything, once nothing is under way; whether that was done."""
+        if any(worker.is_busy for worker in self.workers):
+            return False
+        await self._read_all(process)
+        return True
 
     async def _read_all(self, process: Process) -> None:
         book = process.logbook(BOOK)
@@ -119,8 +110,7 @@ class StoreClients:
 
     def end(self) -> None:
         """All processes end here, and none begins."""
-        if not self.users.is_ended:
-            self.users.end()
+        self.users.end()
 
     # Judging
 
@@ -129,7 +119,7 @@ class StoreClients:
         if not self.workers:
             return []
         torn = [Violation("transactions see one moment", text) for text in self._ledger.torn[:_SHOWN]]
-        if not self._is_over:
+        if not self.is_over:
             late = [worker.name for worker in self.workers if worker.is_busy]
             return [Violation("liveness", f"a minute after everything was healed {late} still use objects"), *torn]
         judges = {

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from boki.errors import BokiError
 from boki.verify.sim.engines import EngineNode
+from boki.verify.sim.nodes import World
 from boki.verify.sim.options import seconds_between
 from boki.verify.sim.processes import Process
 
-if TYPE_CHECKING:
-    from boki.verify.sim.nodes import World
-
 _MAX_PAUSE_US: Final = 2_000_000
+_POLL_S: Final = 0.25
 
 Live = Callable[[Process], Coroutine[Any, Any, None]]
 """What a process does in each of its lives."""
+Reading = Callable[[Process], Coroutine[Any, Any, bool]]
+"""Reads how everything has ended, if it has; whether it did."""
 
 
 class Users:
@@ -30,6 +33,7 @@ class Users:
         self.processes: dict[str, Process] = {}
         self.is_calm = False
         self.is_ended = False
+        self.has_read_ends = False
         self._world = world
         self._clock = world.clock
         self._rng = rng
@@ -91,8 +95,27 @@ class Users:
             process.is_paused = False
             process.trouble = 0.0
 
+    def read_ends(self, name: str, read: Reading) -> Process:
+        """A process that reads how everything has ended, as soon as it has. Then all processes end."""
+        process = self.begin(name)
+        process.loop.create_task(self._read_ends(process, name, read))
+        return process
+
+    async def _read_ends(self, process: Process, name: str, read: Reading) -> None:
+        while True:
+            try:
+                if await read(process):
+                    break
+            except BokiError as error:
+                self._clock.note(f"the {name} is refused: {error.code}")
+            await asyncio.sleep(_POLL_S)
+        self.has_read_ends = True
+        self._clock.after(0, self.end)
+
     def end(self) -> None:
         """All processes end here, and none begins."""
+        if self.is_ended:
+            return
         self.is_ended = True
         for process in self.processes.values():
             process.on_death = None

@@ -194,7 +194,7 @@ def fork(
     url: Url = "",
     token: Token = "",
 ) -> None:
-    """Begin a workflow of another id with the history of one in front of a step.
+    """Begin another workflow with the history of this one.
 
     That one may run, and continues as it is. Prints the new id.
     """
