@@ -36,8 +36,8 @@ OUTSIDE_OF_FOLDERS = {
 }
 SEEN_BOTH_WAYS = {
     ("boki.api.context", "boki.api.blocking_context"): "a function of either kind may call one of the other",
-    ("boki.libs.bokiqueue.administration", "boki.libs.bokiqueue.queue"): "Queue's methods stand in files of their own",
-    ("boki.libs.bokiqueue.settling", "boki.libs.bokiqueue.queue"): "Queue's methods stand in files of their own",
+    ("boki.libs.bokiqueue.operating", "boki.libs.bokiqueue.queue"): "Queue's methods stand in files of their own",
+    ("boki.libs.bokiqueue.appending", "boki.libs.bokiqueue.queue"): "Queue's methods stand in files of their own",
 }
 """Imports for annotations alone that close a circle. No more may come."""
 

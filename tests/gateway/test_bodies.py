@@ -9,7 +9,7 @@ import pytest
 
 from boki.gateway.server.http.bodies import describes_record, message_value
 from boki.libs.bokiqueue import Message
-from boki.libs.bokiqueue.face.places import item_of, payload_of, single_payload
+from boki.libs.bokiqueue.face.consumers import item_of, payload_of, single_payload
 from boki.protocol.calls import FunctionInfo
 from tests.gateway.fake_backend import run, serving
 

@@ -18,7 +18,7 @@ from boki.gateway.server.listener import Gateway
 from boki.libs.bokiqueue import Message, Queue
 from boki.libs.bokiqueue.consuming import Consumption
 from boki.libs.bokiqueue.face import consumers, places
-from boki.libs.bokiqueue.face.suspects import MAX_EXCUSES
+from boki.libs.bokiqueue.face.consumers import MAX_EXCUSES
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Operation, Read
 from boki.protocol.calls import Call, FunctionInfo, Outcome, Payload

@@ -6,13 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from boki.libs.bokiqueue.administration import QueueStats, queue_names
+    from boki.libs.bokiqueue.appending import Outbox
     from boki.libs.bokiqueue.consuming import consume
-    from boki.libs.bokiqueue.figures import GroupStats
-    from boki.libs.bokiqueue.messages import DeadLetter, Message
+    from boki.libs.bokiqueue.messages import DeadLetter, LeaseLost, Message, NoSuchGroup, NoSuchQueue, QueueFull
+    from boki.libs.bokiqueue.operating import GroupStats, QueueStats, queue_names
     from boki.libs.bokiqueue.queue import Queue
-    from boki.libs.bokiqueue.refusals import LeaseLost, NoSuchGroup, NoSuchQueue, QueueFull
-    from boki.libs.bokiqueue.settling import Outbox
 
 __all__ = [
     "DeadLetter",
@@ -30,12 +28,10 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    **dict.fromkeys(("DeadLetter", "Message"), "messages"),
-    **dict.fromkeys(("QueueStats", "queue_names"), "administration"),
-    **dict.fromkeys(("LeaseLost", "NoSuchGroup", "NoSuchQueue", "QueueFull"), "refusals"),
+    **dict.fromkeys(("GroupStats", "QueueStats", "queue_names"), "operating"),
+    **dict.fromkeys(("DeadLetter", "LeaseLost", "Message", "NoSuchGroup", "NoSuchQueue", "QueueFull"), "messages"),
     "consume": "consuming",
-    "GroupStats": "figures",
-    "Outbox": "settling",
+    "Outbox": "appending",
     "Queue": "queue",
 }
 

@@ -23,7 +23,7 @@ import msgspec
 
 from boki import ConfigError, function
 from boki.faces import Signature, Use
-from boki.libs.bokiqueue.refusals import check_count, check_group, check_queue, check_span
+from boki.libs.bokiqueue.messages import check_count, check_group, check_queue, check_span
 
 F = TypeVar("F", bound=Callable[..., Any])
 

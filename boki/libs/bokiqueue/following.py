@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from boki import BokiError, LogBook, Page
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.bodies import Bodies, BodyStore
 from boki.libs.bokiqueue.demand import Served, Settlement, Want, Wants
 from boki.libs.bokiqueue.lines import (
     ANSWER_S,
@@ -32,10 +31,10 @@ from boki.libs.bokiqueue.lines import (
     finish_late,
     patience_s,
 )
+from boki.libs.bokiqueue.messages import Reshaped, reshaped
 from boki.libs.bokiqueue.reading import Folds
-from boki.libs.bokiqueue.refusals import Reshaped, reshaped
 from boki.libs.bokiqueue.sessions import Given, Handed
-from boki.libs.bokiqueue.upkeep import Upkeep
+from boki.libs.bokiqueue.upkeep import Bodies, BodyStore, Upkeep
 from boki.libs.fold.clock import Moment
 from boki.libs.fold.follower import LONG_WAIT_S, Follower, Waiter
 from boki.libs.fold.registry import Registry, Tasks

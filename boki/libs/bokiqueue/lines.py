@@ -18,8 +18,8 @@ from zlib import crc32
 from boki import BokiError
 from boki.libs.bokiqueue.demand import Kind, Settlement, Want, Wants
 from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.messages import no_such_group
 from boki.libs.bokiqueue.records import GIVE_BACK, Act, Credit, Grant, Settle, Take
-from boki.libs.bokiqueue.refusals import no_such_group
 from boki.libs.bokiqueue.sessions import SESSION_US, Given
 from boki.libs.bokiqueue.state import ShardState
 from boki.libs.fold.clock import LogClock, Moment

@@ -1,10 +1,10 @@
-"""`Queue`: messages in a LogBook, pushed by anybody and taken in order, once permanently or under a lease.
+"""`Queue`: messages in a LogBook, pushed by anybody and taken in order, once for good or under a lease.
 
 ::
 
     orders = Queue(ctx.logbook, "orders")
     await orders.push({"item": "tea"})
-    message = await orders.pop(wait_s=10)            # permanently: at most once
+    message = await orders.pop(wait_s=10)            # for good: at most once
     message = await orders.lease(lease_s=30)         # at least once: until it is acked
     await orders.ack(message)
 
@@ -31,13 +31,39 @@ from boki import (
     TooLarge,
     WrongType,
 )
-from boki.libs.bokiqueue import administration, records
-from boki.libs.bokiqueue.administration import QueueStats
+from boki.libs.bokiqueue import operating, records
+from boki.libs.bokiqueue.appending import (
+    KnownSettings,
+    Outbox,
+    append_pushes,
+    commit,
+    listed,
+    placed,
+    room,
+    settings_of,
+    settle_all,
+    told_apart,
+)
 from boki.libs.bokiqueue.demand import Want
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.messages import DeadLetter, Message, parse_receipt
-from boki.libs.bokiqueue.pushing import append_pushes, listed, placed, room, told_apart
+from boki.libs.bokiqueue.messages import (
+    DeadLetter,
+    LeaseLost,
+    Message,
+    Reshaped,
+    check_count,
+    check_group,
+    check_key,
+    check_queue,
+    check_reason,
+    check_span,
+    leases_lost,
+    no_such_group,
+    parse_receipt,
+    too_large_a_push,
+)
+from boki.libs.bokiqueue.operating import QueueStats
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -50,21 +76,6 @@ from boki.libs.bokiqueue.records import (
     OpenGroup,
     Settings,
 )
-from boki.libs.bokiqueue.refusals import (
-    LeaseLost,
-    Reshaped,
-    check_count,
-    check_group,
-    check_key,
-    check_queue,
-    check_reason,
-    check_span,
-    leases_lost,
-    no_such_group,
-    too_large_a_push,
-)
-from boki.libs.bokiqueue.settings import KnownSettings, settings_of
-from boki.libs.bokiqueue.settling import Outbox, commit, settle_all
 from boki.libs.bokiqueue.state import DEFAULT_GROUP
 
 T = TypeVar("T")
@@ -95,8 +106,8 @@ class Queue(Generic[T]):
     ) -> Settings:
         """Have a queue of that name, with these settings if there was none; the settings that it has.
 
-        `shards`: how many parts it has, each in order, forever. `max_deliveries`: a message that was leased so often
-        without an ack becomes a dead letter (0: never). `max_length`: pushes wait, or are refused, while this many
+        `shards`: how many parts it has, each in order, for ever. `max_deliveries`: a message that was leased so often
+        without an ack becomes a dead letter (0: never). `max_length`: pushes wait, or are refused, while so many
         messages are to be taken (0: no bound; what processes push at the same moment may go a little beyond it).
         `retain_s`: how long messages that all groups have done can still be replayed.
         """
@@ -227,7 +238,7 @@ class Queue(Generic[T]):
     # Taking
 
     async def pop(self, *, wait_s: float = 0, op: str | None = None) -> Message[T] | None:
-        """Take the next message permanently, waiting up to `wait_s` for one; None if none came.
+        """Take the next message for good, waiting up to `wait_s` for one; None if none came.
 
         `op` names this pop: whoever repeats it within an hour is given the very same message, also after a crash or
         from another process; but only the last 10,000 ops of a shard are remembered, or those of the last 100,000
@@ -237,7 +248,7 @@ class Queue(Generic[T]):
         return found[0] if found else None
 
     async def pop_many(self, count: int, *, wait_s: float = 0, op: str | None = None) -> list[Message[T]]:
-        """Take up to `count` messages permanently; it waits for the first one only."""
+        """Take up to `count` messages for good; it waits for the first one only."""
         return await self._take(check_count(count, "count"), 0, wait_s, op)
 
     async def lease(self, lease_s: float = 30, *, wait_s: float = 0, op: str | None = None) -> Message[T] | None:
@@ -293,7 +304,7 @@ class Queue(Generic[T]):
                 return found
 
     async def _receive(self, shared: Following, want: Want) -> list[Message[T]]:
-        """What is given to the want. Messages whose bodies are gone permanently take no others along: of a lease they
+        """What is given to the want. Messages whose bodies are gone for good take no others along: of a lease they
         become dead letters; of a pop they are told of, and the others are given back, or to whoever named the op.
         """
         try:
@@ -343,7 +354,7 @@ class Queue(Generic[T]):
                 return
             if self.group != DEFAULT_GROUP:
                 raise no_such_group(self.name, self.group)
-            await administration.append_to_all(self, shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
+            await operating.append_to_all(self, shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
 
     def _is_entered(self, shared: Following) -> bool:
         return all(self.group in line.state.groups for line in shared.lines)
@@ -443,41 +454,41 @@ class Queue(Generic[T]):
         it is still kept: because another group has not done it, or by `retain_s`. Nothing happens if there is such a
         group.
         """
-        await administration.create_group(self, name, start, start_time_s)
+        await operating.create_group(self, name, start, start_time_s)
 
     async def replay(self, *, start: int | str = "earliest", start_time_s: float | None = None) -> None:
         """Let this handle's group begin again, from any point that is kept; what it has leased is forgotten.
 
         All of it at once, in the order of the log, whichever processes consume meanwhile. `NoSuchGroup`
         """
-        await administration.replay(self, start, start_time_s)
+        await operating.replay(self, start, start_time_s)
 
     async def drop_group(self, name: str) -> None:
         """Have no such group: nothing is kept for it any more. `NoSuchGroup`"""
-        await administration.drop_group(self, name)
+        await operating.drop_group(self, name)
 
     async def stats(self) -> QueueStats:
         """The queue in figures."""
-        return await administration.stats(self)
+        return await operating.stats(self)
 
     async def peek(self, count: int = 10) -> list[Message[T]]:
         """The messages that the group would be given now, without taking them; of large ones fewer, of 16 MiB in all.
 
         Not those that are delayed, or that stand behind a message of their key.
         """
-        return await administration.peek(self, count)
+        return await operating.peek(self, count)
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Dead letters of the group, the oldest message first; of large ones fewer, of 16 MiB in all."""
-        return await administration.dead_letters(self, limit)
+        return await operating.dead_letters(self, limit)
 
     async def redrive(self, *handles: str) -> int:
         """Let dead letters be taken again, as if they had never been: those named, or all; how many there were.
 
         `NotFound` if one that is named is none: then nothing is changed.
         """
-        return await administration.change_dead(self, REDRIVE, handles)
+        return await operating.change_dead(self, REDRIVE, handles)
 
     async def purge(self, *handles: str) -> int:
-        """Drop dead letters permanently: those named, or all; how many there were. `NotFound` as for `redrive`."""
-        return await administration.change_dead(self, PURGE, handles)
+        """Drop dead letters for good: those named, or all; how many there were. `NotFound` as for `redrive`."""
+        return await operating.change_dead(self, PURGE, handles)

@@ -10,12 +10,11 @@ from typing import Final
 from boki import LogBook, Page, Record
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.backlog import Segment
-from boki.libs.bokiqueue.bodies import Bodies
 from boki.libs.bokiqueue.lines import Line
+from boki.libs.bokiqueue.messages import reshaped
 from boki.libs.bokiqueue.records import Act, Carry, Push, Saved, Settings, Setup, belongs, sound
-from boki.libs.bokiqueue.refusals import reshaped
 from boki.libs.bokiqueue.sessions import Given, Handed
-from boki.libs.bokiqueue.upkeep import Upkeep, newest_state
+from boki.libs.bokiqueue.upkeep import Bodies, Upkeep, newest_state
 from boki.libs.fold.follower import Follower
 
 _PAGE_RECORDS: Final = 1_000

@@ -21,6 +21,8 @@ consumers wait. A process that was given something says so with its next act, be
 taken to be gone and is given nothing more: after `SILENT_LEASE_US` what it was leased and has not confirmed can be
 fenced, and goes to others as if it had not been given; after `SILENT_POP_US` what it was popped becomes a dead letter
 that says so. That must not be given twice, and must not be lost without a word.
+
+At the end stands the form of a checkpoint: the whole state of a shard as data.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from boki.libs.bokiqueue.backlog import Backlog
-from boki.libs.bokiqueue.groups import Delivery, Group
-from boki.libs.bokiqueue.records import Credit, GroupName, Handle, Later, Number, Span, Taker, Time
+from boki.libs.bokiqueue.backlog import Backlog, Rate
+from boki.libs.bokiqueue.groups import LEASED, Aside, Delivery, Group
+from boki.libs.bokiqueue.records import Credit, GroupName, Handle, Later, Number, Settings, Span, Taker, Time
 from boki.libs.fold.commands import Sessions
 
 TAKER_US: Final = 15 * 60 * 1_000_000
@@ -376,3 +378,71 @@ class StandingTakes:
         one.unheard.update(handles)
         for each in handles:
             self._holders[one.group, *each] = one
+
+
+class OpDone(msgspec.Struct, frozen=True, array_like=True):
+    """What a take with an op was given."""
+
+    time_us: Time
+    deliveries: list[Delivery]
+
+
+class GroupSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A group as a checkpoint keeps it."""
+
+    cursor: Number
+    aside: list[Aside]
+    is_dry: bool
+    done_count: Number
+    expired_count: Number
+    rate: Rate
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A process that consumed for a group, until then: of a Boki that dealt shards to processes."""
+
+    group: str
+    taker: bytes
+    until_us: Later
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The state after the record `at`. `resume`: where the untouched pushes begin."""
+
+    at: Number
+    time_us: Time
+    resume: Number
+    resume_pos: Number
+    floor: Number
+    settings: Settings
+    groups: dict[GroupName, GroupSnapshot]
+    takers: dict[Taker, Given]
+    popped: dict[Taker, list[Popped]]
+    ops: dict[str, OpDone]
+    marks: list[tuple[Number, Number, Number]]
+    last_fence: Number
+    push_rate: Rate
+    members: list[Member]
+    opened_at: Number = 0
+    passed_by: Number = 0
+    standing: list[Standing] = []
+    """Of each group in the order of turns."""
+
+
+def sound_snapshot(data: bytes, covers: int) -> Snapshot | None:
+    """The state in a checkpoint that covers so much, if it is a valid one; None if it is to be passed by."""
+    try:
+        snapshot = msgspec.msgpack.decode(data, type=Snapshot)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    is_sound = (
+        snapshot.at == covers
+        and snapshot.resume <= snapshot.at + 1
+        and all(snapshot.resume_pos <= group.cursor for group in snapshot.groups.values())
+        and all(
+            aside.spot.pos < group.cursor and (aside.deliveries > 0 or aside.status != LEASED)
+            for group in snapshot.groups.values()
+            for aside in group.aside
+        )
+    )
+    return snapshot if is_sound else None

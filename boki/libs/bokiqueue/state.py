@@ -54,8 +54,7 @@ from boki.libs.bokiqueue.records import (
     Take,
     ends_leases,
 )
-from boki.libs.bokiqueue.sessions import Given, Handed, Popped, StandingTakes, Takers
-from boki.libs.bokiqueue.snapshots import GroupSnapshot, OpDone, Snapshot
+from boki.libs.bokiqueue.sessions import Given, GroupSnapshot, Handed, OpDone, Popped, Snapshot, StandingTakes, Takers
 
 OP_US: Final = 3_600 * 1_000_000
 """This long a take with an op of its own can be repeated."""

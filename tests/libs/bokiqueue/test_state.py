@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from boki import CorruptData, Record, VersionTooNew
 from boki.libs.bokiqueue import state
 from boki.libs.bokiqueue.backlog import Segment
-from boki.libs.bokiqueue.figures import depth, length
 from boki.libs.bokiqueue.groups import MAX_ASIDE
+from boki.libs.bokiqueue.operating import depth, length
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from boki.libs.bokiqueue import Queue, figures, pushing
+from boki.libs.bokiqueue import Queue, appending, operating
 from boki.libs.bokiqueue.sessions import SESSION_US
 from boki.libs.bokiqueue.state import ShardState
 from boki.libs.fold.clock import PROMPT_S, SURE_S, LogClock
@@ -184,14 +184,14 @@ async def test_all_who_wait_for_room_look_at_the_messages_once(monkeypatch: pyte
     await queue.push("a", ttl_s=5)
     await queue.push("b", ttl_s=10)
     looks = 0
-    length = figures.length
+    length = operating.length
 
     def counted(state: ShardState, now_us: int = 0) -> int:
         nonlocal looks
         looks += now_us > 0
         return length(state, now_us)
 
-    monkeypatch.setattr(pushing, "length", counted)
+    monkeypatch.setattr(appending, "length", counted)
     pushes = [asyncio.create_task(queue.push(number, wait_s=60)) for number in range(20)]
     await port.clock.advance(4)
     assert looks == 1

@@ -12,9 +12,9 @@ import pytest
 from boki import CorruptData, LogBook, Trimmed, Unavailable
 from boki.libs.bokiqueue import Queue, records, upkeep
 from boki.libs.bokiqueue.backlog import Spot
-from boki.libs.bokiqueue.bodies import Bodies
 from boki.libs.bokiqueue.following import queues_of
 from boki.libs.bokiqueue.groups import Delivery
+from boki.libs.bokiqueue.upkeep import Bodies
 from boki.libs.fold import checkpoints
 from boki.libs.fold.retrying import Backoff
 from boki.log.operations import Answer, Operation, Read

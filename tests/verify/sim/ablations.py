@@ -26,7 +26,7 @@ from boki.engine.stamps import Stamps
 from boki.engine.tails import Tails
 from boki.gateway.server import cluster
 from boki.gateway.server.cluster import ClusterBackend
-from boki.libs.bokiqueue import sessions, settling
+from boki.libs.bokiqueue import appending, sessions
 from boki.libs.bokiqueue.groups import LEASED, Group
 from boki.libs.bokiqueue.records import Credit, Take
 from boki.libs.bokiqueue.sessions import StandingTakes
@@ -322,7 +322,7 @@ def no_fence_under_a_commit() -> Any:
     def anything(tag: str, last_seqnum: int) -> Expect:
         return Expect("!never used", 0)
 
-    return without(settling, "Expect", anything)
+    return without(appending, "Expect", anything)
 
 
 def no_memory_of_ops() -> Any:

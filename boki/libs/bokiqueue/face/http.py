@@ -17,9 +17,15 @@ from boki.gateway.server.http.bodies import message_value
 from boki.gateway.server.http.endpoints import Asked, Endpoints
 from boki.libs.bokiqueue import Queue, QueueStats, messages, queue_names
 from boki.libs.bokiqueue.groups import TAKE_BYTES
-from boki.libs.bokiqueue.messages import LetterShape, MessageShape, SettingsShape
+from boki.libs.bokiqueue.messages import (
+    MAX_DELAY_S,
+    MAX_KEY_CHARS,
+    LetterShape,
+    MessageShape,
+    SettingsShape,
+    check_count,
+)
 from boki.libs.bokiqueue.records import MAX_MESSAGE_BYTES
-from boki.libs.bokiqueue.refusals import MAX_DELAY_S, MAX_KEY_CHARS, check_count
 from boki.log.checks import check_book, check_writable
 
 MAX_COUNT: Final = 1_000
