@@ -17,7 +17,7 @@ from boki.errors import CallLost, FunctionFailed
 from boki.gateway.server.listener import Gateway
 from boki.libs.bokiqueue import Message, Queue
 from boki.libs.bokiqueue.consuming import Consumption
-from boki.libs.bokiqueue.face import consumers, places
+from boki.libs.bokiqueue.face import consumers
 from boki.libs.bokiqueue.face.consumers import MAX_EXCUSES
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Failure, Operation, Read
@@ -50,7 +50,7 @@ async def gateway_of(
     monkeypatch: pytest.MonkeyPatch, info: FunctionInfo
 ) -> AsyncIterator[tuple[Gateway, FakeBackend, aiohttp.ClientSession]]:
     """A gateway with that function; the calls of one that is named `hang` end when the test says so."""
-    monkeypatch.setattr(places, "PAUSE_S", 0.0)
+    monkeypatch.setattr(consumers, "PAUSE_S", 0.0)
     monkeypatch.setattr(consumers, "LOOK_S", 0.0)
     backend = FakeBackend()
     backend.functions = {info.name: info}

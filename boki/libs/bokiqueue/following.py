@@ -258,11 +258,11 @@ class Following:
                 try:
                     await self.follower.wait(logbook, self._duty)
                     failed = None
-                except BokiError as error:
+                except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
                     failed = self.clock.here() if failed is None or reads != self.follower.next_start else failed
                     if not self._waiters and self.clock.since(failed) > ANSWER_S:
                         return
-                    self._fail(error)
+                    self._fail(error if isinstance(error, BokiError) else BokiError(f"reading failed: {error!r}"))
                     await asyncio.sleep(PAUSE_S)
         except asyncio.CancelledError:
             # the event loop ends with all that is in it: what no caller here takes must not stay with this process
