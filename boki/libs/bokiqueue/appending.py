@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from boki.libs.bokiqueue.queue import Queue
 
 SETTINGS_S: Final = 1.0
-"""For so long a handle trusts the settings that it has read."""
+"""For this long a handle trusts the settings that it has read."""
 MAX_MESSAGES: Final = 1_000_000_000
 
 
@@ -252,7 +252,7 @@ async def append_pushes(
 
 
 async def _are_as_many(logbook: LogBook, seqnum: int, push: Push) -> bool:
-    """Whether that record holds so many messages; what was trimmed nobody can tell."""
+    """Whether that record holds this many messages; what was trimmed nobody can tell."""
     with suppress(NotFound, Trimmed):
         first = sound(await logbook.get(seqnum))
         return isinstance(first, Push) and len(first.bodies) == len(push.bodies)
@@ -276,7 +276,7 @@ def _part(push: Push, start: int, stop: int) -> Push:
 async def room(
     logbook: LogBook, shared: Following, settings: Settings, count: int, patience_s: float
 ) -> AsyncIterator[None]:
-    """Room for so many messages, for which this process does not let others push meanwhile. `QueueFull`"""
+    """Room for this many messages, for which this process does not let others push meanwhile. `QueueFull`"""
     if not settings.max_length:
         yield
         return

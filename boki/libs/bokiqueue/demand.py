@@ -1,4 +1,4 @@
-"""What the callers of one process want of a queue, and the messages that came ahead of them. Pure.
+"""What the waiting callers of one process want of a queue, and the messages that came ahead of them. Pure.
 
 A process whose callers take many messages asks for more than they wait for: while an act is on its way they can take
 only what was asked for before. Such a message waits here (`Wants.surplus`) for a caller that asks again a moment later.
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from boki.libs.bokiqueue.groups import Delivery
-from boki.libs.bokiqueue.records import Settle
+from boki.libs.bokiqueue.records import Settle, Take
 from boki.libs.bokiqueue.state import ShardState
 from boki.libs.fold.clock import LogClock, Moment
 from boki.libs.fold.follower import Waiter
@@ -34,7 +34,7 @@ Served = tuple[int, Delivery]
 class Want(Waiter):
     """A pop or a lease. `wait_s` None: it takes what exists and does not wait. `shard` None: any may serve it."""
 
-    __slots__ = ("asked", "count", "group", "kind", "lease_us", "op", "probes", "shard", "wait_s")
+    __slots__ = ("count", "group", "kind", "lease_us", "op", "shard", "wait_s")
 
     def __init__(
         self, group: str, count: int, lease_us: int, op: str, wait_s: float | None, since: Moment, shard: int | None
@@ -47,10 +47,11 @@ class Want(Waiter):
         self.op = op
         self.wait_s = wait_s
         self.shard = shard
-        self.asked = False
-        """Whether an outstanding act asks for it under its own op."""
-        self.probes: dict[int, int] = {}
-        """How often each shard was asked on its behalf alone."""
+
+    @property
+    def take(self) -> Take:
+        """For this caller alone: of one that does not wait, or names an op."""
+        return Take(self.group, self.count, self.lease_us, self.op)
 
     def left_s(self, clock: LogClock) -> float:
         """How long it still waits."""
@@ -68,13 +69,11 @@ class Settlement(Waiter):
 
 
 class Wants:
-    """What all callers of a process want of one queue, and the messages that came ahead of them."""
+    """What all callers of a process wait for at one queue, and the messages that came ahead of them."""
 
     def __init__(self, clock: LogClock) -> None:
         self.waiting: dict[Kind, dict[Want, None]] = {}
-        """Those that any message of their kind serves, in the order of their coming."""
-        self.special: dict[Want, None] = {}
-        """Those that name an op, or do not wait."""
+        """By kind, in the order of their coming."""
         self.surplus: dict[Kind, deque[Served]] = {}
         """Messages that none waits for just now, in the order in which they came."""
         self.act_s = 0.0
@@ -86,9 +85,8 @@ class Wants:
         """By kind: when the present window began, the number of messages taken in it, and the rate in the last one."""
 
     def __iter__(self) -> Iterator[Want]:
-        yield from self.special
         for wants in self.waiting.values():
-            yield from (one for one in wants if one.wait_s is not None)
+            yield from wants
 
     @property
     def kinds(self) -> set[Kind]:
@@ -97,15 +95,11 @@ class Wants:
 
     def add(self, want: Want) -> None:
         """A caller has come."""
-        if not want.op:
-            self.waiting.setdefault(want.kind, {})[want] = None
-        if want.op or want.wait_s is None:
-            self.special[want] = None
+        self.waiting.setdefault(want.kind, {})[want] = None
 
     def remove(self, want: Want) -> None:
         """It has what it wanted, or is gone."""
         self.waiting.get(want.kind, {}).pop(want, None)
-        self.special.pop(want, None)
 
     # Serving
 
@@ -131,7 +125,7 @@ class Wants:
 
     def take(self, want: Want, states: Sequence[ShardState]) -> list[Served]:
         """What the want can be given at once, as many as it asks for. Leases that have ended are not among them."""
-        there = None if want.op else self.surplus.get(want.kind)
+        there = self.surplus.get(want.kind)
         found: list[Served] = []
         while there and len(found) < want.count:
             shard, delivery = there.popleft()

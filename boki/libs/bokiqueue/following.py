@@ -1,12 +1,10 @@
 """A queue in this process: what all its callers share. Its folds, one reader of the stream, and one act of a shard at a
 time.
 
-**Reading.** While a caller waits, one task follows the stream (`_read_on`). It appends what callers want, folds what
-comes, and wakes those that are served, be the caller it began for gone or not: it continues until no act is on its way,
-everything that no caller received was given back, and no credit stands for callers that are gone. Callers that only
-look (`catch_up`) read by themselves if no reader is there. Without callers nothing is read.
-
-**Acts** are appended beside the reading. One whose outcome is unknown is appended again, under its number.
+While a caller waits, one task follows the stream. It appends what callers want, folds what comes, and wakes those that
+are served. It continues until no act is on its way, everything that no caller received was given back, and no credit
+stands for callers that are gone. Without callers nothing is read. Callers that only look (`catch_up`) read by
+themselves if no reader is there. An act whose outcome is unknown is appended again, under its number.
 """
 
 from __future__ import annotations
@@ -18,19 +16,9 @@ from secrets import token_bytes
 from typing import Any, Final
 
 from boki import BokiError, LogBook, Page
-from boki.libs.bokiqueue import records
+from boki.libs.bokiqueue import lines, records
 from boki.libs.bokiqueue.demand import Served, Settlement, Want, Wants
-from boki.libs.bokiqueue.lines import (
-    ANSWER_S,
-    EARLY_US,
-    MARGIN_S,
-    Demand,
-    Line,
-    Outstanding,
-    due_s,
-    finish_late,
-    patience_s,
-)
+from boki.libs.bokiqueue.lines import Demand, Line, Outstanding
 from boki.libs.bokiqueue.messages import Reshaped, reshaped
 from boki.libs.bokiqueue.reading import Folds
 from boki.libs.bokiqueue.sessions import Given, Handed
@@ -46,7 +34,6 @@ GRACE_S: Final = 0.2
 """A consumer that has just been served has this long to ask again."""
 RECEIPT_ROUNDS: Final = 10
 """Rounds of `GRACE_S` after which receipts are reported, if nothing else is."""
-LAST_S: Final = 1.0
 _TRIES: Final = 5
 
 _log = logging.getLogger("boki.queue")
@@ -93,16 +80,16 @@ class Following:
         """Messages that this process is about to push into a queue with a maximum length."""
         self.occupied: tuple[tuple[int, ...], int, int, int] | None = None
         """The last records of the shards, from when until when, and how many messages lived in the full queue then."""
-        self._waiters: dict[Waiter, None] = {}
+        self.waiters: dict[Waiter, None] = {}
         """Callers that wait for messages, or for what they settle."""
-        self._reader: asyncio.Task[None] | None = None
+        self.reader: asyncio.Task[None] | None = None
         self._duty = Waiter()
         """What the reader waits for: that nothing is left to do."""
         self._logbook: LogBook | None = None
         """The reader's, which has no deadline."""
         self._reads_until: Moment = (0.0, 0.0)
         self._tidied: Moment = (0.0, 0.0)
-        self._rounds = 0
+        self._rounds = 0  # of `GRACE_S`
         self._is_urgent = False
         """Whether a caller is gone that does not come again in a moment."""
         self._turn = 0
@@ -115,12 +102,7 @@ class Following:
     @property
     def is_busy(self) -> bool:
         """Whether a caller waits here, or something is under way or to be said."""
-        return self.follower.is_busy or self._reader is not None or any(line.is_busy for line in self.lines)
-
-    @property
-    def closing(self) -> asyncio.Task[None] | None:
-        """The reader, if it continues for no caller."""
-        return None if self._waiters else self._reader
+        return self.follower.is_busy or self.reader is not None or any(line.is_busy for line in self.lines)
 
     def let_go(self) -> None:
         """It is followed no more."""
@@ -131,35 +113,65 @@ class Following:
         self._pushed += 1
         return self._pushed % self.shards
 
-    # Callers
-
     async def receive(self, logbook: LogBook, want: Want) -> list[Served]:
         """What the want is given. `Reshaped` if the queue is another one by now."""
-        if self.wants.surplus:
+        if self.wants.surplus and not want.op:
             if served := self.wants.take(want, [line.state for line in self.lines]):
                 want.result = served
                 return served
             self._release(want.group, self.wants.pop_others(want))
+        if want.op or want.wait_s is None:
+            return await self._take_own(logbook, want)
         self.wants.add(want)
         try:
             return await self._wait(logbook, want) or []
         finally:
             self.wants.remove(want)
 
+    async def _take_own(self, logbook: LogBook, want: Want) -> list[Served]:
+        """Ask each shard for this caller alone. An op is always asked for first: it may have been answered long ago."""
+        asked = self._in_turn() if want.shard is None else [self.lines[want.shard]]
+        is_first, now_us = True, lines.SOME_DAY_US  # only the log knows what time it is
+        while True:
+            for line in asked:
+                due_us = now_us
+                for _ in range(lines.PROBES):
+                    if not (want.op and is_first) and not line.is_giving_back and not line.has(want.group, due_us):
+                        break
+                    want.is_done, want.result = False, None
+                    if served := await self._ask(logbook, line, want):
+                        return list(served)
+                    is_first, due_us = False, line.state.time_us
+            if want.left_s(self.clock) <= lines.MARGIN_S:
+                return []
+
+            def ready() -> bool | None:
+                now_us = self.clock.now_us() - lines.EARLY_US
+                return True if any(line.has(want.group, now_us) for line in asked) else None
+
+            wait_s = lines.due_s(want, asked, self.clock)
+            await self._follow(self.follower.wait_until(logbook, ready, wait_s))
+            now_us = self.clock.now_us() - lines.EARLY_US
+
     async def settle(self, logbook: LogBook, shard: int, settle: records.Settle) -> list[bool]:
         """Which of the messages it was true for, and so has changed."""
         if not self.follower.is_loaded:
             await self.catch_up(logbook)
-        settlement = Settlement(settle)
-        line = self.lines[shard]
-        line.settlements.append(settlement)
+        verdicts: list[bool] = await self._ask(logbook, self.lines[shard], Settlement(settle))
+        return verdicts
+
+    async def _ask(self, logbook: LogBook, line: Line, waiter: Settlement | Want) -> Any:
+        """The result, from the next act of that shard."""
+        if isinstance(waiter, Settlement):
+            line.settlements.append(waiter)
+        else:
+            line.own.append(waiter)
         try:
-            verdicts: list[bool] = await self._wait(logbook, settlement)
+            return await self._wait(logbook, waiter)
         except BokiError as error:
-            if line.withdraw(settlement):
+            if line.withdraw(waiter):
                 raise uncertain(error) from error
             raise
-        return verdicts
 
     async def _wait(self, logbook: LogBook, waiter: Waiter) -> Any:
         deadline = logbook.session.caller.deadline
@@ -168,20 +180,20 @@ class Following:
             raise reshaped(self.queue)
         if isinstance(waiter, Want) and waiter.wait_s is not None:
             waiter.wait_s = deadline.wait_s(waiter.wait_s)
-            if self._reader is not None and due_s(waiter, self.lines, self.clock) < -self.clock.since(
+            if self.reader is not None and lines.due_s(waiter, self.lines, self.clock) < -self.clock.since(
                 self._reads_until
             ):
                 self.follower.look_again()
         awake = asyncio.get_running_loop().create_future()
         waiter.wake = lambda: None if awake.done() else awake.set_result(None)
-        self._waiters[waiter] = None
+        self.waiters[waiter] = None
         self._start_soon(logbook)
         self._keep_reading(logbook)
         try:
             if not waiter.is_done:
                 await awake
         finally:
-            del self._waiters[waiter]
+            del self.waiters[waiter]
             if not waiter.is_done:  # it was cancelled, and is given nothing more
                 waiter.is_done = True
                 self.hurry()
@@ -227,19 +239,18 @@ class Following:
     # The reader
 
     def _own(self, logbook: LogBook) -> LogBook:
-        if self._logbook is None:
-            self._logbook = logbook.session.logbook(logbook.name, detached=True)
+        self._logbook = self._logbook or logbook.session.logbook(logbook.name, detached=True)
         return self._logbook
 
     def _keep_reading(self, logbook: LogBook) -> None:
         """Have a reader, if there is anything to read for."""
-        if (self._reader is None or self._reader.done()) and self._is_needed:
+        if (self.reader is None or self.reader.done()) and self._is_needed:
             self._tidied, self._rounds = self.clock.here(), 0
-            self._reader = Tasks().spawn(self._read_on(self._own(logbook)))
+            self.reader = Tasks().spawn(self._read_on(self._own(logbook)))
 
     @property
     def _is_needed(self) -> bool:
-        return bool(self._waiters) or any(line.is_busy for line in self.lines) or self._is_untidy
+        return bool(self.waiters) or any(line.is_busy for line in self.lines) or self._is_untidy
 
     @property
     def _is_untidy(self) -> bool:
@@ -260,26 +271,26 @@ class Following:
                     failed = None
                 except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
                     failed = self.clock.here() if failed is None or reads != self.follower.next_start else failed
-                    if not self._waiters and self.clock.since(failed) > ANSWER_S:
+                    if not self.waiters and self.clock.since(failed) > lines.ANSWER_S:
                         return
                     self._fail(error if isinstance(error, BokiError) else BokiError(f"reading failed: {error!r}"))
                     await asyncio.sleep(PAUSE_S)
         except asyncio.CancelledError:
             # the event loop ends with all that is in it: what no caller here takes must not stay with this process
             if last := self._tidy(logbook, is_last=True):
-                await asyncio.wait(last, timeout=LAST_S)
+                await asyncio.wait(last, timeout=1.0)
             raise
         finally:
-            self._reader = None
+            self.reader = None
 
     def _fail(self, error: BokiError) -> None:
         """The log cannot be read: all that wait are told so."""
-        for waiter in list(self._waiters):
+        for waiter in list(self.waiters):
             waiter.finish(None, BokiError.from_body(error.body()))
 
     def hurry(self) -> None:
         """Wait no longer for consumers that may come again."""
-        if self._reader is not None:
+        if self.reader is not None:
             self._is_urgent = True
             self.follower.look_again()
 
@@ -291,7 +302,7 @@ class Following:
                 return 0.0
             self._behind_from = None
         self._start_now(logbook)
-        finish_late(self.wants, self.lines, self.clock, self.queue)
+        lines.finish_late(self.wants, self.lines, self.clock, self.queue)
         if self.follower.is_over:
             return 0.0
         wait_s = LONG_WAIT_S
@@ -299,7 +310,7 @@ class Following:
             self._tidied, self._rounds = self.clock.here(), 0
             self._is_urgent = self._is_urgent and any(line.is_busy for line in self.lines)
         else:
-            if self._is_urgent or self.clock.since(self._tidied) >= GRACE_S - MARGIN_S:
+            if self._is_urgent or self.clock.since(self._tidied) >= GRACE_S - lines.MARGIN_S:
                 self._rounds += 1
                 self._tidied = self.clock.here()
                 is_last = self._is_urgent or self._rounds % RECEIPT_ROUNDS == 0
@@ -308,7 +319,7 @@ class Following:
             wait_s = GRACE_S - self.clock.since(self._tidied)
         if not self._is_needed:
             self._duty.finish(None)
-        wait_s = max(min(wait_s, patience_s(self.wants, self.lines, self.clock)), 0.002)
+        wait_s = max(min(wait_s, lines.patience_s(self.wants, self.lines, self.clock)), 0.002)
         now = self.clock.here()
         self._reads_until = now[0] + wait_s, now[1] + wait_s
         return wait_s
@@ -366,20 +377,14 @@ class Following:
         kind = group, lease_us
         self.wants.keep(line.shard, kind, self.wants.serve(line.shard, kind, deliveries))
 
-    # Serving
-
     def _served(self, line: Line, given: Given) -> None:
         """An act of this process counts: those that wait for it are given what it came to."""
         own = line.outstanding
         if own is not None and own.act.number == given.number and own.asked is not None:
             self.clock.hear_answer(given.time_us, own.asked)
             self.wants.act_s = self.clock.since(own.asked)
-        for outstanding, index, deliveries in line.settle(given, self.queue):
-            want, take = outstanding.wants[index], outstanding.act.takes[index]
-            if want is None:
-                line.release(take.group, self.wants.serve(line.shard, (take.group, take.lease_us), deliveries))
-            elif deliveries or want.wait_s is None:
-                want.finish([(line.shard, one) for one in deliveries])
+        for kind, deliveries in line.settle(given, self.queue):
+            line.release(kind[0], self.wants.serve(line.shard, kind, deliveries))
 
     # Acts
 
@@ -392,18 +397,18 @@ class Following:
     def _start_now(self, logbook: LogBook) -> None:
         self._is_starting = False
         self.start_acts(logbook)
-        if self.wants.special and self.follower.is_loaded and self._behind_from is None:
-            finish_late(self.wants, self.lines, self.clock, self.queue)
 
     def ride(self, logbook: LogBook) -> None:
         """This process is about to push: an act that is soon due shares the request, and costs no round of its own."""
-        if not self._has_ridden and self.may_stand and self._waiters:
+        if not self._has_ridden and self.may_stand and self.waiters:
             self._has_ridden = True  # once a turn of the loop: all that is appended in it shares one request
-            asyncio.get_running_loop().call_soon(self._got_off)
+            asyncio.get_running_loop().call_soon(setattr, self, "_has_ridden", False)
             self.start_acts(logbook, is_riding=True)
 
-    def _got_off(self) -> None:
-        self._has_ridden = False
+    def _in_turn(self) -> list[Line]:
+        """All shards: each is the first to be asked in its turn."""
+        self._turn = (self._turn + 1) % self.shards
+        return [*self.lines[self._turn :], *self.lines[: self._turn]]
 
     def start_acts(
         self, logbook: LogBook, *, is_tidying: bool = False, is_riding: bool = False
@@ -413,9 +418,8 @@ class Following:
             return []
         begun = []
         asked: Demand | None = None
-        now_us = self.clock.now_us() - EARLY_US
-        self._turn = (self._turn + 1) % self.shards  # each shard is the first to be asked in its turn
-        for line in (*self.lines[self._turn :], *self.lines[: self._turn]):
+        now_us = self.clock.now_us() - lines.EARLY_US
+        for line in self._in_turn():
             if line.outstanding is None and not line.is_pausing(self.clock):
                 line.give_back_again()
                 if asked is None:
@@ -454,9 +458,9 @@ class Following:
             if outstanding.is_uncertain:
                 error = uncertain(error)
             line.refused_at = self.clock.here()
-            kinds = outstanding.act.kinds
-            for waiter in (*line.refuse(error), *(one for one in self.wants if one.kind in kinds)):
-                waiter.finish(None, BokiError.from_body(error.body()))
+            line.refuse(error)
+            for want in [one for one in self.wants if one.kind in outstanding.kinds]:
+                want.finish(None, BokiError.from_body(error.body()))
             self._keep_reading(logbook)
 
 
@@ -471,7 +475,7 @@ class Queues(Registry[Following]):
         """Until nothing continues beside what is waited for: checkpoints, trims, giving back."""
         for followed in self:
             followed.hurry()
-        if readers := [task for followed in self if (task := followed.closing) is not None]:
+        if readers := [one.reader for one in self if one.reader is not None and not one.waiters]:
             _, late = await asyncio.wait(readers, timeout=patience_s)
             for task in late:
                 task.cancel()
@@ -491,8 +495,3 @@ def following(logbook: LogBook, queue: str, shards: int) -> Following:
         found = Following(queue, shards, tasks=queues.tasks, store=queues.bodies)
         queues.put(logbook.name, queue, found, now_s)
     return found
-
-
-def adopt(logbook: LogBook, followed: Following) -> None:
-    """Let all calls of this connection share that one."""
-    queues_of(logbook).put(logbook.name, followed.queue, followed)

@@ -23,7 +23,7 @@ from boki.libs.bokiqueue.records import GIVE_BACK, Act, Credit, Grant, Settle, T
 from boki.libs.bokiqueue.sessions import SESSION_US, Given
 from boki.libs.bokiqueue.state import ShardState
 from boki.libs.fold.clock import LogClock, Moment
-from boki.libs.fold.follower import LONG_WAIT_S, Waiter
+from boki.libs.fold.follower import LONG_WAIT_S
 
 MAX_FENCES: Final = 500
 MAX_SETTLED: Final = 5_000
@@ -37,14 +37,15 @@ EARLY_US: Final = 1_000
 ANSWER_S: Final = 60.0
 """Longer than an append may take."""
 MARGIN_S: Final = 0.0005
-_PROBES: Final = 3
-_SOME_DAY_US: Final = 1 << 63
+PROBES: Final = 3
+"""How often a shard is asked for one caller: its first answer may say what time it is."""
+SOME_DAY_US: Final = 1 << 63
 
 
 class Demand:
     """What all callers want at one moment, for one round of acts. `may_stand`: takes may be standing ones."""
 
-    __slots__ = ("is_riding", "is_sure", "is_tidying", "missing", "probed", "spare", "special", "standing")
+    __slots__ = ("is_riding", "is_sure", "is_tidying", "missing", "spare", "standing")
 
     def __init__(
         self,
@@ -64,33 +65,27 @@ class Demand:
         """Whether the log's time is known, or is being asked for. If not, what is due later may be due now."""
         self.missing: dict[Kind, int] = {}
         """How many messages are wanted that no act asks for yet."""
-        self.special = list(wants.special)
-        self.probed: set[Kind] = set()
         self.standing: dict[Kind, dict[int, int]] = {}
         """By shard, the number of messages that standing takes ask for, of kinds for which callers wait."""
         may_stand = may_stand and all(line.may_stand for line in lines)
         for kind, callers in wants.waiting.items():
-            waiting = missing = 0
-            for want in callers:
-                if may_stand and want.wait_s is not None:
-                    waiting += want.count
-                else:
-                    missing += want.count
-            if waiting:
-                shards = _shards_to_stand_in(kind, waiting, lines)
-                total = waiting + wants.ahead(kind, waiting)
+            if not callers:
+                continue
+            count = sum([want.count for want in callers])
+            shards = _shards_to_stand_in(kind, count, lines) if may_stand else []
+            if shards:
+                total = count + wants.ahead(kind, count)
                 self.standing[kind] = {
                     shard: total // len(shards) + (turn < total % len(shards)) for turn, shard in enumerate(shards)
                 }
-                missing += waiting if len(shards) < len(lines) else 0
-            if missing:
-                self.missing[kind] = missing
+            if len(shards) < len(lines):
+                self.missing[kind] = count
         self.spare = max(self.missing.values(), default=0) // len(lines) or 1
         """How many each shard is asked for beyond what is known to be there: pushes come until the act is ordered."""
         for line in lines:
-            for take in line.outstanding.act.takes if line.outstanding is not None else ():
+            for take in line.outstanding.shared if line.outstanding is not None else ():
                 kind = take.group, take.lease_us
-                if not take.op and kind in self.missing:
+                if kind in self.missing:
                     self.missing[kind] -= take.count
 
 
@@ -103,15 +98,14 @@ def _shards_to_stand_in(kind: Kind, count: int, lines: Sequence[Line]) -> list[i
 
 
 class Outstanding:
-    """An act that the fold has not seen yet."""
+    """An act that the fold has not seen yet. `own`: whom its first takes are for; the others are for any caller."""
 
-    __slots__ = ("act", "asked", "is_uncertain", "is_under_way", "settlements", "tries", "wants")
+    __slots__ = ("act", "asked", "is_uncertain", "is_under_way", "own", "settlements", "tries")
 
-    def __init__(self, act: Act, settlements: list[Settlement], wants: list[Want | None]) -> None:
+    def __init__(self, act: Act, settlements: list[Settlement], own: list[Want]) -> None:
         self.act = act
         self.settlements = settlements
-        self.wants = wants
-        """For each take, the want whose op it carries; None: it is for any caller of its kind."""
+        self.own = own
         self.is_under_way = False
         self.is_uncertain = False
         """An append of it may have been carried out, though its answer was lost."""
@@ -123,6 +117,17 @@ class Outstanding:
     def asks(self) -> bool:
         """Whether it comes to anything that a caller must be told."""
         return bool(self.act.takes or self.act.settles)
+
+    @property
+    def shared(self) -> list[Take]:
+        """Takes for any caller of their kind."""
+        return self.act.takes[len(self.own) :]
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """Of what it asks for on behalf of any caller."""
+        granted = {(one.group, one.lease_us) for one in self.act.granted}
+        return granted | {(one.group, one.lease_us) for one in self.shared}
 
 
 class Line:
@@ -136,6 +141,8 @@ class Line:
         self.turn = crc32(taker + bytes((shard,)))
         """Where this process stands first, if all shards are alike: each process in another order."""
         self.settlements: list[Settlement] = []
+        self.own: list[Want] = []
+        """Takes and settlements that no act asks for yet."""
         self.refused: list[Settlement] = []
         """What is to be given back, and could not be just now."""
         self.held: dict[int, set[tuple[str, int]]] = {}
@@ -163,7 +170,7 @@ class Line:
     @property
     def is_busy(self) -> bool:
         """Whether an act is on its way, or something is to be said."""
-        return self.outstanding is not None or bool(self.settlements or self.refused)
+        return self.outstanding is not None or bool(self.settlements or self.own or self.refused)
 
     def is_pausing(self, clock: LogClock) -> bool:
         """Whether an act of this shard was refused a moment ago: the log is busy, or gone."""
@@ -174,7 +181,8 @@ class Line:
     def compose(self, demand: Demand, now_us: int) -> None:
         """The next act, if anything is to be asked for; `demand` becomes less by what it asks for."""
         settlements = self._due_settlements() if self.settlements else []
-        takes, owners = self._takes(demand, now_us) if demand.missing or demand.special else ([], [])
+        own = [one for one in self.own[:MAX_TAKES] if not one.is_done]
+        takes = [*(one.take for one in own), *self._takes(demand, now_us)]
         granted, is_due = self._credits(demand, now_us)
         is_owed = demand.is_tidying and self.owes_receipt
         if not settlements and not takes and not granted and not is_due and not is_owed:
@@ -190,10 +198,11 @@ class Line:
             )
         ][:MAX_FENCES]
         self._number += 1
+        self.own = self.own[MAX_TAKES:]
         settles = [one.settle for one in settlements]
         parts = (self.shard, self._taker, self._number, takes, settles, fences, self._kept_from)
         act = Grant(*parts, granted) if granted else Act(*parts)
-        self.outstanding = Outstanding(act, settlements, owners)
+        self.outstanding = Outstanding(act, settlements, own)
         demand.is_sure = True  # its record will say
 
     def _due_settlements(self) -> list[Settlement]:
@@ -206,36 +215,16 @@ class Line:
         due, self.settlements = self.settlements[:count], self.settlements[count:]
         return due
 
-    def _takes(self, demand: Demand, now_us: int) -> tuple[list[Take], list[Want | None]]:
+    def _takes(self, demand: Demand, now_us: int) -> list[Take]:
         takes: list[Take] = []
-        owners: list[Want | None] = []
-        for want in demand.special:
-            if len(takes) == MAX_TAKES:
-                break
-            if want.shard not in (None, self.shard):
-                continue
-            if not self.may_probe(want) and not (want.op and self._has(want.group, now_us)):
-                continue
-            if want.op and want.asked:
-                continue
-            want.probes[self.shard] = want.probes.get(self.shard, 0) + 1
-            want.asked = bool(want.op)
-            if want.op or want.kind not in demand.missing:
-                takes.append(Take(want.group, want.count, want.lease_us, want.op))
-                owners.append(want if want.op else None)
-            else:
-                demand.probed.add(want.kind)
         for kind, count in demand.missing.items():
-            is_probed = kind in demand.probed
-            if self.shard in demand.standing.get(kind, ()) and not is_probed:
+            if count <= 0 or self.shard in demand.standing.get(kind, ()):
                 continue
-            if count > 0 and (is_probed or self._has(kind[0], now_us if demand.is_sure else _SOME_DAY_US)):
-                asked = count if is_probed else min(count, self.state.ready_count(kind[0]) + demand.spare)
+            if self.has(kind[0], now_us if demand.is_sure else SOME_DAY_US):
+                asked = min(count, self.state.ready_count(kind[0]) + demand.spare)
                 demand.missing[kind] = count - asked
                 takes.append(Take(kind[0], asked, kind[1]))
-                owners.append(None)
-        demand.probed.clear()
-        return takes, owners
+        return takes
 
     def _credits(self, demand: Demand, now_us: int) -> tuple[list[Credit], bool]:
         """Credit for callers that wait, if there is too little; and whether the fold must be told what time it is,
@@ -246,7 +235,7 @@ class Line:
         for kind, shards in demand.standing.items():
             if target := shards.get(self.shard):
                 granted += self._credit(kind, target, now_us, demand)
-                is_due |= 0 < self.next_due_us(kind[0]) <= (now_us if demand.is_sure else _SOME_DAY_US)
+                is_due |= 0 < self.next_due_us(kind[0]) <= (now_us if demand.is_sure else SOME_DAY_US)
         for one in self.state.standing.of(self._taker) if demand.is_tidying else ():
             kind = one.group, one.lease_us
             if one.available and self.shard not in demand.standing.get(kind, ()):
@@ -318,55 +307,34 @@ class Line:
         end_us = self.state.standing.next_end_us(name)
         return min(due_us or end_us, end_us or due_us)
 
-    def _has(self, name: str, now_us: int) -> bool:
+    def has(self, name: str, now_us: int) -> bool:
         """Whether a take may find something: as things stand, or because something is due."""
         group = self.state.groups.get(name)
-        if group is None or not group.is_dry:
-            return self.state.ready_count(name) > 0 or (group is not None and 0 < group.next_due_us() <= now_us)
-        return 0 < group.next_due_us() <= now_us
-
-    def may_probe(self, want: Want) -> bool:
-        """Whether one that does not wait should ask here: only the log knows what time it is."""
-        if want.wait_s is not None and not (want.op and not want.probes):
-            return False
-        if want.shard not in (None, self.shard):
-            return False
-        probes = want.probes.get(self.shard, 0)
-        if want.op and not probes:
-            return True  # it may have been answered long ago
-        if self.state.ready_count(want.group):
-            return probes < _PROBES
-        group = self.state.groups.get(want.group)
-        due_us = group.next_due_us() if group is not None else 0
-        return due_us > 0 and (probes == 0 or (due_us <= self.state.time_us and probes < _PROBES))
+        return self.state.ready_count(name) > 0 or (group is not None and 0 < group.next_due_us() <= now_us)
 
     # Outcomes
 
-    def settle(self, given: Given, queue: str) -> list[tuple[Outstanding, int, list[Delivery]]]:
-        """The outstanding act counts: wake who waits for its settlements. Its messages, by the take that asked."""
+    def settle(self, given: Given, queue: str) -> list[tuple[Kind, list[Delivery]]]:
+        """The outstanding act counts: wake who waits for what it came to. What was given to any caller, by kind."""
         outstanding = self.outstanding
         if outstanding is None or outstanding.act.number != given.number:
             return []  # nobody waits for it any more: see `give_back_unknown`
         self.outstanding = None
-        for one, verdicts in zip(outstanding.settlements, given.settles, strict=True):
-            one.finish(verdicts)
-            if one.settle.verb == GIVE_BACK:
-                for pos, token in one.settle.messages:
-                    self._let_go(one.settle.group, pos, token)
-        served = []
-        for index, deliveries in enumerate(given.takes):
-            want = outstanding.wants[index]
-            if want is not None:
-                want.asked = False
-            if deliveries is None:
-                error = no_such_group(queue, outstanding.act.takes[index].group)
-                if want is not None:
-                    want.finish(None, error)
-            else:
-                if not outstanding.act.takes[index].op:
-                    self.hear(outstanding.act.takes[index].group, deliveries)
-                served.append((outstanding, index, deliveries))
-        return served
+        for settlement, verdicts in zip(outstanding.settlements, given.settles, strict=True):
+            settlement.finish(verdicts)
+            if settlement.settle.verb == GIVE_BACK:
+                for pos, token in settlement.settle.messages:
+                    self._let_go(settlement.settle.group, pos, token)
+        for take, deliveries in zip(outstanding.act.takes, given.takes, strict=True):
+            if deliveries and not take.op:
+                self.hear(take.group, deliveries)
+        for own, deliveries in zip(outstanding.own, given.takes, strict=False):
+            if deliveries and own.is_done and not own.op:
+                self.release(own.group, deliveries)  # its caller is gone
+            error = None if deliveries is not None else no_such_group(queue, own.group)
+            own.finish([(self.shard, one) for one in deliveries or ()], error)
+        rest = zip(outstanding.shared, given.takes[len(outstanding.own) :], strict=True)
+        return [((take.group, take.lease_us), deliveries) for take, deliveries in rest if deliveries]
 
     # What is taken, and not received yet
 
@@ -415,45 +383,40 @@ class Line:
             settle = Settle(group, GIVE_BACK, messages[start : start + MAX_SETTLED])
             self.settlements.append(Settlement(settle))
 
-    def withdraw(self, settlement: Settlement) -> bool:
+    def withdraw(self, waiter: Settlement | Want) -> bool:
         """Its caller is gone. Whether it may still be done: because an act that holds it is on its way."""
-        if settlement in self.settlements:
-            self.settlements.remove(settlement)
-        return self.outstanding is not None and settlement in self.outstanding.settlements
+        self.settlements = [one for one in self.settlements if one is not waiter]
+        self.own = [one for one in self.own if one is not waiter]
+        outstanding = self.outstanding
+        return outstanding is not None and (waiter in outstanding.settlements or waiter in outstanding.own)
 
-    def refuse(self, error: BokiError) -> list[Waiter]:
-        """The outstanding act will never be: those who wait for it. What it gave back is to be given back again."""
+    def refuse(self, error: BokiError) -> None:
+        """The outstanding act will never be: those who wait for it hear so. What it gave back is given back again."""
         outstanding, self.outstanding = self.outstanding, None
-        if outstanding is None:
-            return []
-        for want in outstanding.wants:
-            if want is not None:
-                want.asked = False
-        self.refused += [one for one in outstanding.settlements if one.settle.verb == GIVE_BACK]
-        for one in outstanding.settlements:
-            if one.settle.verb != GIVE_BACK:
-                one.finish(None, BokiError.from_body(error.body()))
-        return [want for want in outstanding.wants if want is not None]
+        if outstanding is not None:
+            self.refused += [one for one in outstanding.settlements if one.settle.verb == GIVE_BACK]
+            for waiter in (*outstanding.settlements, *outstanding.own):
+                if not (isinstance(waiter, Settlement) and waiter.settle.verb == GIVE_BACK):
+                    waiter.finish(None, BokiError.from_body(error.body()))
 
 
 # Callers whose time is over
 
 
 def finish_late(wants: Wants, lines: Sequence[Line], clock: LogClock, queue: str) -> None:
-    """Callers that have waited long enough, or do not wait and have asked everywhere, get nothing."""
+    """Callers that have waited long enough get nothing. While an act asks for what one may be given, it waits for the
+    answer: no other may be there to take what comes.
+    """
     for want in [one for one in wants if not one.is_done]:
         left_s = want.left_s(clock)
         if want.group and not any(want.group in line.state.groups for line in lines):
             want.finish(None, no_such_group(queue, want.group))  # dropped meanwhile
-        elif left_s > MARGIN_S or (left_s > -ANSWER_S and _is_under_way(want, lines)):
-            continue  # while an act asks for it, it waits for the answer: no other may be there to take what comes
-        elif want.wait_s is not None or not any(line.may_probe(want) or line.is_giving_back for line in lines):
+        elif left_s <= MARGIN_S and (left_s < -ANSWER_S or not _is_under_way(want, lines)):
             want.finish([])
 
 
 def _is_under_way(want: Want, lines: Sequence[Line]) -> bool:
-    """Whether an outstanding act asks for messages that this one may get."""
-    return any(line.outstanding is not None and want.kind in line.outstanding.act.kinds for line in lines)
+    return any(line.outstanding is not None and want.kind in line.outstanding.kinds for line in lines)
 
 
 def patience_s(wants: Wants, lines: Sequence[Line], clock: LogClock) -> float:
@@ -462,7 +425,7 @@ def patience_s(wants: Wants, lines: Sequence[Line], clock: LogClock) -> float:
     groups: set[str] = set()
     kinds: set[Kind] = set()
     for want in wants:
-        if not want.is_done and want.wait_s is not None:
+        if not want.is_done:
             left_s = want.left_s(clock)
             wait_s = min(wait_s, left_s if left_s > 0 else ANSWER_S)
             groups.add(want.group)

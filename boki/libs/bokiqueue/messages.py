@@ -65,14 +65,14 @@ def no_such_queue(name: str, book: str) -> NoSuchQueue:
 
 
 class Reshaped(NoSuchQueue):
-    """The queue was deleted, and made anew with another number of shards: what was taken from it is gone."""
+    """The queue was deleted, and made again with another number of shards: what was taken from it is gone."""
 
 
 def reshaped(name: str) -> Reshaped:
     """The error."""
     return Reshaped(
-        f"queue {name!r} was deleted and made anew with another number of shards: what was taken before is gone with "
-        "it. Take from it again",
+        f"queue {name!r} was deleted and created again with another number of shards: what was taken before is gone "
+        "with it. Take from it again",
         queue=name,
     )
 
@@ -99,7 +99,7 @@ def too_large_a_push(error: TooLarge) -> TooLarge:
 
 
 def leases_lost(queue: str, receipts: list[str], count: int) -> LeaseLost:
-    """The error of a caller that wanted to settle so many, and these were not leased."""
+    """The error of a caller that wanted to settle this many, and these were not leased."""
     named = ", ".join(receipts[:_NAMED]) + (f" and {len(receipts) - _NAMED:,} more" if len(receipts) > _NAMED else "")
     some, them, theirs = f"{len(receipts):,} of {count:,} messages of queue {queue!r} are", "them", "Their receipts"
     if count == 1:

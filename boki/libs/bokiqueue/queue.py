@@ -1,10 +1,10 @@
-"""`Queue`: messages in a LogBook, pushed by anybody and taken in order, once for good or under a lease.
+"""`Queue`: messages in a LogBook, pushed by anybody and taken in order, once permanently or under a lease.
 
 ::
 
     orders = Queue(ctx.logbook, "orders")
     await orders.push({"item": "tea"})
-    message = await orders.pop(wait_s=10)            # for good: at most once
+    message = await orders.pop(wait_s=10)            # permanently: at most once
     message = await orders.lease(lease_s=30)         # at least once: until it is acked
     await orders.ack(message)
 
@@ -106,8 +106,8 @@ class Queue(Generic[T]):
     ) -> Settings:
         """Have a queue of that name, with these settings if there was none; the settings that it has.
 
-        `shards`: how many parts it has, each in order, for ever. `max_deliveries`: a message that was leased so often
-        without an ack becomes a dead letter (0: never). `max_length`: pushes wait, or are refused, while so many
+        `shards`: how many parts it has, each in order, forever. `max_deliveries`: a message that was leased so often
+        without an ack becomes a dead letter (0: never). `max_length`: pushes wait, or are refused, while this many
         messages are to be taken (0: no bound; what processes push at the same moment may go a little beyond it).
         `retain_s`: how long messages that all groups have done can still be replayed.
         """
@@ -238,7 +238,7 @@ class Queue(Generic[T]):
     # Taking
 
     async def pop(self, *, wait_s: float = 0, op: str | None = None) -> Message[T] | None:
-        """Take the next message for good, waiting up to `wait_s` for one; None if none came.
+        """Take the next message permanently, waiting up to `wait_s` for one; None if none came.
 
         `op` names this pop: whoever repeats it within an hour is given the very same message, also after a crash or
         from another process; but only the last 10,000 ops of a shard are remembered, or those of the last 100,000
@@ -248,7 +248,7 @@ class Queue(Generic[T]):
         return found[0] if found else None
 
     async def pop_many(self, count: int, *, wait_s: float = 0, op: str | None = None) -> list[Message[T]]:
-        """Take up to `count` messages for good; it waits for the first one only."""
+        """Take up to `count` messages permanently; it waits for the first one only."""
         return await self._take(check_count(count, "count"), 0, wait_s, op)
 
     async def lease(self, lease_s: float = 30, *, wait_s: float = 0, op: str | None = None) -> Message[T] | None:
@@ -304,7 +304,7 @@ class Queue(Generic[T]):
                 return found
 
     async def _receive(self, shared: Following, want: Want) -> list[Message[T]]:
-        """What is given to the want. Messages whose bodies are gone for good take no others along: of a lease they
+        """What is given to the want. Messages whose bodies are gone permanently take no others along: of a lease they
         become dead letters; of a pop they are told of, and the others are given back, or to whoever named the op.
         """
         try:
@@ -490,5 +490,5 @@ class Queue(Generic[T]):
         return await operating.change_dead(self, REDRIVE, handles)
 
     async def purge(self, *handles: str) -> int:
-        """Drop dead letters for good: those named, or all; how many there were. `NotFound` as for `redrive`."""
+        """Drop dead letters permanently: those named, or all; how many there were. `NotFound` as for `redrive`."""
         return await operating.change_dead(self, PURGE, handles)

@@ -168,12 +168,6 @@ class Act(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         """Credit for standing takes."""
         return ()
 
-    @property
-    def kinds(self) -> set[tuple[str, int]]:
-        """Of what it asks for: the group, and the length of the lease."""
-        takes = {(one.group, one.lease_us) for one in self.takes}
-        return takes | {(one.group, one.lease_us) for one in self.granted}
-
 
 class Grant(Act, frozen=True, array_like=True, tag=11, forbid_unknown_fields=True):
     """An act that grants credit besides."""

@@ -430,7 +430,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 def sound_snapshot(data: bytes, covers: int) -> Snapshot | None:
-    """The state in a checkpoint that covers so much, if it is a valid one; None if it is to be passed by."""
+    """The state in a checkpoint that covers so much, if it is a valid one; None if it is to be skipped."""
     try:
         snapshot = msgspec.msgpack.decode(data, type=Snapshot)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

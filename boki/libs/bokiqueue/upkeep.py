@@ -53,7 +53,7 @@ LOOKED_AT: Final = 100
 """Records with messages that come back, looked at with each page: whether they still do."""
 
 Lost = NotFound | Trimmed | CorruptData
-"""What is raised for a record that is gone for good."""
+"""What is raised for a record that is gone permanently."""
 
 
 class _Kept(NamedTuple):
@@ -140,7 +140,7 @@ class Bodies:
                 self._drop(seqnum)
 
     def drop_one(self, *, is_newcomer: bool) -> bool:
-        """Let go of a record that every group has passed, else of the one that is taken last. False: there is none, or
+        """Drop a record that every group has passed, else of the one that is taken last. False: there is none, or
         only what is taken before the newcomer's.
         """
         if self._passed:
@@ -164,9 +164,9 @@ class Bodies:
     async def fetch(
         self, logbook: LogBook, deliveries: Iterable[Delivery], most_bytes: int | None = None
     ) -> list[tuple[int, bytes] | Lost]:
-        """(form, body) of each; read from the log where they are not here. What is gone for good comes as the error.
+        """(form, body) of each; read from the log where they are not here. What is gone permanently comes as the error.
 
-        With `most_bytes` of the first of them only, as many as have so many bytes together; of one at least.
+        With `most_bytes` of the first of them only, as many as have this many bytes together; of one at least.
         """
         places = [one.spot.place for one in deliveries]
         here = {seqnum: self._kept[seqnum].kind for seqnum, _ in places if seqnum in self._kept}

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from boki.errors import BokiError
 from boki.libs.bokiqueue import LeaseLost, Message, Queue
-from boki.libs.bokiqueue.following import Following, adopt
+from boki.libs.bokiqueue.following import Following, queues_of
 from boki.verify.histories.queues import BURIED, Endings, Leased, Pushed, Taken
 from boki.verify.sim.clockwork import Clockwork
 from boki.verify.sim.processes import Process
@@ -113,7 +113,7 @@ class Worker:
             for queue, shards in ((TICKETS, 1), (JOBS, plan.shards), (DONE, 1))
         ]
         for each in self.followed:
-            adopt(book, each)
+            queues_of(book).put(book.name, each.queue, each)
         tickets: Queue[str] = Queue(book, TICKETS)
         jobs: Queue[str] = Queue(book, JOBS)
         done: Queue[str] = Queue(book, DONE)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from boki.api.logbook import LogBook
 from boki.libs.bokiqueue import Queue
 from boki.libs.bokiqueue.demand import MOST_AHEAD
-from boki.libs.bokiqueue.following import Following, adopt
+from boki.libs.bokiqueue.following import Following, queues_of
 from boki.log.record import Record
 from boki.verify.histories.facts import Violation
 from boki.verify.histories.queues import (
@@ -81,7 +81,7 @@ class QueueClients:
             return
         self.users.calm()
         auditor = self.users.read_ends("auditor", self._audit)
-        adopt(auditor.logbook(BOOK), Following(DONE, 1, taker=_AUDITOR))
+        queues_of(auditor.logbook(BOOK)).put(BOOK, DONE, Following(DONE, 1, taker=_AUDITOR))
 
     @property
     def is_over(self) -> bool:

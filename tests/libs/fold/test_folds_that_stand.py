@@ -10,7 +10,7 @@ import pytest
 import boki.testing
 from boki import BokiError, Record
 from boki.libs.bokiqueue import Queue
-from boki.libs.bokiqueue.following import Following, adopt
+from boki.libs.bokiqueue.following import Following, queues_of
 from boki.libs.bokiqueue.records import Act, sound
 from boki.libs.bokistore import Store
 from boki.log.chunk import Group, encode_chunk
@@ -40,7 +40,7 @@ async def shard_records(seed: int, rounds: int = 40) -> list[Record]:
     port = MemoryPort()
     queues: list[Queue[int]] = [Queue(Spaced(port).logbook(), "q") for _ in range(2)]
     for number, queue in enumerate(queues):
-        adopt(queue.logbook, Following("q", 1, taker=b"taker %d" % number))
+        queues_of(queue.logbook).put("test", "q", Following("q", 1, taker=b"taker %d" % number))
     await queues[0].create()
     for name in ("", "g"):
         await queues[0].create_group(name)

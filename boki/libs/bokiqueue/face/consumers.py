@@ -145,7 +145,7 @@ class Place:
                 level = logging.DEBUG if error.retryable else logging.WARNING
                 _log.log(level, "%s cannot consume %s now: %s", name, queue, error)
                 await self._pause()
-            except Exception:  # noqa: BLE001  # whatever it is, the place goes on
+            except Exception:  # noqa: BLE001  # whatever it is, the place continues
                 _log.exception("%s cannot consume %s now, and tries again", name, queue)
                 await self._pause()
 
