@@ -203,6 +203,10 @@ class Standing(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         """How many messages it may still be given."""
         return min(self.granted - self.used, MAX_CREDIT)
 
+    def may_take(self, now_us: int) -> bool:
+        """Whether it is given what comes now: it has asked for it, and its process is not taken to be gone."""
+        return self.granted > self.used and self.ends_us > now_us
+
     @property
     def ends_us(self) -> int:
         """When its process is taken to be gone, if it does not act."""
@@ -347,16 +351,15 @@ class StandingTakes:
         now_us: int,
         handed: list[Handed],
     ) -> None:
-        def may_take(one: Standing) -> bool:
-            return one.granted > one.used and one.ends_us > now_us
-
         untouched = backlog.next_pos - group.cursor
-        left = sum(map(may_take, standing.values())) if untouched > 1 else 1  # of one message there is nothing to share
+        left = (
+            sum(one.may_take(now_us) for one in standing.values()) if untouched > 1 else 1
+        )  # of one message there is nothing to share
         is_anything = True
         while is_anything:
             is_anything, turns = False, list(standing.values())
             for one in turns:
-                if not may_take(one):
+                if not one.may_take(now_us):
                     continue
                 share = -(-(backlog.next_pos - group.cursor) // max(left, 1))
                 left -= 1
@@ -368,7 +371,7 @@ class StandingTakes:
                     handed.append(Handed(one.taker, one.group, one.lease_us, deliveries))
                 if group.is_dry or not deliveries:
                     return
-            left = sum(map(may_take, turns))
+            left = sum(one.may_take(now_us) for one in turns)
 
     def _give(self, one: Standing, handles: list[tuple[int, int]], now_us: int) -> None:
         one.used += len(handles)

@@ -208,6 +208,25 @@ def test_a_pop_that_was_received_is_done() -> None:
     assert stream.state.groups[""].done_count == 1
 
 
+def test_a_push_is_not_given_to_a_session_that_is_gone() -> None:
+    """Nothing that was pushed after the end of a session becomes a dead letter of it: it goes to one that is there."""
+    stream = Takers()
+    stream.grant(b"gone", granted=9)
+    stream.push()
+    stream.now_us += SECOND
+    stream.grant(b"there", granted=1)
+    stream.now_us += SILENT_POP_US - SECOND
+    ended_us = stream.now_us
+    stream.push()
+    assert stream.handed == [(b"there", [1])]
+    stream.push()
+    assert stream.handed == [], "nobody is there to take it, so it stays"
+    stream.hear(b"there")
+    dead = [one.spot for one in stream.state.groups[""].aside.values() if one.status == DEAD]
+    assert [spot.pos for spot in dead if spot.time_us < ended_us] == [0]
+    assert [spot.pos for spot in dead if spot.time_us >= ended_us] == []
+
+
 def test_messages_of_a_key_are_handed_out_one_at_a_time() -> None:
     """The next one when the one before is done, to whoever waits then."""
     stream = Takers()
@@ -292,6 +311,11 @@ def sessions_that_do_not_end() -> Any:
     return patch.object(Standing, "ends_us", property(lambda self: 1 << 62))
 
 
+def hands_that_look_at_nobody() -> Any:
+    """What comes is given to whoever asked for it, be its process gone or not."""
+    return patch.object(Standing, "may_take", lambda self, _now_us: self.granted > self.used)
+
+
 def silence_that_does_not_count() -> Any:
     """What a session popped and never confirmed stays with it."""
     return patch.object(sessions, "SILENT_POP_US", 1 << 60)
@@ -303,6 +327,7 @@ def silence_that_does_not_count() -> Any:
         (credit_that_adds_up, test_credit_is_a_running_total),
         (sessions_that_do_not_end, test_a_pop_that_was_received_is_done),
         (sessions_that_do_not_end, test_a_lease_that_nobody_heard_of_goes_back_when_its_process_is_gone),
+        (hands_that_look_at_nobody, test_a_push_is_not_given_to_a_session_that_is_gone),
         (silence_that_does_not_count, test_a_pop_that_nobody_received_is_a_dead_letter_when_its_process_is_gone),
     ],
 )
