@@ -1,4 +1,5 @@
-"""`boki bench store`: counters, reads, transactions and conflicts of BokiStore, and what it holds in memory.
+"""`boki bench store`: counters, reads, transactions, conflicts and forks of BokiStore, Retwis, and what it holds in
+memory.
 
 What is compared is measured in turns, a round of each, so that a machine that slows down does so for all of them: with
 `--peers` the counters of Restate and Redis, and always the single append beside the transaction that costs one.
@@ -12,11 +13,13 @@ import statistics
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
+from uuid import uuid4
 
 from boki.bench import store_memory
 from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.load_functions.load import Load
 from boki.bench.load_functions.store_load import BUCKETS, READ_TOGETHER, Conflicts, Growth, StoreLoad
+from boki.bench.retwis import retwis
 from boki.bench.rows import Round, Row, median, rate
 from boki.bench.store_peers import STORE_PEERS
 from boki.bench.system import Options, Target, target
@@ -47,6 +50,8 @@ def store(options: Options, step: Step) -> Iterator[Row]:
             yield _transfers(options, step, system, callers)
         yield _conflicts(options, step, system)
         yield _opened(options, step, system)
+        yield _forked(options, step, system)
+    yield from retwis(options, step)
     step(f"{options.record_count:,} objects in memory")
     yield row_of(options, "store-memory", 1, None, store_memory.measure(options.record_count))
 
@@ -105,8 +110,18 @@ def _opened(options: Options, step: Step, system: Target) -> Row:
     return row_of(options, "store-open", 1, rounds["open"], {"updates": grown.updates})
 
 
+def _forked(options: Options, step: Step, system: Target) -> Row:
+    """Forks of the book with the updates that `_opened` has appended."""
+    rounds = in_turns(options, step, "forking it", {"fork": partial(_run, system, "fork_load", options, 1)})
+    return row_of(options, "store-fork", 1, rounds["fork"], {"records": f"{options.record_count:,}"})
+
+
 def _run(system: Target, function: str, options: Options, callers: int) -> Round:
-    one: Round = system.run(function, StoreLoad(f"{function}-{callers}", callers, options.duration_s), Round)
+    """A round on objects that are new: on a cluster another node had the round before, and what a node reads of what
+    others have written is not what is measured here.
+    """
+    prefix = f"{function}-{callers}-{uuid4().hex[:12]}"
+    one: Round = system.run(function, StoreLoad(prefix, callers, options.duration_s), Round)
     return one
 
 

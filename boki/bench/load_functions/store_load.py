@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from random import Random
 
 import msgspec
@@ -151,6 +152,18 @@ async def open_load(ctx: Context, wanted: Growth) -> Round:
         assert await grown.get("hits") == wanted.updates
 
     return await closed_loop(read, 1, wanted.duration_s)
+
+
+@function(book=BOOK, timeout_s=600)
+async def fork_load(ctx: Context, load: StoreLoad) -> Round:
+    """Forks of the whole book, each into a book of its own."""
+    store = Store(ctx)
+    names = count()
+
+    async def fork(_caller: int) -> None:
+        await store.fork(f"{BOOK}-{ctx.invocation_id}-{next(names)}")
+
+    return await closed_loop(fork, load.callers, load.duration_s)
 
 
 def _memory(ctx: Context) -> Memory:

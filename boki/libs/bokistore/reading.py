@@ -72,7 +72,8 @@ class Reader:
                     return row, stop
                 continue
             row.take(page)
-            self.measure(row)
+            if page.records:
+                self.measure(row)
             start = page.next_start
             if page.is_end:
                 return row, start
@@ -137,7 +138,8 @@ class Reader:
         for row, start, page in zip(rows, starts, pages, strict=True):
             if not row.is_overtaken(page, start):
                 row.take(page)
-                self.measure(row)
+                if page.records:
+                    self.measure(row)
 
     def _saved(self, name: str, record: Record | None) -> Steps[View | None]:
         """The view in that record of the object's checkpoints, or in the newest one before it."""
