@@ -10,22 +10,39 @@ import msgspec
 import typer
 
 from boki.cli.connection import AsJson, Token, Url, connect_async
-from boki.cli.help import Commands, examples
+from boki.cli.help import examples
 from boki.cli.terminal import content_of, errors, print_json, results
+from boki.cli.things import Book, ThingCommands
 from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from boki.libs.bokistore import Store
-
-app = Commands("")  # its help is in the face
+    from boki import LogBook
+    from boki.libs.bokistore import Store, StoredObject
 
 R = TypeVar("R")
 
-Book = Annotated[str, typer.Argument(help="The LogBook.", show_default=False)]
 Name = Annotated[str, typer.Argument(metavar="OBJECT", help="The object.", show_default=False)]
 At = Annotated[int | None, typer.Option(help="As of this seqnum.", min=0)]
 Path = Annotated[str, typer.Option("--path", "-p", help="A value within it, such as cart.items.0.")]
 Key = Annotated[str | None, typer.Option(help="The same key within 24 hours counts once.")]
+
+
+class Named:
+    """An object by its name, and the store that has it."""
+
+    def __init__(self, logbook: LogBook, name: str) -> None:
+        from boki.libs.bokistore import Store
+
+        self.store = Store(logbook)
+        self.name = name
+
+    @property
+    def object(self) -> StoredObject[Any]:
+        """It, as it is now."""
+        return self.store.object(self.name)
+
+
+app = ThingCommands("", name=Name, opened=Named)  # its help is in the face
 
 
 def with_store(url: str, token: str, book: str, work: Callable[[Store], Awaitable[R]]) -> R:
@@ -85,88 +102,73 @@ def list_names(
             print(name)
 
 
-@app.command()
-@examples("boki store get shop user:ada", "boki store get shop user:ada --path address.city --at 8796093022215")
-def get(
-    book: Book, name: Name, path: Path = "", at: At = None, as_json: AsJson = False, url: Url = "", token: Token = ""
-) -> None:
+def _show_missing(name: str, path: str) -> None:
+    """Say that there is nothing, and end with code 1."""
+    errors().print(f"nothing at {path} of {name}" if path else f"no object {name}", style="dim", markup=False)
+    raise typer.Exit(1)
+
+
+@app.of_thing("boki store get shop user:ada", "boki store get shop user:ada --path address.city --at 8796093022215")
+async def get(named: Named, path: Path = "", at: At = None, as_json: AsJson = False) -> None:
     """Print an object, or a value of it. Exit code 1 if there is none."""
-
-    async def work(store: Store) -> Any:
-        target = (store if at is None else store.at(at)).object(name)
-        return await target.get(path) if await target.exists(path) else _NOTHING
-
-    value = with_store(url, token, book, work)
-    if value is _NOTHING:
-        errors().print(f"nothing at {path} of {name}" if path else f"no object {name}", style="dim", markup=False)
-        raise typer.Exit(1)
+    target = named.object if at is None else named.store.at(at).object(named.name)
+    if not await target.exists(path):
+        _show_missing(named.name, path)
+    value = await target.get(path)
     if as_json:
-        print_json({"object": name, "value": value})
+        print_json({"object": named.name, "value": value})
     else:
         show(value)
 
 
-@app.command("set")
-@examples(
+@app.of_thing(
     'boki store set shop user:ada \'{"name": "Ada"}\'',
     "boki store set shop user:ada 36 --path age",
     "boki store set shop report - < report.json",
+    name="set",
 )
-def put(
-    book: Book,
-    name: Name,
+async def put(
+    named: Named,
     value: Annotated[str, typer.Argument(help="JSON, or else text; - reads it from stdin.", show_default=False)],
     path: Path = "",
     key: Key = None,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Put a value: the whole object, or what stands at a path."""
-    meant = value_of(value, f"boki store set {book} {name} '\"\"'")
-    with_store(url, token, book, lambda store: store.object(name).set(path, meant, key=key))
+    meant = value_of(value, f"boki store set {named.store.book} {named.name} '\"\"'")
+    await named.object.set(path, meant, key=key)
 
 
-@app.command()
-@examples('boki store patch shop user:ada \'{"age": 37, "email": null}\'')
-def patch(
-    book: Book,
-    name: Name,
+@app.of_thing('boki store patch shop user:ada \'{"age": 37, "email": null}\'')
+async def patch(
+    named: Named,
     change: Annotated[str, typer.Argument(metavar="PATCH", help="A JSON Merge Patch: null deletes a key.")],
     path: Path = "",
     key: Key = None,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Merge a JSON Merge Patch into an object."""
-    meant = value_of(change, f"boki store patch {book} {name} '{{}}'")
+    meant = value_of(change, f"boki store patch {named.store.book} {named.name} '{{}}'")
     if not isinstance(meant, dict):  # it would replace the object, which is what a typing error does
         raise InvalidArgument("a JSON Merge Patch is a JSON object: boki store set puts any value", field="patch")
-    with_store(url, token, book, lambda store: store.object(name).merge(path, meant, key=key))
+    await named.object.merge(path, meant, key=key)
 
 
-@app.command()
-@examples("boki store increment shop page:home visits", "boki store increment shop account:1 balance --by=-10")
-def increment(
-    book: Book,
-    name: Name,
+@app.of_thing("boki store increment shop page:home visits", "boki store increment shop account:1 balance --by=-10")
+async def increment(
+    named: Named,
     path: Annotated[str, typer.Argument(help="Where the number stands; without it, the object is one.")] = "",
     by: Annotated[float, typer.Option(help="How much to add.")] = 1,
     key: Key = None,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Add to a number, and print the new one."""
     amount = int(by) if by.is_integer() and abs(by) < 1 << 63 else by
-    print_json(with_store(url, token, book, lambda store: store.object(name).increment(path, amount, key=key)))
+    print_json(await named.object.increment(path, amount, key=key))
 
 
-@app.command()
-@examples("boki store delete shop user:ada --path email")
-def delete(book: Book, name: Name, path: Path = "", key: Key = None, url: Url = "", token: Token = "") -> None:
+@app.of_thing("boki store delete shop user:ada --path email")
+async def delete(named: Named, path: Path = "", key: Key = None) -> None:
     """Take an object away, or a value of it. Exit code 1 if there was none. Its past stays readable."""
-    if not with_store(url, token, book, lambda store: store.object(name).delete(path, key=key)):
-        errors().print(f"nothing at {path} of {name}" if path else f"no object {name}", style="dim", markup=False)
-        raise typer.Exit(1)
+    if not await named.object.delete(path, key=key):
+        _show_missing(named.name, path)
 
 
 @app.command()
@@ -192,6 +194,3 @@ def scan(
         else:
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
             print(f"{key}\t{text}")
-
-
-_NOTHING: Any = object()

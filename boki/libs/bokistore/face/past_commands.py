@@ -11,38 +11,30 @@ import typer
 from boki.cli.connection import AsJson, Token, Url
 from boki.cli.help import examples
 from boki.cli.terminal import errors, print_json, print_table, results, time_cell
-from boki.libs.bokistore.face.commands import Book, Name, app, with_store
+from boki.cli.things import Book
+from boki.libs.bokistore.face.commands import Name, Named, app, with_store
 
 if TYPE_CHECKING:
     from boki.libs.bokistore import Store, Version
 
 
-@app.command()
-@examples("boki store history shop user:ada", "boki store history shop user:ada -n 5 --json")
-def history(
-    book: Book,
-    name: Name,
+@app.of_thing("boki store history shop user:ada", "boki store history shop user:ada -n 5 --json")
+async def history(
+    named: Named,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of versions, the newest.")] = 20,
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """List the newest versions of an object, with what wrote them."""
-
-    async def work(store: Store) -> list[Version]:
-        newest: list[Version] = []
-        async for version in store.history(name):
-            newest.append(version)
-            del newest[:-limit]
-        return newest
-
-    versions = with_store(url, token, book, work)
+    versions: list[Version] = []
+    async for version in named.store.history(named.name):
+        versions.append(version)
+        del versions[:-limit]
     if as_json:
         for version in versions:
             print_json(msgspec.to_builtins(version))
         return
     if not versions:
-        errors().print(f"no object {name}", style="dim", markup=False)
+        errors().print(f"no object {named.name}", style="dim", markup=False)
     rows = [
         (str(one.seqnum), time_cell(round(one.time_s * 1e6)), one.function, one.invocation, _text(one))
         for one in versions
