@@ -286,3 +286,34 @@ def test_the_design_has_two_pages() -> None:
     assert sum(max(1, math.ceil(len(line) / 100)) for line in text.splitlines()) <= 200
     listed = set(re.findall(r"\]\(docs/design/([\w-]+\.md)\)", text))
     assert listed == {page.name for page in (ROOT / "docs/design").glob("*.md")}
+
+
+def missing_files(text: str) -> list[str]:
+    """The Python files that code spans name and that are nowhere: by their path below the root or boki/, or its end."""
+    paths = [
+        path.relative_to(ROOT).as_posix() for folder in ("boki", "tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    named = [
+        name for span in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"(?<![>\w/])\w[\w/]*\.py\b", span)
+    ]
+    return [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in paths)]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        ROOT / "DESIGN.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "docs/simulation.md",
+        *sorted((ROOT / "docs/design").glob("*")),
+    ],
+    ids=lambda path: path.name,
+)
+def test_files_that_pages_name_are_there(page: Path) -> None:
+    """Whoever follows a walk, or looks up a mechanism, finds each file after it was moved."""
+    assert not missing_files(page.read_text(encoding="utf-8"))
+
+
+def test_a_file_that_is_nowhere_is_found() -> None:
+    """The check above can fail."""
+    assert missing_files("`engine/reads.py`, `core.py` and `engine/nowhere.py`") == ["engine/nowhere.py"]
