@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 R = TypeVar("R")
 
+# Below: made from `boki.api.context` by `python -m tests.unasync`.
+
 
 class Context:
     """One call, seen from inside: its LogBook, its deadline, and a way to call other functions.

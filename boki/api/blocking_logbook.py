@@ -100,6 +100,9 @@ class LogSession:
         return list(answer.books)
 
 
+# Below: made from `boki.api.logbook` by `python -m tests.unasync`.
+
+
 class LogBook:
     """A named, independent, totally ordered log of records.
 
@@ -208,9 +211,9 @@ class LogBook:
         """All records from `start` on, and those to come: `for record in logbook.subscribe("tag")`.
 
         Endless: it waits for new records until the call's deadline. `start=0` is the earliest record that there is;
-        "now" is the moment when iteration begins, or when `subscription.begin()` returned before it. If a trim takes
-        records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to continue), or
-        passes over them if `on_trimmed` is "skip".
+        "now" is the moment when iteration begins, or when `subscription.begin()` returned before it. If a trim
+        takes records away that were not yet read, iteration raises `Trimmed` (`error.next_seqnum` says where to
+        continue), or passes over them if `on_trimmed` is "skip".
         """
         return Subscription(Cursor(self.name, tag, start, on_trimmed, self._access.caller), self._access)
 

@@ -204,9 +204,8 @@ class Context:
         `key` that was used before, the id of the first call is returned and nothing else happens. `retry`: when it runs
         again if it fails, instead of what its `@function(retry=...)` says.
         """
-        return await self._calls.invoke_later(
-            self._state.later(function, payload, delay_s, key, book, retry), delay_s, key
-        )
+        call = self._state.later(function, payload, delay_s, key, book, retry)
+        return await self._calls.invoke_later(call, delay_s, key)
 
     async def result_of(self, invocation_id: str, *, wait_s: float | None = None) -> Any:
         """What a logged call returned, such as one of `invoke_later`, once it has ended; raises what it ended with.

@@ -10,6 +10,7 @@ import pytest
 
 from boki import blocking
 from boki.api import blocking_context, blocking_logbook, context, logbook
+from tests import unasync
 
 TWINS = [
     (context.Context, blocking_context.Context),
@@ -43,6 +44,13 @@ def test_the_methods_are_the_same(awaiting: type, plain: type) -> None:
             ], name
             said = (method.__doc__ or "").replace("async for", "for").replace("await ", "")
             assert said.split() == (twin.__doc__ or "").split(), name
+
+
+@pytest.mark.parametrize("name", unasync.CLASSES)
+def test_the_blocking_classes_are_those_that_are_made(name: str) -> None:
+    """Nobody changes one half alone: `python -m tests.unasync` makes the other one."""
+    twin = unasync.BOKI / unasync.CLASSES[name]
+    assert twin.read_text(encoding="utf-8") == unasync.plain_classes(name)
 
 
 def test_what_the_blocking_module_offers() -> None:

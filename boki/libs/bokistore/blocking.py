@@ -1,6 +1,6 @@
 """The store of plain functions: `boki.libs.bokistore.store` without `await`, and made from it.
 
-Change that one, and run `python -m tests.libs.bokistore.unasync`.
+Change that one, and run `python -m tests.unasync`.
 
 ::
 

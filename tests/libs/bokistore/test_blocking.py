@@ -11,11 +11,11 @@ from boki.libs.bokistore import ConflictError, WrongShape, blocking, store
 from boki.libs.bokistore.blocking import Store, Transaction
 from boki.libs.bokistore.memory import BlockingMemory
 from boki.libs.bokistore.reading import SAVE_AFTER
-from tests.libs.bokistore.unasync import FOLDER, TWINS, plain_half
+from tests.unasync import FOLDER, TWINS, plain_half
 
 
 def test_it_is_made_from_the_async_one() -> None:
-    """Run `python -m tests.libs.bokistore.unasync` if this fails."""
+    """Run `python -m tests.unasync` if this fails."""
     for name, twin in TWINS.items():
         assert (FOLDER / twin).read_text(encoding="utf-8") == plain_half(name)
 

@@ -1,16 +1,28 @@
-"""The plain half of the store's face, made from the async one: `python -m tests.libs.bokistore.unasync` writes it."""
+"""The blocking halves of what has two: `python -m tests.unasync` makes them from the async ones.
+
+Of the store these are whole files; of LogBook and Context the classes below a mark: what stands above it is written by
+hand.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-import boki.libs.bokistore
+import boki
 
-FOLDER = Path(boki.libs.bokistore.__file__).parent
-REPLACED = [
+BOKI = Path(boki.__file__).parent
+FOLDER = BOKI / "libs/bokistore"
+MARK = "# Below: made from `{}` by `python -m tests.unasync`.\n\n\n"
+PLAIN = [
     ("async def ", "def "),
     ("async with", "with"),
     ("async for", "for"),
+    ("__aiter__", "__iter__"),
+    ("AsyncIterator", "Iterator"),
+]
+REPLACED = [
+    *PLAIN[:3],
     ("await asyncio.sleep(", "sleep("),
     ("await ", ""),
     ("__aenter__", "__enter__"),
@@ -58,7 +70,7 @@ REPLACED = [
         '"""The store of `async` functions: objects, transactions, and the past. Its plain twin is `blocking`.\n',
         (
             '"""The store of plain functions: `boki.libs.bokistore.store` without `await`, and made from it.\n\n'
-            "Change that one, and run `python -m tests.libs.bokistore.unasync`.\n"
+            "Change that one, and run `python -m tests.unasync`.\n"
         ),
     ),
 ]
@@ -72,14 +84,55 @@ TWINS = {
 }
 
 
-def plain_half(name: str) -> str:
-    """The text of the twin of that file."""
-    text = (FOLDER / name).read_text(encoding="utf-8")
-    for old, new in REPLACED:
+CLASSES = {
+    "api/logbook.py": "api/blocking_logbook.py",
+    "api/context.py": "api/blocking_context.py",
+}
+CLASSES_REPLACED = [
+    (
+        "(await self._access.append(self.name, group, timeout_s))[0]",
+        "self._access.append(self.name, group, timeout_s)[0]",
+    ),
+    (
+        "            for record in page.records:\n                yield record\n",
+        "            yield from page.records\n",
+    ),
+    ("log: LogPort, appends: AppendGatherer, calls: CallPort", "log: BlockingLogPort, calls: BlockingCallPort"),
+    ("LogSession(log, appends, state.caller)", "LogSession(log, state.caller)"),
+    ("Callable[[Context", "Callable[[context.Context"),
+    ("blocking_context.Context", "Context"),
+    *PLAIN,
+    ("await ", ""),
+]
+
+
+def replaced(text: str, pairs: list[tuple[str, str]]) -> str:
+    """The text with each of these replaced, in their order."""
+    for old, new in pairs:
         text = text.replace(old, new)
     return text
+
+
+def plain_half(name: str) -> str:
+    """The text of the twin of that file of the store."""
+    return replaced((FOLDER / name).read_text(encoding="utf-8"), REPLACED)
+
+
+def plain_classes(name: str) -> str:
+    """The text of the twin of that file: what is written by hand, and the classes behind the mark made again."""
+    text = (BOKI / name).read_text(encoding="utf-8")
+    mark = MARK.format("boki." + name.removesuffix(".py").replace("/", "."))
+    by_hand, found, _ = (BOKI / CLASSES[name]).read_text(encoding="utf-8").partition(mark)
+    assert found, f"{CLASSES[name]} lacks the line {mark.strip()!r}"
+    begin = re.search(r"^class (LogBook|Context)\b", text, re.MULTILINE)
+    assert begin, name
+    end = re.compile(r"^def ", re.MULTILINE).search(text, begin.start())
+    classes = text[begin.start() : end.start() if end else None]
+    return by_hand + mark + replaced(classes, CLASSES_REPLACED).rstrip() + "\n"
 
 
 if __name__ == "__main__":
     for name, twin in TWINS.items():
         (FOLDER / twin).write_text(plain_half(name), encoding="utf-8")
+    for name, twin in CLASSES.items():
+        (BOKI / twin).write_text(plain_classes(name), encoding="utf-8")
