@@ -17,6 +17,7 @@ from boki.api.suspension import (
     Suspend,
     WakeOn,
     calls_reporting_to,
+    ended_before,
     ends_of,
     invocation_id_of,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "codec_for",
     "decode_any",
     "encode_any",
+    "ended_before",
     "ends_of",
     "failure_of",
     "invocation_id_of",

@@ -51,6 +51,7 @@ __all__ = [
     "Suspend",
     "WakeOn",
     "calls_reporting_to",
+    "ended_before",
     "ends_of",
     "invocation_id_of",
 ]
@@ -128,6 +129,15 @@ async def calls_reporting_to(logbook: LogBook, invocation_id: str) -> list[str]:
         for record in page.records:
             found.update((tag.removeprefix(_ID_TAG), None) for tag in record.tags if tag.startswith(_ID_TAG))
         start = page.next_start
+
+
+async def ended_before(logbook: LogBook, invocation_id: str, time_us: int) -> bool:
+    """Whether a logged call has ended before that time, by the log's time, or is not kept any more.
+
+    `logbook` is that of `ends_of(invocation_id).book`.
+    """
+    last = await logbook.check_tail(_ID_TAG + invocation_id)
+    return last is None or ("finished" in last.tags and last.time < time_us)
 
 
 def ends_of(invocation_id: str, min_seqnum: int = 0) -> WakeOn:

@@ -14,6 +14,7 @@ from typing import Any
 
 from boki.bench import faults, index_memory
 from boki.bench.flow import flow
+from boki.bench.flow_soak import flow_soak
 from boki.bench.flow_state import flow_state
 from boki.bench.http_load import Post, generator_name, post_load
 from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
@@ -155,6 +156,7 @@ BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "queue": queue,
     "flow": flow,
     "flow-state": flow_state,
+    "flow-soak": flow_soak,
     "store": store,
     "spark": spark,
     **CLUSTER_BENCHMARKS,

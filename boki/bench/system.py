@@ -18,7 +18,7 @@ from boki.launch.child import Child
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
 NEED_CLUSTER = frozenset({"failover", "scaling", "repair"})
-NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory"}) | NEED_CLUSTER
+NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory", "flow-soak"}) | NEED_CLUSTER
 
 
 @dataclass(frozen=True, slots=True)

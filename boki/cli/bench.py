@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("append", "read", "invoke", "cold-start", "restart", "memory", "queue", "flow", "store", "spark"),
-    *("flow-state", "failover", "scaling", "repair"),
+    *("flow-state", "flow-soak", "failover", "scaling", "repair"),
 )
 
 

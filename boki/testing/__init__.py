@@ -37,7 +37,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from threading import Thread
 from types import ModuleType
 from typing import Any
@@ -55,7 +55,6 @@ from boki.api.log_calls import append_operation
 from boki.api.payloads.values import NO_PAYLOAD
 from boki.api.suspension import Suspend, not_logged
 from boki.errors import (
-    AlreadyExists,
     BokiError,
     CallCancelled,
     CallTooDeep,
@@ -82,7 +81,7 @@ from boki.protocol.calls import (
     ends_tag,
 )
 from boki.retry import LOSSES_ONLY, Retry
-from boki.testing.memory_calls import LaterCall, LaterRequest, start_tags, with_copied_payload
+from boki.testing.memory_calls import LaterCall, LaterRequest, stands_for, start_tags, with_copied_payload
 from boki.testing.memory_port import ENDLESS_S, BlockingMemoryPort, MemoryPort
 from boki.testing.unopened import UnopenedBlockingContext, UnopenedContext
 from boki.testing.virtual_clock import Clock
@@ -322,29 +321,13 @@ class _Calls:
                     raise KeyReused(f"key {key!r} came with another call before", key=key)
                 return earlier[0]
             self._keys[key] = (call.id, request, clock.now_us)
-        if call.chosen is not None and self._stands_for(call.id, call.chosen, request):
+        if call.chosen is not None and stands_for(self._logged.get(call.id), call.chosen, request):
             return call.id
         call = with_copied_payload(call, self._logged)
         self._record(call.id, start_tags(call))
         logged = self._logged[call.id] = LaterCall(call, request, clock.now_us, round(delay_s * 1e6))
         clock.call_at(logged.due_us, lambda: self._start(self._run_later(logged)) if not logged.is_over else None)
         return call.id
-
-    def _stands_for(self, invocation_id: str, chosen: ChosenId, request: LaterRequest) -> bool:
-        """Whether a call of that id stands for this start."""
-        known = self._logged.get(invocation_id)
-        if known is None or known.call.chosen is None:
-            return False
-        if known.call.chosen.start == chosen.start:
-            return True
-        policy = chosen.if_ended if known.is_over else chosen.if_running
-        if policy == "fail":
-            raise AlreadyExists(f"there is a call of id {invocation_id} ({known.status})", invocation=invocation_id)
-        if policy == "again" or (policy == "again_if_failed" and known.status != "done"):
-            return False
-        if known.request != request:
-            raise KeyReused(f"id {invocation_id} came with another call before", field="id")
-        return True
 
     async def _run_later(self, logged: LaterCall) -> None:
         """Run a later call, and again as its policy says, or when what it is suspended for has come."""
@@ -357,6 +340,9 @@ class _Calls:
         outcome = await logged.task
         if logged.is_over:  # cancelled meanwhile
             return
+        for append in outcome.appends:
+            with suppress(BokiError):  # the log of a test may lose it; an engine repeats it
+                self.port.record(append)
         if outcome.suspended is not None:
             logged.suspend(outcome.suspended)
             self._arm(logged, outcome.suspended)
@@ -396,7 +382,7 @@ class _Calls:
         """Record the end where a call that waits for it sees it."""
         if (chosen := logged.call.chosen) is not None:
             waiters = filter(None, (chosen.reports_to, chosen.watcher))
-            self._record(logged.call.id, [ends_tag(waiter) for waiter in waiters])
+            self._record(logged.call.id, ["finished", *map(ends_tag, waiters)])
 
     def _record(self, call_id: str, tags: list[str]) -> None:
         """Leave a record of a call in the runtime's book."""
@@ -446,13 +432,20 @@ class _Calls:
         return await self._run_known(known, call, arguments)
 
     async def _run_known(self, known: Function, call: Call, arguments: tuple[Any, ...]) -> Outcome:
-        context: Context | BlockingContext
+        context = Context(call, self) if known.info.is_async else BlockingContext(call, self)
+        left = context._state.caller.last_appends = [] if call.run else None  # noqa: SLF001 - its own context
+        outcome = await self._end_of(known, call, context, arguments)
+        if not left or outcome.suspended is not None:
+            return outcome
+        return msgspec.structs.replace(outcome, appends=tuple(left))
+
+    async def _end_of(
+        self, known: Function, call: Call, context: Context | BlockingContext, arguments: tuple[Any, ...]
+    ) -> Outcome:
         try:
-            if known.info.is_async:
-                context = Context(call, self)
+            if isinstance(context, Context):
                 result = await known.run(context, *arguments)
             else:
-                context = BlockingContext(call, self)
                 result = await self.port.run_in_thread(known.run, context, *arguments)
         except Suspend as suspend:
             if call.run:

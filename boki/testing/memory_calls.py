@@ -7,7 +7,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from boki.protocol.calls import OVER, Call, CallStatus, InvocationState, Outcome, Payload, Suspension, starts_tag
+from boki.errors import AlreadyExists, KeyReused
+from boki.protocol.calls import (
+    OVER,
+    Call,
+    CallStatus,
+    ChosenId,
+    InvocationState,
+    Outcome,
+    Payload,
+    Suspension,
+    starts_tag,
+)
 
 LaterRequest = tuple[str, str, Payload, float]
 """What must be equal for a key or an id to stand for the same call."""
@@ -18,6 +29,22 @@ def with_copied_payload(call: Call, logged: Mapping[str, LaterCall]) -> Call:
     if call.chosen is None or not call.chosen.copies:
         return call
     return msgspec.structs.replace(call, payload=logged[call.chosen.copies].call.payload)
+
+
+def stands_for(known: LaterCall | None, chosen: ChosenId, request: LaterRequest) -> bool:
+    """Whether a call of that id stands for this start."""
+    if known is None or known.call.chosen is None:
+        return False
+    if known.call.chosen.start == chosen.start:
+        return True
+    policy = chosen.if_ended if known.is_over else chosen.if_running
+    if policy == "fail":
+        raise AlreadyExists(f"there is a call of id {known.call.id} ({known.status})", invocation=known.call.id)
+    if policy == "again" or (policy == "again_if_failed" and known.status != "done"):
+        return False
+    if known.request != request:
+        raise KeyReused(f"id {known.call.id} came with another call before", field="id")
+    return True
 
 
 def start_tags(call: Call) -> list[str]:

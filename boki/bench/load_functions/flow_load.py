@@ -17,6 +17,8 @@ from boki.libs.bokiflow import Handle, flow, step, workflow
 
 BOOK = "bench-flow"
 STEPS = 10
+KEPT_S = 20.0
+"""For how long histories and logged calls are kept in a soak."""
 STARTING = 256
 """This many starts are in flight where many workflows are to be started."""
 _LOOK_S = 0.05
@@ -71,6 +73,12 @@ async def effects(count: int) -> int:
     return sum([await effect(number) for number in range(count)])
 
 
+@workflow(book=BOOK, keep_s=KEPT_S)
+async def short(count: int) -> int:
+    """The same, whose history is trimmed soon."""
+    return sum([await effect(number) for number in range(count)])
+
+
 @workflow(book=BOOK)
 async def pure_steps(count: int) -> int:
     """The same with steps without effects."""
@@ -113,6 +121,16 @@ async def flow_load(ctx: Context, load: FlowLoad) -> Round:
     async def run(_caller: int) -> None:
         handle = await wanted.start(ctx, STEPS)
         assert await handle.result() == sum(range(STEPS))
+
+    return await closed_loop(run, load.callers, load.duration_s)
+
+
+@function(book=BOOK, timeout_s=600)
+async def flow_soak_load(ctx: Context, load: FlowLoad) -> Round:
+    """Start workflows of two steps and wait for their ends."""
+
+    async def run(_caller: int) -> None:
+        await (await short.start(ctx, 2)).result()
 
     return await closed_loop(run, load.callers, load.duration_s)
 

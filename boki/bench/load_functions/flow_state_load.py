@@ -10,6 +10,7 @@ from boki import Context, function
 from boki.bench.rounds import closed_loop
 from boki.bench.rows import Round
 from boki.libs.bokiflow import flow, workflow
+from boki.libs.bokiflow.hooks import Hooks, installed
 
 BOOK = "bench-flow-state"
 KEYS = 10_000
@@ -24,6 +25,8 @@ class StateLoad(msgspec.Struct, frozen=True):
     writes: int
     callers: int = 1
     duration_s: float = 3.0
+    failure_rate: float = 0.0
+    """The share of workflows whose run is lost once, in front of one of its writes."""
 
 
 class Operations(msgspec.Struct, frozen=True):
@@ -31,13 +34,44 @@ class Operations(msgspec.Struct, frozen=True):
 
     keys: list[int]
     are_reads: list[bool]
+    lost_at: int = -1
+    """Its run is lost in front of that operation, a write; -1: it is not."""
+
+
+class Losses(Hooks):
+    """Loses runs: they begin again, with a replay, as soon as their engine has recorded that."""
+
+    def __init__(self) -> None:
+        self.due: set[str] = set()
+        """Writes in front of which a run is to be lost."""
+        self.lost: set[str] = set()
+        """Workflows that were."""
+
+    def dies(self, moment: str, step: str) -> bool:
+        """See `Hooks`."""
+        is_now = moment == "before" and step in self.due
+        self.due.discard(step)
+        return is_now
+
+    def plan(self, flow_id: str, write: str) -> None:
+        """Lose the run of a workflow in front of that write, once."""
+        if flow_id not in self.lost:
+            self.lost.add(flow_id)
+            self.due.add(write)
+
+
+LOSSES = Losses()
+_INSTALLED = installed(LOSSES)
+_INSTALLED.__enter__()  # for as long as this worker lives
 
 
 @workflow(book=BOOK)
 async def operate(todo: Operations) -> int:
     """How many of the objects that were read are there."""
     found = 0
-    for key, is_read in zip(todo.keys, todo.are_reads, strict=True):
+    for number, (key, is_read) in enumerate(zip(todo.keys, todo.are_reads, strict=True)):
+        if number == todo.lost_at:
+            LOSSES.plan(flow.id, f"set k{key}")
         if is_read:
             found += await flow.store.read(f"k{key}") is not None
         else:
@@ -54,6 +88,8 @@ async def flow_state_load(ctx: Context, load: StateLoad) -> Round:
         are_reads = [True] * load.reads + [False] * load.writes
         rng.shuffle(are_reads)
         keys = [rng.randrange(KEYS) for _ in are_reads]
-        await (await operate.start(ctx, Operations(keys, are_reads))).result()
+        is_lost = rng.random() < load.failure_rate
+        lost_at = rng.choice([at for at, is_read in enumerate(are_reads) if not is_read]) if is_lost else -1
+        await (await operate.start(ctx, Operations(keys, are_reads, lost_at))).result()
 
     return await closed_loop(run, load.callers, load.duration_s)

@@ -42,6 +42,8 @@ class Body:
         self, scopes: Scopes, flow_id: str, book: str, fn: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> None:
         self.scopes = scopes
+        self.continue_after = 0
+        """After this many steps, timers and calls it may begin as new by itself; 0: never."""
         """What the numbers of its commands and calls are unique in."""
         self.flow_id = flow_id
         self.book = book
@@ -224,6 +226,12 @@ class Body:
     def uuid(self) -> UUID:
         """A random UUID."""
         return UUID(int=self.random.getrandbits(128), version=4)
+
+    def continue_if_long(self, payload: tuple[Any, ...]) -> None:
+        """See `flow`."""
+        machine = self.machine
+        if self.continue_after and machine.event_count >= self.continue_after and machine.may_continue:
+            raise ContinueAsNew(payload)
 
     def continue_as_new(self, payload: tuple[Any, ...]) -> NoReturn:
         """See `flow`."""

@@ -14,7 +14,16 @@ from typing import Final
 from boki import Context, NoSuchInvocation, WrongState
 from boki.extending import OVER, CallsById, Payload, Suspend, calls_reporting_to, encode_any, ends_of
 from boki.libs.bokiflow.clocks import clock_of
-from boki.libs.bokiflow.records import CancelRequested, encode_note, inbox_tag
+from boki.libs.bokiflow.records import (
+    CancelRequested,
+    Ended,
+    Entry,
+    encode_entry,
+    encode_note,
+    ended_tag,
+    inbox_tag,
+    journal_tag,
+)
 from boki.libs.bokiflow.work import child_of
 from boki.libs.fold.retrying import until_answered
 
@@ -24,8 +33,8 @@ _AGAIN_US: Final = 3_000_000
 _ANY_TIME: Final = 1 << 62
 
 
-async def close_and_look_again(ctx: Context) -> Payload:
-    """The body of a closer."""
+async def close_and_look_again(ctx: Context, keep_s: float) -> Payload:
+    """The body of a closer. In the end it says that the workflow has ended, which a killed one could not say itself."""
     calls = CallsById(ctx)
     run, _, accepted_us = calls.payload.data.decode().partition(" ")
     nothing = encode_any(None, "the end of a closer")
@@ -35,6 +44,10 @@ async def close_and_look_again(ctx: Context) -> Payload:
         return nothing
     if str(state.accepted_us) == accepted_us:
         await kill_tree(ctx, run)
+        end = encode_entry(Entry(0, -1, 0, 0, Ended()))
+        tags = [journal_tag(run), ended_tag(keep_s)]
+        append = partial(ctx.logbook_named(state.book).append, end, tags, key=f"flow-end:{run}:{accepted_us}")
+        await until_answered(append, f"the end of workflow {run}")
     else:  # it was begun again meanwhile, and what that has started is not to be closed
         await _kill_all(ctx, await _close_children(ctx, run, state.accepted_us))
     if ctx.run_number == 1:

@@ -39,6 +39,7 @@ from boki.libs.bokiflow.records import (
     Paused,
     Resumed,
     encode_note,
+    ended_tag,
     inbox_tag,
     journal_tag,
 )
@@ -63,12 +64,23 @@ class Overtaken(Exception):
 class Execution:
     """See the module."""
 
-    def __init__(self, ctx: Context, name: str, history: History, body: Body, life: int, *, is_woken: bool) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        name: str,
+        history: History,
+        body: Body,
+        life: int,
+        *,
+        is_woken: bool,
+        keep_s: float,
+    ) -> None:
         self._ctx = ctx
         self._id = ctx.invocation_id
         self._body = body
         self._history = history
         self._is_woken = is_woken
+        self._keep_s = keep_s
         self._clock: FlowClock = clock_of(ctx)
         self._outer: Variables = copy_context()
         self.machine, self._inner = prepared(body, name, history)
@@ -126,7 +138,10 @@ class Execution:
         """Leave the last records to the engine, which appends them with the end of the workflow, if nothing that has an
         effect comes in between: ending children that are left has one.
         """
-        journal = self.journal
+        journal, machine = self.journal, self.machine
+        tag = ended_tag(self._keep_s)
+        if not journal.finish(tag) and not self._history.has_ended:
+            journal.leave_end(machine.seen, machine.now_us, machine.began_us)
         if not self._body.children and not hooks().replays and journal.leave():
             return
         journal.flush()

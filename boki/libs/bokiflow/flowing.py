@@ -211,6 +211,14 @@ class Flow:
         """
         return bool(body_of("flow.patched").machine.decide(f"patch {name}", new=True, old=False))
 
+    def continue_if_long(self, *payload: Any) -> None:
+        """Begin again with this payload, as `continue_as_new` does, if the journal has become long; else continue.
+
+        Long is `@workflow(continue_after=...)` steps, timers and calls. Call it where nothing is under way, as at the
+        top of a loop: what the body has started and not awaited is cancelled.
+        """
+        body_of("flow.continue_if_long").continue_if_long(payload)
+
     def continue_as_new(self, *payload: Any) -> NoReturn:
         """Begin again with this payload, under the same id, and with an empty journal. Messages are kept."""
         body_of("flow.continue_as_new").continue_as_new(payload)

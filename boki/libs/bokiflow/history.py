@@ -20,6 +20,7 @@ from boki.libs.bokiflow.records import (
     Beat,
     Continued,
     Done,
+    Ended,
     Entry,
     Fact,
     Fired,
@@ -92,6 +93,8 @@ class History:
         self.forgotten: list[tuple[int, int]] = []
         """Between these seqnums of the inbox, requests to cancel, to pause and to resume were forgotten by a rewind."""
         self._scopes: tuple[tuple[int, str], ...] = ()
+        self.has_ended = False
+        """Whether the last record says that the workflow has ended."""
 
     def fold(self, data: bytes, seqnum: int) -> Entry | None:
         """Take in the next record; the entry, if it counts."""
@@ -100,6 +103,8 @@ class History:
         if entry is not None and not place and isinstance(entry.fact, Continued):
             place = entry.fact.place  # the records in front of it were trimmed
             self._last = entry  # and it was looked at before they were
+        elif entry is not None and not place:
+            place = max(entry.base, 0)  # those of an earlier life were trimmed, if there were any
         self.place = place + 1
         self.next_start = seqnum + 1
         if entry is None or not self._counts(entry, place):
@@ -131,6 +136,9 @@ class History:
             case Rewound():
                 self._rewind(entry, entry.fact, seqnum)
                 return
+            case Ended():
+                self.has_ended = True  # a rewind may continue behind it
+                return
             case _:
                 pass
         self._keep(entry, entry.stood_at or seqnum)
@@ -145,6 +153,7 @@ class History:
                 pass
         self.entries.append(entry)
         self.seqnums.append(seqnum)
+        self.has_ended = False
 
     def _rewind(self, entry: Entry, fact: Rewound, seqnum: int) -> None:
         """Forget what came after the cut. The workflow's time continues from the rewind: its timers are not overdue."""
@@ -165,6 +174,7 @@ class History:
         self._facts.clear()
         self.marks.clear()
         self._scopes = ()
+        self.has_ended = False
 
     def settle(self) -> None:
         """All was read: what is left of an earlier life only counts places."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 from boki import BokiError, ConditionFailed, Expect, LogBook, NewRecord
 from boki.extending import begin_append, leave_append
 from boki.libs.bokiflow.history import History
-from boki.libs.bokiflow.records import Began, Entry, Fact, encode_entry
+from boki.libs.bokiflow.records import Began, Ended, Entry, Fact, encode_entry
 from boki.libs.fold.retrying import until_answered
 
 _FIRST_PAUSE_S: Final = 0.05
@@ -96,6 +96,16 @@ class JournalWriter:
         """Append what was recorded, unless nothing waits for any of it."""
         if self._kept and self.firm > self.place - len(self._kept):
             self.flush()
+
+    def finish(self, tag: str) -> bool:
+        """The workflow has ended: what was not sent yet has this tag, too. False if all was sent."""
+        self._tags = [self._tag, tag]
+        return bool(self._kept)
+
+    def leave_end(self, seen: int, at_us: int, began_us: int) -> None:
+        """Have the engine append a record of the end with the end of the run, if it can: nothing waits for it."""
+        entry = Entry(self._writer, self._base, seen, at_us, Ended(), 0 if self.is_begun else began_us, self._life)
+        leave_append(self._logbook, [encode_entry(entry)], self._tags, Expect(self._tag, count=self.place))
 
     def leave(self) -> bool:
         """Have the engine append what was not sent yet, with the end of the run; False if it is to be appended here."""

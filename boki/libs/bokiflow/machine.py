@@ -31,6 +31,7 @@ from boki.libs.bokiflow.records import (
     Began,
     Continued,
     Done,
+    Ended,
     Entry,
     Fact,
     Fired,
@@ -112,6 +113,8 @@ class Machine:
         """As of where the body reads since then: at the message, or where that was copied from."""
         self.is_time_used = False
         """Whether the body depends on when it began: that must be certain before it has an effect."""
+        self.event_count = 0
+        """Ends of commands, since the body began."""
         self.is_live = False
         self.is_at_end = not history.entries
         """Whether the journal has nothing more to replay."""
@@ -160,6 +163,7 @@ class Machine:
         """An event, or what is known of a command before its event, at this time. Whether it moves the position."""
         self._pass_to(at_us)
         moves = False
+        self.event_count += isinstance(fact, Done | Fired)
         match fact:
             case Done():
                 command = self._commands.get(fact.n)
@@ -177,7 +181,7 @@ class Machine:
                 self.loop.run_handle(handle)
             case Intended() | Retrying() | Beat():
                 self._keep(fact)
-            case Began() | Marked() | Continued() | Rewound():
+            case Began() | Marked() | Continued() | Rewound() | Ended():
                 pass
             case _:
                 assert_never(fact)
@@ -241,6 +245,11 @@ class Machine:
             self.loop.run_until_quiet()
 
     # what the body does
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether the body may begin as new here: where a replay comes past, it did not."""
+        return self.is_live or self.is_at_end
 
     def start(self, work: Work) -> CommandFuture:
         """The body starts a command."""

@@ -18,6 +18,7 @@ the place where that writer began, and `boki.libs.bokiflow.history` skips a reco
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from boki.libs.fold.codec import RecordCodec
 
 VERSION: Final = 2
 """Version 1 knew no locks, no limits and no children in transactions."""
+_JOURNAL: Final = "!fj:"
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -120,7 +122,11 @@ class Rewound(msgspec.Struct, frozen=True, array_like=True, tag=9):
     scopes: tuple[tuple[int, str], ...]
 
 
-Fact = Done | Fired | Intended | Retrying | Beat | Began | Continued | Marked | Rewound
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """The workflow has ended, and no other record could carry the tag that says so."""
+
+
+Fact = Done | Fired | Intended | Retrying | Beat | Began | Continued | Marked | Rewound | Ended
 """What a journal record says. Only `Done` and `Fired` are events that the body of the workflow waits for."""
 
 
@@ -213,12 +219,22 @@ CODEC: Final[RecordCodec[Entry | Message | LockRecord | GateRecord | JoinRecord]
 
 def journal_tag(run: str) -> str:
     """The tag of a run's journal."""
-    return f"!fj:{run}"
+    return _JOURNAL + run
 
 
 def inbox_tag(workflow: str) -> str:
     """The tag of a workflow's inbox."""
     return f"!fi:{workflow}"
+
+
+def ended_tag(keep_s: float) -> str:
+    """The tag of the last journal records of workflows whose history is kept for that long after they have ended."""
+    return f"!fe:{keep_s:g}"
+
+
+def run_of(tags: Iterable[str]) -> str:
+    """Whose journal a record is in, by its tags; "": in none."""
+    return next((tag.removeprefix(_JOURNAL) for tag in tags if tag.startswith(_JOURNAL)), "")
 
 
 def entry_of(data: bytes) -> Entry | None:

@@ -38,6 +38,10 @@ class Runnable(Protocol):
 
     name: str
     fn: Any
+    keep_s: float
+    """For how long after its end its history is kept."""
+    continue_after: int
+    """After this many steps, timers and calls `flow.continue_if_long` begins it as new."""
 
 
 async def read_history(logbook: LogBook, tag: str, life: int | None = None) -> History:

@@ -28,6 +28,7 @@ from boki.libs.bokiflow.history import History, life_of
 from boki.libs.bokiflow.inbox import InboxReader
 from boki.libs.bokiflow.records import Resumed, encode_note, inbox_tag, journal_tag
 from boki.libs.bokiflow.replaying import read_history, recorded_payload
+from boki.libs.bokiflow.sweeping import place_of
 from boki.libs.bokiflow.work import child_of
 from boki.libs.fold.retrying import until_answered, until_decided
 
@@ -51,6 +52,8 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
     start = f"rewind {uuid4().hex}"
     history = await read_history(logbook, journal_tag(run))
     life = life_of(start) if call.state in OVER else history.life
+    if not history.place:
+        history.place = await place_of(logbook, journal_tag(run))
     branch = branch_at(history, step, run, new_scope(run, life, history.place))
     await _check_children(calls, logbook, run, branch.n, None)
     now_us = logbook.session.likely_time_us()
@@ -84,6 +87,8 @@ async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int 
     life = life_of(start)
     history = await read_history(logbook, journal_tag(run))
     before = await read_history(logbook, journal_tag(new_run))
+    if not before.place:
+        before.place = await place_of(logbook, journal_tag(new_run))
     branch = branch_at(history, step, run, new_scope(new_run, life, before.place))
     await _check_children(calls, logbook, run, None, branch.n)
     moved = await _copy_inbox(logbook, history, branch, run, new_run, start)

@@ -26,6 +26,7 @@ from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
+from boki.libs.bokiflow.sweeping import Sweeps, place_of
 from boki.libs.bokiflow.work import JOINS
 
 _NO_PAYLOAD = Payload("bytes", b"")
@@ -51,18 +52,15 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
             f"{workflow.name} is a workflow, which must be a logged call: start it with {workflow.name}.start(...), or "
             "call it under a key"
         )
-    if CallsById(ctx).attempt > MAX_LOSSES:
-        await _pause(
-            ctx,
-            f"its worker process or its engine was lost {MAX_LOSSES} times in a row while it ran: look for a crash, or "
-            "for a step that needs more memory than memory_bytes allows, then resume it",
-        )
+    await _check_losses(ctx)
     life = 0 if chosen is None else life_of(chosen.start)
     flow_id = ctx.invocation_id if chosen is None or not chosen.name else chosen.name
     tag = journal_tag(ctx.invocation_id)
     has_history = chosen is not None and (chosen.if_ended in _AGAIN or bool(chosen.copies))
     is_first = ctx.run_number == 1 and not has_history
     history = History(life) if is_first else await read_history(ctx.logbook, tag, life)
+    if has_history and not history.place:  # what an earlier life had left may be trimmed
+        history.place = await place_of(ctx.logbook, tag)
     attributes = {} if chosen is None else chosen.attributes
     limit = limit_of(attributes, workflow.limit)
     if limit is not None and not history.entries and history.continued is None:
@@ -75,15 +73,18 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
             arguments = Function.of(workflow).arguments(payload)  # type: ignore[arg-type]
         has_begun = True
         body = Body(history.scopes(ctx.invocation_id), flow_id, ctx.logbook.name, workflow.fn, arguments)
+        body.continue_after = workflow.continue_after
         if history.continued is None:
             body.payload = payload
         if base is not None:
             join(body, base)
-        execution = Execution(ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1)
+        execution = Execution(
+            ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1, keep_s=workflow.keep_s
+        )
         try:
             try:
                 found = await execution.result()
-                await _close_children(ctx, body)
+                await _clean_up(ctx, workflow, body)
                 return found if body.joined is None else came_of(workflow, body.joined, found)
             except ContinueAsNew as again:
                 await execution.record_continuation(_payload_of(workflow, again))
@@ -95,11 +96,21 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
             except Suspend:
                 raise
             except BaseException:
-                await _close_children(ctx, body)
+                await _clean_up(ctx, workflow, body)
                 raise
         finally:
             await execution.close()
         history = await read_history(ctx.logbook, tag, life)
+
+
+async def _check_losses(ctx: Context) -> None:
+    """Pause a workflow whose runs are lost again and again."""
+    if CallsById(ctx).attempt > MAX_LOSSES:
+        await _pause(
+            ctx,
+            f"its worker process or its engine was lost {MAX_LOSSES} times in a row while it ran: look for a crash, or "
+            "for a step that needs more memory than memory_bytes allows, then resume it",
+        )
 
 
 class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -124,7 +135,7 @@ async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
     if what == "query":
         return await _answer_query(ctx, workflow)
     if what == CLOSER:
-        return await close_and_look_again(ctx)
+        return await close_and_look_again(ctx, workflow.keep_s)
     if what == "schedule":
         watcher = "" if workflow.limit is None else gate_id_of(workflow.name, ctx.logbook.name)
         await attend_schedule(ctx, workflow.name, watcher)
@@ -135,10 +146,12 @@ async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
     )
 
 
-async def _close_children(ctx: Context, body: Body) -> None:
+async def _clean_up(ctx: Context, workflow: Runnable, body: Body) -> None:
+    """The workflow is about to end: so do its children, and histories that are old enough."""
     calling = Calling(ctx, body.scopes)
     for work in body.children.values():
         await calling.close(work)
+    ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, workflow.keep_s)
 
 
 def _payload_of(workflow: Runnable, again: ContinueAsNew) -> Payload:

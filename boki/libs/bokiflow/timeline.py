@@ -21,6 +21,7 @@ from boki.libs.bokiflow.records import (
     CancelRequested,
     Continued,
     Done,
+    Ended,
     Entry,
     Fact,
     Fired,
@@ -125,7 +126,7 @@ class Timeline:
                 return self._known(fact.n, at_us, value=shortly(fact.details))
             case Rewound():
                 return Span(kind="decision", name=f"rewind to {fact.n}", from_us=at_us, until_us=at_us)
-            case Began() | Continued():
+            case Began() | Continued() | Ended():
                 return None
             case _:
                 assert_never(fact)

@@ -25,7 +25,16 @@ from uuid import uuid4
 import msgspec
 
 from boki import ConfigError, Context, InvalidArgument, Retry
-from boki.extending import ATTENDS, Attribute, CallsById, Function, Payload, invocation_id_of, register_body
+from boki.extending import (
+    ATTENDS,
+    Attribute,
+    CallsById,
+    Function,
+    Payload,
+    check_seconds,
+    invocation_id_of,
+    register_body,
+)
 from boki.faces import Use
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.beginning import FunctionCalls
@@ -37,6 +46,7 @@ from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded
 from boki.libs.bokiflow.run import run_workflow
 from boki.libs.bokiflow.schedules.handle import IfExists, Schedule
 from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
+from boki.libs.bokiflow.sweeping import KEEP_S
 from boki.libs.fold.arguments import check_key
 
 Pay = TypeVar("Pay")
@@ -50,6 +60,8 @@ LIBRARY: Final = "bokiflow"
 """The name under which a function's settings for this library are kept."""
 RUN_TIMEOUT_S: Final = 24 * 3_600.0
 """How long one run may stay in a worker. A workflow that waits for longer is suspended, and may take years."""
+CONTINUE_AFTER: Final = 1_000
+"""Ends of steps, timers and calls."""
 _LOSSES: Final = Retry(attempts=10_000, first_s=0.1, max_s=10.0, jitter=0.0, errors=())
 """A run that was cut off with its worker or its engine begins again; one that raised has ended."""
 
@@ -69,6 +81,12 @@ class Workflow(Generic[Pay, R]):
         self.fn = fn
         self.name = str(options.get("name") or getattr(fn, "__name__", ""))
         self.limit: Limit | None = options["use"].settings.limit
+        self.keep_s = check_seconds(options.pop("keep_s", KEEP_S), "keep_s", positive=True)
+        """For how long after its end its history is kept."""
+        self.continue_after = int(options.pop("continue_after", CONTINUE_AFTER))
+        """After this many steps, timers and calls `flow.continue_if_long` begins it as new."""
+        if self.continue_after < 1:
+            raise ConfigError(f"continue_after must be at least 1, not {self.continue_after}", field="continue_after")
         update_wrapper(cast("Any", self), fn)
 
     def __repr__(self) -> str:
@@ -257,8 +275,9 @@ class _Decorator:
     def __call__(self, fn: Callable[[Pay], R], /) -> Workflow[Pay, R]: ...
 
     def __call__(self, fn: Callable[..., Any], /) -> Workflow[Any, Any]:
-        found: Workflow[Any, Any] = Workflow(fn, self._options)
-        register_body(fn, found.run, found, **self._options)
+        options = dict(self._options)
+        found: Workflow[Any, Any] = Workflow(fn, options)
+        register_body(fn, found.run, found, **options)
         return found
 
 
@@ -285,6 +304,8 @@ def workflow(
     book: str = "",
     run_timeout_s: float = RUN_TIMEOUT_S,
     limit: Limit | None = None,
+    keep_s: float = KEEP_S,
+    continue_after: int = CONTINUE_AFTER,
     **options: Any,
 ) -> _Decorator: ...
 
@@ -292,9 +313,10 @@ def workflow(
 def workflow(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a workflow of a function, `async def` or `def`, under its own name or `name`.
 
-    `book` is the LogBook of its runs, `run_timeout_s` how long one run may stay in a worker. Other options are those of
-    `@function`, but for `retry`: a run that is cut off always begins again. `limit` says how many run at once, how
-    often they begin, and who goes first.
+    `book` is the LogBook of its runs, `run_timeout_s` how long one run may stay in a worker. `limit` says how many run
+    at once, how often they begin, and which goes first. `keep_s`: for how long after its end its history is kept,
+    `continue_after`: see `flow.continue_if_long`. Other options are those of `@function`, but for `retry`: a run that
+    is cut off always begins again.
     """
     if "retry" in options:
         raise ConfigError(

@@ -19,7 +19,7 @@ from boki.libs.bokiflow.execution import WRITER_NAMES
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
 from boki.protocol.calls import OVER, Call, CallChange, InvocationState, Payload
-from boki.verify.sim import calls, flow_work
+from boki.verify.sim import calls, flow_work, hearing
 from boki.verify.sim.clockwork import START_US
 from boki.verify.sim.flows import _CallsOfUser
 from boki.verify.sim.options import Options
@@ -138,7 +138,7 @@ def run_clustered(work: Callable[[Any], Awaitable[None]], options: Options = CLU
         WRITER_NAMES.seed(options.seed)
         simulation = Simulation(options)
         for logger in ("boki.protocol.calls", "boki.gateway", "boki.engine"):
-            stack.enter_context(calls.heard(simulation, logger, logger))
+            stack.enter_context(hearing.heard(simulation, logger, logger))
         assert simulation._wait(simulation._is_ready), "the cluster starts"
         process = Process(simulation, "case", simulation.clock.flow_rng, None)
         context = ClusterContext(simulation, process, book)

@@ -60,6 +60,11 @@ async def trip(count: int) -> list[int]:
     return [*found, total, await flow.promise("last")]
 
 
+@workflow(book="trips", keep_s=0.2)
+async def short(n: int) -> bool:
+    return await note(str(n)) != ""
+
+
 @workflow
 async def account() -> int:
     total = 0
@@ -83,6 +88,13 @@ async def account() -> int:
 @function(book="trips")
 async def begin(ctx: Context, name: str) -> str:
     return (await trip.start(ctx, 3, id=name)).invocation_id
+
+
+@function(book="trips")
+async def run_short(ctx: Context, n: int) -> str:
+    handle = await short.start(ctx, n)
+    await handle.result()
+    return handle.invocation_id
 
 
 @function(book="trips")
@@ -155,7 +167,7 @@ def test_a_workflow_outlives_its_processes(tmp_path: Path) -> None:
             noted = await client.logbook("trips").read("noted")
             assert [record.data for record in noted.records] == [b"begun", b"ended"]
             journal = await client.logbook("trips").read(f"!fj:{invocation}")
-            assert len(journal.records) == 7
+            assert len(journal.records) == 8  # the last one says that it has ended
 
     uvloop.run(test())
 
@@ -168,5 +180,22 @@ def test_updates_and_cancellation(tmp_path: Path) -> None:
             assert await client.invoke("bank", 5) == [0, 1, 3, 6, 10, 10]
             with pytest.raises(FunctionFailed, match="workflow trip was cancelled: test"):
                 await client.invoke("stop", "two")
+
+    uvloop.run(test())
+
+
+def test_histories_are_trimmed(tmp_path: Path) -> None:
+    """In a running system, too, beside the workflows that end; the result stays."""
+
+    async def test() -> None:
+        async with running(tmp_path) as client:
+            first = await client.invoke("run_short", 0)
+            logbook = client.logbook("trips")
+            count = 1
+            while (await logbook.read(f"!fj:{first}")).records:
+                await client.invoke("run_short", count)
+                count += 1
+            assert (await client.invocation(first)).result is True
+            assert len((await logbook.read("!fe:0.2")).records) <= count
 
     uvloop.run(test())

@@ -48,7 +48,7 @@ def _openapi() -> Mapping[str, Any]:
 
 FACE: Final = Face(
     library="bokiflow",
-    tags=("!fj:", "!fi:", "!fs:", "!fl:", "!fg:", "!fq:"),
+    tags=("!fe:", "!fj:", "!fi:", "!fs:", "!fl:", "!fg:", "!fq:"),
     commands=CommandGroup(
         name="flow",
         help="Start workflows, look at them, speak to them.",

@@ -1,0 +1,183 @@
+"""What is kept of workflows: histories are trimmed after their end, and long ones begin as new."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import boki.testing
+from boki import ConfigError, FunctionFailed, InvalidArgument
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.handles import Handle
+from boki.libs.bokiflow.records import inbox_tag, journal_tag
+from boki.libs.bokiflow.replaying import read_history
+
+pytestmark = pytest.mark.usefixtures("each_mode")
+
+DONE: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    DONE.clear()
+
+
+@step
+async def act(what: str) -> str:
+    DONE.append(what)
+    if what == "wrong":
+        raise ValueError(what)
+    return what
+
+
+@workflow(keep_s=1_000)
+async def short(what: str) -> str:
+    found = await act(what)
+    if what == "killed":
+        await flow.sleep(100)
+    if what == "told":
+        found += str(await flow.receive("word"))
+    return found
+
+
+async def left(ctx: boki.testing.Context, handle: Handle[Any]) -> tuple[int, int]:
+    """How many records there are in its journal and in its inbox."""
+    run = handle.invocation_id
+    tags = journal_tag(run), inbox_tag(run)
+    journal, inbox = [len((await ctx.logbook.read(tag)).records) for tag in tags]
+    return journal, inbox
+
+
+async def sweep(ctx: boki.testing.Context) -> None:
+    """Another workflow ends, which has its process look at what is old."""
+    await (await short.start(ctx, "other")).result()
+    await ctx.clock.advance(1)
+
+
+async def ended(ctx: boki.testing.Context, what: str, flow_id: str) -> Handle[str]:
+    handle = await short.start(ctx, what, id=flow_id)
+    if what == "told":
+        await handle.signal("word", "!")
+    if what == "killed":
+        await ctx.clock.advance(1)
+        await handle.kill()
+    elif what == "wrong":
+        with pytest.raises(FunctionFailed):
+            await handle.result()
+    else:
+        await handle.result()
+    return handle
+
+
+@pytest.mark.parametrize("what", ["well", "told", "wrong", "killed"])
+async def test_histories_are_trimmed_after_their_time(boki_context: boki.testing.Context, what: str) -> None:
+    """Not before it, and the result stays; however the workflow has ended, and whatever its last record was."""
+    ctx = boki_context
+    handle = await ended(ctx, what, "one")
+    await ctx.clock.advance(500)
+    await sweep(ctx)
+    kept = await left(ctx, handle)
+    assert kept[0] >= 1
+    assert kept[1] == (what == "told")
+    await ctx.clock.advance(600)
+    await sweep(ctx)
+    assert await left(ctx, handle) == (0, 0)
+    assert (await handle.status()).status == {"wrong": "failed", "killed": "cancelled"}.get(what, "done")
+    if what in ("well", "told"):
+        assert (await handle.result()).startswith(what)
+
+
+async def test_an_id_is_used_again_after_its_history_was_trimmed(boki_context: boki.testing.Context) -> None:
+    """The log still counts the places of the journal, and so does the new workflow; a fork may take such an id, too."""
+    ctx = boki_context
+    handle = await ended(ctx, "well", "one")
+    await ctx.clock.advance(1_100)
+    await sweep(ctx)
+    assert await left(ctx, handle) == (0, 0)
+    with pytest.raises(InvalidArgument, match="nothing has ended yet"):
+        await handle.rewind(1)
+    again = await short.start(ctx, "again", id="one", if_ended="again")
+    assert await again.result() == "again"
+    assert await again.rewind(0) == 0
+    assert await again.result() == "again"
+    assert DONE.count("again") == 2
+
+
+async def test_one_that_was_begun_again_is_kept(boki_context: boki.testing.Context) -> None:
+    """A rewind stands on records that are old: they are trimmed after its own end."""
+    ctx = boki_context
+    handle = await ended(ctx, "told", "one")
+    await ctx.clock.advance(900)
+    await handle.rewind()
+    assert await handle.result() == "told!"
+    await ctx.clock.advance(200)
+    await sweep(ctx)
+    assert (await left(ctx, handle))[0] >= 2
+    assert (await read_history(ctx.logbook, journal_tag(handle.invocation_id))).entries
+    await ctx.clock.advance(1_000)
+    await sweep(ctx)
+    assert await left(ctx, handle) == (0, 0)
+
+
+async def test_many_end_at_once(boki_context: boki.testing.Context) -> None:
+    """More than one page of them are trimmed in one look, each tag in the end as well."""
+    ctx = boki_context
+    handles = [await short.start(ctx, f"n{number}") for number in range(230)]
+    for handle in handles:
+        await handle.result()
+    await ctx.clock.advance(1_100)
+    await sweep(ctx)
+    assert [await left(ctx, handle) for handle in handles] == [(0, 0)] * 230
+    assert len((await ctx.logbook.read("!fe:1000")).records) == 1
+
+
+async def test_long_workflows_begin_as_new(boki_context: boki.testing.Context) -> None:
+    """At the point that the body offers, once it has done this many steps; it continues with the payload."""
+    rounds: list[int] = []
+
+    @workflow(continue_after=10)
+    async def counting(count: int) -> int:
+        rounds.append(count)
+        while count < 100:
+            await act(f"step {count}")
+            count += 1
+            flow.continue_if_long(count)
+        return count
+
+    handle = await counting.start(boki_context, 0, id="c")
+    assert await handle.result() == 100
+    assert len(DONE) == len(set(DONE)) == 100
+    assert sorted(set(rounds)) == list(range(0, 101, 10))
+    history = await read_history(boki_context.logbook, journal_tag(handle.invocation_id))
+    assert history.continued is not None
+    assert len(history.entries) <= 10
+
+
+async def test_a_shorter_limit_does_not_change_what_was_done(boki_context: boki.testing.Context) -> None:
+    """A replay comes past points at which the code of today would have begun as new."""
+
+    @workflow(continue_after=1_000)
+    async def changing(count: int) -> int:
+        while count < 6:
+            await act(f"step {count}")
+            count += 1
+            await flow.sleep(100)
+            flow.continue_if_long(count)
+        return count
+
+    handle = await changing.start(boki_context, 0, id="c")
+    await boki_context.clock.advance(250)
+    changing.continue_after = 2
+    assert await handle.result() == 6
+    assert [f"step {n}" for n in range(6)] == DONE
+
+
+def test_what_is_refused() -> None:
+    """Times and limits that mean nothing."""
+
+    async def nothing() -> None: ...
+
+    for options in ({"keep_s": 0}, {"keep_s": "long"}, {"continue_after": 0}):
+        with pytest.raises((ConfigError, InvalidArgument)):
+            workflow(**options)(nothing)  # type: ignore[call-overload]
