@@ -286,7 +286,7 @@ mended; held against a model; looks whether; sees to it; lets go of it; lies sti
 by; without end; shall be; what there is; records that are there; what came of it; in vain; lest it ends; acted upon;
 follow one another; thereby; to be had; is put right; comes to nothing; some day; runs out of time; a line's begin; come
 into being; as many as may be; rightly; till then; by and by; of its own accord; as it were; must needs; dawdles;
-leavings; say it by the option; letting be
+leavings; a sighting; its farewell; say it by the option; letting be
 """
 
 

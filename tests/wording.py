@@ -52,6 +52,8 @@ IDIOMS: dict[str, str] = {
     r"\bmust needs\b": "must",
     r"\bdawdl\w+": "is slow",
     r"\bleavings\b": "orphaned messages",
+    r"\bsightings?\b": "coverage, a situation that must have been met",
+    r"\bfarewells?\b": "decommission, drain",
     r"\bsay it by\b": "pass it in",
     r"\b(letting|lets) be\b": "leave alone",
 }

@@ -89,8 +89,8 @@ def _run(start: int, count: int, processes: int, has_objects_only: bool) -> int:
     from concurrent.futures.process import BrokenProcessPool
 
     from boki.verify.sim.batches import Summary, run_seeds
+    from boki.verify.sim.coverage import OF_OBJECTS
     from boki.verify.sim.options import draw_objects, draw_options
-    from boki.verify.sim.sightings import OF_OBJECTS
 
     summary = Summary(OF_OBJECTS) if has_objects_only else Summary()
     status = None

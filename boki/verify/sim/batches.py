@@ -12,8 +12,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
+from boki.verify.sim.coverage import SITUATIONS
 from boki.verify.sim.options import Options, draw_options
-from boki.verify.sim.sightings import SITUATIONS
 from boki.verify.sim.simulation import simulate
 
 ENOUGH_SEEDS: Final = 300

@@ -43,7 +43,7 @@ class Clockwork:
         self.fault_rng = Random(f"{seed}:faults")
         self.event_count = 0
         self.seen: Counter[str] = Counter()
-        """How often each rare situation came up: see `boki.verify.sim.sightings`."""
+        """How often each rare situation came up: see `boki.verify.sim.coverage`."""
         self.tell: Callable[[str], None] | None = None
         """Takes one line of the story, if somebody reads it."""
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []

@@ -52,7 +52,7 @@ class ControllerNode(Node):
         match effect:
             case ProposeView(view):
                 self.clock.note(f"{self.name} wants term {view.term}", view)
-                for hear in self.world.sightings.on_proposal:
+                for hear in self.world.coverage.on_proposal:
                     hear(self, view)
                 ask = partial(coordinator.install, view)
                 coordinator.ask(self.session, ask, lambda won: done(Installed(view, won)))

@@ -25,7 +25,7 @@ class Echo(Scheme):
     def __init__(self, cluster: Cluster, later: Later) -> None:
         super().__init__(cluster, later)
         self._rng = Random(f"{cluster.options.seed}:scheme:echo:delays")
-        cluster.sightings.on_request.append(self._on_request)
+        cluster.coverage.on_request.append(self._on_request)
 
     def strike(self, rng: Random) -> None:  # noqa: ARG002 - the shape of every scheme
         """The next one comes twice."""

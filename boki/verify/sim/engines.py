@@ -179,7 +179,7 @@ class EngineNode(Node):
         if self.engine is None:
             done(Unavailable("this engine has no index yet"), {})
             return
-        token = self.world.sightings.across_terms(operation, self.engine.appends.term, done)
+        token = self.world.coverage.across_terms(operation, self.engine.appends.term, done)
         if isinstance(operation, Read) and operation.wait_us:
             self._waiting_reads[done] = token
         self._submit_to(self.engine, operation, positions, timeout_us, token)

@@ -65,8 +65,8 @@ class Faults:
             self._schedule(partial(self._schemes[name].strike, rng), rate, rng)
         if "seal_crash" in self._options.faults:
             self._seal_rng = Random(f"{self._options.seed}:fault:seal_crash")
-            cluster.sightings.on_seal.append(self._on_seal)
-            cluster.sightings.on_proposal.append(self._on_proposal)
+            cluster.coverage.on_seal.append(self._on_seal)
+            cluster.coverage.on_proposal.append(self._on_proposal)
         for fault, rate in sorted(self._options.faults.items()):
             if fault not in _RATES_ELSEWHERE:
                 # a stream of its own, so that one class switched off leaves the others where they were

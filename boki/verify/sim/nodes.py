@@ -54,7 +54,7 @@ Look = Callable[["Node", NodeId, Any], Callable[[], None] | None]
 
 
 class Observer(Protocol):
-    """What counts rare situations: `boki.verify.sim.sightings`."""
+    """What counts rare situations: `boki.verify.sim.coverage`."""
 
     looks: dict[type, Look]
     """By the type of a message, what looks at it before a node takes it in."""
@@ -81,7 +81,7 @@ class World(Protocol):
     """By invocation id, the engine that a workflow ran on first."""
 
     @property
-    def sightings(self) -> Observer:
+    def coverage(self) -> Observer:
         """What looks at every message."""
 
     def process_of(self, node: Node) -> Sequence[Node]:
@@ -109,7 +109,7 @@ class Node:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.clock = world.clock
-        self._looks = world.sightings.looks
+        self._looks = world.coverage.looks
         self.name = NodeId(name)
         self.disk = SimulatedDisk(world.clock, name, world.options.sync_us)
         self.disk.on_failure = self._on_disk_failure
@@ -212,7 +212,7 @@ class Node:
         """This role, of all that share its log."""
         if not self.is_up:
             return
-        self.world.sightings.dies(self)
+        self.world.coverage.dies(self)
         lost = self.disk.crash(keeps_some=keeps_some)
         self.clock.note(f"{self.name} crashes, {lost} stores are lost")
         if lost:

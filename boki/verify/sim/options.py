@@ -101,7 +101,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_us: int = 30_000_000
     checkpoint_page_bytes: int = 128 << 10
     has_farewell: bool = False
-    """Whether, when all has been read, whole disks go, as many as may: see `boki.verify.sim.farewell`."""
+    """Whether, when all has been read, whole disks go, as many as may: see `boki.verify.sim.decommission`."""
     schemes: dict[str, float] = {}
     """Which of `SCHEMES` there are, and how often each is tried per virtual second."""
     calls: int = 0

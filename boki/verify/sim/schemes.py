@@ -21,11 +21,11 @@ from boki.sequencer.metalog_store import MetalogStore
 from boki.verify.sim.clockwork import Clockwork
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.coordinator import Coordinator
+from boki.verify.sim.coverage import Coverage
 from boki.verify.sim.engines import EngineNode
 from boki.verify.sim.network import Network
 from boki.verify.sim.nodes import Node, StorageNode
 from boki.verify.sim.options import Options
-from boki.verify.sim.sightings import Sightings
 
 _LOOK_US: Final = 2_000
 
@@ -37,7 +37,7 @@ class Cluster(Protocol):
     network: Network
     coordinator: Coordinator
     options: Options
-    sightings: Sightings
+    coverage: Coverage
     nodes: dict[NodeId, Node]
 
     def process_of(self, node: Node) -> list[Node]:
@@ -238,7 +238,7 @@ class LoneCopy(SequencerScheme):
     def __init__(self, cluster: Cluster, later: Later, victims: Sequence[Node]) -> None:
         super().__init__(cluster, later)
         self._victims = [node for node in victims if node.role is Role.SEQUENCER]
-        cluster.sightings.on_completion.append(self._on_completion)
+        cluster.coverage.on_completion.append(self._on_completion)
         self._awaits_completion = False
 
     def strike(self, rng: Random) -> None:
@@ -318,7 +318,7 @@ class OldPrimary(SequencerScheme):
 
     def __init__(self, cluster: Cluster, later: Later) -> None:
         super().__init__(cluster, later)
-        cluster.sightings.on_proposal.append(self._on_proposal)
+        cluster.coverage.on_proposal.append(self._on_proposal)
         self._awaits_proposal = False
 
     def strike(self, rng: Random) -> None:

@@ -28,8 +28,9 @@ from boki.verify.sim.clockwork import START_US, Clockwork
 from boki.verify.sim.controllers import ControllerNode
 from boki.verify.sim.coordinator import NAME as ZOOKEEPER
 from boki.verify.sim.coordinator import Coordinator
+from boki.verify.sim.coverage import Coverage
+from boki.verify.sim.decommission import Decommission
 from boki.verify.sim.engines import EngineNode, RelayNode
-from boki.verify.sim.farewell import Farewell
 from boki.verify.sim.faults import MAX_OFFSET_US, MAX_PAUSE_US, Faults
 from boki.verify.sim.flows import FlowClients
 from boki.verify.sim.gateways import GatewayNode
@@ -39,7 +40,6 @@ from boki.verify.sim.nodes import Node, SequencerNode, StorageNode
 from boki.verify.sim.options import Options
 from boki.verify.sim.probes import probe_all
 from boki.verify.sim.queues import QueueClients
-from boki.verify.sim.sightings import Sightings
 from boki.verify.sim.stores import StoreClients
 from boki.verify.workloads.errands import DEEDS, DONE, KEYED
 
@@ -95,7 +95,7 @@ class Simulation:
         self.clock = Clockwork(options.seed)
         self.clock.tell = tell
         self.network = Network(self.clock, options.link_us, options.faults)
-        self.sightings = Sightings(self.clock)
+        self.coverage = Coverage(self.clock)
         self.nodes: dict[NodeId, Node] = {}
         self.coordinator = Coordinator(
             self.clock,
@@ -219,7 +219,7 @@ class Simulation:
         self._wait(lambda: all(client.open_call is None for client in self.clients))
         problems = self._read_out()
         if self.options.has_farewell and not problems:
-            problems = Farewell(self, faults.victims, self._read_alone).run()
+            problems = Decommission(self, faults.victims, self._read_alone).run()
         problems = problems or self._read_tags()
         return [
             *self._check(),

@@ -232,7 +232,7 @@ WITHOUT_A_PAIR: dict[str, str] = {
     "test_h2_a_seal_that_one_node_never_gets": "it passes without a check of terms and with one seal; see the other H2",
     "test_h6_a_hung_replica_blocks_neither_seal_nor_recovery": "it bounds how long appends stop",
     "test_h7_appends_go_on_at_once_after_a_partition_of_the_leader": "it bounds how long appends stop",
-    "test_h19_membership_changes_while_nodes_are_cut_off_and_die": "no single remedy; farewells try those of moves",
+    "test_h19_membership_changes_while_nodes_are_cut_off_and_die": "no single remedy; decommissions try those of moves",
 }
 """Scenarios that no remedy is known for without which they fail, and why."""
 

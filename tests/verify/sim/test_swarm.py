@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from boki.verify.sim.batches import ENOUGH_SEEDS, Result, Summary, run_seed, run_seeds
+from boki.verify.sim.coverage import SITUATIONS
 from boki.verify.sim.options import BESIDE, FAULTS, Options, draw_options
-from boki.verify.sim.sightings import SITUATIONS
 from boki.verify.sim.simulation import simulate
 
 SEEDS = 120

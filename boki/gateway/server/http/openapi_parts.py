@@ -304,7 +304,7 @@ _READS: Final[Json] = {
                 _TAG,
                 query_parameter("start", "A seqnum, or now"),
                 query_parameter("on_trimmed", "What to do about records trimmed unread", {"enum": ["raise", "skip"]}),
-                _header("Last-Event-ID", "Go on after this seqnum", _SEQNUM),
+                _header("Last-Event-ID", "Continue after this seqnum", _SEQNUM),
                 POSITION,
             ],
             {"text/event-stream": {"schema": TEXT}},
@@ -316,7 +316,7 @@ _WRITES: Final[Json] = {
     "/logbook/{book}/append": {
         "post": _log(
             "append",
-            "Append a record: durable and ordered when this http_exchange. A body that is not JSON is the data itself",
+            "Append a record: durable and ordered when this answers. A body that is not JSON is the data itself",
             [BOOK, query_parameter("tag", "Tags of a raw body; may be repeated", _TAGS), KEY],
             object_of({"seqnum": _SEQNUM}),
             body=json_of(_ref("Append")) | BYTES,

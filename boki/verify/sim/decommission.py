@@ -28,8 +28,8 @@ _LOST_US: Final = 4_000_000
 _PATIENCE_US: Final = 60_000_000
 
 
-class Farewell:
-    """Of one run. `victims` are nodes whose disks may have been damaged already, and may be lost again."""
+class Decommission:
+    """What one run ends with. `victims` are nodes whose disks may have been damaged already, and may be lost again."""
 
     def __init__(self, world: WholeWorld, victims: list[Node], read_all: Callable[[str], list[Violation]]) -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""Rare situations: a run that never meets them proves little, so a batch of seeds must meet each.
+"""Coverage of rare situations: a run that never meets them proves little, so a batch of seeds must meet each.
 
 They are recognised from outside: by what a node is about to be told and what it is just then, or, where it counts that
 the system did the right thing, by its outcome.
@@ -96,7 +96,7 @@ SITUATIONS: Final = (
 """What every large enough batch must have met."""
 
 
-class Sightings:
+class Coverage:
     """Looks at every message on its way into a core."""
 
     def __init__(self, clock: Clockwork) -> None:
