@@ -47,6 +47,7 @@ ALONE = Options(
 LONGEST_S = 600.0
 """More virtual time takes too long to simulate."""
 _STEP_US = 100_000
+_DOWN_US = 1_000_000
 
 
 class TooLong(Exception):
@@ -126,8 +127,13 @@ class _Learning(CallState):
         return super().later(function, *rest, **options)
 
 
-def run_clustered(work: Callable[[Any], Awaitable[None]], options: Options = CLUSTER, book: str = "test") -> None:
-    """Do the work with a context on a cluster of its own. Raises what it raises, and `TooLong`."""
+def run_clustered(
+    work: Callable[[Any], Awaitable[None]], options: Options = CLUSTER, book: str = "test", crash_us: int = 0
+) -> None:
+    """Do the work with a context on a cluster of its own. Raises what it raises, and `TooLong`.
+
+    `crash_us`: an engine crashes this long after the cluster is ready, and is back a second later.
+    """
     with ExitStack() as stack:
         stack.enter_context(patch.dict(flow_work.WORKFLOWS))
         stack.enter_context(patch.dict(flow_work.WORKFLOWS_INFO))
@@ -144,6 +150,10 @@ def run_clustered(work: Callable[[Any], Awaitable[None]], options: Options = CLU
         context = ClusterContext(simulation, process, book)
         task = process.loop.create_task(_run(work, context))
         clock = simulation.clock
+        if crash_us:
+            engine = simulation.nodes[min(name for name in simulation.nodes if name.startswith("engine"))]
+            clock.after(crash_us, engine.crash)
+            clock.after(crash_us + _DOWN_US, engine.start)
         while not task.done():
             clock.run_until(clock.now_us + _STEP_US, task.done)
             if clock.now_us - START_US > LONGEST_S * 1e6:

@@ -43,6 +43,11 @@ def fail(label: str) -> str:
     raise ValueError(label)
 
 
+@step
+async def break_off(label: str) -> str:
+    raise ValueError(label)
+
+
 @workflow
 async def run_program(program: Program) -> Any:
     """Carries out a program."""
@@ -58,9 +63,9 @@ async def carry_out(program: Program) -> Any:
             return await put(parts[0])
         case "compute":
             return await compute(parts[0])
-        case "fail":
+        case "fail" | "break off":
             try:
-                return await flow.run(fail, parts[0])
+                return await flow.run(fail if kind == "fail" else break_off, parts[0])
             except StepFailed as error:
                 return f"{error.error_type} {parts[0]}"
         case "sleep":
@@ -120,7 +125,7 @@ def outcome(program: Program) -> Any:
             return parts[0]
         case "compute":
             return parts[0] ** 2
-        case "fail":
+        case "fail" | "break off":
             return f"ValueError {parts[0]}"
         case "sleep":
             return None
@@ -144,8 +149,11 @@ def atoms(program: Program, *kinds: str) -> list[Any]:
 class Generator:
     """Makes programs by a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, longest_s: float = 1e9, *, threads: bool = True) -> None:
+        """`longest_s`: no timer is longer. `threads`: some steps run in one."""
         self.rng = Random(seed)
+        self._longest_s = longest_s
+        self._failing = "fail" if threads else "break off"
         self._count = 0
 
     def program(self, depth: int = 3, *, is_child: bool = False) -> Program:
@@ -158,9 +166,9 @@ class Generator:
                 ["act", label],
                 ["put", label],
                 ["compute", self._count],
-                ["fail", label],
-                ["sleep", rng.choice([0.0, 0.05, 1.0, 60.0, 86_400.0])],
-                ["late", rng.choice([0.05, 5.0, 3_600.0])],
+                [self._failing, label],
+                ["sleep", min(rng.choice([0.0, 0.05, 1.0, 60.0, 86_400.0]), self._longest_s)],
+                ["late", min(rng.choice([0.05, 5.0, 3_600.0]), self._longest_s)],
             ]
             return rng.choice(atoms if is_child else [*atoms, ["receive", label]])
         kind = rng.choice(["sequence", "sequence", "together", "group", "in time", "cancelled", "locked", "child"])
