@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from boki import Retry
-from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow import WouldDeadlock, flow, step, workflow
 from boki.libs.bokiflow.state import FlowTransaction
 
 BOOK: Final = "errands"
@@ -94,6 +94,31 @@ async def keep_accounts(order: Errand) -> int:
     return seen
 
 
+async def change(key: str, token: int) -> None:
+    """A read and a write of their own, which two locks guard: no other errand comes in between."""
+    seen = await flow.store.read("turns", default=[0, {}])
+    if seen[1].get(key, 0) >= token:
+        raise Misread(f"lock {key} was granted at {token}, and before at {seen[1][key]}")
+    await flow.sleep(0.02)
+    turns = [seen[0] + 1, {**seen[1], key: token}]
+    if not await flow.store.cond_write("turns", turns, expected=seen if seen[0] else None):
+        raise Misread(f"turn {turns[0]} was taken by another errand, which held both locks, too")
+
+
+async def take_turn() -> None:
+    """Change what two locks guard. They are taken in any order, and again if that would deadlock."""
+    one, other = flow.random().sample(("left", "right"), 2)
+    while True:
+        try:
+            async with flow.lock(one):
+                await flow.sleep(0.2)
+                async with flow.lock(other) as held:
+                    await change(other, held.token)
+                return
+        except WouldDeadlock:
+            continue
+
+
 @workflow
 async def chore(order: Errand) -> int:
     """The child of an errand."""
@@ -129,6 +154,8 @@ async def errand(order: Errand) -> Errand:
         await flow.receive("never")
     summed = await total([first, *both])
     seen = await keep_accounts(order)
+    await take_turn()
+    await flow.lock("end")  # left with the body
     last = await deed(flow.id, f"{order.round} last", [summed, seen, *taken])
     done = msgspec.structs.replace(order, round=order.round + 1, taken=taken, said=[*order.said, first, *both, last])
     if done.round < done.rounds:

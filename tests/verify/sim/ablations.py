@@ -398,6 +398,7 @@ def no_positions_for_clients() -> Any:
 
 
 ABLATIONS: dict[str, Callable[[], Any]] = {
+    **flows.ABLATIONS,
     "fsync before the report": no_fsync_before_the_report,
     "durable seal": no_durable_seal,
     "term check": no_term_check,
@@ -420,14 +421,6 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "one wake-up for a sleep": calls.no_end_of_a_sleep,
     "inheritance of suspended calls": calls.no_inheritance_of_sleepers,
     "conditions on the ends of calls": calls.no_condition_on_ends,
-    "count of the journal": flows.no_count_of_the_journal,
-    "order of a workflow's messages": flows.no_order_of_messages,
-    "wake-ups of workflows": flows.no_wake_up_by_messages,
-    "scope of step keys": flows.no_scope_of_numbers,
-    "effects wait for the journal": flows.no_wait_for_the_journal,
-    "end of overtaken executions": flows.no_end_of_the_overtaken,
-    "conditions on the runs of workflows": flows.no_condition_on_runs,
-    "timers of suspended workflows": flows.no_timer_of_a_suspension,
     "end of the fenced": no_end_of_the_fenced,
     "trims carried out once": no_memory_of_trims,
     "copies before a move": no_copies_before_the_move,

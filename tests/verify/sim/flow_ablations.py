@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
+
+from boki import ConditionFailed
 from boki.books.calls.call_book import CallBook
 from boki.books.calls.ledger import CODEC, Finished, id_tag
 from boki.extending import WakeOn
 from boki.libs.bokiflow import execution, journal
+from boki.libs.bokiflow.body import Body
 from boki.libs.bokiflow.execution import Execution
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.journal import JournalWriter
+from boki.libs.bokiflow.locks import watching
+from boki.libs.bokiflow.locks.held import Locks
+from boki.libs.bokiflow.locks.state import LockQueue, Wanted
 from boki.log.record import Expect
 from boki.verify.sim import calls
 from tests.verify.sim.without import without
 
 NEED_FLOWS = (
+    "age of locks",
+    "end of locks",
+    "order of locks",
+    "once for keyed state",
     "conditions on the runs of workflows",
     "effects wait for the journal",
     "end of overtaken executions",
@@ -53,7 +65,7 @@ def no_wake_up_by_messages() -> Any:
 
 def no_scope_of_numbers() -> Any:
     """Step keys and ids of children are the same in each continuation."""
-    return without(History, "scope", lambda _self, run: run)
+    return without(History, "scope", lambda _self, run, _life: run)
 
 
 def no_end_of_the_overtaken() -> Any:
@@ -92,3 +104,70 @@ def no_timer_of_a_suspension() -> Any:
 def no_wait_for_the_journal() -> Any:
     """A step with an effect begins before it is certain what came before it."""
     return without(JournalWriter, "is_firm", property(lambda self: True))
+
+
+def no_order_of_locks() -> Any:
+    """A lock is granted to whoever asks, though another one holds it."""
+    decided = LockQueue.decided
+
+    def generous(self: LockQueue, note: Any) -> Any:
+        found, told = decided(self, note)
+        if isinstance(note, Wanted):
+            return msgspec.structs.replace(found, granted=note.request.id), [*told, note.request]
+        return found, told
+
+    stack = ExitStack()
+    stack.enter_context(without(LockQueue, "decided", generous))
+    stack.enter_context(without(Locks, "tokens", property(lambda self: [])))  # else the store refuses what follows
+    return stack
+
+
+def no_end_of_locks() -> Any:
+    """What a workflow holds in its end it keeps, and nobody checks whether it has ended."""
+
+    async def keep(self: Body) -> None:
+        """It stays in the queue."""
+
+    async def never(*_: object) -> bool:
+        return False
+
+    stack = ExitStack()
+    stack.enter_context(without(Body, "_leave_locks", keep))
+    stack.enter_context(without(watching, "_has_ended", never))
+    return stack
+
+
+def no_age_of_locks() -> Any:
+    """Workflows that wait for each other wait forever."""
+    return without(Locks, "_refuse", lambda self: None)
+
+
+def no_once_for_keyed_state() -> Any:
+    """A write to the store does not depend on the place in the journal: each execution makes it."""
+    commit = JournalWriter.commit
+
+    async def again(self: JournalWriter, fact: Any, *rest: Any) -> Any:
+        *head, records, conditions = rest
+        try:
+            await self._logbook.append_many(records, when=tuple(conditions))
+        except ConditionFailed:
+            return None
+        return await commit(self, fact, *head, [], [])
+
+    return without(JournalWriter, "commit", again)
+
+
+ABLATIONS: dict[str, Callable[[], Any]] = {
+    "count of the journal": no_count_of_the_journal,
+    "order of a workflow's messages": no_order_of_messages,
+    "wake-ups of workflows": no_wake_up_by_messages,
+    "scope of step keys": no_scope_of_numbers,
+    "effects wait for the journal": no_wait_for_the_journal,
+    "end of overtaken executions": no_end_of_the_overtaken,
+    "conditions on the runs of workflows": no_condition_on_runs,
+    "timers of suspended workflows": no_timer_of_a_suspension,
+    "order of locks": no_order_of_locks,
+    "end of locks": no_end_of_locks,
+    "age of locks": no_age_of_locks,
+    "once for keyed state": no_once_for_keyed_state,
+}
