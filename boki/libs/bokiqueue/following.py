@@ -32,6 +32,7 @@ PAUSE_S: Final = 0.1
 """After a read that failed."""
 GRACE_S: Final = 0.2
 """A consumer that has just been served has this long to ask again."""
+SURPLUS_BYTES: Final = 8 * 1024 * 1024  # of bodies kept for messages that came ahead of callers
 RECEIPT_ROUNDS: Final = 10
 """Rounds of `GRACE_S` after which receipts are reported, if nothing else is."""
 _TRIES: Final = 5
@@ -236,8 +237,6 @@ class Following:
                 raise reshaped(self.queue) from error
             raise
 
-    # The reader
-
     def _own(self, logbook: LogBook) -> LogBook:
         self._logbook = self._logbook or logbook.session.logbook(logbook.name, detached=True)
         return self._logbook
@@ -358,6 +357,8 @@ class Following:
 
     async def take(self, logbook: LogBook, page: Page) -> bool:
         """See `boki.libs.fold.follower.Source`."""
+        if not self.wants.surplus or self.bodies.kept_bytes > SURPLUS_BYTES:
+            self.bodies.let_go([line.state for line in self.lines])
         try:
             if not await self._folds.take(logbook, page):
                 return False

@@ -62,7 +62,6 @@ class Folds:
 
     async def take(self, logbook: LogBook, page: Page) -> bool:
         """Fold a page. False if that cannot be from here: begin again. `Reshaped` if it is another queue by now."""
-        self._bodies.let_go([line.state for line in self._lines])
         for record in page.records:
             if not await self._fold(logbook, record, page.next_start):
                 return False
