@@ -16,6 +16,8 @@ from boki.libs.bokiflow.work import CHILD, JOINS, CallWork
 
 _POLL_S: Final = 20.0
 _PAUSE_S: Final = 0.3
+_LOOKS: Final = 3
+"""So often a call is looked for whose start nobody waited for."""
 
 
 class Calling:
@@ -74,6 +76,7 @@ class Calling:
         """The workflow has ended, and this call of it has not: do what its policy says."""
         if work.parent_close == "abandon":
             return
+        looks = 0
         while True:
             try:
                 state = await self._calls.state(work.invocation_id)
@@ -81,6 +84,11 @@ class Calling:
                     await self._end(work, state)
             except WrongState:
                 pass  # it has ended meanwhile
+            except NoSuchInvocation:  # the workflow ended before the start was accepted, which may still be under way
+                looks += 1
+                if looks < _LOOKS:
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
             except BokiError as error:
                 if not error.retryable and error.outcome != "unknown":
                     raise

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from boki.client import Client
-from boki.errors import BokiError
+from boki.errors import BokiError, NotFound
 from boki.libs.bokiflow import WorkflowEnded
 from boki.libs.bokiflow.face.requests import Flows
 from boki.log.record import Record
@@ -108,7 +108,7 @@ class FlowWatch:
             with suppress(WorkflowEnded):
                 await self._post(flows, *path, "cancel", query={"reason": "enough"})
         run.ended, run.done = await self._end_of(flows, *path)
-        if order.is_endless:
+        if order.is_endless and await self._is_there(flows, chore.name, f"{run.id}/chore"):
             run.child, _ = await self._end_of(flows, chore.name, f"{run.id}/chore")
 
     async def _signal(self, flows: Flows, run: Run, count: int, random: Random) -> None:
@@ -122,6 +122,18 @@ class FlowWatch:
         if body is not None:
             options |= {"body": msgspec.json.encode(body), "content_type": "application/json"}
         await self._until_done(lambda: flows.post(*path, **options))
+
+    async def _is_there(self, flows: Flows, *path: str) -> bool:
+        """Whether there is a workflow of that id."""
+
+        def look() -> bool:
+            try:
+                flows.get(*path)
+            except NotFound:
+                return False
+            return True
+
+        return bool(await self._until_done(look))
 
     async def _end_of(self, flows: Flows, *path: str) -> tuple[str, Errand | None]:
         """How a workflow has ended, once it has: "done" and its result, or the type of its error."""

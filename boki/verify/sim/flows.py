@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from boki import Context
 from boki.api.append_gatherer import AppendGatherer
-from boki.errors import BokiError, ConnectionLost, FunctionFailed
+from boki.errors import BokiError, ConnectionLost, FunctionFailed, NotFound
 from boki.extending import CallsById
 from boki.libs.bokiflow import Handle, WorkflowEnded
 from boki.log.record import Record
@@ -109,7 +109,7 @@ class FlowClients:
         run.ended, run.done = await self._until_done(lambda: _end_of(handle))
         if order.is_endless:
             left = chore.handle(ctx, f"{run.id}/chore", book=BOOK)
-            run.child, _ = await self._until_done(lambda: _end_of(left))
+            run.child, _ = await self._until_done(lambda: _end_of(left, may_lack=True))
         self._clock.note(f"{run.id} has ended", run.ended)
 
     async def _signal(self, handle: Handle[Errand], run: Run, count: int) -> None:
@@ -143,10 +143,15 @@ class FlowClients:
         return [*find_wrong_flows(self._runs, self.deeds, self.keyed_deeds), *find_wrong_lives(self.lives)]
 
 
-async def _end_of(handle: Handle[Any]) -> tuple[str, Any]:
-    """How a workflow has ended, once it has."""
+async def _end_of(handle: Handle[Any], *, may_lack: bool = False) -> tuple[str, Any]:
+    """How a workflow has ended, once it has. `may_lack`: or "" if it was never started."""
     while True:
-        state = await handle.status()
+        try:
+            state = await handle.status()
+        except NotFound:
+            if may_lack:
+                return "", None
+            raise
         if state.status in OVER:
             break
         await asyncio.sleep(_POLL_S)

@@ -79,9 +79,12 @@ def _find_wrong_effects(ended: list[Run], keyed: list[Record]) -> Iterator[str]:
 
 def _find_wrong_ends(ended: list[Run], deeds: list[Record]) -> Iterator[str]:
     values = {seen.seqnum: _deed_of(seen) for seen in deeds}
+    begun = {what.errand for what in values.values() if what.label == "0 first"}
     for run in ended:
         if run.order.is_endless:
-            if (run.ended, run.child) != ("WorkflowCancelled", "WorkflowCancelled"):
+            # One that was cancelled before its first deed may have been cancelled before the start of its child.
+            children = {"WorkflowCancelled"} if run.id in begun else {"WorkflowCancelled", ""}
+            if run.ended != "WorkflowCancelled" or run.child not in children:
                 yield f"{run.id} was cancelled and ended as {run.ended}, its child as {run.child}"
         elif run.done is None:
             yield f"{run.id} ended as {run.ended}"

@@ -69,6 +69,19 @@ async def test_a_child_that_fails(boki_context: boki.testing.Context) -> None:
     assert await (await parent.start(boki_context)).result() == "ValueError"
 
 
+@workflow
+async def hasty() -> str:
+    starting = asyncio.ensure_future(flow.start(doubled, 1))
+    await asyncio.sleep(0)
+    starting.cancel()
+    return "left"
+
+
+async def test_a_start_that_was_given_up_leaves_nothing_to_close(boki_context: boki.testing.Context) -> None:
+    """A body may end before a child that it begins is accepted: then there is no such call, and that is no error."""
+    assert await (await hasty.start(boki_context)).result() == "left"
+
+
 @pytest.mark.parametrize("policy", ["cancel", "kill", "abandon"])
 async def test_parent_close_policies(boki_context: boki.testing.Context, policy: Any) -> None:
     """A child that is left behind is cancelled, killed, or continues."""
