@@ -31,7 +31,8 @@ from boki.engine.checkpoint.saving import Checkpoints, IndexStored, read_fenced,
 from boki.engine.gathering import Gathering
 from boki.engine.index.index import Index
 from boki.engine.life import Life, Stage
-from boki.engine.reads import PendingRead, ReadOperation, Reads
+from boki.engine.pending_read import PendingRead, ReadOperation
+from boki.engine.reads import Reads
 from boki.engine.replicas import Replicas
 from boki.engine.requests import Requests
 from boki.engine.stamps import Stamps

@@ -16,13 +16,13 @@ from typing import Final
 
 from boki.engine.cache import AuxCache, RecordCache
 from boki.engine.index.index import Index
-from boki.engine.waiter import Ended, Unstamped, Waiter
+from boki.engine.pending_read import Due, PendingRead, Timed
+from boki.engine.waiter import Ended, Unstamped
 from boki.errors import BokiError, CorruptData, DeadlineExceeded, NotFound, Overloaded, Trimmed, Unavailable
 from boki.log.batch import Batch
-from boki.log.ids import NodeId, Term, shard_incarnation
+from boki.log.ids import NodeId, shard_incarnation
 from boki.log.limits import Limits
 from boki.log.membership import Place
-from boki.log.metalog import Positions, split_position
 from boki.log.operations import Books, Done, Found, Get, ListBooks, Read, SetAuxdata, Sync
 from boki.protocol.effects import Send, Token
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
@@ -40,32 +40,6 @@ _SILENT_US: Final = 5_000_000
 _RETRY_US: Final = 50_000
 _MAX_WAITING: Final = 100_000
 """Reads that may wait at a time; those that have been answered are cleared away when there are this many."""
-ReadOperation = Read | Get | SetAuxdata | ListBooks | Sync
-
-
-@dataclass(slots=True, eq=False)
-class PendingRead:
-    """A read that has not been answered. `needs` is what the index must have reached, per log."""
-
-    operation: ReadOperation
-    waiter: Waiter
-    needs: Positions
-    deadline_us: int
-    wait_until_us: int
-    is_done: bool = False
-    seen_until: int = 0
-    """While it waited, there was nothing for it below this: a trim up to here has taken nothing that it wants."""
-    missed_below: int = 0
-    """Each time that it began to wait, or continued, trims had taken what was below this and it had not seen."""
-    needs_term: Term = 0
-    """The newest term in `needs`."""
-    most: int = 1 << 62
-    """This many records a backward page may have: fewer when they do not fit into the cache together."""
-    covered: int = 0
-    """How many of a backward page the cache has held at once."""
-
-    def __post_init__(self) -> None:
-        self.needs_term = max((split_position(position)[0] for position in self.needs.values()), default=0)
 
 
 @dataclass(slots=True)
@@ -118,7 +92,7 @@ class Reads:
         self._watching_rows: dict[str, dict[str, list[PendingRead]]] = {}
         """Reads that wait for a record of a tag, by book and tag: a change of other rows costs them nothing."""
         self._by_token: dict[Token, PendingRead] = {}
-        self._due: list[tuple[int, int, PendingRead]] = []
+        self._due: list[Timed] = []
         self._fetches: dict[int, _Fetch] = {}
         self._by_lid: dict[tuple[Place, int], _Fetch] = {}
         self._retries: list[tuple[int, PendingRead]] = []
@@ -144,13 +118,13 @@ class Reads:
         if not read.is_done:
             self._by_token[read.waiter.token] = read
             self._numbers += 1
-            heapq.heappush(self._due, (read.deadline_us, self._numbers, read))
+            heapq.heappush(self._due, Timed(read.deadline_us, Due.DEADLINE, self._numbers, read))
             if read.wait_until_us and read.wait_until_us < read.deadline_us:
-                heapq.heappush(self._due, (read.wait_until_us, -self._numbers, read))
+                heapq.heappush(self._due, Timed(read.wait_until_us, Due.WAIT_END, self._numbers, read))
         return effects
 
     def _drop_answered(self) -> None:
-        self._due = [entry for entry in self._due if not entry[2].is_done]
+        self._due = [entry for entry in self._due if not entry.read.is_done]
         heapq.heapify(self._due)
 
     def _try(self, read: PendingRead, now_us: int) -> list[Unstamped]:
@@ -306,21 +280,29 @@ class Reads:
             del self._watching_rows[book]
         return waiting
 
+    def _end_wait(self, read: PendingRead, now_us: int) -> list[Unstamped]:
+        """What it waited for has not come. One that is still behind waits until its deadline."""
+        operation = read.operation
+        if not isinstance(operation, Read) or not self._is_caught_up(read):
+            return []
+        read.wait_until_us = 0
+        effects = self._try(read, now_us)
+        self._forget_answered_of(operation)
+        return effects
+
+    def _end_late(self, read: PendingRead) -> list[Unstamped]:
+        ended = self._finish(read, _late(read))
+        if read.wait_until_us and isinstance(read.operation, Read):
+            self._forget_answered_of(read.operation)
+        return [ended]
+
     def tick(self, now_us: int) -> list[Unstamped]:
         """End waits and deadlines, ask the next replica where one does not answer."""
         effects: list[Unstamped] = []
-        while self._due and self._due[0][0] <= now_us:
-            _, number, read = heapq.heappop(self._due)
-            if read.is_done:
-                continue
-            if number < 0 and isinstance(read.operation, Read) and self._is_caught_up(read):
-                operation, read.wait_until_us = read.operation, 0
-                effects += self._try(read, now_us)
-                self._forget_answered_of(operation)
-            elif number >= 0:
-                effects.append(self._finish(read, _late(read)))
-                if read.wait_until_us and isinstance(read.operation, Read):
-                    self._forget_answered_of(read.operation)
+        while self._due and self._due[0].at_us <= now_us:
+            _, why, _, read = heapq.heappop(self._due)
+            if not read.is_done:
+                effects += self._end_wait(read, now_us) if why is Due.WAIT_END else self._end_late(read)
         self._forget_answered()
         for fetch in list(self._fetches.values()):
             effects += self._ask_again(fetch, now_us)
@@ -469,7 +451,7 @@ class Reads:
     def abandon(self) -> list[Unstamped]:
         """This engine has been fenced: end whoever waits."""
         lost = Unavailable("this engine was fenced; read from another one", retry_after_s=0.2)
-        return [self._finish(read, lost) for _, _, read in self._due if not read.is_done]
+        return [self._finish(each.read, lost) for each in self._due if not each.read.is_done]
 
 
 def _wants_more(read: PendingRead) -> bool:

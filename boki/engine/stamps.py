@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from boki.engine.index.index import Index
-from boki.engine.reads import PendingRead
+from boki.engine.pending_read import PendingRead
 from boki.engine.waiter import Ended, Unstamped
 from boki.log.ids import LogId, Term
 from boki.log.metalog import Positions, split_position
