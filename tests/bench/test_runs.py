@@ -35,6 +35,11 @@ def rows(*words: str) -> list[dict[str, object]]:
     return found
 
 
+def is_measured(row: dict[str, object]) -> bool:
+    """Whether something was done in the time that the row measured."""
+    return bool(row["ops_per_s"] or row["p50_ms"] or set(row) & MEMORY)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -63,7 +68,7 @@ def rows(*words: str) -> list[dict[str, object]]:
             ],
         ),
         (
-            ["queue", "--duration-s", "0.5"],  # on a busy machine no message may come through in less
+            ["queue", "--duration-s", "0.5"],
             [
                 *(flow for flow in FLOWS for _ in ("boki", *peers.installed())),
                 *[("queue-wake", 1), ("queue-wake", 1), ("queue-push-many", 4)],
@@ -75,9 +80,11 @@ def rows(*words: str) -> list[dict[str, object]]:
 def test_every_benchmark_prints_its_rows(words: list[str], expected: list[tuple[str, int]]) -> None:
     """One object a line with all fields; what was measured is there."""
     found = rows(*words)
+    if "--duration-s" in words and not all(map(is_measured, found)):  # on a busy machine nothing may come through
+        found = rows(*words[:-1], "3")
     assert [(row["bench"], row["inflight"]) for row in found] == expected
     for row in found:
-        assert row["ops_per_s"] or row["p50_ms"] or set(row) & MEMORY, row
+        assert is_measured(row), row
 
 
 def test_replicas_and_durability_are_those_that_were_asked_for() -> None:

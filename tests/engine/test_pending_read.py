@@ -14,7 +14,7 @@ def read() -> PendingRead:
 
 
 def test_at_one_moment_waits_end_before_deadlines_and_the_oldest_comes_first() -> None:
-    """A read whose wait ends at its deadline is answered with the records present; reads themselves are never compared."""
+    """A read whose wait ends at its deadline is answered with the records present. Reads are never compared."""
     moments = [(5, Due.DEADLINE, 1), (5, Due.WAIT_END, 3), (4, Due.DEADLINE, 4), (5, Due.WAIT_END, 2)]
     heap: list[Timed] = []
     for moment in moments:

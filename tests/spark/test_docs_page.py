@@ -26,6 +26,11 @@ pytestmark = pytest.mark.xdist_group("spark")
 PAGE = Path(__file__).parents[2] / "docs/spark.md"
 
 
+def prose() -> str:
+    """The page as one line, wherever its lines end."""
+    return " ".join(PAGE.read_text().split())
+
+
 def snippets(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -41,7 +46,7 @@ def test_every_snippet_runs(spark: SparkSession, system: Child) -> None:
 
 def test_another_thread_writes_as_the_page_says(spark: SparkSession) -> None:
     """It does not find the format before, and after that it does: it is told by Boki that an option is none."""
-    (remedy,) = re.findall(r"^`(spark\._jvm\..*)`\. Reads", PAGE.read_text(), re.MULTILINE)
+    (remedy,) = re.findall(r"`(spark\._jvm\.[^`]*)`\. Reads", prose())
     rows, told = spark.sql("select 'a' as data"), list[str]()
 
     def write() -> None:
@@ -61,7 +66,7 @@ def test_another_thread_writes_as_the_page_says(spark: SparkSession) -> None:
 
 def test_the_types_of_members_are_listed() -> None:
     """All that a schema may name, and no more."""
-    (listed,) = re.findall(r"Members are of the types (.*?), or arrays and structs", PAGE.read_text(), re.DOTALL)
+    (listed,) = re.findall(r"Members are of the types (.*?), or arrays and structs", prose())
     assert set(re.findall(r"`(\w+)`", listed)) == JSON_TYPES
 
 
@@ -71,7 +76,7 @@ def test_the_pipeline_is_one(tmp_path: Path) -> None:
     file.write_text(snippets("toml")[0])
     assert load_pipeline(file, {}).progress_book == "ingest:flights"
     example = set(tomllib.loads(snippets("toml")[0]))
-    (others,) = re.findall(r"^Other keys: (.*)\.$", PAGE.read_text(), re.MULTILINE)
+    (others,) = re.findall(r"Other keys: (.*?)\. ", prose())
     assert example | set(re.findall(r"`(\w+)`", others)) == set(Pipeline.__struct_fields__)
 
 
