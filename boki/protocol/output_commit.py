@@ -46,12 +46,14 @@ UNHELD: Final = (Pong,)
 
 def split_early(store: Store, mates: Container[NodeId]) -> tuple[list[Send], Store]:
     """What may be told at once to roles of the same log, and the store with what must wait for the sync."""
-    early = [
-        each for each in store.then if isinstance(each, Send) and isinstance(each.message, EARLY) and each.to in mates
-    ]
-    if not early:
-        return early, store
-    return early, Store(store.writes, [each for each in store.then if each not in early], store.is_vote)
+    early: list[Send] = []
+    late: list[Effect] = []
+    for each in store.then:
+        if isinstance(each, Send) and isinstance(each.message, EARLY) and each.to in mates:
+            early.append(each)
+        else:
+            late.append(each)
+    return early, Store(store.writes, late, store.is_vote) if early else store
 
 
 def holds(effect: Effect) -> bool:
