@@ -61,8 +61,12 @@ class Entries:
         self._home = home
         self._patience_s = patience_s
 
-    async def register(self, registration: Registration) -> None:
-        """Make that entry this session's, or change it. `ConfigError` if another node keeps one of its names."""
+    async def register(self, registration: Registration, *, unless_succeeded: bool = False) -> bool:
+        """Make that entry this session's, or change it. `ConfigError` if another node keeps one of its names.
+
+        `unless_succeeded`: leave the entry of a later incarnation from our data directory as it is. Otherwise two
+        processes that have each registered would remove each other's entry again and again. → whether ours stands
+        """
         path = _path_of(registration)
         data = encode(registration)
         deadline = asyncio.get_running_loop().time() + self._patience_s
@@ -81,16 +85,18 @@ class Entries:
                     if node.owner == self._session.id:
                         await quietly(self._session.set(path, data, node.version))
                         if node.data == data:
-                            return
+                            return True
                         continue
                     if other.home == self._home:
+                        if unless_succeeded and other.member.incarnation > registration.member.incarnation:
+                            return False
                         await quietly(self._session.delete(path, node.version))
                         continue
                     name = registration.process
                 else:
                     # Of two that came at once, each sees the other now, and the older session stays.
                     if await self._taken(registration, older_only=True) is None:
-                        return
+                        return True
                     await self.remove(registration)
                     continue
             if asyncio.get_running_loop().time() > deadline:

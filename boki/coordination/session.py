@@ -128,7 +128,8 @@ class ZooKeeperSession:
             await session.close()
             why = await asyncio.to_thread(refusal_of, hosts, tls, _PROBE_S) if tls is not None else ""
             raise Unavailable(
-                f"no ZooKeeper answers at {hosts} within {timeout_s:g} s" + (f": {why}" if why else "")
+                f"no ZooKeeper answers at {hosts} within {timeout_s:g} s"
+                + (f": {why}" if why else "; start it, or name its servers with --zookeeper")
             ) from None
         except BaseException:
             await session.close()

@@ -368,16 +368,20 @@ class ZooKeeperCoordinator:
             self._tell_membership()
 
     async def _stay_registered(self, mine: Registration | None, found: dict[str, Registration]) -> None:
-        """Make this node's own entry again if somebody has removed or changed it: it would be gone for all others.
+        """Restore this node's own entry after another client removed or changed it: it would be gone for all others.
 
-        `mine`: what stood there before `found` was read, as far as this node knows.
+        `mine`: what stood there before `found` was read, as far as this node knows. An entry of a later incarnation
+        from the same data directory stays: this process has been succeeded, and no longer registers itself.
         """
         if mine is None or mine is not self._registered or found.get(mine.process) == mine:
             return
         _log.error("the entry of %s in ZooKeeper was removed or changed: it is made again", mine.process)
         async with self._entry:
+            if mine is not self._registered or await self._entries.register(mine, unless_succeeded=True):
+                return
+            _log.error("a later incarnation of %s is registered: this one stays unregistered", mine.process)
             if mine is self._registered:
-                await self.register(*mine.members)
+                self._registered = None
 
     def _tell_membership(self) -> None:
         members = tuple(member for _, row in sorted(self._registrations.items()) for member in row.members)

@@ -97,7 +97,7 @@ REASONS = {
     "ca": r": the certificate of localhost:\d+ is refused \(unable to get .*\): set zookeeper_access\.ca to",
     "host": r": the certificate of 127.0.0.1:\d+ is refused \(IP address mismatch, .*\): name it in zookeeper as its ",
     "certificate": r": localhost:\d+ ends the connection \(\w*ALERT\w*\): does it know zookeeper_access\.certificate",
-    "plain": r"$",
+    "plain": "; start it, or name its servers",
 }
 
 
