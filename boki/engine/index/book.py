@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from boki.engine.index.layout import TAG_FLOORS, TAG_ROWS, after_prefix, book_key, tags_prefix
-from boki.engine.index.residence import Residence
+from boki.engine.index.residence import IsOver, Residence
 from boki.engine.index.rows import END, PART_RECORDS, RECORD_BYTES, Part, Row, Shelf
 from boki.errors import CorruptData
 from boki.log.chunk import Chunk
@@ -468,4 +468,8 @@ class Book(Shelf):
         whole.discard()
         self.residence.used_bytes -= _BOOK_BYTES
         del self._books[self.name]
+        return False
+
+    def leave_if_over(self, is_over: IsOver) -> bool:  # noqa: ARG002
+        """See `Resident.leave_if_over`. Books are few."""
         return False

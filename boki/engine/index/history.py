@@ -21,7 +21,7 @@ from boki.engine.index.layout import (
     read_number,
     read_page_key,
 )
-from boki.engine.index.residence import Residence
+from boki.engine.index.residence import IsOver, Residence
 from boki.log.cuts import OrderTable, Piece
 from boki.log.ids import POSITION_BITS, LogId, Term, make_seqnum
 from boki.log.metalog import Cut
@@ -181,6 +181,10 @@ class LogHistory:
                 self._pages[at] = None
             self._used[at] = 0
         return True
+
+    def leave_if_over(self, is_over: IsOver) -> bool:  # noqa: ARG002
+        """See `Resident.leave_if_over`. The order of a log is never over."""
+        return False
 
 
 class OrderHistory:

@@ -259,8 +259,8 @@ class Index:
             self._residence.evict()
 
     def rest(self) -> None:
-        """Time has passed: give back memory beyond the budget though no operation comes."""
-        self._residence.rest()
+        """Time has passed: give back memory beyond the budget, and that of rows which are over."""
+        self._residence.rest(self._is_over)
 
     def check_room(self) -> None:
         """`Overloaded` far beyond the budget, until memory has been given back."""
@@ -438,7 +438,11 @@ class Index:
         if not value:
             return True
         last: int = _LAST_SEQNUM.unpack_from(value, len(value) - _LAST_SEQNUM.size)[0]
-        if last < state.spared_from(tag):
+        return self._is_over(name, tag, last)
+
+    def _is_over(self, name: str, tag: str, last: int) -> bool:
+        """Whether the records of a row until that last one can be asked for by nobody any more."""
+        if last < self._state_of(name).spared_from(tag):
             return True
         if not tag.startswith(KEY_TAG_PREFIX):
             return False

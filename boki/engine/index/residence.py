@@ -7,12 +7,15 @@ has heard that the checkpoint can be read back (`stored`).
 Eviction is second chance: a hand goes round all residents, drops what is clean and was not used since it last came by,
 and stops as soon as the budget is kept. It moves only between operations (`evict`), never under one that holds a row:
 twice as far as the operation has added residents, so that it keeps up with the largest, and on at every tick (`rest`).
+
+Rows that nobody can ask for any more, because all their records were trimmed, would still fill the budget. So within
+the budget the hand goes round, too, two steps for each resident that has come, and drops those that are over.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from boki.protocol.effects import Delete, DiskReader, Put
@@ -20,8 +23,14 @@ from boki.protocol.effects import Delete, DiskReader, Put
 _STEPS: Final = 1000
 _REST_STEPS: Final = 10_000
 """How far the hand goes at a tick: a few milliseconds in every fifty."""
+_TIDY_STEPS: Final = 2_000
+"""How far it goes at a tick within the budget: about a millisecond."""
 _BEARABLE_BYTES: Final = 64 << 20
 """What is changed and not stored yet cannot be evicted: up to this much beyond a small budget, nothing is refused."""
+
+
+IsOver = Callable[[str, str, int], bool]
+"""Whether no answer depends any more on a row of that book and tag whose last record has that seqnum."""
 
 
 class Resident(Protocol):
@@ -35,6 +44,9 @@ class Resident(Protocol):
 
     def shrink(self) -> bool:
         """Drop what is on the disk and was not used since the last time; False if nothing is left in memory."""
+
+    def leave_if_over(self, is_over: IsOver) -> bool:
+        """Leave memory if the disk has it as it is and no answer depends on it any more. → whether it is gone"""
 
 
 class Residence:
@@ -52,6 +64,8 @@ class Residence:
         self._deletes: list[Delete] = []
         self._admitted = 0
         """How many residents have come since the hand last moved."""
+        self._owed = 0
+        """How many steps the hand is to go within the budget."""
         self._fruitless = 0
         """How many residents in a row had nothing to give."""
 
@@ -59,6 +73,7 @@ class Residence:
         """A resident has been made."""
         self._residents.append(resident)
         self._admitted += 1
+        self._owed += 2
 
     def changed(self, resident: Resident) -> None:
         """It must be in the next checkpoint. It says so once, until its `writes` have been asked for."""
@@ -100,10 +115,21 @@ class Residence:
         """Let the hand continue until the budget is kept; no farther than in proportion to what has come since."""
         self._evict(max(_STEPS, 2 * self._admitted))
 
-    def rest(self) -> None:
+    def rest(self, is_over: IsOver) -> None:
         """Time has passed: let the hand continue even if no operation comes."""
         if self.is_over_budget:
             self._evict(_REST_STEPS)
+        elif self._owed:
+            self._tidy(is_over)
+
+    def _tidy(self, is_over: IsOver) -> None:
+        residents = self._residents
+        steps = min(self._owed, _TIDY_STEPS, len(residents))
+        self._owed = min(self._owed - steps, 2 * len(residents))
+        for _ in range(steps):
+            resident = residents.popleft()
+            if not resident.leave_if_over(is_over):
+                residents.append(resident)
 
     def _evict(self, steps: int) -> None:
         self._admitted = 0

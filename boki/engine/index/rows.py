@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 
 from boki.engine.index.layout import floor_bytes, number_bytes, read_floor, read_number, row_prefix, tag_floor_key
-from boki.engine.index.residence import Residence
+from boki.engine.index.residence import IsOver, Residence
 from boki.log.cuts import pack_column, unpack_column
 from boki.log.ids import MAX_SEQNUM
 from boki.protocol.effects import Delete, Put
@@ -458,4 +458,19 @@ class Row:
         if self.newest is None and not self.older and not self._flags and self.tag is not None:
             self.discard()
             return False
+        return True
+
+    def leave_if_over(self, is_over: IsOver) -> bool:
+        """See `Resident.leave_if_over`."""
+        if self._flags & _GONE:
+            return True
+        newest = self.newest
+        if self._flags or self.older or self.tag is None:
+            return False
+        if newest is not None:
+            if newest.flags & (DIRTY | WRITING):
+                return False
+            if newest.seqnums and not is_over(self.shelf.name, self.tag, newest.seqnums[-1]):
+                return False
+        self.discard()
         return True
