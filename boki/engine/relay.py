@@ -1,54 +1,29 @@
 """The log for an engine process without the index: every operation is carried out by an engine that has it.
 
 A relay asks one engine and stays with it, because that one's cache then holds what the relay's callers read. When it is
-gone, or refuses for certain, another one is asked. What may have been carried out by an engine that is lost is asked
-again only if that does no harm: reads and appends under keys. Any other append ends as unknown; so does a trim, because
-one that is carried out again, later, may take what was appended after it had been acknowledged.
+gone, or refuses for certain, another one is asked, by the rules of `boki.protocol.asking`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final, assert_never
 
-import msgspec
-
-from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded, Unavailable
-from boki.log.chunk import Chunk
+from boki.errors import BokiError, Overloaded
 from boki.log.ids import NodeId, Term
 from boki.log.membership import Member, Membership, Role
 from boki.log.metalog import Positions
-from boki.log.operations import Answer as OperationAnswer
-from boki.log.operations import Append, Failure, Operation, Read, TrimBook
-from boki.protocol.call_messages import AbandonRead, LogReply, LogRequest
+from boki.log.operations import Append, Operation, Read
+from boki.protocol.asking import Asking, Ended, Question, Step, failure_of, is_change, is_repeatable
+from boki.protocol.call_messages import AbandonRead, CallAccepted, LogReply, LogRequest, TellCall
 from boki.protocol.effects import Announce, Answer, Effect, EngineNews, Send, Token, kinds
 from boki.protocol.messages import InstallMembership, InstallView, Ping, Pong
 
-RelayInput = LogReply | InstallMembership | InstallView | Ping
+RelayInput = LogReply | CallAccepted | TellCall | InstallMembership | InstallView | Ping
 """What a relay hears."""
-_LIFE_BITS: Final = 32
 _MAX_PENDING: Final = 10_000
-_PATIENCE_US: Final = 1_000_000
+_SILENCE_US: Final = 1_000_000
 """What may be asked twice is asked again after so much silence beyond the time that it may take."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    """An operation that has not been answered."""
-
-    operation: Operation
-    positions: Positions
-    deadline_us: int
-    token: Token
-    size_bytes: int
-    is_repeatable: bool
-    number: int = 0
-    asked: Member | None = None
-    """Who may be carrying it out; None if nobody is, for certain."""
-    asked_at: int = 0
-    is_in_doubt: bool = False
-    """It may have been carried out by somebody who was asked before."""
 
 
 class RelayCore:
@@ -61,60 +36,60 @@ class RelayCore:
         self.incarnation = incarnation
         self._buffer_bytes = buffer_bytes
         self._held_bytes = 0
-        self._numbers = incarnation << _LIFE_BITS
-        self._pending: dict[int, _Pending] = {}
-        self._waiting: list[_Pending] = []
-        """Those that nobody carries out: the next tick finds somebody."""
+        self._asking = Asking(incarnation, self._choose, silence_us=_SILENCE_US, most_for_one=_MAX_PENDING)
+        self._tokens: dict[Token, Question] = {}
         self._membership: Membership | None = None
-        self._engines: Sequence[Member] = ()
-        self._turn = incarnation
+        self._engines: dict[NodeId, Member] = {}
+        self._preferred: NodeId | None = None
         self._known_term: Term = 0
         self._was_ready = False
 
-    # operations
+    # what it is asked
 
     def submit(
         self, operation: Operation, positions: Positions, deadline_us: int, token: Token, now_us: int
     ) -> Iterable[Effect]:
         """Take in an operation that was checked at the edge. One `Answer` follows, by the deadline."""
-        size_bytes = len(operation.chunk) if isinstance(operation, Append) else 0
-        if (
-            len(self._pending) + len(self._waiting) >= _MAX_PENDING
-            or self._held_bytes + size_bytes > self._buffer_bytes
-        ):
-            full = Overloaded("too many operations wait for an engine with the index", retry_after_s=0.1)
-            return [Answer(token, full, {})]
-        self._held_bytes += size_bytes
-        is_repeatable = not isinstance(operation, Append | TrimBook) or _is_keyed(operation)
-        return self._ask(_Pending(operation, positions, deadline_us, token, size_bytes, is_repeatable), now_us)
+        question = Question(
+            lambda number, left_us: LogRequest(number, positions, left_us, operation),
+            deadline_us,
+            token,
+            is_repeatable=is_repeatable(operation),
+            changes=is_change(operation),
+            wait_us=operation.wait_us if isinstance(operation, Read) else 0,
+            size_bytes=len(operation.chunk) if isinstance(operation, Append) else 0,
+        )
+        return self._submit(question, now_us)
+
+    def ask(self, question: Question, now_us: int) -> Iterable[Effect]:
+        """Ask an engine about a logged call. One `Answer` follows with its message, or with an error."""
+        return self._submit(question, now_us)
 
     def give_up(self, token: Token) -> Iterable[Effect]:
         """The caller behind that token no longer waits for its read: neither does the engine that has it."""
-        for pending in [p for p in (*self._pending.values(), *self._waiting) if p.token == token and not _writes(p)]:
-            asked = pending.asked
-            self._forget(pending)
-            if asked is not None:
-                yield Send(asked.node, AbandonRead(pending.number))
+        question = self._tokens.get(token)
+        if question is None or question.changes:
+            return
+        if question.asked is not None:
+            yield Send(question.asked, AbandonRead(question.number))
+        self._asking.forget(question)
+        self._forget(question)
 
-    def _ask(self, pending: _Pending, now_us: int) -> list[Effect]:
-        """Ask the engine whose turn it is, under a new number: an answer to an old one comes too late."""
-        if not self._engines:
-            self._waiting.append(pending)
-            return []
-        engine = self._engines[self._turn % len(self._engines)]
-        self._numbers += 1
-        pending.number, pending.asked, pending.asked_at = self._numbers, engine, now_us
-        self._pending[pending.number] = pending
-        left_us = max(0, pending.deadline_us - now_us)
-        return [Send(engine.node, LogRequest(pending.number, pending.positions, left_us, pending.operation))]
+    def _submit(self, question: Question, now_us: int) -> list[Effect]:
+        if len(self._tokens) >= _MAX_PENDING or self._held_bytes + question.size_bytes > self._buffer_bytes:
+            full = Overloaded("too many operations wait for an engine with the index", retry_after_s=0.1)
+            return [Answer(question.token, full, {})]
+        self._held_bytes += question.size_bytes
+        self._tokens[question.token] = question
+        return self._perform(self._asking.ask(question, now_us))
 
     # events
 
     def receive(self, sender: NodeId, message: RelayInput, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`."""
         match message:
-            case LogReply():
-                return self._on_reply(sender, message)
+            case LogReply() | CallAccepted() | TellCall():
+                return self._on_answer(sender, message, now_us)
             case InstallMembership(membership):
                 return self._on_membership(membership, now_us)
             case InstallView(views):
@@ -133,20 +108,8 @@ class RelayCore:
         return ()
 
     def tick(self, now_us: int) -> Iterable[Effect]:
-        """See `boki.protocol.effects.Core`: deadlines, and what nobody carries out, or nobody has answered, is asked
-        again.
-        """
-        effects = list(self.settle(now_us))
-        for pending in [p for p in (*self._pending.values(), *self._waiting) if p.deadline_us < now_us]:
-            effects.append(self._end(pending, _late(pending)))
-        waiting, self._waiting = self._waiting, []
-        for pending in [p for p in self._pending.values() if p.is_repeatable and _is_silent(p, now_us)]:
-            self._give_up(pending)
-            self._turn += 1
-            waiting.append(pending)
-        for pending in waiting:
-            effects += self._ask(pending, now_us)
-        return effects
+        """See `boki.protocol.effects.Core`: deadlines, and what no engine has, or none has answered, is asked again."""
+        return [*self.settle(now_us), *self._perform(self._asking.tick(now_us))]
 
     @property
     def is_ready(self) -> bool:
@@ -157,100 +120,61 @@ class RelayCore:
         """Figures for operators, as JSON values."""
         return {
             "incarnation": self.incarnation,
-            "relays_to": [engine.node for engine in self._engines],
-            "waiting_operations": len(self._pending) + len(self._waiting),
+            "relays_to": list(self._engines),
+            "waiting_operations": len(self._tokens),
         }
 
-    def _on_reply(self, sender: NodeId, reply: LogReply) -> list[Effect]:
-        pending = self._pending.get(reply.request)
-        if pending is None or pending.asked is None or pending.asked.node != sender:
-            return []
-        answer = reply.answer
-        if isinstance(answer, Failure) and answer.code in (Unavailable.code, ConnectionLost.code):
-            is_definite = answer.outcome == "not_applied"
-            if is_definite or pending.is_repeatable:
-                del self._pending[pending.number]
-                pending.asked = None
-                pending.is_in_doubt |= not is_definite
-                if len(self._engines) > 1 and self._engines[self._turn % len(self._engines)].node == sender:
-                    self._turn += 1
-                self._waiting.append(pending)  # the next tick asks: not faster, or two that refuse would spin
-                return []
-        if isinstance(answer, Failure) and answer.outcome == "not_applied" and pending.is_in_doubt and _writes(pending):
-            # that is this engine's word for itself: whoever was asked before may have carried it out
-            answer = msgspec.structs.replace(answer, outcome="unknown")
-        return [self._end(pending, answer, reply.positions)]
+    def _on_answer(self, sender: NodeId, answer: LogReply | CallAccepted | TellCall, now_us: int) -> list[Effect]:
+        return self._perform(self._asking.answer(sender, answer.request, failure_of(answer), now_us), answer)
 
     def _on_membership(self, membership: Membership, now_us: int) -> list[Effect]:
         if self._membership is not None and membership.number <= self._membership.number:
             return []
         self._membership = membership
-        self._engines = [
-            member for member in membership.of(Role.ENGINE) if member.has_index and member.node != self.node
-        ]
-        lives = {(member.node, member.incarnation) for member in self._engines}
+        before, self._engines = (
+            self._engines,
+            {
+                member.node: member
+                for member in membership.of(Role.ENGINE)
+                if member.has_index and member.node != self.node
+            },
+        )
+        steps: list[Step] = []
+        for member in before.values():
+            now = self._engines.get(member.node)
+            if now is None or now.incarnation != member.incarnation:
+                steps += self._asking.lose(member.node, "it is gone, or has lost the index", now_us)
+        return self._perform(steps + self._asking.look_again(now_us))
+
+    def _choose(self, question: Question) -> NodeId | None:
+        left = [node for node in self._engines if node not in question.tried]
+        if left and self._preferred not in left:
+            self._preferred = left[self.incarnation % len(left)]
+        return self._preferred if left else None
+
+    def _perform(self, steps: Iterable[Step], answer: LogReply | CallAccepted | TellCall | None = None) -> list[Effect]:
+        """What is asked goes out; what has ended goes to its caller, with the answer in hand if there is no error."""
         effects: list[Effect] = []
-        for pending in list(self._pending.values()):
-            assert pending.asked is not None
-            if (pending.asked.node, pending.asked.incarnation) in lives:
-                continue
-            if pending.is_repeatable:
-                self._give_up(pending)
-                effects += self._ask(pending, now_us)
-            else:
-                effects.append(self._end(pending, _lost(pending.asked.node)))
-        waiting, self._waiting = self._waiting, []
-        for pending in waiting:
-            effects += self._ask(pending, now_us)
+        for step in steps:
+            match step:
+                case Send():
+                    effects.append(step)
+                case Ended(question, error):
+                    self._forget(question)
+                    effects.append(_ended(question, error, answer))
+                case _:
+                    assert_never(step)
         return effects
 
-    def _give_up(self, pending: _Pending) -> None:
-        """Whoever was asked does not answer; it may have carried it out all the same."""
-        del self._pending[pending.number]
-        pending.asked = None
-        pending.is_in_doubt = True
-
-    def _end(
-        self, pending: _Pending, answer: OperationAnswer | BokiError, positions: Positions | None = None
-    ) -> Effect:
-        self._forget(pending)
-        return Answer(pending.token, answer, positions or {})
-
-    def _forget(self, pending: _Pending) -> None:
-        if pending.asked is not None:
-            del self._pending[pending.number]
-        else:
-            self._waiting.remove(pending)
-        self._held_bytes -= pending.size_bytes
+    def _forget(self, question: Question) -> None:
+        del self._tokens[question.token]
+        self._held_bytes -= question.size_bytes
 
 
-def _writes(pending: _Pending) -> bool:
-    """Whether it changes the log, so that it matters whether it was carried out."""
-    return isinstance(pending.operation, Append | TrimBook)
-
-
-def _is_keyed(operation: Append | TrimBook) -> bool:
-    """Whether each of its groups has a key, so that doing it twice does it once."""
-    return isinstance(operation, Append) and all(span.key_tag is not None for span in Chunk(operation.chunk).groups())
-
-
-def _is_silent(pending: _Pending, now_us: int) -> bool:
-    operation = pending.operation
-    may_take_us = operation.wait_us if isinstance(operation, Read) else 0
-    return now_us - pending.asked_at > may_take_us + _PATIENCE_US
-
-
-def _late(pending: _Pending) -> BokiError:
-    """What its caller is told at the deadline."""
-    is_unknown = _writes(pending) and (pending.is_in_doubt or pending.asked is not None)
-    return DeadlineExceeded(
-        "no engine with the index answered in time"
-        + ("; it may have been carried out: repeat it only under the same key" if is_unknown else ""),
-        outcome="unknown" if is_unknown else "not_applied",
-    )
-
-
-def _lost(engine: NodeId) -> BokiError:
-    return ConnectionLost(
-        f"{engine} was lost, or lost the index, while it carried this out; repeat it only under the same key"
-    )
+def _ended(question: Question, error: BokiError | None, answer: LogReply | CallAccepted | TellCall | None) -> Answer:
+    if isinstance(answer, LogReply):
+        return Answer(question.token, answer.answer if error is None else error, answer.positions)
+    if error is None:
+        assert answer is not None, "nothing else ends without an error"
+        return Answer(question.token, answer, {})
+    return Answer(question.token, error, {})

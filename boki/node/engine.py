@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, ClassVar, Final, assert_never
 
 import msgspec
@@ -32,8 +33,8 @@ from boki.log.membership import Member, Role
 from boki.node.console import log_function_line, problem_lines
 from boki.node.life import Ending, NodeLife
 from boki.node.remote_ledger import RemoteLedger
-from boki.protocol.call_messages import FOR_ENGINE_SHELL, CallAccepted, TellCall
-from boki.protocol.calls import Call, CallChange, InvocationState
+from boki.protocol.call_messages import FOR_ENGINE_SHELL
+from boki.protocol.calls import Call, CallChange, InvocationState, version_of
 from boki.protocol.effects import (
     Announce,
     Answer,
@@ -56,7 +57,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     """An engine. What is made from `core` on is there once the index is, which `serve` waits for."""
 
     role = Role.ENGINE
-    DIVERTED: ClassVar[tuple[type, ...]] = (*FOR_ENGINE_SHELL, CallAccepted, TellCall)
+    DIVERTED: ClassVar[tuple[type, ...]] = FOR_ENGINE_SHELL
     service: LogService | None = None
     """Of an engine with the index."""
     calls: LoggedCalls | None = None
@@ -87,7 +88,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         self._closed = asyncio.Event()
         self.port = EnginePort()
         self._members: InstallMembership | None = None
-        self.remote_ledger = RemoteLedger(self.links, self.node, self.incarnation)
+        self.remote_ledger = RemoteLedger(self.port)
         if self.has_slot:
             self._booted = asyncio.Event()
             config = EngineConfig(
@@ -114,8 +115,8 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             self.parts.push_async_callback(self.service.stop)
         runs_functions = self.config.functions_version != "none"
         problems = problem_lines(self.node)
-        self.functions = FunctionHost(
-            self.config.functions if runs_functions else None,
+        make_host = partial(
+            FunctionHost,
             limits=self.config.limits,
             log=log,
             later=self._later,
@@ -125,22 +126,22 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             on_call=problems.ended,
             log_level=self.config.log_level,
         )
+        self.functions = make_host(self.config.functions if runs_functions else None)
         self.parts.callback(problems.close)
         self.parts.push_async_callback(self.functions.stop, 0)
         bundles = self._home.path / "bundles"
         self.deployed = DeployedFunctions(
-            log, self.functions, bundles, self.config.limits, runs_at_start=runs_functions
+            log,
+            self.functions,
+            bundles,
+            self.config.limits,
+            runs_at_start=runs_functions,
+            make_host=partial(make_host, None),
         )
         self.parts.push_async_callback(self.deployed.stop)
         if self.service is not None:
-            self.calls = LoggedCalls(
-                self.service,
-                self.deployed.run,
-                me=Owner(self.node, self.incarnation),
-                fence=self._fence,
-                keep_s=self.config.keep_calls_s,
-                limits=self.config.limits,
-            )
+            self.calls = self._make_calls(self.service)
+            self.deployed.in_use = self.calls.versions_in_use
             self.parts.push_async_callback(self.calls.stop, 0)
         self.remote = EngineService(
             self.diversion,
@@ -159,11 +160,20 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         if self.calls is not None and self._members is not None:
             self.calls.on_membership(self._members.membership)
 
+    def _make_calls(self, service: LogService) -> LoggedCalls:
+        return LoggedCalls(
+            service,
+            self.deployed.run,
+            me=Owner(self.node, self.incarnation),
+            fence=self._fence,
+            keep_s=self.config.keep_calls_s,
+            limits=self.config.limits,
+            version=lambda: self.deployed.number,
+        )
+
     def divert(self, sender: NodeId, message: Any) -> None:
         """See `NodeLife`."""
-        if isinstance(message, CallAccepted | TellCall):
-            self.remote_ledger.deliver(sender, message)
-        elif self.remote is not None:
+        if self.remote is not None:
             self.remote.deliver(sender, message)
 
     def on_news(self, news: News) -> None:
@@ -171,7 +181,6 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         super().on_news(news)
         if isinstance(news, InstallMembership):
             self._members = news
-            self.remote_ledger.on_membership(news.membership)
             if self.calls is not None:
                 self.calls.on_membership(news.membership)
 
@@ -257,9 +266,11 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         await self.port.fence(incarnation, _FENCE_TIMEOUT_S)
 
     async def _later(self, call: Call, delay_s: float, key: str | None) -> str:
-        if call.function not in self.functions.functions:  # else only the log would ever learn of it
+        known = self.functions.functions.get(call.function)
+        is_pinned = call.chosen is not None and version_of(call.chosen.attributes) not in (0, self.deployed.number)
+        if known is None and not is_pinned:  # else only the log would ever learn of it
             raise NoSuchFunction(f"no function is named {call.function}")
-        if self.functions.functions[call.function].streams:
+        if known is not None and known.streams:
             raise no_stream(call.function)
         ledger = self.calls or self.remote_ledger
         return await ledger.accept(call, key=key, delay_s=delay_s)
@@ -278,6 +289,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         await self.remote.drain(drain_s)
         if self.calls is not None:
             await self.calls.stop(drain_s)
+        await self.deployed.stop(drain_s)
         await self.functions.stop(drain_s)
         if self.service is not None:
             await self.service.stop()

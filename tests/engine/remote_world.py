@@ -28,7 +28,16 @@ from boki.log.limits import Limits
 from boki.log.membership import Member, Membership, Role
 from boki.log.memory import MemoryLog
 from boki.log.operations import Append, Failure, Operation
-from boki.protocol.calls import Call, CallFilter, CallPage, FunctionInfo, InvocationState, Outcome, TakeChunk
+from boki.protocol.calls import (
+    Call,
+    CallChange,
+    CallFilter,
+    CallPage,
+    FunctionInfo,
+    InvocationState,
+    Outcome,
+    TakeChunk,
+)
 from boki.protocol.messages import Message
 from boki.worker.frames import Frame
 from tests.books.calls.call_world import now_us, run, time_passes
@@ -144,11 +153,9 @@ class Ledger:
             id=invocation_id, function="f", book="b", state=self.known, accepted_us=1, due_us=int(wait_s * 1e6)
         )
 
-    async def cancel(self, invocation_id: str) -> InvocationState:
-        return await self._changed(invocation_id, "cancelled")
-
-    async def retry(self, invocation_id: str) -> InvocationState:
-        return await self._changed(invocation_id, "accepted")
+    async def asked(self, invocation_id: str, wait_s: float, change: CallChange) -> InvocationState:
+        assert (wait_s, change) in ((0.0, "cancel"), (0.0, "retry"))
+        return await self._changed(invocation_id, "cancelled" if change == "cancel" else "accepted")
 
     async def _changed(self, invocation_id: str, state: str) -> InvocationState:
         known = await self.state(invocation_id)

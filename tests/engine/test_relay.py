@@ -10,7 +10,7 @@ import pytest
 
 from boki.engine.core import EngineCore
 from boki.engine.relay import RelayCore
-from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded
+from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, Overloaded, Unavailable
 from boki.log.chunk import Group, encode_chunk
 from boki.log.ids import MAX_SEQNUM, NodeId
 from boki.log.operations import Append, Appended, Done, Failure, Get, ListBooks, Operation, Read, Sync, TrimBook
@@ -164,22 +164,9 @@ def test_an_engine_that_lost_its_index_slot_is_not_waited_for(cluster: Relayed) 
     cluster.register()
     cluster.run()
     assert [record.data for record in records_of(cluster.told(read))] == [b"first"]
-    with pytest.raises(ConnectionLost, match="or lost the index") as caught:
+    with pytest.raises(ConnectionLost, match="or has lost the index") as caught:
         cluster.told(plain)
     assert caught.value.outcome == "unknown"
-
-
-def test_a_refusal_says_nothing_of_who_was_asked_before(cluster: Relayed) -> None:
-    """The first engine may have done it; that the second certainly has not does not make it certain (hazard H11)."""
-    cluster.loses = lambda _sender, _to, message: isinstance(message, LogRequest)
-    request = cluster.ask(append_of("once", key="k"))
-    first = next(iter(cluster.relay._pending.values()))
-    assert first.asked is not None
-    cluster.relay._give_up(first)
-    cluster.perform(RELAY, cluster.relay._ask(first, cluster.now_us))
-    refusal = Failure.of(DeadlineExceeded("too late", outcome="not_applied"))
-    cluster.perform(RELAY, cluster.relay.receive(first.asked.node, LogReply(first.number, {}, refusal), cluster.now_us))
-    assert cluster.answers[request].answer.outcome == "unknown"
 
 
 def test_a_trim_is_asked_for_once(cluster: Relayed) -> None:
@@ -236,7 +223,7 @@ def test_without_any_engine_operations_wait_and_then_end(cluster: Relayed) -> No
     many = [cluster.ask(append_of("x" * 50_000), timeout_s=1) for _ in range(30)]
     with pytest.raises(Overloaded):
         cluster.told(many[-1])
-    with pytest.raises(DeadlineExceeded) as caught:
+    with pytest.raises(Unavailable) as caught:
         cluster.told(cluster.wait_for(short))
     assert caught.value.outcome == "not_applied"
     cluster.start_engine("engine-1")

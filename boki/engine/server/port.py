@@ -13,7 +13,9 @@ from boki.host.clock import now_us
 from boki.host.host import Host
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, Operation
+from boki.protocol.asking import Question
 from boki.protocol.effects import Answer as Ended
+from boki.protocol.messages import Message
 
 Finish = Callable[[Answer, Positions], None]
 
@@ -109,6 +111,31 @@ class EnginePort:
         self._host.perform(self._core.fence(incarnation, now_us() + timeout_us, finish))
         self._host.settle_soon()
 
+    async def ask(
+        self, make: Callable[[int, int], Message], timeout_s: float, *, changes: bool, wait_s: float = 0.0
+    ) -> Message:
+        """What an engine with the index answers to a message about a logged call; from an engine without the index.
+
+        Calls are logged under their ids, so several engines may be asked. The engine may take `wait_s` on purpose.
+        """
+
+        def begin(finish: Finish) -> None:
+            if self._host is None or self._host.stopped or not isinstance(self._core, RelayCore):
+                finish(Failure.of(Unavailable("this engine is starting or stopping")), {})
+                return
+            now = now_us()
+            question = Question(
+                make,
+                now + int(timeout_s * 1e6),
+                finish,
+                is_repeatable=True,
+                changes=changes,
+                wait_us=int(wait_s * 1e6),
+            )
+            self._host.perform(self._core.ask(question, now))
+
+        return cast("Message", await self._wait(begin, {}, timeout_s))
+
     async def _wait(self, begin: Callable[[Finish], None], positions: Positions, timeout_s: float) -> Answer:
         """Begin something that ends by its callback, and wait for that."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -147,4 +174,5 @@ def _too_late(timeout_s: float) -> DeadlineExceeded:
 def answer_waiter(effect: Ended) -> None:
     """Call the `Finish` that is the token. Errors travel as `Failure`s."""
     answer = effect.answer
-    cast("Finish", effect.token)(Failure.of(answer) if isinstance(answer, BokiError) else answer, effect.positions)
+    told = Failure.of(answer) if isinstance(answer, BokiError) else answer
+    cast("Callable[[object, Positions], None]", effect.token)(told, effect.positions)

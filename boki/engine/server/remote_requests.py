@@ -54,7 +54,7 @@ from boki.protocol.call_messages import (
     TellFunctions,
     TellStatus,
 )
-from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, ResultChunk, TakeChunk
+from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, ResultChunk, TakeChunk, version_of
 from boki.protocol.messages import Message
 
 _log = logging.getLogger("boki.engine")
@@ -271,9 +271,18 @@ class EngineService:
             refusal = _overloaded(self._capacity, "calls")
         if refusal is not None:
             done(Outcome(None, Failure.of(refusal)))
+        elif self.deployed is not None and call.chosen is not None and version_of(call.chosen.attributes):
+            self._spawn(self._run_pinned(key, call, self.deployed))
         else:
             outgoing = self._outgoing[key] = Outgoing(heard_us=self._clock())
             outgoing.ticket = self._functions.start_call(call, done, take=partial(self._stream, key, outgoing))
+
+    async def _run_pinned(self, key: _Key, call: Call, deployed: DeployedFunctions) -> None:
+        try:
+            outcome = await deployed.run(call)
+        except BokiError as error:
+            outcome = Outcome(None, Failure.of(error))
+        self._end_call(key, outcome)
 
     def _stream(self, key: _Key, outgoing: Outgoing, chunk: ResultChunk) -> None:
         outgoing.kept.append(chunk)
@@ -349,9 +358,8 @@ class EngineService:
 
     async def _change_call(self, key: _Key, message: ChangeCall) -> None:
         try:
-            ledger = self._ledger()
-            change = ledger.cancel if message.change == "cancel" else ledger.retry
-            answer = TellCall(message.request, await change(message.invocation))
+            state = await self._ledger().asked(message.invocation, 0.0, message.change)
+            answer = TellCall(message.request, state)
         except BokiError as error:
             answer = TellCall(message.request, None, Failure.of(error))
         self._end(key, answer)

@@ -65,8 +65,6 @@ class ClusterDeployments:
 
         answer = await self._ask(make, _ACTIVATE_S, is_repeatable=True)
         assert isinstance(answer, BundleActivated)
-        if answer.failure is not None:
-            raise answer.failure.error()
         return await self._deployment(answer.number, is_new=True)
 
     async def use(self, wanted: str) -> Deployment:

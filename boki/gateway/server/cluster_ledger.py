@@ -37,8 +37,9 @@ class Ask(Protocol):
         make: Callable[[int, int], Message],
         timeout_s: float,
         *,
-        book: str = "",
         is_repeatable: bool,
+        changes: bool = True,
+        book: str = "",
         first: NodeId | None = None,
     ) -> Message:
         """Ask an engine (`first`, if it is up), another one if that one is lost and the request `is_repeatable`."""
@@ -60,8 +61,6 @@ class ClusterLedger:
             is_repeatable=True,
         )
         assert isinstance(answer, CallAccepted)
-        if answer.failure is not None:
-            raise answer.failure.error()
         return answer.invocation
 
     async def call_once(self, call: Call, key: str) -> tuple[str, Outcome]:
@@ -73,9 +72,7 @@ class ClusterLedger:
             is_repeatable=True,
         )
         assert isinstance(answer, CallOnceEnded)
-        if answer.outcome is None:
-            assert answer.failure is not None, "there is an outcome or a failure"
-            raise answer.failure.error()
+        assert answer.outcome is not None, "else it has a failure, which is raised"
         return answer.invocation, answer.outcome
 
     async def state(self, invocation_id: str, wait_s: float = 0.0) -> InvocationState:
@@ -85,11 +82,10 @@ class ClusterLedger:
             wait_s + _ANSWER_S,
             book=invocation_id,
             is_repeatable=True,
+            changes=False,
         )
         assert isinstance(answer, TellCall)
-        if answer.state is None:
-            assert answer.failure is not None, "there is a state or a failure"
-            raise answer.failure.error()
+        assert answer.state is not None, "else it has a failure, which is raised"
         if answer.owner is not None:
             return await self._state_at(answer.owner, answer.state)
         return answer.state
@@ -100,9 +96,7 @@ class ClusterLedger:
             lambda number, _left_us: ListCalls(number, wanted), _ANSWER_S, book=wanted.function, is_repeatable=True
         )
         assert isinstance(answer, TellCalls)
-        if answer.page is None:
-            assert answer.failure is not None, "there is a page or a failure"
-            raise answer.failure.error()
+        assert answer.page is not None, "else it has a failure, which is raised"
         return answer.page
 
     async def cancel(self, invocation_id: str) -> InvocationState:
@@ -121,9 +115,7 @@ class ClusterLedger:
             is_repeatable=True,
         )
         assert isinstance(answer, TellCall)
-        if answer.state is None:
-            assert answer.failure is not None, "there is a state or a failure"
-            raise answer.failure.error()
+        assert answer.state is not None, "else it has a failure, which is raised"
         return answer.state
 
     async def _state_at(self, owner: NodeId, known: InvocationState) -> InvocationState:
