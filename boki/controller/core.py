@@ -189,7 +189,7 @@ class ControllerCore:
     def tick(self, now_us: int) -> Iterable[Effect]:
         """See `boki.protocol.effects.Core`: ping, judge, and continue with what is under way."""
         self._now_us = now_us
-        effects = self.heartbeats.tick(self._known_nodes(), now_us)
+        effects = self.heartbeats.tick(self._known_nodes(), now_us, leads=self.phase is not Phase.FOLLOWING)
         if self.chain:
             self.heartbeats.watch(self.chain.current, now_us)
         match self.phase:
@@ -212,13 +212,17 @@ class ControllerCore:
     def _move(self, event: str) -> None:
         self.phase = NEXT[self.phase, event]
 
-    def _known_nodes(self) -> list[NodeId]:
-        nodes = dict.fromkeys(member.node for member in self._membership.members)
+    def _known_nodes(self) -> dict[NodeId, NodeId]:
+        """All nodes that concern this controller, and the process of each. Sequencers first: they have most to say."""
+        members = {member.node: member.process for member in self._membership.members}
+        nodes: dict[NodeId, NodeId] = {}
         if self.chain:
-            nodes |= dict.fromkeys((*self.chain.current.sequencers, *self.chain.current.storage))
-            nodes |= dict.fromkeys(self._repair.progress.used)
+            view = self.chain.current
+            nodes = {node: members.get(node, node) for node in (*view.sequencers, *view.storage)}
+            nodes |= {node: members.get(node, node) for node in self._repair.progress.used}
+        nodes |= members
         nodes.pop(self.node, None)
-        return list(nodes)
+        return nodes
 
     def _lead_or_follow(self) -> Iterable[Effect]:
         acts = self._leadership.is_leader and self._leadership.is_connected

@@ -2,11 +2,16 @@
 
 A node is **silent** if it has left pings unanswered for the failure timeout. Only time counts in which this controller
 was awake: one that was stopped itself blames nobody for it, and one that is slow still notices the dead.
+
+**Few pings.** Roles of one process live and die together, so one of them answers for all: the first that is named, its
+*face*. The others are asked in every fifth round, and whenever they are silent or have not answered yet. A controller
+that only follows asks faces alone, in every fifth round: before it leads, its predecessor's session must have run out,
+which takes longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +21,7 @@ from boki.log.view import View
 from boki.protocol.effects import Effect, Send
 from boki.protocol.messages import Ping, Pong
 
+_WIDE_ROUNDS: Final = 5
 _AWAKE_US: Final = 200_000
 """Ticks come every 50 ms; of the time between two of them no more than this counts."""
 
@@ -24,7 +30,7 @@ _AWAKE_US: Final = 200_000
 class Pulse:
     """What one node has last said of itself."""
 
-    unanswered_since: int
+    unanswered_since: int = 0
     """When the oldest ping left that no answer has followed; 0 if the last one was answered."""
     pong: Pong | None = None
     idle_as: tuple[Term, Term] = (0, 0)
@@ -34,18 +40,18 @@ class Pulse:
 
 
 class Heartbeats:
-    """Pings `nodes` every `interval_us`; `timeout_us` of silence and a node is taken for dead."""
+    """Pings every `interval_us`; `timeout_us` of silence and a node is taken for dead."""
 
     def __init__(self, interval_us: int, timeout_us: int) -> None:
         self._interval_us = interval_us
         self._timeout_us = timeout_us
         self._pulses: dict[NodeId, Pulse] = {}
-        self._number = 0
+        self._round = 0
         self._ping_at = 0
         self._ticked_at = 0
 
-    def tick(self, nodes: Iterable[NodeId], now_us: int) -> list[Effect]:
-        """Time has passed: pings that are due."""
+    def tick(self, processes: Mapping[NodeId, NodeId], now_us: int, *, leads: bool) -> list[Effect]:
+        """Time has passed: pings that are due. `processes`: the nodes that there are, and the process of each."""
         asleep_us = now_us - self._ticked_at - _AWAKE_US if self._ticked_at else 0
         if asleep_us > 0:
             for pulse in self._pulses.values():
@@ -55,14 +61,24 @@ class Heartbeats:
         if now_us < self._ping_at:
             return []
         self._ping_at = now_us + self._interval_us
-        self._number += 1
-        wanted = dict.fromkeys(nodes)
-        self._pulses = {node: self._pulses.get(node) or Pulse(now_us) for node in wanted}
-        for pulse in self._pulses.values():
-            pulse.unanswered_since = pulse.unanswered_since or now_us
-            is_silent = now_us - pulse.unanswered_since >= self._timeout_us
+        is_wide = self._round % _WIDE_ROUNDS == 0
+        self._round += 1
+        self._pulses = {node: self._pulses.get(node) or Pulse() for node in processes}
+        return [Send(node, Ping(self._round)) for node in self._ask(processes, now_us, leads=leads, is_wide=is_wide)]
+
+    def _ask(self, processes: Mapping[NodeId, NodeId], now_us: int, *, leads: bool, is_wide: bool) -> Iterator[NodeId]:
+        """The nodes that are pinged in this round; all are judged."""
+        faces: dict[NodeId, Pulse] = {}
+        for node, process in processes.items():
+            pulse = self._pulses[node]
+            face = faces.setdefault(process, pulse)
+            is_asked = is_wide or face is pulse or pulse.pong is None or pulse.silent_since
+            if is_asked if leads else is_wide and face is pulse:
+                pulse.unanswered_since = pulse.unanswered_since or now_us
+                yield node
+            unanswered_us = now_us - pulse.unanswered_since if pulse.unanswered_since else 0
+            is_silent = unanswered_us >= self._timeout_us or face.silent_since
             pulse.silent_since = (pulse.silent_since or now_us) if is_silent else 0
-        return [Send(node, Ping(self._number)) for node in wanted]
 
     def hear(self, node: NodeId, pong: Pong) -> None:
         """A node lives."""

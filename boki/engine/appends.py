@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from boki.engine.index.index import Refusal
+from boki.engine.replicas import Peers
 from boki.engine.waiter import Ended, Unstamped, Waiter
 from boki.errors import BokiError, ConnectionLost, DeadlineExceeded, DiskFull, Overloaded, Unavailable
 from boki.log.batch import Batch, encode_batch
@@ -115,8 +116,8 @@ class LogWriter:
 class Appends:
     """All appends of an engine that have not been answered, within `buffer_bytes`.
 
-    `peers`: the other engines that hold the index, which get each batch when the storage nodes get it. `live`: the
-    storage nodes that are registered; none: nobody knows.
+    `peers`: the other engines that hold the index, which get each batch when the storage nodes get it: from a replica
+    in their process, if they have one there. `live`: the storage nodes that are registered; none: nobody knows.
     """
 
     def __init__(self, *, buffer_bytes: int, batch_bytes: int) -> None:
@@ -125,7 +126,7 @@ class Appends:
         self._writers: dict[LogId, LogWriter] = {}
         self._view: View | None = None
         self._is_closing = False
-        self.peers: Sequence[NodeId] = ()
+        self.peers: Peers = {}
         self.live: Collection[NodeId] = ()
         self.pending_bytes = 0
         self.record_count = 0
@@ -251,7 +252,7 @@ class Appends:
         shard = self._writers[log].current
         if shard is not None and shard.full:
             self._check_room(shard)
-        self._queue(log, Unordered(chunk, Chunk(chunk).count, waiter, deadline_us))
+        self._queue(log, Unordered(chunk, Chunk(chunk, is_checked=True).count, waiter, deadline_us))
 
     def _check_room(self, shard: OwnShard) -> None:
         """`DiskFull` if those that are present and have room are too few; one that is away may come back full, too."""
@@ -295,12 +296,12 @@ class Appends:
         parts = [(waiting.chunk, waiting.count) for waiting in chunks]
         data = encode_batch(self.term, writer.log, shard.shard, shard.next_lid, parts)
         shard.next_lid += count
-        shard.sent.append(_Sent(Batch(data), chunks, now_us))
+        shard.sent.append(_Sent(Batch(data, is_checked=True), chunks, now_us))
         self.batch_count += 1
         store, index = StoreBatch(data), IndexBatch(data)
         return [
             *(Send(replica, store) for replica in shard.replicas),
-            *(Send(peer, index) for peer in self.peers),
+            *(Send(peer, index) for peer, near in self.peers.items() if near.isdisjoint(shard.replicas)),
         ]
 
     def tick(self, now_us: int) -> Iterable[Unstamped]:
@@ -361,7 +362,7 @@ class Appends:
 def _rejections(waiting: Unordered, first_seqnum: int, refused: dict[int, Refusal]) -> tuple[Rejected, ...]:
     """Which groups of a chunk were refused."""
     rejected: list[Rejected] = []
-    for number, span in enumerate(Chunk(waiting.chunk).groups()):
+    for number, span in enumerate(Chunk(waiting.chunk, is_checked=True).groups()):
         refusal = refused.get(first_seqnum + span.start)
         if refusal is not None:
             rejected.append(

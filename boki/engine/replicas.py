@@ -7,7 +7,7 @@ one that is named may be dead, so it never decides what is durable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from boki.log.ids import NodeId
@@ -16,6 +16,8 @@ from boki.log.view import View
 
 Opened = tuple[Place, tuple[NodeId, ...]]
 """A shard, and the replicas that its `OpenShard` named."""
+Peers = Mapping[NodeId, frozenset[NodeId]]
+"""Engines, each with the storage nodes of its process."""
 
 _NOBODY: Final[frozenset[NodeId]] = frozenset()
 
@@ -107,7 +109,12 @@ class Replicas:
         members = self.membership.of(Role.ENGINE) if self.membership is not None else ()
         return next((member.node for member in members if member.has_index), None) == engine
 
-    def indexes_beside(self, engine: NodeId) -> tuple[NodeId, ...]:
-        """The other engines that hold the index."""
-        members = self.membership.of(Role.ENGINE) if self.membership is not None else ()
-        return tuple(member.node for member in members if member.has_index and member.node != engine)
+    def indexes_beside(self, engine: NodeId) -> Peers:
+        """The other engines that hold the index, each with the storage nodes that hand it what they are sent."""
+        if self.membership is None:
+            return {}
+        return {
+            member.node: frozenset(m.node for m in self.membership.beside(member.node) if m.role is Role.STORAGE)
+            for member in self.membership.of(Role.ENGINE)
+            if member.has_index and member.node != engine
+        }

@@ -76,12 +76,16 @@ def read_header(data: bytes) -> BatchHeader:
 
 
 class Batch:
-    """A batch with its chunks, decoded when asked. Raises like `read_header` and `Chunk`."""
+    """A batch with its chunks, decoded when asked. Raises like `read_header` and `Chunk`.
 
-    __slots__ = ("_chunks", "_starts", "data", "header")
+    `is_checked`: it was made in this process, of chunks that have been checked.
+    """
 
-    def __init__(self, data: bytes) -> None:
+    __slots__ = ("_chunks", "_is_checked", "_starts", "data", "header")
+
+    def __init__(self, data: bytes, *, is_checked: bool = False) -> None:
         self.data = data
+        self._is_checked = is_checked
         self.header = read_header(data)
         self._chunks: list[Chunk] | None = None
         self._starts: list[int] | None = None
@@ -97,7 +101,7 @@ class Batch:
         found: list[Chunk] = []
         offset = HEADER_BYTES
         for _ in range(self.header.chunk_count):
-            chunk = Chunk(self.data, offset)
+            chunk = Chunk(self.data, offset, is_checked=self._is_checked)
             found.append(chunk)
             offset += chunk.size
         if offset != len(self.data) or sum(chunk.count for chunk in found) != self.header.record_count:

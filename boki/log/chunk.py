@@ -149,7 +149,7 @@ class RawColumns(NamedTuple):
 
 
 class Chunk:
-    """A chunk inside a buffer, decoded column by column when asked.
+    """A chunk inside a buffer, decoded column by column when asked. `is_checked`: in this process, by an earlier one.
 
     Raises `CorruptData` if the columns fail their checksum, `VersionTooNew` if a newer Boki wrote them. Payloads are
     checked by `verify_payloads`, which whoever reads them from a disk or from a stranger calls.
@@ -157,7 +157,7 @@ class Chunk:
 
     __slots__ = ("_columns", "_occurring", "_strings", "_version", "buffer", "count", "offset", "size")
 
-    def __init__(self, buffer: bytes, offset: int = 0) -> None:
+    def __init__(self, buffer: bytes, offset: int = 0, *, is_checked: bool = False) -> None:
         try:
             magic, version, checksum, *sizes = _HEADER.unpack_from(buffer, offset)
         except StructError:
@@ -179,7 +179,7 @@ class Chunk:
         if payload > offset + self.size or offset + self.size > len(buffer) or not string_count:
             raise CorruptData(f"a chunk of {self.size} bytes claims columns that do not fit in it")
         # one pass over the columns; a view, so that nothing is copied
-        if crc32(memoryview(buffer)[offset + _CRC_FROM : payload]) != checksum:
+        if not is_checked and crc32(memoryview(buffer)[offset + _CRC_FROM : payload]) != checksum:
             raise CorruptData(f"a chunk of {self.count} records fails its checksum")
         self._columns = (lengths, string_count, strings, entries, tags, conditions, payload)
         self._strings: list[str] | None = None

@@ -27,6 +27,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     call_depth: int = 32
     key_window_s: float = 24 * 3600.0
     """How long an idempotency key is remembered, by the log's own time."""
+    history_s: float = 24 * 3600.0
+    """How long libraries keep the history of what has ended, as of workflows, where their user says nothing else."""
 
     def __post_init__(self) -> None:
         problems = [

@@ -81,6 +81,11 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         """The member of that name."""
         return next((member for member in self.members if member.node == node), None)
 
+    def beside(self, node: NodeId) -> tuple[Member, ...]:
+        """The other roles of the process that plays that one."""
+        own = self.find(node)
+        return tuple(m for m in self.members if own is not None and m.process == own.process and m.node != node)
+
 
 class Moved(msgspec.Struct, frozen=True, array_like=True):
     """A closed shard whose replicas are no longer those that its `OpenShard` named."""

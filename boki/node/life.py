@@ -37,6 +37,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
 from boki.net.notices import LaneCounts
 from boki.net.traffic import Lane
+from boki.node.common_log import CommonLog
 from boki.node.coordination import RoleCoordinator, ignore
 from boki.node.home import Home
 from boki.node.watchdog import StallWatch
@@ -88,7 +89,13 @@ class NodeLife(Generic[ConfigType]):
     """Whether the incarnation is that of the disk, and not of the process."""
 
     def __init__(
-        self, config: ConfigType, home: Home, coordinator: RoleCoordinator, links: PeerLinks, host: NodeId
+        self,
+        config: ConfigType,
+        home: Home,
+        coordinator: RoleCoordinator,
+        links: PeerLinks,
+        host: NodeId,
+        common_log: CommonLog | None,
     ) -> None:
         """`host`: the node that plays this role among others; empty: it plays no other."""
         self.config = config
@@ -100,6 +107,7 @@ class NodeLife(Generic[ConfigType]):
         self.disk: Disk | None = None
         self.host: Host | None = None
         self.links = links
+        self.common_log = common_log
         self.diversion = Diversion(links, self.DIVERTED, {COORDINATOR: self._on_question})
         self._host_name = host
         self._home = home
@@ -253,14 +261,29 @@ class NodeLife(Generic[ConfigType]):
         else:
             self.incarnation = int(stored)
 
-    def open_disk(self, *, reserve_bytes: int = 0, synced: bool = True) -> Disk:
+    def open_disk(self, *, synced: bool = True) -> Disk:
         """Open the node's database. `DiskUnreadable` if that fails."""
+        return self.make_disk(synced=synced)
+
+    def make_disk(
+        self,
+        *,
+        synced: bool,
+        reserve_bytes: int = 0,
+        has_guests: bool = False,
+        beside: Disk | None = None,
+        shares_log: bool = False,
+    ) -> Disk:
+        """What `open_disk` opens: see `Disk`."""
         self.disk = Disk(
             self._home.disk,
             self._loop,
             on_failure=self._on_disk_failure,
             reserve_bytes=reserve_bytes,
             synced=synced,
+            has_guests=has_guests,
+            beside=beside,
+            shares_log=shares_log,
         )
         return self.disk
 

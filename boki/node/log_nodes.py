@@ -1,27 +1,59 @@
-"""The nodes that keep the log: storage nodes hold records, sequencers metalogs. Their incarnation is their disk's."""
+"""The nodes that keep the log: storage nodes hold records, sequencers metalogs. Their incarnation is their disk's.
+
+Where one process plays both they share a write-ahead log: see `boki.node.common_log`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from boki.config.node import SequencerNodeConfig, StorageNodeConfig
+from boki.config.node import NodeConfig, SequencerNodeConfig, StorageNodeConfig
+from boki.coordination.zookeeper import News
 from boki.host.disk import Disk
 from boki.log.membership import Role
 from boki.node.life import NodeLife
 from boki.protocol.effects import Core
+from boki.protocol.messages import InstallView
 from boki.sequencer.core import SequencerCore
 from boki.storage.core import StorageCore
 
+_ConfigType = TypeVar("_ConfigType", bound=NodeConfig)
 
-class StorageLife(NodeLife[StorageNodeConfig]):
+
+class _LogLife(NodeLife[_ConfigType]):
+    """What both have in common."""
+
+    HAS_DISK_LIFE = True
+
+    async def prepare(self) -> None:
+        """See `NodeLife`."""
+        if self.common_log is not None and self.host is not None:
+            self.common_log.join(self.node, self.host)
+        await super().prepare()
+
+    def on_news(self, news: News) -> None:
+        """See `NodeLife`."""
+        if self.common_log is not None and isinstance(news, InstallView):
+            self.common_log.install(news.views[-1])
+        super().on_news(news)
+
+
+class StorageLife(_LogLife[StorageNodeConfig]):
     """A storage node."""
 
     role = Role.STORAGE
-    HAS_DISK_LIFE = True
 
-    def open_disk(self, *, reserve_bytes: int = 0, synced: bool = True) -> Disk:
+    def open_disk(self, *, synced: bool = True) -> Disk:
         """See `NodeLife`: appends are refused before the disk is full."""
-        return super().open_disk(reserve_bytes=reserve_bytes or self.config.disk_reserve_bytes, synced=synced)
+        log = self.common_log
+        disk = self.make_disk(
+            synced=synced,
+            reserve_bytes=self.config.disk_reserve_bytes,
+            has_guests=log is not None and log.is_synced,
+        )
+        if log is not None:
+            log.open(disk)
+        return disk
 
     def make_core(self) -> Core[Any]:
         """See `NodeLife`."""
@@ -41,11 +73,21 @@ class StorageLife(NodeLife[StorageNodeConfig]):
         return self.core.status()
 
 
-class SequencerLife(NodeLife[SequencerNodeConfig]):
+class SequencerLife(_LogLife[SequencerNodeConfig]):
     """A sequencer."""
 
     role = Role.SEQUENCER
-    HAS_DISK_LIFE = True
+    _beside: Disk | None = None
+
+    async def choose(self) -> None:
+        """See `NodeLife`: a log that is shared is opened by the storage node."""
+        if self.common_log is not None:
+            self._beside = await self.common_log.opened()
+
+    def open_disk(self, *, synced: bool = True) -> Disk:
+        """See `NodeLife`."""
+        log = self.common_log
+        return self.make_disk(synced=synced, beside=self._beside, shares_log=log is not None and log.is_synced)
 
     def make_core(self) -> Core[Any]:
         """See `NodeLife`."""

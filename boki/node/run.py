@@ -21,6 +21,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.net.keys import load_keys
 from boki.net.zmq import ZmqLinks
+from boki.node.common_log import common_log
 from boki.node.controller import ControllerLife
 from boki.node.coordination import SharedCoordinator
 from boki.node.engine import EngineLife
@@ -96,6 +97,7 @@ class _Node:
         self._homes = homes
         self._on_life = on_life
         self._names = {own.node: role for role, own in roles.items()}
+        self._common_log = common_log(roles, is_synced=config.durability == "fsync")
         self._shared = SharedCoordinator(coordinator, election=Role.CONTROLLER in roles, on_news=self._on_news)
         self._links: ZmqLinks | None = None
         self._stops = {role: asyncio.Event() for role in roles}
@@ -125,7 +127,8 @@ class _Node:
     async def _run_role(self, role: Role, links: ZmqLinks) -> Ending:
         host = NodeId("") if self._config.node in self._names else self._config.node
         while True:
-            life = LIVES[role](self._roles[role], self._homes[role], self._shared.join(), links, host)
+            coordinator = self._shared.join()
+            life = LIVES[role](self._roles[role], self._homes[role], coordinator, links, host, self._common_log)
             self._on_life(life)
             try:
                 ending = await life.run(self._stops[role])
@@ -191,7 +194,7 @@ async def _connect(config: NodeConfig, home: Home, stop: asyncio.Event) -> ZooKe
             except SessionEnded:
                 continue
             except Unavailable as error:
-                _log.warning("%s waits: %s", config.name, error)
+                _log.warning("%s waits, and tries again: %s", config.name, error)
                 continue
             if coordinator.durability != config.durability:
                 await coordinator.close()

@@ -22,6 +22,7 @@ from boki.protocol.calls import (
     FunctionInfo,
     InvocationState,
     ModuleInfo,
+    Move,
     Outcome,
     ResultChunk,
 )
@@ -122,11 +123,11 @@ class AskCall(Message, frozen=True):
 
 
 class ChangeCall(Message, frozen=True):
-    """Cancel that logged call, or run it again. Repeated before it ends again, it changes nothing. → `TellCall`"""
+    """Change that logged call. Repeated before it changes otherwise, it does nothing more. → `TellCall`"""
 
     request: int
     invocation: str
-    change: Literal["cancel", "retry"]
+    change: Literal["cancel", "retry"] | Move
 
 
 class ListCalls(Message, frozen=True):

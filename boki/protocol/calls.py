@@ -61,6 +61,17 @@ ATTENDS = "boki:attends"
 """The attribute of calls that run no function: see `ChosenId.attends`."""
 
 
+PINNED = "boki:version"
+"""The attribute of calls that run with one deployed version of the functions, whatever is deployed later: its number. 0
+asks for the one that runs where the call is accepted."""
+
+
+def version_of(attributes: Mapping[str, Attribute] | None) -> int:
+    """The version that a call with these attributes is pinned to; 0: it runs with what is deployed then."""
+    found = (attributes or {}).get(PINNED, 0)
+    return found if isinstance(found, int) else 0
+
+
 class ChosenId(msgspec.Struct, frozen=True, array_like=True):
     """How a call is accepted whose id its caller has chosen, when there is a call of that id."""
 
@@ -307,8 +318,16 @@ class InvocationState(msgspec.Struct, frozen=True, kw_only=True):
     """See `ChosenId`."""
 
 
-CallChange = Literal["", "cancel", "retry"]
-"""What is done to a logged call that is asked about: nothing, or it is cancelled, or run again."""
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """Pin the call to this version, if it does not run, and has had that many runs."""
+
+    version: int
+    attempts: int
+
+
+CallChange = Literal["", "cancel", "retry"] | Move
+"""What is done to a logged call that is asked about: nothing, or it is cancelled, run again, or pinned to another
+version."""
 
 MAX_CALLS_PAGE: Final = 500
 """Maximum number of calls on one page of a list."""

@@ -43,7 +43,8 @@ class FetchBatches(Message, frozen=True):
     """engine, storage -> storage. The batches that cover `first_lid` until `until_lid`, whole, from the start on.
 
     The answer may stop early at `max_bytes`. Without `needs_payloads` only the columns are checked, for an index that
-    must not stall because of a damaged payload. → `BatchesFetched`
+    must not stall because of a damaged payload. With `spans_gaps` it continues behind what has been freed.
+    → `BatchesFetched`
     """
 
     request: Natural
@@ -54,6 +55,7 @@ class FetchBatches(Message, frozen=True):
     until_lid: Natural
     max_bytes: Natural
     needs_payloads: bool = True
+    spans_gaps: bool = False
 
 
 class IndexSaved(Message, frozen=True):
@@ -79,7 +81,10 @@ class Holding(IntEnum):
 
 
 class BatchesFetched(Message, frozen=True):
-    """storage -> engine, storage. Batches in order of local id; `holding` speaks of `first_lid`, as it was asked."""
+    """storage -> engine, storage. Batches in order of local id; `holding` speaks of `first_lid`, as it was asked.
+
+    Only if gaps were to be spanned there may be batches behind what is freed, and gaps between them.
+    """
 
     request: Natural
     term: Term
@@ -92,6 +97,8 @@ class BatchesFetched(Message, frozen=True):
     """Set if bytes were there and failed their checksum."""
     freed_until: Natural = 0
     """With `FREED`: all local ids from the first one asked for until here have been freed."""
+    gaps: tuple[tuple[Natural, Natural], ...] = ()
+    """Further ranges that have been freed, in order, each in front of a batch of this answer."""
 
 
 # storage -> primary sequencer, and -> engine of the shard

@@ -15,6 +15,9 @@ That allows one sync for an append. Three rules:
    messages tell nothing that is stored.
 3. **One end.** The roles of a log are one process. A failed sync stops all of them, and a lost log is lost for all.
 
+**Where it gains.** Where one replica and one sequencer decide alone. Among several, what leaves the primary would wait
+for its own disk, where any quorum of disks is enough: there roles of a process share syncs, and nothing is early.
+
 What rides on a `Store` (`then`) follows from writes in front of it, so its own place in the log is late enough.
 
 Rule: a role that is ahead has no effect outside of the log but through `holds`.
@@ -26,6 +29,7 @@ from collections.abc import Container
 from typing import Final, assert_never
 
 from boki.log.ids import NodeId
+from boki.log.view import View
 from boki.protocol.effects import (
     Announce,
     Answer,
@@ -42,6 +46,11 @@ from boki.protocol.messages import EntriesStored, Pong, ShardProgress
 
 EARLY: Final = (ShardProgress, EntriesStored)
 UNHELD: Final = (Pong,)
+
+
+def gains(view: View) -> bool:
+    """Whether roles that share a log should run ahead of its syncs in this term."""
+    return view.replicas == 1 and len(view.sequencers) == 1
 
 
 def split_early(store: Store, mates: Container[NodeId]) -> tuple[list[Send], Store]:

@@ -64,6 +64,7 @@ class Answers:
         """Tell what was found."""
         message = question.message
         batches: list[bytes] = []
+        gaps: list[tuple[int, int]] = []
         lid = message.first_lid
         found_from = message.until_lid
         size_bytes = 0
@@ -77,8 +78,10 @@ class Answers:
                 error = self._report_damage(key, failure)
                 break
             if batch.header.first_lid > lid:
-                found_from = batch.header.first_lid
-                break
+                if not (message.spans_gaps and self._is_freed(question, batch.header.first_lid)):
+                    found_from = batch.header.first_lid
+                    break
+                gaps.append((lid, batch.header.first_lid))
             if batch.header.until_lid > lid:
                 batches.append(value)
                 lid = batch.header.until_lid
@@ -88,9 +91,15 @@ class Answers:
                 start = batch_key((message.term, message.log, message.shard), message.first_lid)
                 yield self._load(question, start)
                 return
-        holding, freed_until = (Holding.HAVE, 0) if batches else self._missing(question, found_from, error)
+        if gaps and gaps[0][0] == message.first_lid:
+            holding, freed_until = Holding.FREED, gaps.pop(0)[1]
+        elif batches:
+            holding, freed_until = Holding.HAVE, 0
+        else:
+            holding, freed_until = self._missing(question, found_from, error)
         asked = (message.request, message.term, message.log, message.shard, message.first_lid)
-        yield Send(question.sender, BatchesFetched(*asked, holding, tuple(batches), error, freed_until))
+        found = BatchesFetched(*asked, holding, tuple(batches), error, freed_until, tuple(gaps))
+        yield Send(question.sender, found)
         if error:
             yield Trace(logging.ERROR, error)
 
@@ -100,6 +109,14 @@ class Answers:
         return (
             f"{self._holdings.node}: batch {first_lid} of shard {shard[2]}, term {shard[0]}, log {shard[1]}: {failure}"
         )
+
+    def _is_freed(self, question: Question, until_lid: int) -> bool:
+        """Whether what is missing in front of a batch had reached the disk before the question, so that it is freed."""
+        message = question.message
+        shard = self._holdings.shards.get((message.term, message.log, message.shard))
+        if shard is None or question.life != shard.life:
+            return False
+        return until_lid <= min(question.written_until, shard.order.until_lid)
 
     def _missing(self, question: Question, found_from: int, error: str) -> tuple[Holding, int]:
         """What to say of a first local id that is not on the disk; `found_from` is the next that is."""

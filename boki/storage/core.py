@@ -1,9 +1,11 @@
 """The storage node keeps batches as they came and says how far each shard is durable. It decides no order.
 
 **Reports.** A batch is written, and the report of how far its shard is stored, contiguously, rides on that write: it
-leaves after the sync. Reports are absolute numbers under this node's incarnation, so losing or repeating one does no
-harm, and a disk that was wiped (a new incarnation) counts for nothing it once said. They go to the primary; the shard's
-engine hears of it when a report is repeated because no cut has covered it, when the disk is full, and of a new disk.
+leaves after the sync (`boki.storage.reports`). Reports are absolute numbers under this node's incarnation, so losing or
+repeating one does no harm, and a disk that was wiped (a new incarnation) counts for nothing it once said.
+
+**Engines beside it.** An engine of the same process that holds the index is handed each batch as it comes, so that the
+engine which appended it need not send it to that process twice.
 
 **Following the metalog.** From the cuts the node learns what is ordered: what it is to hold and lacks it fetches from
 other replicas (`boki.storage.repair`). When a shard is closed, by an entry or by the end of its term, what was never
@@ -40,6 +42,7 @@ from boki.protocol.messages import (
     FetchShards,
     FetchState,
     FetchView,
+    IndexBatch,
     IndexSaved,
     InstallMembership,
     InstallPlacement,
@@ -47,7 +50,6 @@ from boki.protocol.messages import (
     Metalog,
     Ping,
     Pong,
-    ShardProgress,
     ShardsFetched,
     StateFetched,
     StoreBatch,
@@ -58,6 +60,7 @@ from boki.storage.checkpoints import IndexCheckpoints, Kept, RowsAsked, Staged
 from boki.storage.holdings import Holdings, Written
 from boki.storage.inputs import LoadedInput, SeldomInput, StorageInput
 from boki.storage.repair import Repair
+from boki.storage.reports import Reports
 from boki.storage.saved import SavedIndexes
 from boki.storage.shards import Shard, ShardKey, find_shards, recover_shard, split_batch_key
 from boki.storage.state import Checkpoint, load_state, shard_state, shard_writes, small_write
@@ -85,11 +88,11 @@ class StorageCore:
     ) -> None:
         self.node = node
         self.incarnation = incarnation
-        self.has_room = True
         self._may_store = True
         state, shards = load_state(disk)
         self.follower = MetalogFollower(state.applied)
         self.holdings = Holdings(node, shards)
+        self.reports = Reports(self.holdings, incarnation)
         self.repair = Repair(self.holdings, repair_bytes_per_s)
         self.answers = Answers(self.holdings, self._on_damage)
         self.saved = SavedIndexes()
@@ -105,8 +108,8 @@ class StorageCore:
         self._takeover = Takeover()
         self._snapshots = Snapshots(lambda: msgspec.msgpack.encode(self._state(self.holdings.shards)))
         self._membership = Membership(number=-1)
-        self._reports: dict[ShardKey, bool] = {}
-        """Shards to be reported with the next write, and whether their engine is told, too."""
+        self._engines: tuple[NodeId, ...] = ()
+        """Those of this process that hold the index."""
         self._sent_away: dict[ShardKey, None] = {}
         self._unsaved_entries = 0
         self._repeat_at = 0
@@ -214,11 +217,7 @@ class StorageCore:
             return ()
         if now_us >= self._repeat_at:
             self._repeat_at = now_us + _REPEAT_US
-            for key in self._open:
-                shard = self.holdings.shards[key]
-                is_full = not self.has_room and key[0] == self.follower.term
-                if is_full or shard.stored_until > shard.order.until_lid:
-                    self._reports[key] = True
+            self.reports.widen(key for key in self._open if self._is_uncovered(key))
             self.saved.forget(now_us)
             self._snapshots.forget(now_us)
         self._remove_some()
@@ -229,12 +228,18 @@ class StorageCore:
             effects.append(self.checkpoint())
         return effects + self.sweep.tick(now_us, is_busy=self.repair.is_busy(now_us))
 
+    def _is_uncovered(self, key: ShardKey) -> bool:
+        """Whether a report is to be repeated: no cut has come of what it said, or none can while the disk is full."""
+        shard = self.holdings.shards[key]
+        is_full = not self.reports.has_room and key[0] == self.follower.term
+        return is_full or shard.stored_until > shard.order.until_lid
+
     def status(self) -> dict[str, Any]:
         """What an operator wants to know, as JSON values."""
         shards = self.holdings.shards
         return {
             "term": self._newest_term,
-            "has_room": self.has_room,
+            "has_room": self.reports.has_room,
             "shards": sum(map(self.holdings.is_wanted, shards)),
             "open_shards": sum(map(self.holdings.is_wanted, self._open)),
             "is_caught_up": self.follower.is_caught_up(),
@@ -270,17 +275,15 @@ class StorageCore:
         if shard.is_removed or (shard.is_closed and header.until_lid > shard.order.until_lid):
             return ()
         shard.engine = shard.engine or engine
-        self._reports[key] = self._reports.get(key, not self.has_room)
+        self.reports.note(key)
         if self._may_store:
             self.holdings.put(key, header.first_lid, header.until_lid, batch)
-        return ()
+        return [Send(near, IndexBatch(batch)) for near in self._engines if near != engine]
 
     def _flush(self, also: Sequence[Put | Delete] = (), then: Sequence[Effect] = ()) -> list[Effect]:
         """Write what has gathered, and `also`; report it when it is durable."""
         flushed = self.holdings.flush(also)
-        told = [effect for key, is_wide in sorted(self._reports.items()) for effect in self._report(key, is_wide)]
-        told += then
-        self._reports.clear()
+        told: list[Effect] = [*self.reports.take(self.follower.chain), *then]
         if flushed is None:
             return [Store((), then=told)] if told else []
         writes, written = flushed
@@ -298,19 +301,9 @@ class StorageCore:
                 yield effect
         yield from self.sweep.go_on(is_busy=is_busy)
 
-    def _report(self, key: ShardKey, is_wide: bool) -> Iterable[Effect]:
-        term, log, number = key
-        shard = self.holdings.shards[key]
-        if shard.is_closed or term not in self.follower.chain:
-            return
-        progress = ShardProgress(term, log, number, self.incarnation, shard.stored_until, self.has_room)
-        yield Send(self.follower.chain[term].primaries[log], progress)
-        if shard.engine is not None and is_wide:
-            yield Send(shard.engine, progress)
-
     def _change_room(self, room: DiskRoom) -> Iterable[Effect]:
-        self.has_room, self._may_store = room.has_room, room.may_store
-        self._reports |= {key: True for key in self._open if key[0] == self.follower.term}
+        self.reports.has_room, self._may_store = room.has_room, room.may_store
+        self.reports.widen(key for key in self._open if key[0] == self.follower.term)
         word = "has room again" if room.has_room else "is nearly full: appends are refused, reads and trims go on"
         return (Trace(logging.WARNING, f"the disk {word}"),)
 
@@ -356,7 +349,7 @@ class StorageCore:
                 self._open.add(key)
                 if self.node in replicas and term == self._newest_term:
                     # even if it has nothing: what a disk that is gone once said must not count any longer
-                    self._reports[key] = True
+                    self.reports.widen((key,))
             case CloseShard(number, is_lost):
                 if is_lost:
                     lost = (log, shard_incarnation(number))
@@ -433,7 +426,8 @@ class StorageCore:
                     self.repair.forget(key)
                 self._look_at(key)
         elif message.membership.number > self._membership.number:
-            self._membership = message.membership
+            self._membership = membership = message.membership
+            self._engines = tuple(m.node for m in membership.beside(self.node) if m.has_index)
             self.repair.note_members(frozenset(member.node for member in message.membership.members))
             self.saved.note_members(message.membership, now_us)
 

@@ -201,7 +201,8 @@ class Repair:
         lane.page_bytes = _BUSY_PAGE_BYTES if self.is_busy(now_us) else PAGE_BYTES
         self._tokens -= lane.page_bytes
         lane.request, lane.peer, lane.asked_at = self._numbers, peer, now_us
-        return (Send(peer, FetchBatches(lane.request, *lane.key, lane.next_lid, lane.until_lid, lane.page_bytes)),)
+        wanted = (*lane.key, lane.next_lid, lane.until_lid, lane.page_bytes)
+        return (Send(peer, FetchBatches(lane.request, *wanted, spans_gaps=not lane.is_mend)),)
 
     def _choose(self, lane: _Lane, now_us: int) -> NodeId | None:
         """Whom to ask: one who is registered and answers, if there is one; others all the same."""
@@ -235,9 +236,10 @@ class Repair:
                 self._holdings.count_fetched(len(batch))
                 self._copied_bytes += len(batch)
                 self._copied_count += header.record_count
-        freed_until = min(message.freed_until, shard.order.until_lid)
-        if message.holding is Holding.FREED and freed_until > message.first_lid:
-            self._holdings.add_freed(key, message.first_lid, freed_until)
+        freed = [(message.first_lid, message.freed_until)] if message.holding is Holding.FREED else []
+        for first_lid, until_lid in (*freed, *message.gaps):
+            if first_lid < (until_lid := min(until_lid, shard.order.until_lid)):
+                self._holdings.add_freed(key, first_lid, until_lid)
         if lane is None:
             return
         if lane.is_mend or shard.spans.end_at(lane.next_lid) == lane.next_lid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 
 import msgspec
@@ -12,8 +13,9 @@ from boki.controller.heartbeats import Heartbeats
 from boki.controller.inputs import Installed
 from boki.log.ids import NodeId
 from boki.log.view import View
+from boki.protocol.effects import Send
 from boki.protocol.follower import COORDINATOR
-from boki.protocol.messages import AskTail, DropEntries, TellTail
+from boki.protocol.messages import AskTail, DropEntries, Pong, TellTail
 from boki.sequencer.core import SequencerCore
 from boki.sequencer.primary import NEARLY_FULL
 from tests.controller.cluster import Cluster
@@ -245,8 +247,39 @@ def test_a_controller_whose_ticks_come_late_still_notices_a_dead_primary() -> No
     heartbeats = Heartbeats(100_000, 500_000)
     now_us = 1_000_000
     for _ in range(5):
-        heartbeats.tick([NodeId(PRIMARY)], now_us)
+        heartbeats.tick({NodeId(PRIMARY): NodeId(PRIMARY)}, now_us, leads=True)
         now_us += 400_000
+    assert heartbeats.silent() == [PRIMARY]
+
+
+def test_one_role_answers_for_its_process() -> None:
+    """A leader pings it in each round and the others seldom; a process that dies is missed with all its roles, soon."""
+    names = {NodeId(f"{role}-{n}"): NodeId(f"node-{n}") for n in (1, 2) for role in ("sequencer", "storage", "engine")}
+    heartbeats, pings, now_us = Heartbeats(100_000, 500_000), Counter[NodeId](), 1_000_000
+    for round_number in range(57):
+        now_us += 100_000
+        for effect in heartbeats.tick(names, now_us, leads=True):
+            assert isinstance(effect, Send)
+            if round_number < 50:
+                pings[effect.to] += 1
+            if round_number < 50 or names[effect.to] == "node-1":
+                heartbeats.hear(effect.to, Pong(1, 1, 1))
+    assert set(pings.values()) == {50, 10}
+    assert pings["sequencer-1"] == pings["sequencer-2"] == 50
+    assert heartbeats.silent() == ["engine-2", "sequencer-2", "storage-2"]
+
+
+def test_a_controller_that_follows_pings_seldom_and_knows_who_is_silent() -> None:
+    """Before it leads, its predecessor's session has run out."""
+    heartbeats, pings, now_us = Heartbeats(100_000, 500_000), 0, 1_000_000
+    for _ in range(20):
+        now_us += 100_000
+        for effect in heartbeats.tick({NodeId(n): NodeId(n) for n in (PRIMARY, THIRD)}, now_us, leads=False):
+            pings += 1
+            assert isinstance(effect, Send)
+            if effect.to == THIRD:
+                heartbeats.hear(effect.to, Pong(1, 1, 1))
+    assert pings == 8
     assert heartbeats.silent() == [PRIMARY]
 
 

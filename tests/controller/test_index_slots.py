@@ -24,7 +24,7 @@ def released(answering: set[NodeId], members: Membership, plan: ClusterPlan = PL
     """What is released while both engines answered first, and then only these do."""
     heartbeats, slots, effects = Heartbeats(100_000, 500_000), IndexSlots(), list[Effect]()
     for now_us in range(TICK_US, 1_000_000 + for_us, TICK_US):
-        heartbeats.tick([HOLDER, RELAY], now_us)
+        heartbeats.tick({HOLDER: HOLDER, RELAY: RELAY}, now_us, leads=True)
         for node in answering if now_us > 1_000_000 else {HOLDER, RELAY}:
             heartbeats.hear(node, Pong(1, 1, 1))
         effects += slots.tick(heartbeats, members, plan, now_us)

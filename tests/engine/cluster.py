@@ -51,6 +51,7 @@ class Cluster(World):
         engines: int = 1,
         storage: int = 3,
         is_registered: bool = False,
+        is_hosted: bool = False,
         config: EngineConfig = CONFIG,
     ) -> None:
         super().__init__()
@@ -63,6 +64,7 @@ class Cluster(World):
         self.without_slot: set[NodeId] = set()
         self.draining: tuple[NodeId, ...] = ()
         self.is_registered = is_registered
+        self.is_hosted = is_hosted
         self.membership_number = 0
         self.lives = 10
         self.requests = 0
@@ -106,7 +108,13 @@ class Cluster(World):
         """Tell everybody who is up, as the coordinator sees it."""
         self.membership_number += 1
         members = tuple(
-            Member(node=node, role=role, incarnation=self.incarnations[node], has_index=self.has_index(node))
+            Member(
+                node=node,
+                role=role,
+                incarnation=self.incarnations[node],
+                has_index=self.has_index(node),
+                host=NodeId(node.replace(role, "node") if self.is_hosted else ""),
+            )
             for node, core in self.cores.items()
             for role in Role
             if node.startswith(role.value) and node in self.incarnations

@@ -72,6 +72,15 @@ def test_both_engines_read_what_either_appends() -> None:
     assert len(cluster.messages(IndexBatch)) == 6
 
 
+def test_a_batch_crosses_to_a_process_once() -> None:
+    """The storage node hands it to the index beside it; an engine without a replica beside it gets it by itself."""
+    cluster = made(engines=4, is_hosted=True)
+    assert isinstance(cluster.answer(cluster.append("one")), Appended)
+    pushed = {(sender, to) for sender, to, message in cluster.sent if isinstance(message, IndexBatch)}
+    assert pushed == {("storage-2", "engine-2"), ("storage-3", "engine-3"), ("engine-1", "engine-4")}
+    assert not cluster.messages(FetchBatches)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_two_engines_decide_conditions_and_keys_alike(seed: int) -> None:
     """Both append to the same books at once, with conditions and keys, over lossy links."""

@@ -57,6 +57,11 @@ def test_three_nodes_are_a_cluster(tmp_path: Path, zookeeper: str, chroot: str) 
                     }
                     assert len({member.lanes["control"] for member in members}) == 3
                     assert await watcher.coordinator._session.children("/nodes") == list(NODES)
+                for number in (1, 2, 3):
+                    storage, sequencer = (nodes.lives[f"{role}-{number}"] for role in (Role.STORAGE, Role.SEQUENCER))
+                    assert storage.disk is not None
+                    assert sequencer.disk is not None
+                    assert storage.disk.log is sequencer.disk.log
                 for name in NODES:
                     assert await nodes.stop(name) == 0
 

@@ -19,8 +19,8 @@ from boki.protocol.messages import (
     StoreBatch,
 )
 from boki.storage.repair import PAGE_BYTES
-from boki.storage.shards import ShardKey, batch_key
-from tests.members import ENGINE
+from boki.storage.shards import ShardKey, batch_key, split_batch_key
+from tests.members import ENGINE, batch
 from tests.storage.cluster import Cluster
 
 FIRST = ("storage-1", "storage-2", "storage-3")
@@ -142,6 +142,30 @@ def test_an_answer_that_a_removal_has_overtaken_does_not_say_freed() -> None:
     assert cluster.is_whole("storage-1", key)
     (answer,) = core.receive(NodeId("storage-1"), loaded, 0)
     assert answer.message.holding is Holding.UNKNOWN  # type: ignore[union-attr]
+
+
+def test_one_answer_spans_what_was_freed_in_between() -> None:
+    """A shard with many gaps is refilled by a few questions, not by one for each gap."""
+    cluster, count = Cluster(), 60
+    key = cluster.open(*FIRST)
+    cluster.world.tick(30)
+    for lid in range(count):
+        cluster.batches[key].append(batch(lid, b"%d" % lid, tags=("odd" if lid % 2 else "even",), shard=key[2]))
+        cluster.send(key, lid)
+    cluster.world.tick(30)
+    cluster.close(key)
+    cluster.primary.add(Trim("book", "odd", MAX_SEQNUM, False, ENGINE, 1))
+    for node in FIRST:
+        cluster.core(node).saved.cover(99, {})
+    cluster.world.tick(100)
+    cluster.wipe("storage-2")
+    before = len(cluster.world.messages(FetchBatches))
+    cluster.start("storage-2")
+    cluster.world.tick(100)
+    assert cluster.is_whole("storage-2", key)
+    assert len(cluster.world.messages(FetchBatches)) - before <= 8
+    rows = cluster.world.disk("storage-2").scan(batch_key(key, 0), batch_key(key, count))
+    assert [split_batch_key(row)[1] for row, _ in rows] == list(range(0, count, 2))
 
 
 def test_repair_from_a_replica_that_has_partly_freed() -> None:

@@ -103,8 +103,11 @@ class Patient(Protocol):
     def zookeeper_pids(self) -> list[int]:
         """The processes of the ensemble that run and are not paused."""
 
+    def rider_of(self, storage: str) -> str:
+        """The sequencer whose newest writes are in that storage node's write-ahead log; empty: none has them there."""
+
     def wipe(self, node: str) -> None:
-        """Lose the node's directory with all that is in it, and the process."""
+        """Lose the node's directory with all that is in it, and the process. With a log its rider is lost, too."""
 
     async def incarnation(self, node: str) -> int:
         """The incarnation of a node that is at work; 0 if it is not."""
@@ -272,7 +275,9 @@ async def _filling(patient: Patient, random: Random) -> AsyncIterator[Blow]:
 
 @contextlib.asynccontextmanager
 async def _failing_sync(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-    node = random.choice(patient.nodes(Role.STORAGE) + patient.nodes(Role.SEQUENCER))
+    storage = patient.nodes(Role.STORAGE)
+    riders = {patient.rider_of(node) for node in storage}  # seldom sync a database of their own
+    node = random.choice(storage + [node for node in patient.nodes(Role.SEQUENCER) if node not in riders])
     pid = patient.pid(node)
     patient.break_disk(node, FAIL_SYNC)
     try:
@@ -300,6 +305,12 @@ def _wiping(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
         yield Blow(f"{node} loses its disk", is_refilled, _WHOLE_WITHIN_S)
 
     return wiping
+
+
+async def _storage(patient: Patient, random: Random) -> str:
+    """One with which no other sequencer is lost than `_last_sequencer`."""
+    spared = patient.nodes(Role.SEQUENCER)[:-1]
+    return random.choice([node for node in patient.nodes(Role.STORAGE) if patient.rider_of(node) not in spared])
 
 
 async def _last_sequencer(patient: Patient, random: Random) -> str:  # noqa: ARG001
@@ -382,7 +393,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("reset-links", _resetting, (0.1, 0.5)),
     Fault("disk-full", _filling, _SHORT_S),
     Fault("sync-fails", _failing_sync, (1.0, 2.0)),
-    Fault("wipe-storage", _wiping(_one_of(Role.STORAGE)), (0.5, 2.0)),
+    Fault("wipe-storage", _wiping(_storage), (0.5, 2.0)),
     Fault("wipe-sequencer", _wiping(_last_sequencer), (0.5, 2.0)),
     Fault("zookeeper-leader", _killing_zookeeper_leader, (1.0, 3.0), needs_zookeeper=True),
     Fault("zookeeper-away", _ending_zookeeper, (1.0, 6.0), needs_zookeeper=True),

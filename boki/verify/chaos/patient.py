@@ -309,10 +309,18 @@ class Patient:
         """See `faults.Patient`."""
         return [server.pid for server in self._ensemble.servers if server.pid and not _stands_still(server.pid)]
 
+    def rider_of(self, storage: str) -> str:
+        """See `faults.Patient`."""
+        rider = storage.replace(Role.STORAGE, Role.SEQUENCER)
+        return rider if not self._is_separate and rider in self.nodes(Role.SEQUENCER) else ""
+
     def wipe(self, node: str) -> None:
         """See `faults.Patient`."""
         self.pause(node)  # so that it writes nothing more, nor is started again, before its directory is gone
         shutil.rmtree(self._cluster_folder / "nodes" / node)
+        if rider := self.rider_of(node):
+            # which may have lost it a moment ago
+            shutil.rmtree(self._cluster_folder / "nodes" / rider, ignore_errors=True)
         self.kill(node)
 
     async def incarnation(self, node: str) -> int:

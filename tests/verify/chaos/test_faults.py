@@ -72,6 +72,9 @@ class Stone:
     def has_felt(self, node: str, how: str) -> bool:
         return False
 
+    def rider_of(self, storage: str) -> str:
+        return ""
+
     async def kill_zookeeper_leader(self) -> None:
         self.orders["kill"] += 1
 
