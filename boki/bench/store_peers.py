@@ -16,9 +16,10 @@ from typing import Final, Protocol
 import uvloop
 
 from boki import BokiError
-from boki.bench import peers
+from boki.bench import peer_servers
 from boki.bench.flow_peers import Restate
 from boki.bench.http_load import Post, post_load
+from boki.bench.peer_servers import HOST, RedisServer
 from boki.bench.rounds import closed_loop
 from boki.bench.rows import Round
 
@@ -66,14 +67,13 @@ class RedisCounters:
 
     def lacks(self) -> str:
         """See `StorePeer`."""
-        has_it = any(kind.name == "Redis Streams" for kind in peers.installed())
-        return "" if has_it else "pip install 'boki[peers]', and redis-server"
+        return "" if peer_servers.is_installed(RedisServer()) else "pip install 'boki[peers]', and redis-server"
 
     @contextmanager
     def running(self, scratch: Path) -> Iterator[Count]:
         """See `StorePeer`."""
-        with peers.running(peers.RedisStreams(), scratch) as peer:
-            yield lambda callers, duration_s: uvloop.run(_count(peer.port, callers, duration_s))
+        with peer_servers.running(RedisServer(), scratch) as started:
+            yield lambda callers, duration_s: uvloop.run(_count(started.ports[0], callers, duration_s))
 
 
 STORE_PEERS: Final[tuple[StorePeer, ...]] = (RestateCounters(), RedisCounters())
@@ -83,7 +83,7 @@ async def _count(port: int, callers: int, duration_s: float) -> Round:
     from redis import asyncio as redis
     from redis.exceptions import RedisError
 
-    async with redis.Redis(host="127.0.0.1", port=port, max_connections=callers) as client:
+    async with redis.Redis(host=HOST, port=port, max_connections=callers) as client:
 
         async def increment(caller: int) -> None:
             try:

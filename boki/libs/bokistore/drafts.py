@@ -122,6 +122,21 @@ class Draft:
         return again
 
 
+def answer_on(query: Query, view: View) -> Any:
+    """The answer of a query on a version of the object, or why there is none."""
+    return _answer(query, view.value)
+
+
+def result_on(update: Update, view: View) -> Any:
+    """The result of an update on a version of the object, or why it does not fit."""
+    return Draft(view)._apply(update)  # noqa: SLF001 - a draft that nothing is kept of
+
+
+def is_same_outcome(one: Any, other: Any) -> bool:
+    """Whether two answers or results are equal, as far as a transaction can tell."""
+    return _is_same(one, other)
+
+
 def _answer(query: Query, value: Any) -> Any:
     try:
         return query(value)

@@ -186,15 +186,16 @@ class MapRequests:
         """The same for what only reads: a gateway answers those that are far from the log."""
         if self._access is self._direct and self._direct.is_far:
             return (yield from work(FarViews(self._direct.book)))
-        return (yield from self._together(work))
+        return (yield from self._together(work, only_reads=True))
 
-    def _together(self, work: Callable[[Access], Steps[T]]) -> Steps[T]:
+    def _together(self, work: Callable[[Access], Steps[T]], *, only_reads: bool = False) -> Steps[T]:
         """In the transaction that this map is used in, or in one of its own, again while it conflicts."""
         if self._access is not self._direct:
             return (yield from work(self._access))
         tries = 0
         while True:
             txn = self._begin()
+            txn.only_reads = only_reads
             result = yield from work(txn)
             try:
                 yield from txn.commit()

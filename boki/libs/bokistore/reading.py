@@ -13,6 +13,7 @@ from typing import Final
 from boki import MAX_SEQNUM, Page, Record, Trimmed
 from boki.libs.bokistore import far
 from boki.libs.bokistore.records import ORIGIN, Checkpoint, Origin, checkpoints_tag, codec, row_tag
+from boki.libs.bokistore.under_way import Behind, UnderWay
 from boki.libs.bokistore.views import Row, Rows, View, checkpoint_of, step, view_in, view_of
 from boki.libs.fold import steps
 from boki.libs.fold.steps import ReadPage, SetAuxdata, Steps, Sync, Tail
@@ -22,6 +23,9 @@ LEAVE_VIEW_AFTER: Final = 16
 SAVE_AFTER: Final = 256
 """An object is saved when a process has applied this many records since it began with a view of it."""
 MAX_AUXDATA_BYTES: Final = 60_000
+_LOOKS: Final = 3
+"""Reads after which a transaction no longer waits for others of its process."""
+_LOOK_S: Final = 0.005
 
 
 class Reader:
@@ -32,6 +36,7 @@ class Reader:
     def __init__(self, rows: Rows, book: str, other: Callable[[str], Reader] | None = None) -> None:
         self.rows = rows
         self.book = book
+        self.under_way = UnderWay(rows.awaited)
         self.due: set[str] = set()
         """Objects that should be saved, for whoever does that in the background."""
         self.save_after = SAVE_AFTER
@@ -59,11 +64,22 @@ class Reader:
             yield from self._leave_view(row)
         return row, seen_to
 
-    def _read_on(self, row: Row, stop: int | None) -> Steps[tuple[Row, int]]:
+    def wait_for(self, behind: Behind) -> Steps[None]:
+        """Until these commits of the process are over. A look is a read that lasts until a record comes to the row, so
+        no timer is needed, and a commit that ends without a record holds nobody up for long.
+        """
+        for _ in range(_LOOKS):
+            left = [(name, commit) for name, commit in behind if not commit.is_over]
+            row = self.rows.find(left[0][0]) if left else None
+            if row is None or self.is_far:
+                return
+            yield from self._read_on(row, None, _LOOK_S)
+
+    def _read_on(self, row: Row, stop: int | None, wait_s: float = 0.0) -> Steps[tuple[Row, int]]:
         """Read the row to its end, or to `stop`. What was trimmed meanwhile is in a checkpoint: begin with that."""
         name, start = row.name, row.known_to
         while True:
-            page = yield from steps.page(ReadPage(row_tag(name), start, stop, book=self.book))
+            page = yield from steps.page(ReadPage(row_tag(name), start, stop, wait_s=wait_s, book=self.book))
             if row.is_overtaken(page, start):
                 self.rows.drop(name)
                 row = yield from self._open(name, page.first_seqnum)

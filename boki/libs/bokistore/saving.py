@@ -28,7 +28,7 @@ from boki.libs.bokistore.records import (
 )
 from boki.libs.bokistore.views import checkpoint_of
 from boki.libs.fold import steps
-from boki.libs.fold.steps import Append, ReadPage, Steps, Sync
+from boki.libs.fold.steps import Append, ReadPage, Steps
 
 MAX_HISTORY_S: Final = 100 * 365 * 24 * 3600.0
 
@@ -118,28 +118,31 @@ def pins(book: str) -> Steps[list[int]]:
 
 def fork(book: str, name: str, at: int) -> Steps[Origin]:
     """Make the book `name` a copy of the objects of `book`; `at` 0: as they are now. Repeating it changes nothing."""
-    yield Sync(name)
-    page: Page = yield ReadPage(None, limit=1, book=name)
-    found = yield from origin_of(name)
-    known = None if found is None else found[0]
-    if page.records and known is None:
-        raise InvalidArgument(
-            f"book {name!r} has records already: a fork needs a book of its own, so choose another name", field="name"
-        )
-    if known is not None:
-        if known.book == book and at in (0, known.at):
-            return known
-        raise InvalidArgument(
-            f"book {name!r} is a fork of book {known.book!r} as of {known.at} already: choose another name",
-            field="name",
-        )
+    if (yield from steps.tail(None, fresh=True, book=name)) is not None:
+        return (yield from _made_before(book, name, at))
     seqnums: list[int] = yield Append((NewRecord(codec.encode(Forked(name, at)), (FORKS,)),), book=book)
     origin = Origin(book, min(at or seqnums[0], seqnums[0]))
     try:
         yield Append((NewRecord(codec.encode(origin), (ORIGIN,)),), (Expect(ORIGIN, last_seqnum=0),), book=name)
     except ConditionFailed:
-        return (yield from fork(book, name, at))  # somebody was faster
+        return (yield from _made_before(book, name, at))  # another one was faster, or only this record was not trimmed
     return origin
+
+
+def _made_before(book: str, name: str, at: int) -> Steps[Origin]:
+    """What the book `name` with records is a copy of, if it is the same fork. `InvalidArgument`"""
+    found = yield from origin_of(name)
+    if found is None:
+        raise InvalidArgument(
+            f"book {name!r} has records already: a fork needs a book of its own, so choose another name", field="name"
+        )
+    known = found[0]
+    if known.book != book or at not in (0, known.at):
+        raise InvalidArgument(
+            f"book {name!r} is a fork of book {known.book!r} as of {known.at} already: choose another name",
+            field="name",
+        )
+    return known
 
 
 def release(book: str, name: str) -> Steps[None]:

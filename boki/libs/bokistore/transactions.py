@@ -1,7 +1,7 @@
 """Transactions: any objects of a book, read at one moment and changed in one append. Generators of operations.
 
-**Reads** are as of one seqnum, the *snapshot*: the end of the log as the first read has found it. So what a transaction
-sees was true together at one moment, even if it will not commit (opacity).
+**Reads** are as of one seqnum, the *snapshot*: at first the end of the log as the first read has found it. So what a
+transaction sees was true together at one moment, even if it will not commit (opacity).
 
 **Commit.** The writes are appended on the condition that the row of every object that was read or written still ends
 with the record that the transaction has seen. The index of the log decides that at the append's own place in the order:
@@ -13,6 +13,10 @@ on the new version (`drafts`): if all of them come to the same results, it is ap
 Only if something that it has seen is different now, it ends with `ConflictError`. So transactions that use different
 fields of an object, or a scan and a change that the scan does not meet, do not abort each other.
 
+**The snapshot moves on** while everything that was seen is still so: a transaction that asks for what has changed since
+its snapshot could not commit, so it tries its actions at the end of the log, and continues there if all come to the
+same results. What other transactions of the process are committing just now is waited for (`under_way`).
+
 **Lost answers** are asked for again. The conditions make that safe: of two appends of one transaction only the first
 can hold, since it changes the rows itself; and its nonce tells whose record stands there. One that changes no object,
 and commits records of the application alone, is appended under its nonce as a key. A transaction without either appends
@@ -21,7 +25,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from boki import (
@@ -38,13 +43,14 @@ from boki import (
     WrongState,
 )
 from boki.libs.bokistore.accesses import look_all
-from boki.libs.bokistore.drafts import Draft
+from boki.libs.bokistore.drafts import Draft, answer_on, is_same_outcome, result_on
 from boki.libs.bokistore.json_values import MISSING
 from boki.libs.bokistore.listing import with_names, without_names
 from boki.libs.bokistore.queries import Question
 from boki.libs.bokistore.reading import Reader
 from boki.libs.bokistore.records import ROW, Author, Write, codec, row_tag, signed, write_records
-from boki.libs.bokistore.refusals import conflict, key_expired, used_before
+from boki.libs.bokistore.refusals import ConflictError, conflict, key_expired, used_before
+from boki.libs.bokistore.under_way import Action
 from boki.libs.bokistore.updates import Update
 from boki.libs.bokistore.views import View
 from boki.libs.fold import steps
@@ -84,6 +90,8 @@ class Transaction:
         """The records of an earlier transaction under the same key."""
         self._has_looked = True
         self._is_fixed = False
+        self.only_reads = False
+        """It will write nothing, so it cannot conflict, and waits for no other one."""
 
     def begin(self, *, fresh: bool, looks_up_key: bool = True) -> Steps[None]:
         """`fresh`: see all that was acknowledged to anybody. Under a key that was used, read as of before its use.
@@ -151,15 +159,38 @@ class Transaction:
             _, seen_to = yield from self._reader.catch_up(name)
             if self.snapshot is None:  # another task of the transaction may have been faster
                 self.snapshot = max(0, seen_to - 1)
+        while True:
+            snapshot = self.snapshot
+            view = yield from self._view_at(name, snapshot)
+            if snapshot == self.snapshot:  # another task of the transaction may have moved it on
+                return self._drafts.setdefault(name, Draft(view))
+
+    def _view_at(self, name: str, snapshot: int) -> Steps[View]:
         try:
-            view = yield from self._reader.view_at(name, self.snapshot)
+            return (yield from self._reader.view_at(name, snapshot))
         except Trimmed:
             if self._earlier:
                 raise key_expired(self._shown_key, self._reader.book, self._earlier[0]) from None
             if self._is_fixed:
                 raise
             raise conflict([name], self._reader.book) from None  # it has taken longer than the past is kept
-        return self._drafts.setdefault(name, Draft(view))
+
+    def _draft_for(self, name: str, action: Action) -> Steps[Draft]:
+        """The draft of an object, at a moment at which an action on it can be committed."""
+        if not (self._is_fixed or self.only_reads or self._earlier):
+            if behind := self._reader.under_way.changing(name, action):
+                yield from self._reader.wait_for(behind)
+            if self._is_outdated(name, action):
+                yield from self._move_on()
+        return (yield from self._draft(name))
+
+    def _is_outdated(self, name: str, action: Action) -> bool:
+        """Whether the action is known to come to something else now than at the snapshot."""
+        row, draft = self._reader.rows.find(name), self._drafts.get(name)
+        if row is None or not self._drafts or self.snapshot is None or row.newest.last <= self.snapshot:
+            return False
+        seen = row.at(self.snapshot) if draft is None else draft.base
+        return seen is None or not is_same_outcome(action(seen), action(row.newest))
 
     def prefetch(self, names: Sequence[str]) -> Steps[None]:
         """Read several objects at once that are going to be used."""
@@ -172,7 +203,7 @@ class Transaction:
 
     def look(self, name: str, query: Question) -> Steps[Any]:
         """The answer to a query, as of the snapshot and with the transaction's own writes."""
-        draft = yield from self._draft(name)
+        draft = yield from self._draft_for(name, partial(answer_on, query))
         return draft.look(query)
 
     def change(self, name: str, update: Update, key: str | None = None) -> Steps[Any]:
@@ -181,7 +212,7 @@ class Transaction:
             raise InvalidArgument(
                 "an update in a transaction has no key of its own: give it to the transaction", field="key"
             )
-        draft = yield from self._draft(name)
+        draft = yield from self._draft_for(name, partial(result_on, update))
         return draft.change(update)
 
     def look_all(self, questions: Sequence[tuple[str, Question]]) -> Steps[list[Any]]:
@@ -270,6 +301,26 @@ class Transaction:
         return [Expect(row_tag(name), last_seqnum=draft.base.last) for name, draft in self._drafts.items()]
 
     def _append(self) -> Steps[Sequence[int]]:
+        under_way = self._reader.under_way
+        commit, behind = under_way.enter(self._drafts, self._nonce)
+        try:
+            if behind:
+                yield from self._reader.wait_for(behind)
+            self._build_on_what_is_known()
+            return (yield from self._append_until_decided())
+        finally:
+            under_way.leave(commit)
+
+    def _build_on_what_is_known(self) -> None:
+        """Move to the newest versions that the process knows: on older ones the append would be refused."""
+        rows = self._reader.rows
+        newest = {name: row.newest for name in self._drafts if (row := rows.find(name)) is not None}
+        newer = {name: view for name, view in newest.items() if view.last > self._drafts[name].base.last}
+        if newer:
+            self._move(newer)
+            self._writes = self._records()
+
+    def _append_until_decided(self) -> Steps[Sequence[int]]:
         overtaken = 0
         lost = Repetition(_DECIDE, decides=True)
         # what changes no row would be appended again after a lost answer: its conditions hold twice
@@ -294,21 +345,39 @@ class Transaction:
 
     def rebase(self) -> Steps[None]:
         """Try everything that was done on the newest versions; `ConflictError`"""
+        snapshot, views = yield from self._newest()
+        self._move(views)
+        self.snapshot = snapshot
+
+    def _move_on(self) -> Steps[None]:
+        """The same, if it can be done; otherwise the transaction stays where it is."""
+        before = self.snapshot
+        snapshot, views = yield from self._newest()
+        if self.snapshot != before or views.keys() != self._drafts.keys():
+            return  # another task of the transaction was faster
+        try:
+            self._move(views)
+        except ConflictError:
+            return
+        self.snapshot = snapshot
+
+    def _newest(self) -> Steps[tuple[int, dict[str, View]]]:
+        """The end of the log, and all objects of the transaction as of then."""
         names = list(self._drafts)
         _, seen_to = yield from self._reader.catch_up(names[0])
         snapshot = max(0, seen_to - 1)
         yield from self._reader.prefetch(names[1:], snapshot)
-        different = []
+        views = {}
         for name in names:
-            view = yield from self._reader.view_at(name, snapshot)
-            again = self._drafts[name].on(view)
-            if again is None:
-                different.append(name)
-            else:
-                self._drafts[name] = again
-        if different:
+            views[name] = yield from self._reader.view_at(name, snapshot)
+        return snapshot, views
+
+    def _move(self, views: Mapping[str, View]) -> None:
+        """Continue with these versions; `ConflictError`, and nothing is changed, if something was seen otherwise."""
+        moved = {name: self._drafts[name].on(view) for name, view in views.items()}
+        if different := [name for name, draft in moved.items() if draft is None]:
             raise conflict(different, self._reader.book)
-        self.snapshot = snapshot
+        self._drafts.update((name, draft) for name, draft in moved.items() if draft is not None)
 
     def _find_own(self) -> Steps[Sequence[int]]:
         """The seqnums of a commit whose answer was lost; none: it was refused. `ConnectionLost`: nobody can tell."""

@@ -59,12 +59,14 @@ class Dependencies:
         }
 
     def _add_processes(self, txns: Sequence[Txn]) -> None:
+        """One after the other; but what was told as unknown may happen at any time after it was asked for."""
         last: dict[int, int] = {}
         for txn in sorted(txns, key=_when):
             if txn.process is not None:
                 if txn.process in last:
                     self.add(last[txn.process], txn.number, "process")
-                last[txn.process] = txn.number
+                if txn.told == "ok":
+                    last[txn.process] = txn.number
 
     def _add_time(self, txns: Sequence[Txn]) -> None:
         """A chain of moments, one for each answer: whoever has answered stands before it, who asks later after it."""

@@ -7,39 +7,61 @@ import asyncio
 import pytest
 
 import boki.testing
-from boki import ConditionFailed, InvalidArgument, WrongState
+from boki import ConditionFailed, Context, InvalidArgument, WrongState
 from boki.libs.bokiqueue import Queue
 from boki.libs.bokistore import Store
 from boki.libs.fold.outbox import Outbox
 from tests.libs.bokiqueue.running import asynchronous
 
 
+async def _add_up(ctx: Context, orders: Queue[int], turns: int = 0) -> int:
+    """Add the messages to the object "sum", until none is left to take; how many commits were refused."""
+    refused = 0
+    while (message := await orders.lease(60)) is not None:
+        try:
+            async with orders.process(message) as out, Store(ctx).transaction(outbox=out) as txn:
+                total = await txn.object("sum").get("n", 0)
+                for _ in range(1 + turns):
+                    await asyncio.sleep(0)
+                await txn.object("sum").set("n", total + message.value)
+                await txn.object("seen").append("all", message.value)
+        except ConditionFailed:
+            refused += 1
+    return refused
+
+
+@pytest.mark.parametrize("turns", range(5))
 @asynchronous
-async def test_a_message_takes_effect_on_objects_exactly_once() -> None:
-    """With its ack, all or none: where the transaction would conflict, the message comes again."""
+async def test_a_message_takes_effect_on_objects_exactly_once(turns: int) -> None:
+    """With its ack, all or none: where the transaction would conflict, the message comes again.
+
+    Without a maximum of deliveries, since one message may lose to all others, one after another.
+    """
     async with boki.testing.context() as ctx:
-        store = Store(ctx)
         orders: Queue[int] = Queue(ctx.logbook, "orders", type=int)
+        await orders.create(max_deliveries=0)
         await orders.push_many(range(1, 21))
-
-        async def work() -> int:
-            refused = 0
-            while (message := await orders.lease(60)) is not None:
-                try:
-                    async with orders.process(message) as out, Store(ctx).transaction(outbox=out) as txn:
-                        total = await txn.object("sum").get("n", 0)
-                        await asyncio.sleep(0)
-                        await txn.object("sum").set("n", total + message.value)
-                        await txn.object("seen").append("all", message.value)
-                except ConditionFailed:
-                    refused += 1
-            return refused
-
-        refused = await asyncio.gather(*(work() for _ in range(3)))
-        assert await store.object("sum").get("n") == sum(range(1, 21))
-        seen = await store.object("seen").get("all")
-        assert sorted(seen) == list(range(1, 21))
+        refused = await asyncio.gather(*(_add_up(ctx, orders, turns) for _ in range(3)))
+        values = await Store(ctx).object("sum").get("n"), await Store(ctx).object("seen").get("all")
+        assert (values[0], sorted(values[1])) == (sum(range(1, 21)), list(range(1, 21)))
         assert sum(refused) > 0
+
+
+@asynchronous
+async def test_a_message_that_conflicts_too_often_is_a_dead_letter_and_took_no_effect() -> None:
+    """Each message has taken effect or is a dead letter, never both; a redrive makes up for the rest."""
+    async with boki.testing.context() as ctx:
+        seen = Store(ctx).object("seen")
+        orders: Queue[int] = Queue(ctx.logbook, "orders", type=int)
+        await orders.create(max_deliveries=1)
+        await orders.push_many(range(1, 21))
+        refused = await asyncio.gather(*(_add_up(ctx, orders) for _ in range(3)))
+        dead = [int(letter.data) for letter in await orders.dead_letters()]
+        assert len(dead) == sum(refused) > 0
+        assert sorted(await seen.get("all") + dead) == list(range(1, 21))
+        await orders.redrive()
+        assert await _add_up(ctx, orders) == 0
+        assert sorted(await seen.get("all")) == list(range(1, 21))
 
 
 @asynchronous

@@ -284,6 +284,21 @@ async def test_forks_that_cannot_be() -> None:
 
 
 @asynchronous
+async def test_a_fork_whose_book_was_trimmed_is_the_same_fork() -> None:
+    """Only the record that says what it is a copy of is left: making it again changes nothing."""
+    async with boki.testing.context() as ctx:
+        store = Store(ctx)
+        await store.object("x").set("n", 1)
+        fork = await store.fork("copy")
+        await fork.object("y").set("n", 2)
+        await fork.way.logbook.trim(await fork.object("y").version() + 1)
+        again = await store.fork("copy")
+        assert await again.object("x").get("n") == 1
+        with pytest.raises(InvalidArgument, match="a fork of book 'test'"):
+            await store.fork("copy", at=17)
+
+
+@asynchronous
 async def test_what_a_fork_needs_is_kept_until_it_is_released() -> None:
     """The parent is trimmed above that only then; a fork that comes too late says so."""
     async with boki.testing.context() as ctx:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from boki.cli.connection import AsJson, Token, Url, connect_async
-from boki.cli.help import examples
+from boki.cli.connection import AsJson
 from boki.cli.terminal import content_of, errors, print_json, results
-from boki.cli.things import Book, ThingCommands
+from boki.cli.things import ThingCommands
 from boki.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from boki import LogBook
-    from boki.libs.bokistore import Store, StoredObject
-
-R = TypeVar("R")
+    from boki.libs.bokistore import StoredObject
 
 Name = Annotated[str, typer.Argument(metavar="OBJECT", help="The object.", show_default=False)]
 At = Annotated[int | None, typer.Option(help="As of this seqnum.", min=0)]
@@ -28,7 +23,7 @@ Key = Annotated[str | None, typer.Option(help="The same key within 24 hours coun
 
 
 class Named:
-    """An object by its name, and the store that has it."""
+    """An object by its name, and the store that has it; a map in `scan`, nothing in commands about the whole store."""
 
     def __init__(self, logbook: LogBook, name: str) -> None:
         from boki.libs.bokistore import Store
@@ -43,18 +38,6 @@ class Named:
 
 
 app = ThingCommands("", name=Name, opened=Named)  # its help is in the face
-
-
-def with_store(url: str, token: str, book: str, work: Callable[[Store], Awaitable[R]]) -> R:
-    """Do the work with the store of a running system."""
-
-    async def run() -> R:
-        from boki.libs.bokistore import Store
-
-        async with connect_async(url, token) as client:
-            return await work(Store(client.logbook(book)))
-
-    return asyncio.run(run())
 
 
 def value_of(text: str, command: str) -> Any:
@@ -76,26 +59,23 @@ def show(value: Any) -> None:
         print_json(value)
 
 
-@app.command("list")
-@examples(
-    "boki store list shop", "boki store list shop --prefix user: --after user:ada -n 10", "boki store list shop --maps"
+@app.of_book(
+    "boki store list shop",
+    "boki store list shop --prefix user: --after user:ada -n 10",
+    "boki store list shop --maps",
+    name="list",
 )
-def list_names(
-    book: Book,
+async def list_names(
+    named: Named,
     prefix: Annotated[str, typer.Option(help="Only names that begin so.")] = "",
     after: Annotated[str | None, typer.Option(help="Only names above this one.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of names.")] = 100,
     maps: Annotated[bool, typer.Option("--maps", help="List maps and sets instead of objects.")] = False,
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """List the names of the objects, in order."""
-
-    async def work(store: Store) -> Any:
-        return await (store.maps if maps else store.objects)(prefix=prefix, after=after, limit=limit)
-
-    for name in with_store(url, token, book, work):
+    store = named.store
+    for name in await (store.maps if maps else store.objects)(prefix=prefix, after=after, limit=limit):
         if as_json:
             print_json({"map" if maps else "object": name})
         else:
@@ -171,24 +151,21 @@ async def delete(named: Named, path: Path = "", key: Key = None) -> None:
         _show_missing(named.name, path)
 
 
-@app.command()
-@examples("boki store scan shop users --prefix a", "boki store scan shop users --after ada -n 10 --json")
-def scan(
-    book: Book,
-    name: Annotated[str, typer.Argument(metavar="MAP", help="The map.", show_default=False)],
+@app.of_thing(
+    "boki store scan shop users --prefix a",
+    "boki store scan shop users --after ada -n 10 --json",
+    named=Annotated[str, typer.Argument(metavar="MAP", help="The map.", show_default=False)],
+)
+async def scan(
+    named: Named,
     prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
     after: Annotated[str | None, typer.Option(help="Only keys above this one.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of items.")] = 100,
     as_json: AsJson = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Print items of a map, in the order of their keys."""
-
-    async def work(store: Store) -> list[tuple[str, Any]]:
-        return await (await store.open_map(name)).scan(prefix=prefix, after=after, limit=limit)
-
-    for key, value in with_store(url, token, book, work):
+    users = await named.store.open_map(named.name)
+    for key, value in await users.scan(prefix=prefix, after=after, limit=limit):
         if as_json:
             print_json({"key": key, "value": value})
         else:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from boki.cli.connection import AsJson, Token, Url
-from boki.cli.help import examples
+from boki.cli.connection import AsJson
 from boki.cli.terminal import errors, print_json, print_table, results, time_cell
-from boki.cli.things import Book
-from boki.libs.bokistore.face.commands import Name, Named, app, with_store
+from boki.libs.bokistore.face.commands import Named, app
 
 if TYPE_CHECKING:
-    from boki.libs.bokistore import Store, Version
+    from boki.libs.bokistore import Version
 
 
 @app.of_thing("boki store history shop user:ada", "boki store history shop user:ada -n 5 --json")
@@ -47,56 +45,41 @@ def _text(version: Version) -> str:
     return msgspec.json.encode(version.value).decode() if version.exists else "(deleted)"
 
 
-@app.command()
-@examples("boki store watch shop user:ada", "boki store watch shop user:ada --json")
-def watch(book: Book, name: Name, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
+@app.of_thing("boki store watch shop user:ada", "boki store watch shop user:ada --json")
+async def watch(named: Named, as_json: AsJson = False) -> None:
     """Print an object, and each version that comes.
 
     Ctrl-C ends it.
     """
-
-    async def work(store: Store) -> None:
-        async with aclosing(store.watch(name)) as versions:
-            async for version in versions:
-                if as_json:
-                    print_json(msgspec.to_builtins(version))
-                else:
-                    results().print(_text(version), markup=False, soft_wrap=True)
-
-    with suppress(KeyboardInterrupt):
-        with_store(url, token, book, work)
+    async with aclosing(named.store.watch(named.name)) as versions:
+        async for version in versions:
+            if as_json:
+                print_json(msgspec.to_builtins(version))
+            else:
+                results().print(_text(version), markup=False, soft_wrap=True)
 
 
-@app.command()
-@examples("boki store fork shop shop-trial", "boki store fork shop shop-before --at 8796093022215")
-def fork(
-    book: Book,
-    name: Annotated[str, typer.Argument(metavar="NEW_BOOK", help="The LogBook of the copy.", show_default=False)],
-    at: Annotated[int, typer.Option(min=0, help="As of this seqnum; 0: now.")] = 0,
-    url: Url = "",
-    token: Token = "",
-) -> None:
+@app.of_thing(
+    "boki store fork shop shop-trial",
+    "boki store fork shop shop-before --at 8796093022215",
+    named=Annotated[str, typer.Argument(metavar="NEW_BOOK", help="The LogBook of the copy.", show_default=False)],
+)
+async def fork(named: Named, at: Annotated[int, typer.Option(min=0, help="As of this seqnum; 0: now.")] = 0) -> None:
     """Make another book a copy of all objects.
 
     Nothing is copied: the copy reads here what nobody has changed in it.
     """
-
-    async def work(store: Store) -> str:
-        return (await store.fork(name, at=at)).book
-
-    errors().print(f"{with_store(url, token, book, work)} is a copy of {book}", markup=False)
+    made = await named.store.fork(named.name, at=at)
+    errors().print(f"{made.book} is a copy of {named.store.book}", markup=False)
 
 
-@app.command()
-@examples("boki store configure shop --history-s 2592000", "boki store configure shop --keep-all")
-def configure(
-    book: Book,
+@app.of_book("boki store configure shop --history-s 2592000", "boki store configure shop --keep-all")
+async def configure(
+    named: Named,
     history_s: Annotated[float | None, typer.Option(min=0, help="Seconds for which the past stays readable.")] = None,
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep it forever.")] = False,
-    url: Url = "",
-    token: Token = "",
 ) -> None:
     """Set how long the past of objects stays readable."""
     if (history_s is None) != keep_all:
         raise typer.BadParameter("give one of them", param_hint="--history-s / --keep-all")
-    with_store(url, token, book, lambda store: store.configure(history_s=history_s))
+    await named.store.configure(history_s=history_s)
