@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from boki.bench import peers
+from boki.bench import queue_peers
+from boki.bench.idle import family, usage_of
 from boki.bench.load_functions.queue_load import FillLoad, WakeLoad
 from boki.bench.queue_flow import QueueLoad, QueueRound
 from boki.bench.rows import Row, median, quantile
@@ -34,9 +35,9 @@ _FIGURES: Final = ("push_p50_ms", "push_p99_ms", "delivery_p50_ms", "delivery_p9
 def queue(options: Options, step: Step) -> Iterator[Row]:
     """Pushes and pops at once, at full speed and at an offered rate; idle consumers; pushes in bulk; then peers."""
     with target(options) as system, ExitStack() as stack:
-        systems: dict[str, Run] = {_name(options): partial(system.run, "queue_load", kind=QueueRound)}
-        for kind in peers.installed() if not options.url and options.durability == "fsync" else ():
-            peer = stack.enter_context(peers.running(kind, options.folder))
+        systems: dict[str, Run] = {_name(options): partial(_metered, system)}
+        for kind in queue_peers.installed() if not options.url and options.durability == "fsync" else ():
+            peer = stack.enter_context(queue_peers.running(kind, options.folder))
             systems[f"{kind.name} {peer.version}"] = peer.run
         for producers, consumers in PAIRS:
             load = QueueLoad("", producers, consumers, 1, options.size_bytes, options.duration_s)
@@ -46,6 +47,21 @@ def queue(options: Options, step: Step) -> Iterator[Row]:
         for is_leased in (False, True):
             yield _wake(options, step, system, is_leased=is_leased)
         yield _fill(options, step, system)
+
+
+def _metered(system: Target, load: QueueLoad) -> QueueRound:
+    """A round, with the processor time that all processes of the system used for one message."""
+    before_s = _processor_s(system)
+    found: QueueRound = system.run("queue_load", load, QueueRound)
+    if system.child is None or not found.pushed_count:
+        return found
+    used_us = (_processor_s(system) - before_s) * 1e6
+    return msgspec.structs.replace(found, processor_us=round(used_us / found.pushed_count, 1))
+
+
+def _processor_s(system: Target) -> float:
+    pids = family(system.child.pid) if system.child is not None else []
+    return sum(one.processor_s for one in usage_of(pids).values())
 
 
 def _flow(options: Options, step: Step, systems: dict[str, Run], bench: str, load: QueueLoad) -> Iterator[Row]:
@@ -62,6 +78,8 @@ def _flow(options: Options, step: Step, systems: dict[str, Run], bench: str, loa
 def _flow_row(options: Options, system: str, bench: str, load: QueueLoad, rounds: list[QueueRound]) -> Row:
     figures = {figure: median([getattr(one, figure) for one in rounds]) for figure in _FIGURES}
     details = {"producers": load.producers, "consumers": load.consumers, "shards": load.shards, **figures}
+    if any(one.processor_us for one in rounds):
+        details["processor_us_per_message"] = median([one.processor_us for one in rounds])
     if load.offered_per_s:
         details["offered_per_s"] = load.offered_per_s
     return _row(

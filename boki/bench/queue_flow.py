@@ -54,6 +54,8 @@ class QueueRound(msgspec.Struct, frozen=True):
     push_p99_ms: float | None
     delivery_p50_ms: float | None
     delivery_p99_ms: float | None
+    processor_us: float | None = None
+    """Processor time of the whole system for one message, where it is known."""
 
 
 @dataclass

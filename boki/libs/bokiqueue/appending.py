@@ -1,33 +1,24 @@
 """What a queue appends under conditions: its settings, pushes, and acks that commit with effects, all of them or none.
 
-**Keys.** The first push under a key counts, and a repetition is told the ids of the first. The answer to a repeated
-append is the records of the first use, so one message is one record, and several are several: then a key that was used
-for one message and comes back with many, or the other way round, is told without a read.
+**Pushes** of one turn of the event loop share a record (`Gathering`). Under a key the first push counts, and a
+repetition is told the ids of the first. The log answers with the records of the first use, so one message is one record
+and several are several: a key that comes back with another number of them is told apart without a read.
 
 **Room.** What is pushed is appended after the process has looked, so it goes by this machine's clock whether messages
 have expired: nothing depends on it but how soon there is room for others.
 
-**Effects.** ::
-
-    async with queue.process(message) as out:
-        out.push(alerts, {"flight": 17})                    # to another queue of the book
-        out.append(b"seen", tags=["audit"])                 # an application's record
-
-When the block ends, the ack, the pushes and the records are appended as one group under one condition: no lease of the
-shard was taken away since the fold last looked. If one was, but not this one, it is tried again; if this one was,
-nothing happens and `LeaseLost` is raised. A key that names the lease makes a repeated append harmless, so from queue to
-queue a message takes effect exactly once. If the block raises, or what it wants is refused, nothing is appended and the
-message is nacked with the error. Of several blocks for one lease one commits: the others find its name in the ack.
-
-Other libraries join the group by `add` (see `boki.libs.fold.outbox`).
+**Effects.** At its end a `process` block appends the ack and the outbox as one group, on condition that no lease of the
+shard was taken away since the fold last looked. If another one was, it tries again. A key that names the lease makes a
+repeated append harmless. Of several blocks for one lease one commits: the others find its name in the ack.
 """
 
 from __future__ import annotations
 
 import asyncio
+from asyncio import Future
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -35,10 +26,12 @@ import msgspec
 from boki import (
     BokiError,
     ConditionFailed,
+    DeadlineExceeded,
     Expect,
     InvalidArgument,
     KeyReused,
     LogBook,
+    LogSession,
     NewRecord,
     NotFound,
     Record,
@@ -48,7 +41,7 @@ from boki import (
 )
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.following import Following
-from boki.libs.bokiqueue.lines import MAX_SETTLED, Line
+from boki.libs.bokiqueue.lines import Line
 from boki.libs.bokiqueue.messages import (
     LeaseLost,
     Message,
@@ -62,38 +55,42 @@ from boki.libs.bokiqueue.messages import (
 )
 from boki.libs.bokiqueue.operating import length, next_expiry_us
 from boki.libs.bokiqueue.reading import newest_settings
-from boki.libs.bokiqueue.records import MAX_SHARDS, Done, Push, Settings, Settle, Setup, belongs, sound
+from boki.libs.bokiqueue.records import MAX_SHARDS, Done, Push, Settings, Setup, belongs, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
+from boki.libs.bokiqueue.wants import finish
 from boki.libs.fold import outbox
+from boki.libs.fold.registry import Tasks
 from boki.libs.fold.retrying import uncertain
 
 if TYPE_CHECKING:
     from boki.libs.bokiqueue.queue import Queue
 
-SETTINGS_S: Final = 1.0
-"""For this long a handle trusts the settings that it has read."""
-MAX_MESSAGES: Final = 1_000_000_000
+SETTINGS_S: Final = 1.0  # for this long a handle trusts the settings that it has read
+MAX_MESSAGES, _TRIES = 1_000_000_000, 20
 
 
 class KnownSettings:
     """The settings of one queue, as one handle has read them."""
 
     def __init__(self, logbook: LogBook, name: str) -> None:
-        self._logbook = logbook
-        self._name = name
+        self._logbook, self._name = logbook, name
         self._settings: Settings | None = None
-        self._seqnum = 0
-        self.version = 0
+        self._seqnum = self.version = 0
         self._read_at = 0.0
 
     async def read(self, *, fresh: bool = False) -> Settings | None:
         """The settings; None if there is no such queue. They may be a second old, unless they are `fresh`."""
-        if fresh or self._settings is None or asyncio.get_running_loop().time() - self._read_at > SETTINGS_S:
+        if fresh or self.recent is None:
             last, found, version = await newest_settings(self._logbook, self._name, fresh=fresh)
             if found is None and not fresh:
                 last, found, version = await newest_settings(self._logbook, self._name, fresh=True)
             self._know(found, last, version)
         return self._settings
+
+    @property
+    def recent(self) -> Settings | None:
+        """The settings, if they were read lately."""
+        return self._settings if asyncio.get_running_loop().time() - self._read_at <= SETTINGS_S else None
 
     async def opened(self) -> Settings:
         """The settings of a queue that is there. `NoSuchQueue`"""
@@ -103,7 +100,7 @@ class KnownSettings:
         return settings
 
     def known(self) -> Settings:
-        """The settings, as they were read last."""
+        """The settings that were read last."""
         if self._settings is None:
             raise InvalidArgument(f"queue {self._name!r} was not opened yet: await queue.create() first", field="queue")
         return self._settings
@@ -190,20 +187,21 @@ def settings_of(shards: int, max_deliveries: int, max_length: int, retain_s: flo
     )
 
 
-RECORD_BYTES: Final = 900_000
-"""Messages of a push are put into records of about this size."""
+GATHERED_BYTES: Final = 16 * 1024
+"""Larger messages are pushed by records of their own: each message of a record counts as its largest."""
+RECORD_BYTES: Final = 900_000  # messages of a push are put into records of about this size
 _MARGIN_S: Final = 0.001
+_TASKS: Final = Tasks()
+_APPEND_S: Final = 30.0  # an append takes no longer: only an earlier deadline needs a timer
 
-Placed = list[tuple[Push, list[int]]]
-"""Records, and the places of their bodies in the push."""
+Placed = list[tuple[Push, list[int]]]  # records, and the places of their bodies in the push
 
 
 def listed(bodies: Iterable[Any]) -> list[Any]:
-    """The bodies of a push, as a list."""
+    """The bodies of a push."""
     if isinstance(bodies, (str, bytes, bytearray, memoryview, dict)) or not isinstance(bodies, Iterable):
         raise WrongType(f"bodies must be a list, not {type(bodies).__name__}: write push(body) for one", field="bodies")
-    found = list(bodies)
-    check_count(len(found), "bodies")
+    check_count(len(found := list(bodies)), "bodies")
     return found
 
 
@@ -232,14 +230,88 @@ def placed(
     return found
 
 
+class Gathering:
+    """Single pushes of one turn of the event loop, as one record: it is written, read and folded once.
+
+    Each caller waits for a future of its own, and hears of errors and of its deadline alone.
+    """
+
+    def __init__(self, logbook: LogBook, tags: tuple[str, ...], shard: int, stands: Expect) -> None:
+        self._logbook = logbook.session.logbook(logbook.name, detached=True)
+        self._tags, self._shard, self._stands = tags, shard, stands
+        self._pushes: list[_Gathered] = []
+
+    def add(self, session: LogSession, body: tuple[int, bytes], key: str) -> Future[str]:
+        """The id of the message, once it is durable. `key`: its group key."""
+        timeout_s = session.caller.deadline.timeout_s()
+        future: Future[str] = asyncio.get_running_loop().create_future()
+        self._pushes.append(_Gathered(future, session, *body, key))
+        if timeout_s < _APPEND_S:
+            late = DeadlineExceeded("the push was not acknowledged in time: it may be durable", outcome="unknown")
+            timer = asyncio.get_running_loop().call_later(timeout_s, finish, future, None, late)
+            future.add_done_callback(lambda _: timer.cancel())
+        return future
+
+    async def append(self) -> None:
+        """Append what has gathered, of callers that still wait."""
+        left = [one for one in self._pushes if not one.future.done()]
+        runs = list(records.runs(left, lambda one: len(one.body) + 8, RECORD_BYTES))
+        for some in runs[1:]:
+            _TASKS.spawn(self._append(some))
+        if runs:
+            await self._append(runs[0])
+
+    async def _append(self, some: list[_Gathered]) -> None:
+        keys, forms = [one.key for one in some], records.joined([one.form for one in some])
+        push = Push(self._shard, forms, [one.body for one in some], keys=keys if any(keys) else [])
+        try:
+            seqnum = await self._logbook.append(records.encode(push), self._tags, when=self._stands)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who push must hear of it
+            told = error if isinstance(error, BokiError) else BokiError(f"a push failed: {error!r}", outcome="unknown")
+            for one in some:
+                finish(one.future, None, BokiError.from_body(told.body()))
+            return
+        for session in {one.session for one in some}:
+            session.saw(self._logbook.session)
+        for index, one in enumerate(some):
+            finish(one.future, f"{seqnum}-{index}")
+
+
+class _Gathered(NamedTuple):
+    future: Future[str]
+    session: LogSession
+    form: int
+    body: bytes
+    key: str
+
+
+class Gatherings(dict[tuple[str, str, int, Expect], Gathering]):
+    """The pushes of this turn over one connection to the log: by book, queue, shard and settings."""
+
+    async def append(self, key: tuple[str, str, int, Expect]) -> None:
+        """As a task, this runs when all that is ready in this turn has run: then the next ones gather."""
+        await self.pop(key).append()
+
+
+def push_soon(
+    logbook: LogBook, queue: str, settings: Settings, shard: int, stands: Expect, body: tuple[int, bytes], key: str
+) -> Future[str]:
+    """Push a message with all that is pushed in this turn of the loop: its id. `key`: its group key."""
+    gatherings, place = logbook.session.shared(Gatherings), (logbook.name, queue, shard, stands)
+    found = gatherings.get(place)
+    if found is None:
+        tags = records.record_tags(queue, shard, settings.shards)
+        found = gatherings[place] = Gathering(logbook, tags, shard, stands)
+        _TASKS.spawn(gatherings.append(place))
+    return found.add(logbook.session, body, key)
+
+
 async def append_pushes(
     logbook: LogBook, queue: str, settings: Settings, new: Placed, stands: Expect, key: str | None
 ) -> Sequence[int]:
     """Append the records: their seqnums, or those of the first use of the key. `KeyReused`"""
     group = [(records.encode(push), records.record_tags(queue, push.shard, settings.shards)) for push, _ in new]
     if key is None:
-        if len(group) == 1:
-            return [await logbook.append(*group[0], when=stands)]
         return await logbook.append_many(group, when=stands)
     seqnums = await logbook.append_many(group, key=records.push_key(queue, key), when=stands)
     if len(seqnums) != len(new) or (len(new) > 1 and not await _are_as_many(logbook, seqnums[0], new[0][0])):
@@ -277,9 +349,6 @@ async def room(
     logbook: LogBook, shared: Following, settings: Settings, count: int, patience_s: float
 ) -> AsyncIterator[None]:
     """Room for this many messages, for which this process does not let others push meanwhile. `QueueFull`"""
-    if not settings.max_length:
-        yield
-        return
     if count > settings.max_length:
         raise TooLarge(
             f"{count:,} messages never fit in queue {shared.queue!r}, whose maximum length is "
@@ -302,8 +371,7 @@ async def _wait_for_room(
     while True:
         await shared.catch_up(logbook)
         now_us = shared.clock.looking_us(logbook.session.likely_time_us())
-        there = shared.pushing + sum(length(line.state) for line in shared.lines)
-        until_us = NEVER_US
+        there, until_us = shared.pushing + sum(length(line.state) for line in shared.lines), NEVER_US
         if there + count > settings.max_length:
             living, until_us = _living(shared, now_us)
             there = shared.pushing + living
@@ -317,7 +385,8 @@ async def _wait_for_room(
                 queue=shared.queue,
                 limit=settings.max_length,
             )
-        await shared.wait_for_record(logbook, min(left_s, (until_us - now_us) / 1e6 + _MARGIN_S))
+        wait_s = min(left_s, (until_us - now_us) / 1e6 + _MARGIN_S)
+        await shared.arrive(logbook, shared.follower.next_start, wait_s)
 
 
 def _living(shared: Following, now_us: int) -> tuple[int, int]:
@@ -331,9 +400,6 @@ def _living(shared: Following, now_us: int) -> tuple[int, int]:
         until_us = min(next_expiry_us(state, now_us) for state in states)
         known = shared.occupied = at, now_us, until_us, sum(length(state, now_us) for state in states)
     return known[3], known[2]
-
-
-_TRIES = 20
 
 
 class Outbox(outbox.Outbox):
@@ -431,37 +497,3 @@ async def _whose(logbook: LogBook, seqnum: int) -> bytes:
     except BokiError as error:
         raise uncertain(error) from error
     return done.by if isinstance(done, Done) else b""
-
-
-async def settle_all(
-    shared: Following,
-    logbook: LogBook,
-    group: str,
-    verb: int,
-    handles: Sequence[tuple[int, int, int]],
-    span_us: int,
-    reason: str,
-) -> list[str]:
-    """Do it to all of them, by an act for each shard; the receipts of those that are not leased so. An error that
-    comes when others of them are settled says that its outcome is unknown.
-    """
-    by_shard: dict[int, list[tuple[int, int]]] = {}
-    for shard, pos, token in handles:
-        by_shard.setdefault(shard, []).append((pos, token))
-    lost: list[str] = []
-    is_begun = False
-    for shard, messages in by_shard.items():
-        for start in range(0, len(messages), MAX_SETTLED):
-            some = messages[start : start + MAX_SETTLED]
-            try:
-                settle = Settle(group, verb, some, span_us, reason)
-                verdicts = await shared.settle(logbook, shard, settle)
-            except BokiError as error:
-                if is_begun:
-                    raise uncertain(error) from error
-                raise
-            is_begun = True
-            lost += [
-                f"{shard}-{pos}-{token}" for (pos, token), is_held in zip(some, verdicts, strict=True) if not is_held
-            ]
-    return lost

@@ -14,8 +14,8 @@ BokiError
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -26,10 +26,13 @@ from boki.libs.bokiqueue.records import BYTES, JSON, MAX_BATCH, MAX_MESSAGE_BYTE
 from boki.libs.fold import arguments
 from boki.libs.fold.arguments import check_key, check_name, check_span, shown
 
+T = TypeVar("T")
+
 MAX_DELAY_S: Final = arguments.MAX_SECONDS
 """A message may be delayed by a year, and live or be leased for as long. So may a logged call."""
 MAX_KEY_CHARS: Final = arguments.MAX_KEY_CHARS
 _NAMED: Final = 10
+_encode_json: Final = msgspec.json.Encoder().encode
 
 __all__ = ["check_key", "check_span", "shown"]
 
@@ -59,13 +62,13 @@ class QueueFull(Overloaded):
     code = "queue_full"
 
 
+class Reshaped(NoSuchQueue):
+    """The queue was deleted, and made again with another number of shards: what was taken from it is gone."""
+
+
 def no_such_queue(name: str, book: str) -> NoSuchQueue:
     """The error."""
     return NoSuchQueue(f"there is no queue {name!r} in book {book!r}: push to it, or create it", queue=name, book=book)
-
-
-class Reshaped(NoSuchQueue):
-    """The queue was deleted, and made again with another number of shards: what was taken from it is gone."""
 
 
 def reshaped(name: str) -> Reshaped:
@@ -89,7 +92,7 @@ def no_such_group(name: str, group: str) -> NoSuchGroup:
 
 
 def too_large_a_push(error: TooLarge) -> TooLarge:
-    """The error in the words of whoever pushes, if it is about what one append may have."""
+    """The error for the caller of a push, if it is about what one append may have."""
     if error.details.get("field") != "records":
         return error
     limit = error.details["limit"]
@@ -110,6 +113,9 @@ def leases_lost(queue: str, receipts: list[str], count: int) -> LeaseLost:
         queue=queue,
         receipts=receipts,
     )
+
+
+# Arguments
 
 
 def check_queue(name: object) -> str:
@@ -148,29 +154,40 @@ def check_reason(reason: object) -> str:
 
 def check_group_keys(keys: Sequence[str], count: int) -> Sequence[str]:
     """Group keys, "" for none: one for each message, or none at all."""
-    if keys:
-        if not isinstance(keys, (list, tuple)) or len(keys) != count:
-            raise InvalidArgument("group_keys must be a list of one key for each message", field="group_keys")
-        for key in keys:
-            if key != "":
-                check_key(key, "group_key")
+    if keys and (not isinstance(keys, (list, tuple)) or len(keys) != count):
+        raise InvalidArgument("group_keys must be a list of one key for each message", field="group_keys")
+    for key in keys:
+        if key != "":
+            check_key(key, "group_key")
     return keys
 
 
-def check_size(data: bytes) -> bytes:
-    """A body, if a record holds it."""
-    return arguments.check_size(data, "body", MAX_MESSAGE_BYTES, "a message", "push a reference to it")
+def _numbers(text: object, count: int, example: str, what: str, field: str) -> tuple[int, ...]:
+    parts = text.split("-") if isinstance(text, str) else []
+    if len(parts) != count or not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in parts):
+        raise InvalidArgument(f"{what} has the form {example}, not {text!r:.60}", field=field)
+    return tuple(map(int, parts))
 
 
-T = TypeVar("T")
+def parse_receipt(receipt: object) -> tuple[int, int, int]:
+    """(shard, position, token) of a receipt."""
+    shard, pos, token = _numbers(receipt, 3, "0-17-8796093022208", "a receipt", "receipt")
+    return shard, pos, token
 
-_ENCODER: Final = msgspec.json.Encoder()
+
+def parse_handle(handle: object) -> tuple[int, int]:
+    """The shard and the position that a dead letter's handle names."""
+    shard, pos = _numbers(handle, 2, "0-17", "a dead letter's handle", "handle")
+    return shard, pos
+
+
+# Bodies
 
 
 def encode_body(value: object) -> tuple[int, bytes]:
     """A value as a body, and the form that it has: bytes and text as they are, all else as JSON."""
     form, body = _encoded(value)
-    return form, check_size(body)
+    return form, arguments.check_size(body, "body", MAX_MESSAGE_BYTES, "a message", "push a reference to it")
 
 
 def _encoded(value: object) -> tuple[int, bytes]:
@@ -179,8 +196,8 @@ def _encoded(value: object) -> tuple[int, bytes]:
     try:
         if isinstance(value, str):
             return TEXT, value.encode()
-        body = _ENCODER.encode(value)
-        if b"null" in body and not _is_finite(value):
+        body = _encode_json(value)
+        if b"null" in body and not _is_finite(msgspec.to_builtins(value)):
             raise ValueError("JSON has no NaN and no infinity")
         return JSON, body
     except (TypeError, ValueError, RecursionError) as error:
@@ -191,16 +208,34 @@ def _encoded(value: object) -> tuple[int, bytes]:
 
 def _is_finite(value: object) -> bool:
     """Whether all numbers in what JSON can say are finite: else they would become null without a word."""
-    parts = [msgspec.to_builtins(value)]
+    parts = [value]
     while parts:
         part = parts.pop()
-        if isinstance(part, float) and not math.isfinite(part):
+        if isinstance(part, float) and not isfinite(part):
             return False
         if isinstance(part, dict):
             parts += part.values()
         elif isinstance(part, (list, tuple, set, frozenset)):
             parts += part
     return True
+
+
+def decode_body(form: int, data: bytes, kind: Any) -> Any:
+    """The value of a body."""
+    try:
+        if kind is not None and kind not in (bytes, str):
+            return msgspec.json.decode(data, type=kind)
+        if form == BYTES:
+            return data if kind is not str else data.decode()
+        if form == TEXT:
+            return data.decode() if kind is not bytes else data
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        wanted = "JSON" if kind is None else getattr(kind, "__name__", repr(kind))
+        raise InvalidArgument(f"the message does not hold {wanted}: {error}", field="body") from None
+
+
+# What users see
 
 
 class Message(Generic[T]):
@@ -289,29 +324,6 @@ class DeadLetter(msgspec.Struct, frozen=True):
     data: bytes
 
 
-def decode_body(form: int, data: bytes, kind: Any) -> Any:
-    """The value of a body."""
-    try:
-        if kind is not None and kind not in (bytes, str):
-            return msgspec.json.decode(data, type=kind)
-        if form == BYTES:
-            return data if kind is not str else data.decode()
-        if form == TEXT:
-            return data.decode() if kind is not bytes else data
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        wanted = "JSON" if kind is None else getattr(kind, "__name__", repr(kind))
-        raise InvalidArgument(f"the message does not hold {wanted}: {error}", field="body") from None
-
-
-def parse_receipt(receipt: object) -> tuple[int, int, int]:
-    """(shard, position, token) of a receipt."""
-    parts = receipt.split("-") if isinstance(receipt, str) else []
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in parts):
-        raise InvalidArgument(f"a receipt has the form 0-17-8796093022208, not {receipt!r:.60}", field="receipt")
-    return int(parts[0]), int(parts[1]), int(parts[2])
-
-
 # As JSON objects: the same over HTTP and on the command line
 
 
@@ -388,11 +400,3 @@ def _body(form: int, data: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # a stranger's, since the library pushes what it can read: it must not spoil the whole answer
     return {"base64": base64.b64encode(data).decode()}
-
-
-def parse_handle(handle: object) -> tuple[int, int]:
-    """The shard and the position that a dead letter's handle names."""
-    parts = handle.split("-") if isinstance(handle, str) else []
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
-        raise InvalidArgument(f"a dead letter's handle has the form 0-17, not {handle!r:.60}", field="handle")
-    return int(parts[0]), int(parts[1])

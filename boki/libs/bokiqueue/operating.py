@@ -9,9 +9,8 @@ import msgspec
 
 from boki import InvalidArgument, LogBook, NotFound, TooLarge, WrongType
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.backlog import Spot
 from boki.libs.bokiqueue.following import Following
-from boki.libs.bokiqueue.groups import BACK, DEAD, LEASED, TAKE_BYTES, WAITING, Aside, Delivery, Group
+from boki.libs.bokiqueue.groups import BACK, DEAD, LEASED, MAX_ASIDE, TAKE_BYTES, WAITING, Aside, Delivery, Group, Spot
 from boki.libs.bokiqueue.messages import (
     DeadLetter,
     Message,
@@ -107,17 +106,6 @@ def next_expiry_us(state: ShardState, now_us: int) -> int:
     return min((due_us for dues in (untouched, asides) for due_us in dues if due_us > now_us), default=NEVER_US)
 
 
-def waiting_since_us(state: ShardState, name: str) -> int:
-    """Since when the next message waits to be taken, or from when on one can be; 0: there is none."""
-    group = state.groups.get(name)
-    segment = state.backlog.find(state.backlog.first_pos if group is None else group.cursor)
-    if group is not None and (group.is_dry or segment is None) and not group.back_count:
-        return group.next_due_us()
-    if group is not None and group.back_count:
-        return group.oldest_back_us()
-    return segment.time_us if segment is not None else 0
-
-
 def group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats:
     """The group's figures over all shards."""
     groups = [state.groups[name] for state in states if name in state.groups]
@@ -134,7 +122,7 @@ def group_stats(name: str, states: list[ShardState], now_us: int) -> GroupStats:
         sum(group.done_count for group in groups),
         sum(group.expired_count for group in groups) + expired_now,
         round(sum(group.rate.per_s(now_us) for group in groups), 3),
-        any(group.is_blocked for group in groups),
+        any(len(group.aside) >= MAX_ASIDE for group in groups),
         sum(state.standing.unheard_pops(name) for state in states),
     )
 
@@ -327,20 +315,13 @@ async def change_dead(queue: Queue[Any], verb: int, handles: tuple[str, ...]) ->
     strange = [handle for place, handle in wanted.items() if place not in dead]
     if strange:
         raise _no_dead_letters(queue, strange, "none was changed")
-    changed = 0
-    gone: list[str] = []
-    by_shard: dict[int, list[int]] = {}
-    for shard, pos in sorted(wanted or dead):
-        by_shard.setdefault(shard, []).append(pos)
-    for shard, positions in by_shard.items():
-        for start in range(0, len(positions), 1_000):
-            some = positions[start : start + 1_000]
-            verdicts = await shared.settle(queue.logbook, shard, Settle(queue.group, verb, [(pos, 0) for pos in some]))
-            changed += sum(verdicts)
-            gone += [f"{shard}-{pos}" for pos, is_true in zip(some, verdicts, strict=True) if not is_true]
+    settled = [(shard, pos, 0) for shard, pos in sorted(wanted or dead)]
+    gone = await shared.settle(queue.logbook, Settle(queue.group, verb, []), settled)
+    changed = len(settled) - len(gone)
     if gone and wanted:
         others = "what else was named was changed" if changed else "none was changed"
-        raise _no_dead_letters(queue, gone, f"somebody else was quicker; {others}", changed)
+        named = [f"{shard}-{pos}" for shard, pos, _ in gone]
+        raise _no_dead_letters(queue, named, f"somebody else was quicker; {others}", changed)
     return changed
 
 

@@ -1,19 +1,10 @@
 """`Queue`: messages in a LogBook, pushed by anybody and taken in order, once permanently or under a lease.
 
-::
-
-    orders = Queue(ctx.logbook, "orders")
-    await orders.push({"item": "tea"})
-    message = await orders.pop(wait_s=10)            # permanently: at most once
-    message = await orders.lease(lease_s=30)         # at least once: until it is acked
-    await orders.ack(message)
-
 A queue exists from its first push, or from `create`. Handles cost nothing: make one where it is needed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -33,18 +24,18 @@ from boki import (
 )
 from boki.libs.bokiqueue import operating, records
 from boki.libs.bokiqueue.appending import (
+    GATHERED_BYTES,
     KnownSettings,
     Outbox,
     append_pushes,
     commit,
     listed,
     placed,
+    push_soon,
     room,
     settings_of,
-    settle_all,
     told_apart,
 )
-from boki.libs.bokiqueue.demand import Want
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.messages import (
@@ -54,10 +45,12 @@ from boki.libs.bokiqueue.messages import (
     Reshaped,
     check_count,
     check_group,
+    check_group_keys,
     check_key,
     check_queue,
     check_reason,
     check_span,
+    encode_body,
     leases_lost,
     no_such_group,
     parse_receipt,
@@ -75,8 +68,10 @@ from boki.libs.bokiqueue.records import (
     RELEASE,
     OpenGroup,
     Settings,
+    Settle,
 )
 from boki.libs.bokiqueue.state import DEFAULT_GROUP
+from boki.libs.bokiqueue.wants import Served, Want
 
 T = TypeVar("T")
 
@@ -149,9 +144,7 @@ class Queue(Generic[T]):
         return self._shared(await self._known.opened())
 
     def _shared(self, settings: Settings) -> Following:
-        shared = following(self.logbook, self.name, settings.shards)
-        shared.may_stand = self._known.version >= records.VERSION
-        return shared
+        return following(self.logbook, self.name, settings.shards)
 
     # Pushing
 
@@ -174,6 +167,17 @@ class Queue(Generic[T]):
         in a queue with a maximum length, before `QueueFull`.
         """
         keys = [group_key] if group_key else []
+        settings = self._known.recent
+        if key is None and settings is not None and not (delay_s or ttl_s or settings.max_length):
+            encoded = encode_body(body)
+            if len(encoded[1]) <= GATHERED_BYTES:
+                check_group_keys(keys, 1)
+                check_span(wait_s, "wait_s")
+                shared = self._shared(settings)
+                shared.ride(self.logbook)
+                shard = crc32(group_key.encode()) % settings.shards if group_key else shared.next_shard()
+                with suppress(ConditionFailed):  # its settings were changed, or it was deleted and is gone
+                    return await push_soon(self.logbook, self.name, settings, shard, self.stands(), encoded, group_key)
         ids = await self.push_many([body], key=key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys, wait_s=wait_s)
         return ids[0]
 
@@ -269,65 +273,68 @@ class Queue(Generic[T]):
     async def _take(self, count: int, lease_us: int, wait_s: float, op: str | None) -> list[Message[T]]:
         patience_s = check_span(wait_s, "wait_s") / 1e6 if wait_s else 0.0
         op = "" if op is None else check_key(op, "op")
-        begun_s = asyncio.get_running_loop().time()
+        clock, begun = None, (0.0, 0.0)
         while True:
-            left_s = max(0.0, begun_s + patience_s - asyncio.get_running_loop().time()) if patience_s else 0.0
+            settings = self._known.recent or await self._known.opened()
+            if patience_s and self._known.version < records.VERSION:
+                settings = await self._known.modernise(settings)
+            shared = self._shared(settings)
+            if clock is None:
+                clock, begun = shared.clock, shared.clock.here()
+            left_s = patience_s - clock.since(begun) if patience_s else 0.0
             try:
-                return await self._take_from(await self._known.opened(), count, lease_us, left_s, op)
+                if not patience_s:
+                    await self.logbook.sync()
+                if not patience_s or not shared.follower.is_loaded:
+                    await shared.catch_up(self.logbook)
+                if not shared.has_group(self.group):
+                    await self._enter_group(shared)
+                found = await self._receive(shared, count, lease_us, left_s if patience_s else None, op)
             except Reshaped:
                 await self._known.read(fresh=True)
-
-    async def _take_from(
-        self, settings: Settings, count: int, lease_us: int, patience_s: float, op: str
-    ) -> list[Message[T]]:
-        if patience_s:
-            settings = await self._known.modernise(settings)
-        shared = self._shared(settings)
-        if not patience_s:
-            await self.logbook.sync()
-            await shared.catch_up(self.logbook)
-        elif not shared.follower.is_loaded:
-            await shared.catch_up(self.logbook)
-        if not self._is_entered(shared):
-            await self._enter_group(shared)
-        shard = crc32(op.encode()) % settings.shards if op and settings.shards > 1 else None
-        left_s = patience_s
-        begun = shared.clock.here()
-        while True:
-            want = Want(self.group, count, lease_us, op, left_s or None, shared.clock.here(), shard)
-            found = await self._receive(shared, want)
-            if found or not want.result:
-                return found
-            # none of what it was given could be read
-            left_s = patience_s - shared.clock.since(begun) if patience_s else 0.0
-            if patience_s and left_s <= 0:
+                continue
+            if found is not None:
                 return found
 
-    async def _receive(self, shared: Following, want: Want) -> list[Message[T]]:
-        """What is given to the want. Messages whose bodies are gone permanently take no others along: of a lease they
-        become dead letters; of a pop they are told of, and the others are given back, or to whoever named the op.
+    async def _receive(
+        self, shared: Following, count: int, lease_us: int, wait_s: float | None, op: str
+    ) -> list[Message[T]] | None:
+        """What the queue gives; None if none of it could be read, and there is time to ask again."""
+        shard = crc32(op.encode()) % shared.shards if op else None
+        want = Want(self.group, count, lease_us, op, wait_s, shared.clock.here(), shard)
+        served = await shared.receive(self.logbook, want)
+        if not op and all(one[2] is not None for one in served):
+            for shard, delivery, _ in served:
+                shared.lines[shard].received(delivery.token)
+            return [self._message(shard, delivery, *body) for shard, delivery, body in served if body is not None]
+        found = await self._with_bodies(shared, served, lease_us, op)
+        is_over = wait_s is not None and want.left_s(shared.clock) <= 0
+        return found if found or not served or is_over else None
+
+    async def _with_bodies(self, shared: Following, served: list[Served], lease_us: int, op: str) -> list[Message[T]]:
+        """Read the bodies of what was given. Messages whose bodies are gone permanently take no others along: of a
+        lease they become dead letters; of a pop they are told of, and the others are given back, or to whoever named
+        the op.
         """
         try:
-            served = await shared.receive(self.logbook, want)
-            bodies = await shared.bodies.fetch(self.logbook, [delivery for _, delivery in served])
-            both = list(zip(served, bodies, strict=True))
-            found = [self._message(*one, *body) for one, body in both if isinstance(body, tuple)]
-            lost = [(self._message(*one), body) for one, body in both if not isinstance(body, tuple)]
+            bodies = await shared.bodies.fetch(self.logbook, [one[1] for one in served])
+            both = [(one, body, self._message(*one[:2])) for one, body in zip(served, bodies, strict=True)]
+            lost = [(message, body) for _, body, message in both if not isinstance(body, tuple)]
             if lost:
                 _log.warning("%d messages cannot be read, %r first: %s", len(lost), *lost[0])
-            if lost and want.lease_us:
+            if lost and lease_us:
                 with suppress(BokiError):  # else their leases run out
                     await self.bury(*(one for one, _ in lost), reason=f"its body cannot be read: {lost[0][1]}")
         except BaseException:
-            if want.result and not want.op:
-                shared.give_back(self.logbook, self.group, want.result)
+            if not op:
+                shared.give_back(self.logbook, self.group, served)
             raise
-        is_refused = lost and not want.lease_us and not (found and want.op)
-        kept = [one for one, body in both if is_refused and isinstance(body, tuple)]
-        if not want.op:
-            for shard, delivery in served:
-                if (shard, delivery) not in kept:
-                    shared.lines[shard].received(self.group, delivery)
+        found = [self._message(*one[:2], *body) for one, body, _ in both if isinstance(body, tuple)]
+        is_refused = bool(lost) and not lease_us and not (found and op)
+        kept = [one for one, body, _ in both if is_refused and isinstance(body, tuple)]
+        if not op:
+            for shard, delivery, _ in [one for one in served if one not in kept]:
+                shared.lines[shard].received(delivery.token)
             if kept:
                 shared.give_back(self.logbook, self.group, kept)
         if is_refused:
@@ -347,17 +354,14 @@ class Queue(Generic[T]):
         In all shards at one place: what is pushed from then on is given to it, whichever group takes it first.
         """
         async with shared.entering:
-            if self._is_entered(shared):
+            if shared.has_group(self.group):
                 return  # another call of this process had the same to do
             await shared.catch_up(self.logbook)
-            if self._is_entered(shared):
+            if shared.has_group(self.group):
                 return
             if self.group != DEFAULT_GROUP:
                 raise no_such_group(self.name, self.group)
             await operating.append_to_all(self, shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
-
-    def _is_entered(self, shared: Following) -> bool:
-        return all(self.group in line.state.groups for line in shared.lines)
 
     # Settling
 
@@ -391,7 +395,8 @@ class Queue(Generic[T]):
         for message, (shard, _, _) in zip(messages, handles, strict=True):
             if shard >= shared.shards:
                 raise InvalidArgument(f"receipt {message!r:.60} is not of queue {self.name!r}", field="receipt")
-        lost = await settle_all(shared, self.logbook, self.group, verb, handles, span_us, reason)
+        settle = Settle(self.group, verb, [], span_us, reason)
+        lost = [f"{shard}-{pos}-{token}" for shard, pos, token in await shared.settle(self.logbook, settle, handles)]
         for message in messages:
             if isinstance(message, Message):
                 if verb != EXTEND:

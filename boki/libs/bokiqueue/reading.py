@@ -4,49 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 from boki import LogBook, Page, Record
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.backlog import Segment
-from boki.libs.bokiqueue.lines import Line
+from boki.libs.bokiqueue.groups import Delivery, Segment
+from boki.libs.bokiqueue.lines import Line, release
 from boki.libs.bokiqueue.messages import reshaped
 from boki.libs.bokiqueue.records import Act, Carry, Push, Saved, Settings, Setup, belongs, sound
-from boki.libs.bokiqueue.sessions import Given, Handed
+from boki.libs.bokiqueue.sessions import Given
 from boki.libs.bokiqueue.upkeep import Bodies, Upkeep, newest_state
-from boki.libs.fold.follower import Follower
-
-_PAGE_RECORDS: Final = 1_000
+from boki.libs.bokiqueue.wants import Served, Wants
+from boki.libs.fold.follower import PAGE_RECORDS, Follower
 
 _log = logging.getLogger("boki.queue")
 
 
 class Folds:
-    """The folds of all shards. `served` and `handed` are told what this process, the `taker`, was given: by an act of
-    its own, and by a take that stands.
-    """
+    """The folds of all shards, and who is served by what comes to them. `taker` names this process."""
 
     def __init__(
         self,
         queue: str,
         taker: bytes,
         lines: Sequence[Line],
+        wants: Wants,
         follower: Follower,
         bodies: Bodies,
         upkeep: Upkeep,
-        *,
-        served: Callable[[Line, Given], None],
-        handed: Callable[[Line, Handed], None],
     ) -> None:
-        self._queue = queue
-        self._taker = taker
-        self._lines = lines
+        self._queue, self._taker = queue, taker
+        self._lines, self._wants = lines, wants
         self._follower = follower
-        self._bodies = bodies
-        self._upkeep = upkeep
-        self._served = served
-        self._handed = handed
+        self._bodies, self._upkeep = bodies, upkeep
+        self.forgotten: list[Line] = []
+        """Shards whose checkpoint does not say any more what the act came to that is on its way."""
         self._checked_stop = 0
         """Where the last page ends in which the queue's settings were looked at."""
         self._missed: set[tuple[int, int]] = set()
@@ -58,6 +50,14 @@ class Folds:
         loaded = await asyncio.gather(*(newest_state(logbook, self._queue, line.shard) for line in self._lines))
         for line, (state, resume) in zip(self._lines, loaded, strict=True):
             line.begin(state, resume)
+        self.forgotten = []
+        for line in self._lines:  # before anything can fail: what is covered by now is not read again
+            given, own = line.state.takers.last.get(self._taker), line.outstanding
+            if given is not None and given.is_forgotten and own is not None and own.act.number == given.number:
+                self.forgotten += [line] if own.act.takes or own.act.settles else []
+            if given is not None and line not in self.forgotten:
+                self._served(line, given)
+            line.give_back_unknown()
         return min(resume for _, resume in loaded)
 
     async def take(self, logbook: LogBook, page: Page) -> bool:
@@ -108,18 +108,32 @@ class Folds:
             self._bodies.keep(record.seqnum, kind, state)
             # If it drop what has expired, maybe no other process consumes.
             is_due = state.backlog.first_pos > first_pos
-        for handed in state.handed:
-            if handed.taker == self._taker:
-                self._handed(line, handed)
+        for taker, group, lease_us, deliveries in state.handed:
+            if taker == self._taker:  # a standing take of this process
+                line.hear(deliveries)
+                if left := self._wants.serve((group, lease_us), self._with_bodies(line, deliveries)):
+                    self._wants.keep((group, lease_us), left)
                 is_due = True
         if given is not None and isinstance(kind, Act) and kind.taker == self._taker:
             self._served(line, given)
-            line.give_back_unknown()
             is_due = True
         if isinstance(kind, Saved):
             self._upkeep.saved(logbook, line, kind)
         elif is_due:
             self._upkeep.consider(logbook, line)
+
+    def _served(self, line: Line, given: Given) -> None:
+        """An act of this process counts: those that wait for it are given what it came to."""
+        own, clock = line.outstanding, self._follower.clock
+        if own is not None and own.act.number == given.number and own.asked is not None:
+            clock.hear_answer(given.time_us, own.asked)
+            self._wants.act_s = clock.since(own.asked)
+        for kind, deliveries in line.settle(given, self._queue):
+            release(self._lines, kind[0], self._wants.serve(kind, self._with_bodies(line, deliveries)))
+
+    def _with_bodies(self, line: Line, deliveries: Sequence[Delivery]) -> list[Served]:
+        here = self._bodies.here
+        return [(line.shard, one, here(one)) for one in deliveries]
 
     def _passed(self, record: Record) -> None:
         """The reading continues behind it."""
@@ -179,7 +193,7 @@ async def history(
     segments: list[Segment] = []
     kept_from = 0
     while start < stop:
-        page = await logbook.read(tag, start=start, stop=stop, limit=_PAGE_RECORDS)
+        page = await logbook.read(tag, start=start, stop=stop, limit=PAGE_RECORDS)
         kept_from = max(kept_from, page.first_seqnum)
         for record in page.records:
             kind = sound(record)

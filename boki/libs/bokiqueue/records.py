@@ -27,40 +27,27 @@ Tags of queue `q` (they begin with "!", so trims of the whole book spare them):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from boki import Record, VersionTooNew
 from boki.libs.fold.codec import RecordCodec
-
-T = TypeVar("T")
+from boki.libs.fold.codec import runs as runs
 
 QUEUES_TAG: Final = "!queues"
 NOW: Final = (1 << 63) - 1
 """As the start of a group: after everything that is there."""
 
-ACK: Final = 0
-NACK: Final = 1
-EXTEND: Final = 2
-RELEASE: Final = 3
-BURY: Final = 4
-REDRIVE: Final = 5
-PURGE: Final = 6
-GIVE_BACK: Final = 7
-"""No caller has received them: pops of this very process, and leases, can be taken again as if they had not been."""
-
-BYTES: Final = 0
-TEXT: Final = 1
-JSON: Final = 2
-LOST: Final = 255
-"""Forms of bodies: how they were made from values. The last one: it could not be read any more when it was carried."""
-
-# Limits of the format
+ACK, NACK, EXTEND, RELEASE, BURY, REDRIVE, PURGE, GIVE_BACK = range(8)
+"""Verbs of `Settle`. The last: no caller has received these. Pops of this very process, and leases, can be taken again.
+"""
+BYTES, TEXT, JSON, LOST = 0, 1, 2, 255
+"""Forms of bodies: how they were made from values. The last: it could not be read any more when it was carried."""
 
 MAX_KEY_BYTES: Final = 255
 """Of an idempotency key of the log."""
@@ -95,7 +82,11 @@ Handle = tuple[Number, Number]
 """Position and token."""
 
 
-class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A record, or a part of one."""
+
+
+class Settings(_Row, frozen=True):
     """What holds for a queue. All times by the log's clock."""
 
     shards: Annotated[int, Meta(ge=1, le=MAX_SHARDS)] = 1
@@ -107,8 +98,10 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """How long messages stay readable for new groups after every group has passed them."""
 
 
-class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
-    """Messages, in order. `forms` has one byte for all of them or one for each."""
+class Push(_Row, frozen=True, tag=1):
+    """Messages, in order. `forms` has one byte for all of them or one for each, `keys` a group key for each ("" for
+    none), or nothing.
+    """
 
     shard: Shard
     forms: bytes
@@ -116,10 +109,9 @@ class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     delay_us: Span = 0
     ttl_us: Span = 0
     keys: list[Key] = []
-    """Group keys, one for each message, "" for none; or empty."""
 
 
-class Take(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Take(_Row, frozen=True):
     """Give the group's next `count` messages: permanently if `lease_us` is 0. `op` names the request (see `state`)."""
 
     group: GroupName
@@ -128,7 +120,7 @@ class Take(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     op: Key = ""
 
 
-class Credit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Credit(_Row, frozen=True):
     """A standing take: give the group's next messages as they come, `granted` of them in all (see `sessions`).
 
     `since`: the act that began it, 0: this one. What has ended since does not begin again by a late act.
@@ -140,7 +132,7 @@ class Credit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     since: Number = 0
 
 
-class Settle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Settle(_Row, frozen=True):
     """What has become of messages. `span_us`: a nack's delay, or the length of a lease."""
 
     group: GroupName
@@ -150,8 +142,12 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     reason: Reason = ""
 
 
-class Act(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
-    """What the consumers of one process want at once. (`taker`, `number`) is counted once, however often it stands."""
+class Act(_Row, frozen=True, tag=2):
+    """What the consumers of one process want at once. (`taker`, `number`) is counted once, however often it stands.
+
+    `fences`: (group, position, token) of leases that are taken away if they have run out by the time of this record.
+    `kept_from`: pops of this process by records from here on may still be given back; 0: all were received.
+    """
 
     shard: Shard
     taker: Taker
@@ -159,9 +155,7 @@ class Act(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     takes: Annotated[list[Take], Meta(max_length=MAX_ENTRIES)] = []
     settles: Annotated[list[Settle], Meta(max_length=MAX_ENTRIES)] = []
     fences: Annotated[list[tuple[GroupName, Number, Number]], Meta(max_length=MAX_ENTRIES)] = []
-    """(group, position, token) of leases that are taken away if they have run out by the time of this record."""
     kept_from: Number = 0
-    """Pops of this process by records from here on may still be given back; 0: what it was given has been received."""
 
     @property
     def granted(self) -> Sequence[Credit]:
@@ -169,7 +163,7 @@ class Act(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         return ()
 
 
-class Grant(Act, frozen=True, array_like=True, tag=11, forbid_unknown_fields=True):
+class Grant(Act, frozen=True, tag=11):
     """An act that grants credit besides."""
 
     credits: Annotated[list[Credit], Meta(max_length=MAX_ENTRIES)] = []
@@ -180,17 +174,18 @@ class Grant(Act, frozen=True, array_like=True, tag=11, forbid_unknown_fields=Tru
         return self.credits
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
-    """Acks that were appended together with effects, under the condition that no fence came first."""
+class Done(_Row, frozen=True, tag=3):
+    """Acks that were appended together with effects, under the condition that no fence came first. `by` names the block
+    whose effects these are: of several for one lease each checks whether it is this one.
+    """
 
     shard: Shard
     group: GroupName
     messages: Annotated[list[Handle], Meta(max_length=MAX_ENTRIES)]
     by: Taker = b""
-    """Names the block whose effects these are: of several for one lease each checks whether it is this one."""
 
 
-class Setup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
+class Setup(_Row, frozen=True, tag=4):
     """The queue's settings from here on. `is_first`: it begins here; what was before was deleted, with its book."""
 
     shard: Shard
@@ -198,7 +193,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     is_first: bool = False
 
 
-class OpenGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
+class OpenGroup(_Row, frozen=True, tag=5):
     """A consumer group that begins with the first kept message that is not before either start.
 
     If there is such a group nothing happens, unless it is to begin again: then what it has leased is forgotten.
@@ -211,33 +206,26 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     is_anew: bool = False
 
 
-class DropGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
+class DropGroup(_Row, frozen=True, tag=6):
     """The group is gone, and nothing is kept for it."""
 
     shard: Shard
     group: GroupName
 
 
-class Saved(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
-    """The checkpoint in the records of the checkpoint tag from `first` on covers the stream up to `covers`."""
+class Saved(_Row, frozen=True, tag=7):
+    """The checkpoint in the records of the checkpoint tag from `first` on covers the stream up to `covers`, and needs
+    nothing below `floor`. About `grown_bytes` of the stream came since the checkpoint before.
+    """
 
     shard: Shard
     covers: Number
     first: Number
     floor: Number
-    """Nothing below this is needed by that state."""
     grown_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-    """About how much of the stream came since the checkpoint before."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
-    """A part of a checkpoint; it stands under the checkpoint tag alone."""
-
-    shard: Shard
-    data: bytes
-
-
-class Carry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
+class Carry(_Row, frozen=True, tag=8):
     """Messages that linger, appended again so that what lies between can be trimmed. They keep their positions."""
 
     shard: Shard
@@ -246,13 +234,20 @@ class Carry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     bodies: Bodies
 
 
-class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
-    """A process consumes for a group, for this long; 0: it has left. Shards are dealt out to those that are present."""
+class Join(_Row, frozen=True, tag=9):
+    """A process consumes for a group: of a Boki that dealt shards to those that are present. It changes nothing."""
 
     shard: Shard
     group: GroupName
     taker: Annotated[bytes, Meta(min_length=1, max_length=64)]
     span_us: Span
+
+
+class Part(_Row, frozen=True, tag=10):
+    """A part of a checkpoint; it stands under the checkpoint tag alone."""
+
+    shard: Shard
+    data: bytes
 
 
 Kind = Push | Act | Grant | Done | Setup | OpenGroup | DropGroup | Saved | Part | Carry | Join
@@ -278,26 +273,25 @@ def sound(record: Record) -> Kind | None:
 
 
 def fault(kind: Kind, seqnum: int) -> str:
-    """What is wrong with a decoded record at that place in the log, beyond its single fields; "" if nothing is."""
+    """The field of a decoded record that cannot be so at that place in the log; "" if there is none."""
     match kind:
         case Push():
-            count = len(kind.bodies)
-            if len(kind.forms) not in (1, count) or max(kind.forms) > JSON:
+            count, forms = len(kind.bodies), kind.forms
+            if len(forms) not in (1, count) or max(forms) > JSON:
                 return "forms"
             return "keys" if kind.keys and len(kind.keys) != count else ""
         case Act():
-            is_fine = not kind.settles or sum(len(one.messages) for one in kind.settles) <= MAX_SETTLED_AT_ONCE
+            is_fine = sum([len(one.messages) for one in kind.settles]) <= MAX_SETTLED_AT_ONCE
             return "" if is_fine else "settles"
         case Carry():
             count = len(kind.bodies)
-            if len(kind.positions) != count or len(set(kind.positions)) != count:
+            if not len(kind.positions) == len(set(kind.positions)) == count:
                 return "positions"
-            is_fine = len(kind.forms) in (1, count) and all(form <= JSON or form == LOST for form in kind.forms)
-            return "" if is_fine else "forms"
+            return "" if len(kind.forms) in (1, count) and set(kind.forms) <= {BYTES, TEXT, JSON, LOST} else "forms"
         case Setup():
             return "shard" if kind.shard >= kind.settings.shards else ""
         case Saved():
-            is_past = kind.first < seqnum and kind.covers < seqnum
+            is_past = max(kind.first, kind.covers) < seqnum
             return "" if is_past and kind.floor <= kind.covers + 1 else "covers"
         case _:
             return ""
@@ -307,8 +301,9 @@ def belongs(kind: Kind, tags: Sequence[str], queue: str, shards: int) -> bool:
     """Whether a record of the stream stands under all the tags where other readers look for its kind."""
     if kind.shard >= shards or isinstance(kind, Part):
         return False
-    if not all(tag in tags for tag in record_tags(queue, kind.shard, shards)):
-        return False
+    for tag in record_tags(queue, kind.shard, shards):
+        if tag not in tags:
+            return False
     if isinstance(kind, Push):
         return True
     if isinstance(kind, Saved):
@@ -324,19 +319,6 @@ def ends_leases(record: Kind) -> bool:
 
 
 # Forms and tags
-
-
-def runs(items: Sequence[T], size_of: Callable[[T], int], most_bytes: int, most: int = MAX_BATCH) -> Iterator[list[T]]:
-    """The items in runs that fit together: by their sizes in bytes, and their number. Each run has one at least."""
-    start = size_bytes = 0
-    for at, item in enumerate(items):
-        own = size_of(item)
-        size_bytes += own
-        if at > start and (size_bytes > most_bytes or at - start == most):
-            yield list(items[start:at])
-            start, size_bytes = at, own
-    if items:
-        yield list(items[start:])
 
 
 def form_of(forms: bytes, index: int) -> int:
@@ -390,11 +372,3 @@ def push_key(queue: str, key: str) -> str:
     """The log's key of a push. What is too long for one goes by its digest."""
     named = f"!q:{queue}:{key}"
     return named if len(named.encode()) <= MAX_KEY_BYTES else f"!qh:{queue}:{sha256(key.encode()).hexdigest()}"
-
-
-def settings_checked(record: Record) -> Setup | None:
-    """The settings in a record of the settings' tag; None if it holds none, `VersionTooNew` if this code is too old."""
-    if is_newer(record.data):
-        decode(record.data)  # refuses the queue by name
-    kind = sound(record)
-    return kind if isinstance(kind, Setup) else None

@@ -3,26 +3,21 @@
 **Acts.** A process numbers its acts, and each number counts once. What its last act came to is remembered, because a
 process that begins again from a checkpoint may not have heard of it; and so is what it has taken permanently, for as
 long as it says that a caller may not have received it: that can be given back. There are bounds to all of it, oldest
-acts first:
-
-* of `MAX_TAKERS` processes, for `TAKER_US` after the last act of each, it is known how far it has counted;
-* of `MAX_TAKEN` messages, and of `MAX_LONG_TAKEN` if the act is longer ago than any append takes, it is known to whom
-  they were given, and what was answered to settles. Beyond that a process is remembered by its number alone: it is
-  not told what its act came to, and can give nothing back.
+acts first: of `MAX_TAKERS` processes, for `TAKER_US` after the last act of each, it is known how far it has counted; of
+`MAX_TAKEN` messages, and of `MAX_LONG_TAKEN` if the act is longer ago than any append takes, to whom they were given.
+Beyond that a process is remembered by its number alone: it is not told what its act came to, and gives nothing back.
 
 **Standing takes.** A process whose consumers wait grants **credit** with one of its acts: "give me up to n messages of
-this group". The fold keeps it, and from then on a push is its own delivery: when the fold applies the push it names the
-consumer, so a message costs one append, and an idle consumer none. AMQP and JetStream's pull consumers know the same as
-credit. Credit is a running total (`granted`), of which the fold counts what it has given (`used`). So an act that is
-repeated grants nothing twice, and messages that were on their way while an act was composed are not granted again.
+this group". From then on a push is its own delivery: the fold names the consumer when it applies the push, so a message
+costs one append, and an idle consumer none. AMQP and JetStream's pull consumers know the same as credit. Credit is a
+running total (`granted`), of which the fold counts what it has given (`used`). So an act that is repeated grants
+nothing twice, and messages that were on their way while an act was composed are not granted again.
 
 **Sessions that are gone.** Credit ends `SESSION_US` after the last act of its process, which renews it while its
 consumers wait. A process that was given something says so with its next act, be it an ack. If it does not, it is
 taken to be gone and is given nothing more: after `SILENT_LEASE_US` what it was leased and has not confirmed can be
 fenced, and goes to others as if it had not been given; after `SILENT_POP_US` what it was popped becomes a dead letter
 that says so. That must not be given twice, and must not be lost without a word.
-
-At the end stands the form of a checkpoint: the whole state of a shard as data.
 """
 
 from __future__ import annotations
@@ -32,9 +27,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from boki.libs.bokiqueue.backlog import Backlog, Rate
-from boki.libs.bokiqueue.groups import LEASED, Aside, Delivery, Group
-from boki.libs.bokiqueue.records import Credit, GroupName, Handle, Later, Number, Settings, Span, Taker, Time
+from boki.libs.bokiqueue.groups import Backlog, Delivery, Group
+from boki.libs.bokiqueue.records import Credit, GroupName, Handle, Later, Number, Span, Taker, Time
 from boki.libs.fold.commands import Sessions
 
 TAKER_US: Final = 15 * 60 * 1_000_000
@@ -55,7 +49,6 @@ MAX_CREDIT: Final = 10_000
 """Messages that one process may have asked one shard for in advance, of one group and kind."""
 MAX_STANDING: Final = 10_000
 """Standing takes of a shard. Beyond that processes take by acts alone."""
-
 NEVER_US: Final = 1 << 63
 
 _Key = tuple[Any, int]
@@ -94,48 +87,29 @@ class Takers(Sessions[Given]):
     def __init__(self, given: dict[bytes, Given], popped: dict[bytes, list[Popped]]) -> None:
         super().__init__(given, keep_us=TAKER_US, most=MAX_TAKERS)
         self.popped = popped
-        self._kept: dict[bytes, int] = {}
-        """For how many messages each of them stands in `last` and here, in that order; those with none are not here."""
-        self._kept_count = 0
-        self._count_anew()
+        for taker, one in list(given.items()):
+            self.acted(taker, one, popped.get(taker, []))
 
-    def note(self, session: bytes, answer: Given) -> None:
-        """See `Sessions`. What may be given back stays."""
-        self.acted(session, answer, self.popped.get(session))
-
-    def unreceived(self, taker: bytes, kept_from: int) -> list[Popped]:
-        """What it has popped by records from there on. The list is another one each time."""
-        return [one for one in self.popped.get(taker, ()) if one.token >= kept_from]
-
-    def acted(self, taker: bytes, given: Given, popped: list[Popped] | None) -> None:
+    def acted(self, taker: bytes, given: Given, popped: list[Popped]) -> None:
         """It has acted, and these pops may be given back."""
-        super().note(taker, given)
         if popped:
             self.popped[taker] = popped
         else:
             self.popped.pop(taker, None)
         count = sum([len(some) for some in given.takes if some]) + sum(map(len, given.settles))
-        for one in popped or ():
-            count += len(one.deliveries)
-        self._kept_count += count - self._kept.pop(taker, 0)
-        if count:
-            self._kept[taker] = count
+        self.note(taker, given, count + sum([len(one.deliveries) for one in popped]))
 
     def add_popped(self, taker: bytes, popped: Popped) -> None:
         """Its standing take popped these. They may be given back until its next act."""
         given = self.last.get(taker)
         if given is None:
             return
-        super().note(taker, given)
         some = self.popped.setdefault(taker, [])
         some.append(popped)
-        count = self._kept.pop(taker, 0) + len(popped.deliveries)
-        self._kept_count += len(popped.deliveries)
-        while count > MAX_POPPED and len(some) > 1:
-            lost = len(some.pop(0).deliveries)
-            count -= lost
-            self._kept_count -= lost
-        self._kept[taker] = count
+        weight = self.weights.get(taker, 0) + len(popped.deliveries)
+        while weight > MAX_POPPED and len(some) > 1:
+            weight -= len(some.pop(0).deliveries)
+        self.note(taker, given, weight)
 
     def lose_popped(self, taker: bytes, group: str) -> list[Delivery]:
         """It is gone: what its standing takes popped and it never confirmed."""
@@ -147,26 +121,20 @@ class Takers(Sessions[Given]):
 
     def forget_group(self, group: str) -> None:
         """It begins again or is no more: what was taken from it is nothing to it now."""
-        for taker, popped in list(self.popped.items()):
-            self.popped[taker] = [one for one in popped if one.group != group]
-        self._count_anew()
-
-    def _count_anew(self) -> None:
         for taker, given in list(self.last.items()):
-            self.note(taker, given)
+            self.acted(taker, given, [one for one in self.popped.get(taker, ()) if one.group != group])
 
     def forget_old(self, time_us: int) -> list[bytes]:
         """Forget what was too long ago, or is too much, but not the last act. Which processes are forgotten."""
         forgotten = super().forget_old(time_us)
         for taker in forgotten:
             self.popped.pop(taker, None)
-            self._kept_count -= self._kept.pop(taker, 0)
-        while self._kept_count > MAX_LONG_TAKEN and len(self._kept) > 1:
-            taker = next(iter(self._kept))
+        while self.weight > MAX_LONG_TAKEN and len(self.weights) > 1:
+            taker = next(iter(self.weights))
             given = self.last[taker]
-            if given.time_us > time_us - LONG_US and self._kept_count <= MAX_TAKEN:
+            if given.time_us > time_us - LONG_US and self.weight <= MAX_TAKEN:
                 break
-            self._kept_count -= self._kept.pop(taker)
+            self.weight -= self.weights.pop(taker)
             self.popped.pop(taker, None)
             self.last[taker] = Given(given.number, given.time_us, [], [])
         return forgotten
@@ -182,10 +150,8 @@ class Takers(Sessions[Given]):
 
 
 class Standing(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The credit of one process.
-
-    `since`: the act that began it. `silent_us`: when it was first given something that it has not acted on, 0: there
-    is nothing. `unheard`: (position, token) of these messages.
+    """The credit of one process. `since`: the act that began it. `silent_us`: when it was first given something that
+    it has not acted on, 0: there is nothing. `unheard`: (position, token) of these messages.
     """
 
     group: GroupName
@@ -230,15 +196,17 @@ class StandingTakes:
         self._groups: dict[str, dict[_Key, Standing]] = {}
         self._takers: dict[bytes, dict[_Key, Standing]] = {}
         self._holders: dict[tuple[str, int, int], Standing] = {}
-        """By group, position and token: the take that has not acted on what it was given. A fence names thousands."""
-        self._count = 0
+        """By group, position and token: the take that has not acted on this lease. A fence names thousands."""
         self._sound_until_us = NEVER_US
         """No process counts as gone before this: until then `ended` has nothing to look for."""
         for one in standing:
             self._put(one)
 
     def __bool__(self) -> bool:
-        return self._count > 0
+        return bool(self._takers)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._takers.values()))
 
     def __iter__(self) -> Iterator[Standing]:
         for standing in self._groups.values():
@@ -247,8 +215,8 @@ class StandingTakes:
     def _put(self, one: Standing) -> None:
         self._groups.setdefault(one.group, {})[one.taker, one.lease_us] = one
         self._takers.setdefault(one.taker, {})[one.group, one.lease_us] = one
-        self._holders.update(((one.group, *each), one) for each in one.unheard)
-        self._count += 1
+        if one.lease_us:
+            self._holders.update(((one.group, pos, token), one) for pos, token in one.unheard)
         self._sound_until_us = min(self._sound_until_us, one.ends_us)
 
     def _forget(self, one: Standing, handles: Iterable[tuple[int, int]]) -> None:
@@ -265,13 +233,17 @@ class StandingTakes:
         """The credit of that process, of all groups."""
         return list(self._takers.get(taker, {}).values())
 
+    def of_group(self, group: str) -> list[Standing]:
+        """The credit of all processes, in turn."""
+        return list(self._groups.get(group, {}).values())
+
     def count(self, group: str) -> int:
         """Number of takes that stand for the group."""
         return len(self._groups.get(group, ()))
 
     def has_room_for(self, taker: bytes) -> bool:
         """Whether that process can be given credit; else it takes by acts alone."""
-        return self._count < MAX_STANDING or taker in self._takers
+        return taker in self._takers or len(self) < MAX_STANDING
 
     def heard(self, taker: bytes, kept_from: int, granted: Iterable[Credit], seqnum: int, now_us: int) -> None:
         """That process has acted, and grants this. It knows what it was given by records before `kept_from`."""
@@ -284,24 +256,23 @@ class StandingTakes:
             known = self.find(credit.group, taker, credit.lease_us)
             if known is not None and credit.since in (0, known.since):
                 known.granted = credit.granted if credit.since else known.used + credit.granted
-            elif known is None and not credit.since and self._count < MAX_STANDING:
+            elif known is None and not credit.since and len(self) < MAX_STANDING:
                 self._put(Standing(credit.group, taker, credit.lease_us, seqnum, credit.granted, 0, until_us))
 
     def forget_group(self, group: str) -> None:
         """The group was dropped, or begins again."""
-        for one in list(self._groups.get(group, {}).values()):
+        for one in self.of_group(group):
             self.drop(one)
 
     def drop(self, one: Standing) -> None:
         """Its process is gone."""
-        del self._groups[one.group][one.taker, one.lease_us]
-        del self._takers[one.taker][one.group, one.lease_us]
-        if not self._groups[one.group]:
-            del self._groups[one.group]
-        if not self._takers[one.taker]:
-            del self._takers[one.taker]
-        self._count -= 1
         self._forget(one, list(one.unheard))
+        of_group, of_taker = self._groups[one.group], self._takers[one.taker]
+        del of_group[one.taker, one.lease_us], of_taker[one.group, one.lease_us]
+        if not of_group:
+            del self._groups[one.group]
+        if not of_taker:
+            del self._takers[one.taker]
 
     def ended(self, now_us: int) -> list[Standing]:
         """Those whose processes are taken to be gone, and of which nothing is left but what is popped."""
@@ -316,7 +287,7 @@ class StandingTakes:
 
     def unheard_pops(self, group: str) -> int:
         """Number of popped messages whose receipt is not confirmed yet."""
-        return sum(len(one.unheard) for one in self._groups.get(group, {}).values() if not one.lease_us)
+        return sum(len(one.unheard) for one in self.of_group(group) if not one.lease_us)
 
     def unheard(self, group: str, now_us: int, limit: int = 1 << 62) -> list[tuple[int, int]]:
         """(position, token) of leases that processes were given which are taken to be gone."""
@@ -329,123 +300,44 @@ class StandingTakes:
         if one is None or not (is_over or one.ends_us <= now_us):
             return False
         self._forget(one, [(pos, token)])
-        if one.lease_us and not one.unheard and one.ends_us <= now_us:
+        if not one.unheard and one.ends_us <= now_us:
             self.drop(one)  # what it still waits for it must ask for again
         return True
 
     def hand_out(self, groups: Mapping[str, Group], backlog: Backlog, token: int, now_us: int) -> list[Handed]:
-        """Give what can be taken now to those who have asked for it, in turns."""
+        """Give what can be taken now to those who have asked for it, in turns, each its share."""
         handed: list[Handed] = []
         for name, standing in self._groups.items():
             group = groups.get(name)
-            if group is not None and group.may_give(backlog, now_us):
-                self._hand_out(group, standing, backlog, token, now_us, handed)
+            while group is not None and group.may_give(backlog, now_us):
+                is_one = group.ready_count(backlog) <= 1  # then there is nothing to share out
+                turn = []
+                for one in standing.values():
+                    if one.may_take(now_us):
+                        turn.append(one)
+                        if is_one:
+                            break
+                if not turn:
+                    break
+                for at, one in enumerate(turn):
+                    share = max(1, -(-(backlog.next_pos - group.cursor) // (len(turn) - at)))
+                    deliveries = group.take(backlog, now_us, min(one.available, share), one.lease_us, token)
+                    if not deliveries:
+                        break
+                    standing[one.taker, one.lease_us] = standing.pop((one.taker, one.lease_us))  # the last in turn
+                    self._give(one, deliveries, now_us)
+                    handed.append(Handed(one.taker, name, one.lease_us, deliveries))
+                    if group.is_dry:
+                        break
         return handed
 
-    def _hand_out(
-        self,
-        group: Group,
-        standing: dict[_Key, Standing],
-        backlog: Backlog,
-        token: int,
-        now_us: int,
-        handed: list[Handed],
-    ) -> None:
-        untouched = backlog.next_pos - group.cursor
-        left = (
-            sum(one.may_take(now_us) for one in standing.values()) if untouched > 1 else 1
-        )  # of one message there is nothing to share
-        is_anything = True
-        while is_anything:
-            is_anything, turns = False, list(standing.values())
-            for one in turns:
-                if not one.may_take(now_us):
-                    continue
-                share = -(-(backlog.next_pos - group.cursor) // max(left, 1))
-                left -= 1
-                deliveries = group.take(backlog, now_us, min(one.available, max(share, 1)), one.lease_us, token)
-                if deliveries:
-                    is_anything = True
-                    self._give(one, [(delivery.spot.pos, token) for delivery in deliveries], now_us)
-                    standing[one.taker, one.lease_us] = standing.pop((one.taker, one.lease_us))  # the last in turn
-                    handed.append(Handed(one.taker, one.group, one.lease_us, deliveries))
-                if group.is_dry or not deliveries:
-                    return
-            left = sum(one.may_take(now_us) for one in turns)
-
-    def _give(self, one: Standing, handles: list[tuple[int, int]], now_us: int) -> None:
-        one.used += len(handles)
+    def _give(self, one: Standing, deliveries: list[Delivery], now_us: int) -> None:
         if not one.silent_us:
             one.silent_us = now_us
             self._sound_until_us = min(self._sound_until_us, one.ends_us)
-        one.unheard.update(handles)
-        for each in handles:
-            self._holders[one.group, *each] = one
-
-
-class OpDone(msgspec.Struct, frozen=True, array_like=True):
-    """What a take with an op was given."""
-
-    time_us: Time
-    deliveries: list[Delivery]
-
-
-class GroupSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """A group as a checkpoint keeps it."""
-
-    cursor: Number
-    aside: list[Aside]
-    is_dry: bool
-    done_count: Number
-    expired_count: Number
-    rate: Rate
-
-
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A process that consumed for a group, until then: of a Boki that dealt shards to processes."""
-
-    group: str
-    taker: bytes
-    until_us: Later
-
-
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The state after the record `at`. `resume`: where the untouched pushes begin."""
-
-    at: Number
-    time_us: Time
-    resume: Number
-    resume_pos: Number
-    floor: Number
-    settings: Settings
-    groups: dict[GroupName, GroupSnapshot]
-    takers: dict[Taker, Given]
-    popped: dict[Taker, list[Popped]]
-    ops: dict[str, OpDone]
-    marks: list[tuple[Number, Number, Number]]
-    last_fence: Number
-    push_rate: Rate
-    members: list[Member]
-    opened_at: Number = 0
-    passed_by: Number = 0
-    standing: list[Standing] = []
-    """Of each group in the order of turns."""
-
-
-def sound_snapshot(data: bytes, covers: int) -> Snapshot | None:
-    """The state in a checkpoint that covers so much, if it is a valid one; None if it is to be skipped."""
-    try:
-        snapshot = msgspec.msgpack.decode(data, type=Snapshot)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    is_sound = (
-        snapshot.at == covers
-        and snapshot.resume <= snapshot.at + 1
-        and all(snapshot.resume_pos <= group.cursor for group in snapshot.groups.values())
-        and all(
-            aside.spot.pos < group.cursor and (aside.deliveries > 0 or aside.status != LEASED)
-            for group in snapshot.groups.values()
-            for aside in group.aside
-        )
-    )
-    return snapshot if is_sound else None
+        one.used += len(deliveries)
+        for delivery in deliveries:
+            handle = delivery.spot.pos, delivery.token
+            one.unheard.add(handle)
+            if one.lease_us:
+                self._holders[one.group, *handle] = one

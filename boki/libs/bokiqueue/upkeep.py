@@ -13,7 +13,7 @@ All queues that a process follows over one connection share one budget (`BodySto
 * after every group has passed it, while a message of it comes back (delayed, parked behind its key, released). Those go
   before anything else when room is needed.
 
-All else goes with the next page, because a caller that was just given a message has yet to look.
+All else goes with the page in which it was given: callers that wait are given the bodies with their messages.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import msgspec
 
 from boki import BokiError, CorruptData, LogBook, NotFound, Record, Trimmed
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.backlog import Spot
-from boki.libs.bokiqueue.groups import BACK, PARKED, WAITING, Delivery
+from boki.libs.bokiqueue.groups import BACK, PARKED, WAITING, Delivery, Spot
 from boki.libs.bokiqueue.lines import Line
 from boki.libs.bokiqueue.records import (
     LOST,
@@ -40,8 +39,8 @@ from boki.libs.bokiqueue.records import (
     Saved,
     sound,
 )
-from boki.libs.bokiqueue.sessions import sound_snapshot
-from boki.libs.bokiqueue.state import ShardState
+from boki.libs.bokiqueue.state import ShardState, sound_snapshot
+from boki.libs.bokiqueue.wants import Body
 from boki.libs.fold.checkpoints import PART_BYTES, Checkpoints, End, Part
 from boki.libs.fold.registry import Tasks
 from boki.libs.fold.steps import run
@@ -161,9 +160,20 @@ class Bodies:
 
     # Reading
 
+    def here(self, one: Delivery) -> Body | None:
+        """The body of a message, if it is kept."""
+        spot = one.spot
+        kept = self._kept.get(spot.carried_to or spot.seqnum)
+        if kept is None:
+            return None
+        kind, index = kept.kind, spot.carried_index if spot.carried_to else spot.index
+        if index >= len(kind.bodies) or (form := records.form_of(kind.forms, index)) == LOST:
+            return None
+        return form, kind.bodies[index]
+
     async def fetch(
         self, logbook: LogBook, deliveries: Iterable[Delivery], most_bytes: int | None = None
-    ) -> list[tuple[int, bytes] | Lost]:
+    ) -> list[Body | Lost]:
         """(form, body) of each; read from the log where they are not here. What is gone permanently comes as the error.
 
         With `most_bytes` of the first of them only, as many as have this many bytes together; of one at least.
@@ -171,7 +181,7 @@ class Bodies:
         places = [one.spot.place for one in deliveries]
         here = {seqnum: self._kept[seqnum].kind for seqnum, _ in places if seqnum in self._kept}
         read: dict[int, Push | Carry | Lost] = {}
-        found: list[tuple[int, bytes] | Lost] = []
+        found: list[Body | Lost] = []
         size = 0
         for at, (seqnum, index) in enumerate(places):
             kind = here.get(seqnum) or read.get(seqnum)
@@ -375,7 +385,7 @@ class Upkeep:
     async def _bring_up(self, logbook: LogBook, line: Line) -> None:
         """No process acts in that shard: what is too old to be remembered goes by an act that wants nothing."""
         state = line.state
-        if state.ops or next(state.takers.deliveries(), None) is not None:
+        if len(state.ops) or next(state.takers.deliveries(), None) is not None:
             try:
                 await logbook.append(records.encode(Act(line.shard, _NOBODY, state.at)), self._tags(line.shard))
             except BokiError as error:

@@ -7,7 +7,7 @@ tell them apart; no text has both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from boki.errors import CorruptData, VersionTooNew
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 MAX_VERSION: Final = 31
 """Versions are control characters, so that no text looks like a record."""
@@ -82,3 +83,16 @@ class RecordCodec(Generic[R]):
             return self.decode(data)
         except CorruptData:
             return None
+
+
+def runs(items: Sequence[T], size_of: Callable[[T], int], most_bytes: int, most: int = 10_000) -> Iterator[list[T]]:
+    """The items in runs that fit together: by their sizes in bytes, and their number. Each run has one at least."""
+    start = size_bytes = 0
+    for at, item in enumerate(items):
+        own = size_of(item)
+        size_bytes += own
+        if at > start and (size_bytes > most_bytes or at - start == most):
+            yield list(items[start:at])
+            start, size_bytes = at, own
+    if items:
+        yield list(items[start:])

@@ -20,6 +20,7 @@ from boki.libs.bokiqueue import LeaseLost, Message, Queue
 from boki.libs.bokiqueue.following import Following, queues_of
 from boki.verify.histories.queues import BURIED, Endings, Leased, Pushed, Taken
 from boki.verify.sim.clockwork import Clockwork
+from boki.verify.sim.hand_outs import watched
 from boki.verify.sim.processes import Process
 
 BOOK: Final = "queues"
@@ -68,6 +69,7 @@ class Ledger:
     unheard: Counter[str] = field(default_factory=Counter)
     """By queue, how many pops without an op have not come to an end that somebody was told."""
     delays_us: dict[str, int] = field(default_factory=dict)
+    given_to_the_gone: set[str] = field(default_factory=set)
     is_calm: bool = False
     """Nothing strikes any more, and nobody begins anything that is to fail."""
 
@@ -109,7 +111,10 @@ class Worker:
         plan = self._plan
         self._process = process
         self.followed = [
-            Following(queue, shards, taker=self._rng.randbytes(8), save_records=plan.save_records)
+            watched(
+                Following(queue, shards, taker=self._rng.randbytes(8), save_records=plan.save_records),
+                self._ledger.given_to_the_gone,
+            )
             for queue, shards in ((TICKETS, 1), (JOBS, plan.shards), (DONE, 1))
         ]
         for each in self.followed:

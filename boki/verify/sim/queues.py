@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from boki.api.logbook import LogBook
 from boki.libs.bokiqueue import Queue
-from boki.libs.bokiqueue.demand import MOST_AHEAD
 from boki.libs.bokiqueue.following import Following, queues_of
+from boki.libs.bokiqueue.wants import MOST_AHEAD
 from boki.log.record import Record
 from boki.verify.histories.facts import Violation
 from boki.verify.histories.queues import (
@@ -156,6 +156,9 @@ class QueueClients:
         ]
         found += [Violation("leases hold, and order", text) for text in find_wrong_leases(ledger.leased)]
         found += [Violation("credit is what consumers ask for", text) for text in self._find_excess_credit()]
+        found += [
+            Violation("a session that is gone is given nothing", text) for text in sorted(ledger.given_to_the_gone)
+        ]
         if is_whole:
             found += [Violation("each message ends once", text) for text in self._find_wrong_ends()]
             found += [Violation("all folds are the same", text) for text in self._find_different_folds()]

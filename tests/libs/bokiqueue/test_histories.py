@@ -7,6 +7,8 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+import pytest
+
 from boki import BokiError
 from boki.libs.bokiqueue import LeaseLost, Queue
 from boki.testing.memory_port import MemoryPort
@@ -114,15 +116,9 @@ class History:
         assert (ours.depth, theirs.depth) == (0, 0)
 
 
+@pytest.mark.parametrize("seed", range(4, 12))
 @asynchronous
-async def test_what_was_pushed_arrives_once_whatever_happens() -> None:
+async def test_what_was_pushed_arrives_once_whatever_happens(seed: int) -> None:
     """Every acknowledged push takes effect exactly once, none is stuck, and a new process sees the same queue."""
-    for seed in SEEDS:
-        with small_checkpoints(Random(seed).choice([4, 15, 100])):
-            try:
-                await History(seed).run()
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}") from error
-
-
-SEEDS = range(4, 12)
+    with small_checkpoints(Random(seed).choice([4, 15, 100])):
+        await History(seed).run()

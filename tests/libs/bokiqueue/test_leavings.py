@@ -317,7 +317,7 @@ def test_what_one_record_gave_to_two_groups_is_given_back_to_both() -> None:
     line = lines.Line(0, b"taker")
     line.begin(stream.state, 0)
     line.give_back_unknown()
-    assert sorted(one.settle.group for one in line.settlements) == ["", "copy"]
+    assert sorted(one.group for one in line.backs) == ["", "copy"]
 
 
 @asynchronous

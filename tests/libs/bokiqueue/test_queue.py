@@ -477,3 +477,18 @@ async def test_a_push_of_too_many_bytes_is_told_in_the_words_of_who_pushes() -> 
                 await queue.push_many([bytes(900_000)] * 5, key=key)
             assert error.value.details == {"field": "bodies", "limit": 4_194_304}
         assert (await queue.stats()).pushed == 0
+
+
+@asynchronous
+async def test_pushes_of_one_turn_share_a_record_and_nothing_else() -> None:
+    """Each has its id, its form and its group key; a large one has a record of its own."""
+    async with boki.testing.context() as ctx:
+        queue: Queue[Any] = Queue(ctx.logbook, "q")
+        await queue.create()
+        pushes = [queue.push(body, group_key=key) for body, key in (("text", ""), (b"bytes", "k"), ({"n": 1}, ""))]
+        large = queue.push(bytes(100_000))
+        *ids, other = await asyncio.gather(*pushes, large)
+        assert {one.split("-")[0] for one in ids} == {ids[0].split("-")[0]} != {other.split("-")[0]}
+        messages = {one.id: (one.value, one.group_key) for one in await queue.lease_many(10, wait_s=1)}
+        assert [messages[one] for one in ids] == [("text", ""), (b"bytes", "k"), ({"n": 1}, "")]
+        assert other in messages

@@ -15,7 +15,7 @@ from boki.libs.bokiqueue import Queue, upkeep
 from boki.libs.bokiqueue.following import queues_of
 from boki.libs.bokiqueue.reading import history
 from boki.libs.bokiqueue.records import OpenGroup, Part, Saved, checkpoint_tag, encode
-from boki.libs.bokiqueue.sessions import Snapshot
+from boki.libs.bokiqueue.state import Snapshot
 from boki.libs.bokiqueue.upkeep import newest_state
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous

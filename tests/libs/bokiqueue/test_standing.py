@@ -10,13 +10,15 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
+from boki import BokiError
 from boki.libs.bokiqueue import sessions
-from boki.libs.bokiqueue.demand import Want, Wants
 from boki.libs.bokiqueue.groups import BACK, DEAD, LEASED
 from boki.libs.bokiqueue.lines import Demand, Line
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Credit, Grant, Settle
 from boki.libs.bokiqueue.sessions import SESSION_US, SILENT_LEASE_US, SILENT_POP_US, Standing, StandingTakes
+from boki.libs.bokiqueue.wants import Want, Wants
 from boki.libs.fold.clock import LogClock
+from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_state import SECOND, Stream
 
 LEASE_US = 60 * SECOND
@@ -193,6 +195,17 @@ def test_a_pop_that_nobody_received_is_a_dead_letter_when_its_process_is_gone() 
     assert stream.state.groups[""].done_count == 0
 
 
+def test_what_is_left_of_a_pop_whose_process_gave_some_back_is_a_dead_letter_too() -> None:
+    """It was given to a standing take before, and still is when its process is gone."""
+    stream = Takers()
+    stream.grant(granted=2)
+    stream.push(2)
+    stream.act(settles=[Settle("", GIVE_BACK, [(0, stream.token)])], kept_from=stream.token)
+    stream.now_us += SILENT_POP_US
+    stream.hear(b"other")
+    assert stream.statuses() == {0: BACK, 1: DEAD}
+
+
 def test_a_pop_that_was_received_is_done() -> None:
     """However silent its process is from then on."""
     stream = Takers()
@@ -339,7 +352,8 @@ def test_a_safeguard_that_is_off_is_noticed(broken: Callable[[], Any], check: Ca
 
 
 @pytest.mark.parametrize(("pushed", "is_riding", "is_asked"), [(4, True, True), (4, False, False), (6, False, True)])
-def test_credit_is_renewed_early_only_with_a_push(pushed: int, is_riding: bool, is_asked: bool) -> None:
+@asynchronous
+async def test_credit_is_renewed_early_only_with_a_push(pushed: int, is_riding: bool, is_asked: bool) -> None:
     """An act alone in its request delays the pushes behind it, so it waits until most of the credit is used."""
     stream = Takers()
     stream.grant(granted=8)
@@ -351,5 +365,25 @@ def test_credit_is_renewed_early_only_with_a_push(pushed: int, is_riding: bool, 
     for _ in range(8):
         wants.add(Want("", 1, 0, "", 10.0, (0.0, 0.0), None))
     clock.hear_answer(stream.state.time_us, clock.here())
-    line.compose(Demand(wants, [line], clock, may_stand=True, is_riding=is_riding), clock.now_us())
+    line.compose(Demand(wants, [line], clock, is_riding=is_riding), clock.now_us())
     assert (line.outstanding is not None) == is_asked
+
+
+@asynchronous
+async def test_what_an_act_in_doubt_has_leased_is_free_when_the_fold_shows_it() -> None:
+    """Its caller was told that nobody knows. The lease must not keep the messages from others for all its time."""
+    stream = Takers()
+    stream.push(2)
+    line, clock = Line(0, b"me"), LogClock(lambda: 0.0)
+    line.begin(stream.state, 0)
+    want = Want("", 1, LEASE_US, "", None, clock.here(), 0)
+    line.own.append(want)
+    line.compose(Demand(Wants(clock), [line], clock), 0)
+    assert line.outstanding is not None
+    act, line.outstanding.is_uncertain = line.outstanding.act, True
+    line.refuse(BokiError("the answer was lost", outcome="unknown"))
+    assert want.exception() is not None
+    given = stream.append(act)
+    assert given is not None
+    [(kind, deliveries)] = line.settle(given, "q")
+    assert (kind, [one.spot.pos for one in deliveries]) == (("", LEASE_US), [0])

@@ -7,12 +7,13 @@ from random import Random
 import pytest
 
 from boki import BokiError
-from boki.libs.bokiqueue import Queue, sessions
-from boki.libs.bokiqueue.demand import Settlement
+from boki.libs.bokiqueue import Queue, reading, sessions
 from boki.libs.bokiqueue.following import following
 from boki.libs.bokiqueue.lines import Outstanding
 from boki.libs.bokiqueue.records import ACK, GIVE_BACK, Act, Settle, Take
 from boki.libs.bokiqueue.sessions import Given
+from boki.libs.bokiqueue.state import ShardState
+from boki.libs.bokiqueue.wants import Settlement
 from boki.testing.memory_port import MemoryPort
 from tests.libs.bokiqueue.running import asynchronous
 from tests.libs.bokiqueue.test_crashes import Process
@@ -92,11 +93,13 @@ def test_the_bounds_are_reached_in_all_folds_at_the_same_records() -> None:
                 pop = Take("", random.randint(1, 20), random.choice([0, 0, 9 * SECOND]))
                 stream.append(Act(0, taker, numbers[taker], takes=[pop], kept_from=max(0, kept_from)))
         assert streams[0].state.snapshot() == streams[1].state.snapshot(), f"seed {seed}"
-        assert list(streams[0].state.takers._kept.items()) == list(streams[1].state.takers._kept.items())
+        assert list(streams[0].state.takers.weights.items()) == list(streams[1].state.takers.weights.items())
 
 
 @asynchronous
-async def test_who_asks_too_late_what_came_of_its_act_is_told_that_nobody_knows() -> None:
+async def test_who_asks_too_late_what_came_of_its_act_is_told_that_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It had stalled while others took very much, and begins again from a checkpoint that has only its number."""
     queue: Queue[int] = Queue(Process(MemoryPort()).logbook(), "q")
     await queue.push(1)
@@ -106,7 +109,14 @@ async def test_who_asks_too_late_what_came_of_its_act_is_told_that_nobody_knows(
     settlement = Settlement(Settle("", ACK, [(0, 5)]))
     line.outstanding = Outstanding(Act(0, followed.taker, 7, settles=[settlement.settle]), [settlement], [])
     line.outstanding.is_under_way = True
-    followed._hear_again(queue.logbook, line, Given(7, 0, [], []))
+
+    async def newest_state(*_: object) -> tuple[ShardState, int]:
+        line.state.takers.last[followed.taker] = Given(7, 0, [], [])
+        return line.state, 0
+
+    monkeypatch.setattr(reading, "newest_state", newest_state)
+    await followed.load(queue.logbook)
     assert followed.lines[0].outstanding is None
-    assert isinstance(settlement.error, BokiError)
-    assert settlement.error.outcome == "unknown"
+    error = settlement.exception()
+    assert isinstance(error, BokiError)
+    assert error.outcome == "unknown"

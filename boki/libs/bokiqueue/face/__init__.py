@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _commands() -> Typer:
-    from boki.libs.bokiqueue.face.settings_commands import app  # which adds its commands to the others
+    from boki.libs.bokiqueue.face.commands import app
 
     return app
 

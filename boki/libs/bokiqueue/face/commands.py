@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from boki import LogBook
     from boki.libs.bokiqueue import Message, Queue
 
-PART_BYTES: Final = 3_000_000
-"""So much is pushed at once."""
+PART_BYTES: Final = 3_000_000  # are pushed at once
+_DELIVERIES: Final = "Deliveries without an ack that make a dead letter; 0: none."
+_LENGTH: Final = "Maximum number of messages to be taken; 0: no bound."
+_RETAIN: Final = "Keep messages that are done for this many seconds, to replay them."
 
 Count = Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")]
 WaitS = Annotated[float, typer.Option(min=0, help="Seconds to wait for the first message.")]
@@ -85,8 +87,7 @@ def say(text: str, style: str = "dim") -> None:
 @examples("boki queue list shop")
 def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token = "") -> None:
     """List the queues of a book."""
-    names = names_of(url, token, book)
-    if not names:
+    if not (names := names_of(url, token, book)):
         with connect(url, token) as client:
             say_if_missing(client, book, "queues")
     for name in names:
@@ -94,9 +95,6 @@ def list_queues(book: Book, as_json: AsJson = False, url: Url = "", token: Token
             print_json({"book": book, "queue": name})
         else:
             results().print(name, markup=False)
-
-
-# Messages
 
 
 @app.of_thing(
@@ -241,9 +239,6 @@ async def _settle(
         raise lost
 
 
-# Looking
-
-
 @app.of_thing("boki queue peek shop orders --count 3", shared=("group",))
 async def peek(queue: Queue[Any], count: Count = 10, as_json: AsJson = False) -> None:
     """Print what comes next, without taking it."""
@@ -277,25 +272,16 @@ async def stats(queue: Queue[Any], as_json: AsJson = False) -> None:
     else:
         say("no consumer group yet: the first pop or lease makes the default one")
     if found.passed_by:
-        say(
-            f"{count_text(found.passed_by, 'invalid record')} under the queue's tags, passed by: something other than "
-            "the queue library appends there",
-            style="yellow",
-        )
+        text = "under the queue's tags, passed by: something other than the queue library appends there"
+        say(f"{count_text(found.passed_by, 'invalid record')} {text}", style="yellow")
     for one in found.groups:
         group = f"group {one.name or '(default)'}"
         if one.unconfirmed:
             text = f"{group}: {one.unconfirmed:,} popped, and not known to be received yet"
             results().print(text, style="dim", markup=False)
         if one.blocked:
-            say(
-                f"{group} is blocked: its limit of leased, delayed, parked and dead messages is reached, and nothing "
-                "more is delivered until some are done, due or purged",
-                style="yellow",
-            )
-
-
-# Dead letters and groups
+            text = "its limit of leased, delayed, parked and dead messages is reached, and nothing more is delivered"
+            say(f"{group} is blocked: {text} until some are done, due or purged", style="yellow")
 
 
 @app.of_thing("boki queue dlq shop orders", "boki queue dlq shop orders --group billing", shared=("group",))
@@ -376,17 +362,83 @@ async def drop_group(
     errors().print(f"group {group or '(default)'} is gone", markup=False)
 
 
+@app.of_thing("boki queue create shop orders", "boki queue create shop orders --shards 8 --max-deliveries 3")
+async def create(
+    queue: Queue[Any],
+    shards: Annotated[
+        int | None, typer.Option(min=1, help="Number of parts, which can never be changed.", show_default="1")
+    ] = None,
+    max_deliveries: Annotated[int | None, typer.Option(min=0, help=_DELIVERIES, show_default="10")] = None,
+    max_length: Annotated[int | None, typer.Option(min=0, help=_LENGTH)] = None,
+    retain_s: Annotated[float | None, typer.Option(min=0, help=_RETAIN)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a queue, and print its settings. If there is one its settings stay as they are.
+
+    Exit code 1 if those are not the ones that were asked for.
+    """
+    options = {"shards": shards, "max_deliveries": max_deliveries, "max_length": max_length, "retain_s": retain_s}
+    asked: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
+    was_there = await queue.read_settings(fresh=True) is not None
+    has = _show_settings(queue, await queue.create(**asked), as_json=as_json)
+    if not was_there:
+        return
+    text = f"queue {queue.name} is there already"
+    flags = {name: f"--{name.replace('_', '-')}" for name, value in asked.items() if value != has[name]}
+    if flags:
+        text += ", with " + ", ".join(f"{flag} {has[option]:.15g}" for option, flag in flags.items())
+        change = " ".join(f"{flag} {asked[option]:.15g}" for option, flag in flags.items())
+        remedy = f"`boki queue configure {queue.logbook.name} {queue.name} {change}` changes that"
+        text += ": " + ("the number of shards is fixed: create another queue" if "shards" in flags else remedy)
+    errors().print(text, markup=False)
+    if flags:
+        raise typer.Exit(1)
+
+
+@app.of_thing(
+    "boki queue configure shop orders --max-deliveries 3", "boki queue configure shop orders --retain-s 86400"
+)
+async def configure(
+    queue: Queue[Any],
+    max_deliveries: Annotated[int | None, typer.Option(min=0, help=_DELIVERIES, show_default=False)] = None,
+    max_length: Annotated[int | None, typer.Option(min=0, help=_LENGTH, show_default=False)] = None,
+    retain_s: Annotated[float | None, typer.Option(min=0, help=_RETAIN, show_default=False)] = None,
+    shards: Annotated[int | None, typer.Option(hidden=True)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change settings of a queue, and print all of them. What is left out stays.
+
+    The number of shards is fixed when a queue is created.
+    """
+    if shards is not None:
+        raise InvalidArgument(
+            f"the number of shards of queue {queue.name} is fixed when it is created: create another queue, as in "
+            f"`boki queue create {queue.logbook.name} {queue.name}-{shards} --shards {shards}`",
+            field="shards",
+        )
+    settings = await queue.configure(max_deliveries=max_deliveries, max_length=max_length, retain_s=retain_s)
+    _show_settings(queue, settings, as_json=as_json)
+
+
+def _show_settings(queue: Queue[Any], settings: Any, *, as_json: bool) -> dict[str, Any]:
+    """Print them; as their options are called."""
+    from boki.libs.bokiqueue.messages import settings_shape
+
+    shape = settings_shape(settings)
+    if as_json:
+        print_json({"queue": queue.name, **msgspec.to_builtins(shape)})
+    else:
+        results().print(f"{queue.name}: {count_text(shape.shards, 'shard')} · {settings_text(shape)}", markup=False)
+    return msgspec.structs.asdict(shape)
+
+
 def settings_text(held: Any) -> str:
     """What holds for a queue, on one line."""
-    held_texts = (
-        f"{held.max_deliveries:,} deliveries, then a dead letter" if held.max_deliveries else "no dead letters",
-        f"maximum length {held.max_length:,}" if held.max_length else "no maximum length",
-        f"retained for {duration_text(held.retain_s)}" if held.retain_s else "nothing retained",
+    dead = f"{held.max_deliveries:,} deliveries, then a dead letter" if held.max_deliveries else "no dead letters"
+    length = f"maximum length {held.max_length:,}" if held.max_length else "no maximum length"
+    return f"{dead} · {length} · " + (
+        f"retained for {duration_text(held.retain_s)}" if held.retain_s else "nothing retained"
     )
-    return " · ".join(held_texts)
-
-
-# Bodies
 
 
 def _text(content: bytes) -> str | bytes:
