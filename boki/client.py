@@ -17,24 +17,20 @@ Errors are those of `boki.errors`, the same as inside of functions. `Unavailable
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
-from urllib.parse import quote
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from boki.api import blocking_logbook
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.call_state import MISSING
 from boki.api.deadline import Caller
 from boki.api.http import exchange as http_exchange
+from boki.api.http import pages
 from boki.api.http.blocking_port import BlockingHttpPort
 from boki.api.http.exchange import (
-    BUNDLE_CONTENT_TYPE,
     POLL_S,
-    HttpRequest,
     Invocation,
     Invocations,
     invocation_answer,
@@ -47,7 +43,7 @@ from boki.log.checks import check_seconds
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions, format_positions, merge_positions, parse_positions
 from boki.log.operations import BookInfo
-from boki.protocol.calls import CallStatus, FunctionInfo
+from boki.protocol.calls import CallStatus, FunctionInfo, Payload
 from boki.protocol.deployments import Deployment, VersionInfo
 from boki.retry import Retry
 
@@ -56,8 +52,6 @@ if TYPE_CHECKING:
     from boki.api.context import Context
 
 __all__ = ["BlockingClient", "Client", "Invocation", "Invocations"]
-
-DEPLOY_S: Final = 180.0  # how long a deployment may take: every module is imported before it counts
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -248,28 +242,42 @@ class Client:
         """
         return invocation_answer(await self._port.send(http_exchange.change_request(invocation_id, "retry")))
 
+    async def page(
+        self,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        payload: Payload | None = None,
+        key: str = "",
+        *,
+        posts: bool = False,
+        wait_s: float = 0.0,
+    ) -> dict[str, Any]:
+        """The JSON of a page that a library has at the gateway. `wait_s`: how long the page may take to answer."""
+        request = pages.page_request(path, self._caller.positions, query, payload, key, posts=posts, wait_s=wait_s)
+        return pages.page_answer(await self._port.send(request), self._caller.positions)
+
     async def functions(self) -> list[FunctionInfo]:
         """The registered functions, by name."""
-        return _functions(json_answer(await self._port.send(_get("/functions"))))
+        return pages.functions(await self._port.send(pages.get("/functions")))
 
     async def status(self) -> dict[str, Any]:
         """What an operator wants to know of the system."""
-        return _document(json_answer(await self._port.send(_get("/status"))))
+        return pages.document(await self._port.send(pages.get("/status")))
 
-    async def deploy(self, bundle: bytes, *, is_forced: bool = False, timeout_s: float = DEPLOY_S) -> Deployment:
+    async def deploy(self, bundle: bytes, *, is_forced: bool = False, timeout_s: float = pages.DEPLOY_S) -> Deployment:
         """Run the functions of a bundle from now on; calls in flight finish as they began.
 
         `InvalidArgument` with the errors of modules that cannot be loaded, unless that `is_forced`.
         """
-        return _deployment(json_answer(await self._port.send(_deploy(bundle, is_forced, timeout_s))))
+        return pages.deployment(await self._port.send(pages.deploy(bundle, is_forced, timeout_s)))
 
     async def versions(self) -> list[VersionInfo]:
         """The deployed versions of the functions that are kept, the newest first."""
-        return _versions(json_answer(await self._port.send(_get("/functions/versions"))))
+        return pages.versions(await self._port.send(pages.get("/functions/versions")))
 
     async def use_version(self, version: int | str) -> Deployment:
         """Run a deployed version again: its number, or "previous" for the one that ran before."""
-        return _deployment(json_answer(await self._port.send(_use(version))))
+        return pages.deployment(await self._port.send(pages.use(version)))
 
     def _log_access(self) -> LogSession:
         if self._access is None:
@@ -449,51 +457,39 @@ class BlockingClient:
         """See `Client.retry`."""
         return invocation_answer(self._port.send(http_exchange.change_request(invocation_id, "retry")))
 
+    def page(
+        self,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        payload: Payload | None = None,
+        key: str = "",
+        *,
+        posts: bool = False,
+        wait_s: float = 0.0,
+    ) -> dict[str, Any]:
+        """See `Client.page`."""
+        seen = dict(self._caller.positions)
+        request = pages.page_request(path, seen, query, payload, key, posts=posts, wait_s=wait_s)
+        found = pages.page_answer(self._port.send(request), seen)
+        self._port.raise_positions(self._caller.positions, seen)
+        return found
+
     def functions(self) -> list[FunctionInfo]:
         """See `Client.functions`."""
-        return _functions(json_answer(self._port.send(_get("/functions"))))
+        return pages.functions(self._port.send(pages.get("/functions")))
 
     def status(self) -> dict[str, Any]:
         """See `Client.status`."""
-        return _document(json_answer(self._port.send(_get("/status"))))
+        return pages.document(self._port.send(pages.get("/status")))
 
-    def deploy(self, bundle: bytes, *, is_forced: bool = False, timeout_s: float = DEPLOY_S) -> Deployment:
+    def deploy(self, bundle: bytes, *, is_forced: bool = False, timeout_s: float = pages.DEPLOY_S) -> Deployment:
         """See `Client.deploy`."""
-        return _deployment(json_answer(self._port.send(_deploy(bundle, is_forced, timeout_s))))
+        return pages.deployment(self._port.send(pages.deploy(bundle, is_forced, timeout_s)))
 
     def versions(self) -> list[VersionInfo]:
         """See `Client.versions`."""
-        return _versions(json_answer(self._port.send(_get("/functions/versions"))))
+        return pages.versions(self._port.send(pages.get("/functions/versions")))
 
     def use_version(self, version: int | str) -> Deployment:
         """See `Client.use_version`."""
-        return _deployment(json_answer(self._port.send(_use(version))))
-
-
-def _get(target: str) -> HttpRequest:
-    return HttpRequest("GET", target, 30.0)
-
-
-def _deploy(bundle: bytes, is_forced: bool, timeout_s: float) -> HttpRequest:
-    target = "/functions/versions?force=true" if is_forced else "/functions/versions"
-    return HttpRequest("POST", target, timeout_s, {"Content-Type": BUNDLE_CONTENT_TYPE}, bundle)
-
-
-def _use(version: int | str) -> HttpRequest:
-    return HttpRequest("POST", f"/functions/versions/{quote(str(version), safe='')}/use", DEPLOY_S)
-
-
-def _deployment(body: Any) -> Deployment:
-    return msgspec.convert(body, Deployment)
-
-
-def _versions(body: Any) -> list[VersionInfo]:
-    return msgspec.convert(body["versions"], list[VersionInfo])
-
-
-def _functions(body: Any) -> list[FunctionInfo]:
-    return msgspec.convert(body["functions"], list[FunctionInfo])
-
-
-def _document(body: Any) -> dict[str, Any]:
-    return msgspec.convert(body, dict[str, Any])
+        return pages.deployment(self._port.send(pages.use(version)))

@@ -23,12 +23,22 @@ from boki.api.suspension import (
 )
 from boki.log.checks import check_seconds
 from boki.log.operations import Failure
-from boki.protocol.calls import ATTENDS, OVER, Attribute, CallStatus, InvocationState, Payload
+from boki.protocol.calls import (
+    ATTENDS,
+    OVER,
+    PINNED,
+    Attribute,
+    CallStatus,
+    InvocationState,
+    Payload,
+    version_of,
+)
 from boki.retry import check_retry
 
 __all__ = [
     "ATTENDS",
     "OVER",
+    "PINNED",
     "Attribute",
     "BlockingCallsById",
     "CallStatus",
@@ -53,4 +63,5 @@ __all__ = [
     "invocation_id_of",
     "leave_append",
     "register_body",
+    "version_of",
 ]

@@ -87,21 +87,6 @@ class Reservation(msgspec.Struct, frozen=True):
     paid_cents: int
 
 
-class Booked(msgspec.Struct, frozen=True):
-    """A trip by the id of its workflow, and who wanted it."""
-
-    id: str
-    traveller: str
-
-
-class Trail(msgspec.Struct, frozen=True):
-    """All that a trip has ever done to its room and its seat, and the purse of its traveller after each payment."""
-
-    room: list[str]
-    seat: list[str]
-    purse_cents: list[int]
-
-
 class SoldOut(TerminalError):
     """Nothing is left."""
 
@@ -322,20 +307,14 @@ async def reserve_together(trip: Trip) -> Reservation:
 
 
 @function(book=BOOK)
-async def trail(ctx: Context, booked: Booked) -> Trail:
-    """What a trip has done, from the histories of the objects that it has changed."""
-    held = f"held:{key_of(booked.id)}"
-    room, seat = [
-        [version.value["state"] async for version in Store(ctx.logbook_named(book)).history(held)]
-        for book in (HOTELS, FLIGHTS)
-    ]
-    purse = Store(ctx).history(f"purse:{key_of(booked.traveller)}")
-    return Trail(room, seat, [version.value["left"] async for version in purse])
+async def payments(ctx: Context, traveller: str) -> list[int]:
+    """What was left in a purse after each payment."""
+    purse = Store(ctx).history(f"purse:{key_of(traveller)}")
+    return [version.value["left"] async for version in purse]
 
 
 @function(book=BOOK)
 async def left_of(ctx: Context, trip: Trip) -> list[int]:
-    """How many rooms and seats are left of those that a trip is about."""
-    room = Store(ctx.logbook_named(HOTELS)).object(f"hotel:{trip.hotel}")
-    seat = Store(ctx.logbook_named(FLIGHTS)).object(f"flight:{trip.flight}")
-    return [await room.get("left"), await seat.get("left")]
+    """How many rooms and seats are left of those that a trip is about, in this LogBook."""
+    store = Store(ctx)
+    return [await store.object(name).get("left") for name in (f"hotel:{trip.hotel}", f"flight:{trip.flight}")]

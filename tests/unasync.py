@@ -1,7 +1,7 @@
 """The blocking halves of what has two: `python -m tests.unasync` makes them from the async ones.
 
-Of the store these are whole files; of LogBook and Context the classes below a mark: what stands above it is written by
-hand.
+Of the store and of the client of workflows these are whole files; of LogBook and Context the classes below a mark: what
+stands above it is written by hand.
 """
 
 from __future__ import annotations
@@ -106,6 +106,25 @@ CLASSES_REPLACED = [
 ]
 
 
+FLOW_FOLDER = BOKI / "libs/bokiflow"
+FLOW_TWINS = {"client.py": "client_blocking.py"}
+FLOW_REPLACED = [
+    *PLAIN[:2],
+    ("await ", ""),
+    ("for `async` code. The plain twin is `client_blocking`.", "for plain code: made from `client`."),
+    ("from boki import Client, Dead", "from boki import BlockingClient, Dead"),
+    ('with Client("', 'with BlockingClient("'),
+    ("client: Client", "client: BlockingClient"),
+    ("FlowClient", "BlockingFlowClient"),
+    ("FlowHandle", "BlockingFlowHandle"),
+]
+
+
+def plain_client(name: str) -> str:
+    """The text of the twin of that file of the workflows."""
+    return replaced((FLOW_FOLDER / name).read_text(encoding="utf-8"), FLOW_REPLACED)
+
+
 def replaced(text: str, pairs: list[tuple[str, str]]) -> str:
     """The text with each of these replaced, in their order."""
     for old, new in pairs:
@@ -134,5 +153,7 @@ def plain_classes(name: str) -> str:
 if __name__ == "__main__":
     for name, twin in TWINS.items():
         (FOLDER / twin).write_text(plain_half(name), encoding="utf-8")
+    for name, twin in FLOW_TWINS.items():
+        (FLOW_FOLDER / twin).write_text(plain_client(name), encoding="utf-8")
     for name, twin in CLASSES.items():
         (BOKI / twin).write_text(plain_classes(name), encoding="utf-8")

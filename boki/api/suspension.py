@@ -30,6 +30,7 @@ from boki.protocol.calls import (
     IfEnded,
     IfRunning,
     InvocationState,
+    Move,
     Payload,
     Suspension,
     WakeOn,
@@ -214,6 +215,13 @@ class CallsById(CallHere):
         """End a logged call in whatever state. `WrongState` if it has ended otherwise, `NoSuchInvocation`."""
         return await self._port.ask_call(invocation_id, 0, "cancel")
 
+    async def move(self, invocation_id: str, version: int, attempts: int) -> InvocationState:
+        """Pin a logged call to another deployed version, if it has had that many runs and does not run now.
+
+        `WrongState` otherwise. Again: nothing more happens.
+        """
+        return await self._port.ask_call(invocation_id, 0, Move(version, attempts))
+
 
 class BlockingCallsById(CallHere):
     """Logged calls under ids that the caller chooses, from inside a `def` function. See `CallsById`."""
@@ -254,3 +262,7 @@ class BlockingCallsById(CallHere):
     def cancel(self, invocation_id: str) -> InvocationState:
         """See `CallsById.cancel`."""
         return self._port.ask_call(invocation_id, 0, "cancel")
+
+    def move(self, invocation_id: str, version: int, attempts: int) -> InvocationState:
+        """See `CallsById.move`."""
+        return self._port.ask_call(invocation_id, 0, Move(version, attempts))

@@ -57,7 +57,8 @@ async def _load(
     system: Target, hotels: list[dict[str, Any]], flights: list[dict[str, Any]], movies: list[dict[str, Any]]
 ) -> None:
     async with Client(system.url, token=system.token) as client:
-        await load_travel(client, hotels, flights)
+        await load_travel(client, hotels, flights)  # to search
+        await load_travel(client, hotels, flights, "travel")  # to reserve: one transaction reaches both
         await load_movies(client, movies)
 
 
@@ -70,7 +71,7 @@ def _travel(random: Random, hotels: list[dict[str, Any]], flights: list[dict[str
         return "recommend", {"by": random.choice(("distance", "price", "stars")), **place}
     hotel = max(random.sample(hotels, 8), key=lambda row: row["rooms"])
     flight = random.choice(flights)
-    return "reserve", {"traveller": f"{random.getrandbits(64)}", "hotel": hotel["id"], "flight": flight["id"]}
+    return "reserve_together", {"traveller": f"{random.getrandbits(64)}", "hotel": hotel["id"], "flight": flight["id"]}
 
 
 def _movie(random: Random, movies: list[dict[str, Any]]) -> Request:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from boki.bench.system import Options
 
 NAMES = (
-    *("append", "read", "invoke", "cold-start", "restart", "memory", "queue", "flow", "store", "spark"),
-    *("flow-state", "flow-soak", "failover", "scaling", "repair"),
+    *("append", "read", "invoke", "cold-start", "restart", "memory", "idle", "queue", "flow", "store", "spark"),
+    *("flow-state", "flow-soak", "peers", "failover", "scaling", "repair"),
 )
+NAMED_ONLY = frozenset({"spark", "peers"})
+"""Not among all: they need packages that the others do without."""
 
 
 Names = Annotated[
@@ -32,35 +34,51 @@ Url = Annotated[str, typer.Option(metavar="URL", help="Measure the system there,
 Apps = Annotated[bool, typer.Option("--apps", help="For flow: travel and movie reviews at 100 requests a second.")]
 
 
+Inflight = Annotated[
+    list[int] | None, typer.Option(min=1, help="Operations (for `invoke`: callers) in flight; may be repeated.")
+]
+IsCluster = Annotated[
+    bool, typer.Option("--cluster", help="Measure a whole cluster, of three nodes: 3 replicas by default.")
+]
+Replicas = Annotated[
+    int | None, typer.Option(min=1, help="Replicas of each record in the system that is started.", show_default="1")
+]
+Trace = Annotated[bool, typer.Option("--trace", help="For append: where the time of one goes, hop by hop.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.svg", help="For peers: also draw the rows as a picture.", show_default=False),
+]
+
 Sleepers = Annotated[
     int | None,
     typer.Option(min=1000, help="Workflows that fall asleep, for flow.", show_default="a tenth of --records"),
 ]
 
 
-@examples("boki bench append", "boki bench append read --size-bytes 4096 --inflight 64", "boki bench all --cluster")
+@examples(
+    "boki bench append",
+    "boki bench append --trace",
+    "boki bench append read --size-bytes 4096 --inflight 64",
+    "boki bench all --cluster",
+)
 def command(
     names: Names,
-    inflight: Annotated[
-        list[int] | None, typer.Option(min=1, help="Operations (for `invoke`: callers) in flight; may be repeated.")
-    ] = None,
+    inflight: Inflight = None,
     size_bytes: Annotated[int, typer.Option(min=0, help="Size of a record, where it can be chosen.")] = 1024,
     records: Annotated[int, typer.Option(min=1000, help="Records, for read, restart, memory and spark.")] = 1_000_000,
     sleepers: Sleepers = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, after one that warms up; the median counts.")] = 3,
     duration_s: Annotated[float, typer.Option(min=0.1, help="Length of a round.")] = 3.0,
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="Measure a whole cluster, of three nodes: 3 replicas by default.")
-    ] = False,
+    cluster: IsCluster = False,
     separate: Annotated[bool, typer.Option("--separate", help="With --cluster: every role is a process.")] = False,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="Replicas of each record in the system that is started.", show_default="1")
-    ] = None,
+    replicas: Replicas = None,
     logs: Annotated[int, typer.Option(min=1, help="Its physical logs.")] = 1,
     durability: Annotated[str, typer.Option(metavar="fsync|memory", help="Its durability.")] = "fsync",
     scratch: Annotated[Path | None, typer.Option(help="Folder on the disk to measure; else a temporary one.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="For flow and store: other systems in turns.")] = False,
+    trace: Trace = False,
     apps: Apps = False,
+    plot: Plot = None,
     url: Url = "",
     token: Token = "",
     as_json: AsJson = False,
@@ -88,14 +106,34 @@ def command(
         record_count=records,
         sleepers=sleepers or 0,
         with_peers=peers,
+        is_traced=trace,
         with_apps=apps,
     )
     options.check(wanted := _chosen(names, cluster))
+    _check_plot(plot, wanted)
     _warn_of_memory(options)
     rows = _measure(wanted, options, print_json if as_json else None)
+    _draw(rows, plot)
     if not as_json:
         _show(rows, options)
     _check(rows)
+
+
+def _check_plot(plot: Path | None, names: list[str]) -> None:
+    if plot is None:
+        return
+    if "peers" not in names:
+        raise InvalidArgument("--plot draws the rows of peers: name that benchmark")
+    from boki.bench.plot import check_plot
+
+    check_plot(plot)
+
+
+def _draw(rows: list[Row], plot: Path | None) -> None:
+    if plot is not None:
+        from boki.bench.plot import draw
+
+        draw([row for row in rows if row.bench == "peers"], plot)
 
 
 def _check(rows: list[Row]) -> None:
@@ -116,14 +154,15 @@ def _chosen(names: list[str], is_cluster: bool) -> list[str]:
         raise InvalidArgument(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}, and all")
     from boki.bench.system import NEED_CLUSTER
 
-    # spark needs packages that all the others do without, and is measured only where it is named
-    others = [name for name in NAMES if name != "spark" and (is_cluster or name not in NEED_CLUSTER)]
+    others = [name for name in NAMES if name not in NAMED_ONLY and (is_cluster or name not in NEED_CLUSTER)]
     return others if "all" in names else names
 
 
 def _show(rows: list[Row], options: Options) -> None:
     kind = "separate roles, " if options.is_separate else "cluster, " if options.is_cluster else ""
     system = options.url or f"{kind}{count_text(options.replicas, 'replica')}, {options.durability}"
+    if all(row.bench == "peers" for row in rows):
+        system = "several systems on this machine"  # each row says its replicas and its durability
     columns = ["bench", "in flight>", "bytes>", "ops/s>", "p50 ms>", "p99 ms>", "errors>", "besides~"]
     title = f"{system}, {count_text(options.rounds, 'round')} of {options.duration_s:g} s"
     print_table(columns, map(_cells, rows), title=title)

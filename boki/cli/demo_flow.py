@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SHOWN_KILLS: Final = 6
 _COLOURS: Final = {"runs": "green", "starts": "yellow", "was killed": "bold red"}
-_FIRST, _LAST = "async def reserve(", "# looking back"
+_FIRST, _LAST = "async def take_room(", "# looking back"
 _MARK: Final = "☠"
 
 
@@ -111,16 +111,16 @@ class _Screen:
 
 def _tell(survived: Survived) -> None:
     print_table(
-        ["traveller", "hotel", "flight", "outcome", "room", "seat", "paid>", "once"],
+        ["traveller", "hotel", "flight", "outcome", "paid>", "once"],
         [_row(trip) for trip in survived.trips],
-        title="Trips, and what the histories of their objects say",
+        title="Trips, and what is in the purses",
     )
     kills, begun = survived.scene.kills, survived.scene.begun
     where = ", ".join(f"{kill.function}:{kill.line}" for kill in kills)
     results().print(f"[bold]Killed with SIGKILL {count_text(len(kills), 'time')}[/], in {SOURCE} at {where}.")
     results().print(
-        f"The workflow began {begun['reserve']} times for {count_text(len(survived.trips), 'trip')}; its steps began "
-        f"{begun['take']} times to take, {begun['give_back']} to give back, {begun['pay']} to pay."
+        f"The workflow began {begun['reserve_together']} times for {count_text(len(survived.trips), 'trip')}, and its "
+        f"transaction {begun['_take_all']} times: a room, a seat and a payment in one append."
     )
     for wrong in survived.wrong_counts:
         results().print(f"[bold red]{wrong}[/]")
@@ -130,5 +130,4 @@ def _row(trip: TripFound) -> list[str]:
     paid = f"{trip.paid_cents / 100:,.2f}" if trip.purse_cents else "-"
     outcome = "reserved" if trip.state == "done" else trip.error or trip.state
     wanted = trip.trip
-    steps = [", ".join(states) for states in (trip.room, trip.seat)]
-    return [wanted.traveller, wanted.hotel, wanted.flight, outcome, *steps, paid, "yes" if trip.is_right else "NO"]
+    return [wanted.traveller, wanted.hotel, wanted.flight, outcome, paid, "yes" if trip.is_right else "NO"]

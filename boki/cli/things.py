@@ -7,6 +7,8 @@ arguments BOOK and THING, `--url` and `--token`, the connection and its end are 
 
     @app.of_thing("boki queue push shop orders tea")
     async def push(queue: Queue[Any], data: Annotated[str, typer.Argument(help="The message.")]) -> None: ...
+
+A command of `of_book` is about all of them, so it has no THING.
 """
 
 from __future__ import annotations
@@ -40,31 +42,42 @@ class ThingCommands(Commands):
         self._opened = opened
         self._shared = shared or {}
 
-    def of_thing(self, *lines: str, name: str = "", shared: tuple[str, ...] = ()) -> Callable[[Work], Work]:
-        """Add the decorated function as a command. `lines` are its examples, `shared` names the options it has."""
+    def of_thing(
+        self, *lines: str, name: str = "", shared: tuple[str, ...] = (), named: Any = None
+    ) -> Callable[[Work], Work]:
+        """Add the decorated function as a command. `lines` are its examples, `shared` names the options it has, and
+        `named` annotates the argument that names the thing, if not as in all others.
+        """
+        return self._adding(lines, name, {option: self._shared[option] for option in shared}, named or self._name)
 
+    def of_book(self, *lines: str, name: str = "") -> Callable[[Work], Work]:
+        """Add the decorated function as a command about the things of a book: its own is the nameless one."""
+        return self._adding(lines, name, {}, None)
+
+    def _adding(
+        self, lines: tuple[str, ...], verb: str, options: dict[str, tuple[Any, Any]], named: Any
+    ) -> Callable[[Work], Work]:
         def add(work: Work) -> Work:
-            options = {option: self._shared[option] for option in shared}
-
-            def command(book: str, name: str, url: str, token: str, **given: Any) -> None:
+            def command(book: str, url: str, token: str, thing: str = "", **given: Any) -> None:
                 chosen = {option: given.pop(option) for option in options}
 
                 async def run() -> None:
                     async with connect_async(url, token) as client:
-                        await work(self._opened(client.logbook(book), name, **chosen), **given)
+                        await work(self._opened(client.logbook(book), thing, **chosen), **given)
 
                 asyncio.run(run())
 
             first, *own = inspect.signature(work).parameters.values()
             hints = _hints_without(work, first.name)
-            parameters = [_parameter("book", Book), _parameter("name", self._name)]
+            parameters = [_parameter("book", Book)]
+            parameters += [] if named is None else [_parameter("thing", named)]
             parameters += [_parameter(one.name, hints[one.name], one.default) for one in own]
             parameters += [_parameter(option, *kind) for option, kind in options.items()]
             parameters += [_parameter("url", Url, ""), _parameter("token", Token, "")]
             command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
             command.__annotations__ = {one.name: one.annotation for one in parameters}
             command.__doc__ = work.__doc__
-            self.command(name or work.__name__.replace("_", "-"))(examples(*lines)(command))
+            self.command(verb or work.__name__.replace("_", "-"))(examples(*lines)(command))
             return work
 
         return add

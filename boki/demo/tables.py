@@ -106,10 +106,10 @@ def movie_rows(count: int = MOVIES) -> list[Row]:
     ]
 
 
-async def load_travel(client: Client, hotels: list[Row], flights_: list[Row]) -> None:
-    """Offer hotels and flights through the functions of `travel.py`."""
-    await _load(client, "offer_hotels", hotels)
-    await _load(client, "offer_flights", flights_)
+async def load_travel(client: Client, hotels: list[Row], flights_: list[Row], book: str | None = None) -> None:
+    """Offer hotels and flights through the functions of `travel.py`, in their own LogBooks or in one."""
+    await _load(client, "offer_hotels", hotels, book)
+    await _load(client, "offer_flights", flights_, book)
 
 
 async def load_movies(client: Client, movies: list[Row]) -> None:
@@ -117,10 +117,10 @@ async def load_movies(client: Client, movies: list[Row]) -> None:
     await _load(client, "add_movies", movies)
 
 
-async def _load(client: Client, name: str, rows: Iterable[Row]) -> None:
+async def _load(client: Client, name: str, rows: Iterable[Row], book: str | None = None) -> None:
     left = iter(rows)
     while batch := list(islice(left, BATCH)):
-        await client.invoke(name, batch, timeout_s=60)
+        await client.invoke(name, batch, book=book, timeout_s=60)
 
 
 def _read_csv(path: Path) -> Iterator[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from boki import BlockingClient, CallCancelled, Client, DeadlineExceeded, FunctionFailed, InvalidArgument, KeyReused
 from boki.cli.app import app
 from boki.config.loading import DevConfig
 from boki.launch.child import Child
+from boki.libs.bokiflow import BlockingFlowClient, FlowClient, NoSuchWorkflow, WorkflowEnded, workflow
+from tests.unasync import FLOW_FOLDER, FLOW_TWINS, plain_client
 
 pytestmark = pytest.mark.xdist_group("one running system for workflows")
 
@@ -154,9 +158,9 @@ def test_lists(url: str) -> None:
         assert until(url, "wait_a_year", f"year-{number}", "suspended")["next_us"] > time.time() * 1e6 + 3e13
     CliRunner().invoke(app, ["invoke", "hello", "Ada", "--key", "k", "--url", url])
     found = boki(url, "list", "--id", "year-").stdout.splitlines()
-    assert [line.split("\t")[:3] for line in found[1:]] == [
-        ["year-2", "wait_a_year", "suspended"],
-        ["year-1", "wait_a_year", "suspended"],
+    assert [line.split("\t")[:4] for line in found[1:]] == [
+        ["year-2", "wait_a_year", "trips", "suspended"],
+        ["year-1", "wait_a_year", "trips", "suspended"],
     ]
     assert len(boki(url, "list", "--state", "suspended", "-n", "1", "--json").stdout.splitlines()) == 1
     everything = boki(url, "list", "--json").stdout.splitlines()
@@ -186,8 +190,8 @@ def test_pausing_cancelling_and_killing(url: str) -> None:
         (("start", "hello", "Ada"), 2, "hello is a function and no workflow"),
         (("show", "travel", "never"), 1, "no travel was started under the id 'never'"),
         (("cancel", "travel", "never"), 1, "no travel was started under the id 'never'"),
-        (("list", "--state", "asleep"), 2, "state must be one of accepted"),
-        (("start", "travel", "Oslo", "--if-ended", "maybe"), 2, "--if-ended must be one of use"),
+        (("list", "--state", "asleep"), 2, "state must be accepted, cancelled"),
+        (("start", "travel", "Oslo", "--if-ended", "maybe"), 2, "--if-ended must be again"),
     ],
 )
 def test_refusals(url: str, words: tuple[str, ...], code: int, said: str) -> None:
@@ -285,3 +289,71 @@ def test_going_back(url: str) -> None:
     boki(url, "resolve", "travel", "fork", "flight", "LH 1")
     assert boki(url, "result", "travel", "fork", "--wait-s", "20").stdout == "a room in Bonn, LH 1\n"
     assert state_of(url, "travel", "fork")["attributes"] == {"boki:forked_from": "back"}
+
+
+@workflow(book="trips")
+async def travel(city: str) -> str:
+    """The workflow of the system, as a program knows it that imports its module."""
+    raise AssertionError(f"it runs in the system, not here: {city}")
+
+
+def test_a_client_starts_workflows_and_speaks_to_them(url: str) -> None:
+    """By the function or by its name, from code that blocks and from code that awaits; errors are those of handles."""
+    with BlockingClient(url) as client:
+        flows = BlockingFlowClient(client)
+        trip = flows.start(travel, "Bari", id="c-1", attributes={"customer": "Ada", "n": 7})
+        assert flows.start("travel", "Bari", id="c-1").id == trip.id
+        with pytest.raises(KeyReused):
+            flows.start(travel, "Rome", id="c-1")
+        assert trip.update("seat", "1A", id="u") == trip.update("seat", "1A", id="u") == "1A is yours"
+        assert trip.query("seats") == ["1A"]
+        with pytest.raises(FunctionFailed, match="1A is taken"):
+            trip.update("seat", "1A")
+        with pytest.raises(DeadlineExceeded, match="has not ended"):
+            trip.result(wait_s=0)
+        (listed,) = flows.list(travel, id="c-", attributes={"customer": "Ada", "n": 7})
+        assert (listed.id, listed.attributes) == ("c-1", {"customer": "Ada", "n": 7})
+        trip.signal("approve", True, key="s")
+        trip.resolve("flight", {"of": "SK"})
+        assert trip.result(wait_s=20) == "a room in Bari, {'of': 'SK'}"
+        names = [span.name for span in trip.history()]
+        assert names.index("book_hotel") < names.index("signal approve")
+        with pytest.raises(WorkflowEnded):
+            trip.cancel()
+        assert flows.handle(travel, "c-1").rewind(0) == 0
+
+    async def awaiting() -> None:
+        async with Client(url) as client:
+            flows = FlowClient(client)
+            assert await flows.handle("travel", "c-1").result() == "a room in Bari, {'of': 'SK'}"
+            long = await flows.start("wait_a_year", id="c-2")
+            with pytest.raises(NoSuchWorkflow):
+                await flows.handle(travel, "nothing").status()
+            await long.pause("a test")
+            await long.resume()
+            await long.kill()
+            assert (await long.status()).status == "cancelled"
+            with pytest.raises(CallCancelled):
+                await long.result()
+            with pytest.raises(InvalidArgument, match="needs a payload"):
+                await flows.start(travel)  # type: ignore[arg-type]
+
+    asyncio.run(awaiting())
+
+
+def test_without_versions_an_upgrade_only_checks(url: str) -> None:
+    """Under `boki dev` there is no other code: it says whether what runs now may continue what is recorded."""
+    boki(url, "start", "wait_a_year", "--id", "v-1")
+    until(url, "wait_a_year", "v-1", "suspended")
+    told = boki(url, "upgrade", "wait_a_year", "v-1", "--dry-run").stderr
+    assert "1 workflow can continue with the code of the functions folder" in told
+    assert "name a workflow, or give --all" in boki(url, "upgrade", code=2).stderr
+    boki(url, "kill", "wait_a_year", "v-1")
+    assert "has ended" in boki(url, "upgrade", "wait_a_year", "v-1", code=1).stderr
+    assert "no such workflows" in boki(url, "list", "--version", "3").stderr
+
+
+def test_the_blocking_client_is_made_from_the_other_one() -> None:
+    """Run `python -m tests.unasync` if this fails."""
+    for name, twin in FLOW_TWINS.items():
+        assert (FLOW_FOLDER / twin).read_text(encoding="utf-8") == plain_client(name)

@@ -19,7 +19,7 @@ from boki.dispatch.server.deployed import DeployedFunctions
 from boki.errors import CorruptData, InvalidArgument, NoSuchFunction, Unavailable
 from boki.log.limits import DEFAULT_LIMITS
 from boki.protocol.call_messages import ActivateBundle
-from boki.protocol.calls import Payload
+from boki.protocol.calls import PINNED, ChosenId, Outcome, Payload
 from tests.books.calls.call_world import FaultyPort, WatchedLog, a_call, failing
 from tests.engine.host import HEAD, PATIENCE_S, Gate, Host, drive
 
@@ -313,6 +313,36 @@ def test_a_logged_call_waits_for_the_version_that_has_its_function(tmp_path: Pat
             await made.book.use("1")
             await deployed.until(1)
             assert (await deployed.run(host.call_of("says"))).result == Payload("text", b"one")
+        finally:
+            await deployed.stop()
+            await host.stop(0)
+
+    drive(test())
+
+
+def test_a_pinned_call_runs_with_its_version(tmp_path: Path) -> None:
+    """In processes of its own, also when that version has left the engine, and another engine never had it. A version
+    that nobody has kept gives way to the one that runs.
+    """
+
+    async def test() -> None:
+        async with system(tmp_path) as made:
+            for number, text in ((1, "one"), (2, "two")):
+                await made.deploy(bundle(app=SAYS.format(text)))
+                await made.deployed.until(number)
+        host = Host(None)
+        deployed = Watched(FaultyPort(made.log), host, made.folder, make_host=lambda: Host(None))
+        try:
+            await host.start()
+            await deployed.start()
+
+            async def said(version: int) -> Outcome:
+                chosen = ChosenId("start", attributes={PINNED: version})
+                return await deployed.run(msgspec.structs.replace(host.call_of("says"), chosen=chosen))
+
+            found = await asyncio.gather(*map(said, (1, 2, 1, 7)))
+            assert [outcome.result and outcome.result.data for outcome in found] == [b"one", b"two", b"one", b"two"]
+            assert (deployed.number, set(host.functions)) == (2, {"says"})
         finally:
             await deployed.stop()
             await host.stop(0)

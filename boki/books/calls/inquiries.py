@@ -22,21 +22,23 @@ from boki.books.calls.ledger import (
     Accepted,
     CallEntry,
     Finished,
+    Started,
     Waiting,
     acceptance_tags,
     accepted_at,
+    attributes_of,
     due_at,
     end_tags,
     runs_of,
 )
-from boki.books.calls.lives import ended, run_again
+from boki.books.calls.lives import carry_forward, ended, moved, run_again
 from boki.books.calls.runs import cancelled, shortened
 from boki.books.calls.views import ended_state, listed_state, state_of
 from boki.errors import NoSuchInvocation, NotFound, Trimmed, WrongState
 from boki.libs.fold.retrying import until_answered
 from boki.log.ids import MAX_SEQNUM
 from boki.log.record import Record
-from boki.protocol.calls import OVER, CallFilter, CallPage, InvocationState
+from boki.protocol.calls import OVER, CallFilter, CallPage, InvocationState, Move, version_of
 
 _SCANNED: Final = 2_000
 """Maximum number of ended calls that one page of a list looks at; the next page continues."""
@@ -108,6 +110,33 @@ class Inquiries:
             again = run_again(accepted, self._book.me, entry, now)
             if await self._book.append_after(again, record.seqnum, acceptance_tags(again)):
                 return state_of(again, now, again, now)
+
+    async def move(self, invocation_id: str, to: Move) -> InvocationState:
+        """Pin a call that does not run to another version, by carrying it forward. `WrongState` if it runs, has run
+        since it had that many runs, or has ended.
+        """
+        while True:
+            entry, record = await self._find(invocation_id)
+            if isinstance(entry, Finished):
+                raise WrongState(f"call {invocation_id} has ended ({entry.state})", state=entry.state)
+            accepted, accepted_us = await self._acceptance(entry, record)
+            if version_of(attributes_of(accepted.call)) == to.version:
+                return await self._state_of(entry, record)
+            if accepted.call.chosen is None:
+                raise WrongState(f"call {invocation_id} was not started under an id of its own: it is not pinned")
+            runs = runs_of(entry, record.time)
+            if isinstance(entry, Started) or (isinstance(entry, Accepted) and entry.state == "running"):
+                raise WrongState(f"call {invocation_id} runs now: it can be moved while it waits", state="running")
+            if runs.total != to.attempts:
+                raise WrongState(f"call {invocation_id} has run since it was looked at: look again", state="changed")
+            waiting = self._book.ledger.waiting.get(invocation_id)
+            if waiting is None or waiting.seqnum != record.seqnum:
+                await self._book.newest(invocation_id)
+                continue
+            carried = moved(carry_forward(accepted, accepted_us, waiting, runs), to.version)
+            if await self._book.append_after(carried, record.seqnum, acceptance_tags(carried)):
+                now = self._clock()
+                return state_of(carried, now, carried, now)
 
     async def page(self, wanted: CallFilter) -> CallPage:
         """A page of the calls that match, those that changed last first.

@@ -39,6 +39,7 @@ from boki.libs.fold.codec import RecordCodec
 from boki.libs.fold.fold import Learner
 from boki.protocol.calls import (
     CALLS_BOOK,
+    PINNED,
     Attribute,
     Call,
     CallStatus,
@@ -47,6 +48,7 @@ from boki.protocol.calls import (
     WakeOn,
     ends_tag,
     starts_tag,
+    version_of,
 )
 
 VERSION: Final = 4
@@ -285,8 +287,20 @@ def waiting_of(entry: Accepted, seqnum: int, record_time_us: int) -> Waiting:
         last_started_us=runs.last_us,
         suspension=None if entry.suspension is None else _shared_names(entry.suspension),
         name=name_of(entry.call),
-        attributes=attributes_of(entry.call) or None,
+        attributes=_shared_attributes(attributes_of(entry.call)),
     )
+
+
+def _shared_attributes(attributes: dict[str, Attribute]) -> dict[str, Attribute] | None:
+    """One object for all calls that have nothing but a version."""
+    if not attributes:
+        return None
+    return _only_version(version_of(attributes)) if attributes.keys() == {PINNED} else attributes
+
+
+@lru_cache(maxsize=64)
+def _only_version(version: int) -> dict[str, Attribute]:
+    return {PINNED: version}
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ import msgspec
 
 from boki.books.calls.ledger import Accepted, Finished, Owner, Waiting, accepted_at, attributes_of, name_of
 from boki.books.calls.runs import Runs
-from boki.protocol.calls import Call, Outcome
+from boki.protocol.calls import PINNED, Call, Outcome
 
 
 def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting, runs: Runs) -> Accepted:
@@ -21,6 +21,24 @@ def carry_forward(entry: Accepted, record_time_us: int, waiting: Waiting, runs: 
         runs=runs,
         suspension=waiting.suspension,
     )
+
+
+def pinned(call: Call, version: int) -> Call:
+    """The call as it is accepted: one that asks for the version that runs now is pinned to that."""
+    if call.chosen is None or call.chosen.attributes.get(PINNED) != 0:
+        return call
+    attributes = {name: value for name, value in call.chosen.attributes.items() if name != PINNED}
+    if version:
+        attributes[PINNED] = version
+    return msgspec.structs.replace(call, chosen=msgspec.structs.replace(call.chosen, attributes=attributes))
+
+
+def moved(entry: Accepted, version: int) -> Accepted:
+    """The same call, pinned to another version."""
+    assert entry.call.chosen is not None, "others are not pinned"
+    attributes = {**entry.call.chosen.attributes, PINNED: version}
+    chosen = msgspec.structs.replace(entry.call.chosen, attributes=attributes)
+    return msgspec.structs.replace(entry, call=msgspec.structs.replace(entry.call, chosen=chosen))
 
 
 def run_again(entry: Accepted, owner: Owner, finished: Finished, now_us: int) -> Accepted:

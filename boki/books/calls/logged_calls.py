@@ -34,6 +34,7 @@ from boki.books.calls.ledger import (
     corrected_key,
     request_hash,
 )
+from boki.books.calls.lives import pinned
 from boki.books.calls.runner import Next, Run, Runner
 from boki.books.calls.runs import Runs
 from boki.books.calls.sleepers import Sleepers, WatchingPort
@@ -51,7 +52,16 @@ from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.operations import Failure
-from boki.protocol.calls import Call, CallChange, CallFilter, CallPage, InvocationState, Outcome
+from boki.protocol.calls import (
+    Call,
+    CallChange,
+    CallFilter,
+    CallPage,
+    InvocationState,
+    Move,
+    Outcome,
+    version_of,
+)
 from boki.retry import MAX_DELAY_S
 
 _log = logging.getLogger("boki.protocol.calls")
@@ -86,7 +96,10 @@ class LoggedCalls:
         max_waiting: int = 200_000,
         max_suspended: int = 250_000,
         limits: Limits = DEFAULT_LIMITS,
+        version: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`version`: of the functions that run here; 0: they have none."""
+        self._version = version
         self._book = CallBook(port, me, limits, clock)
         self._inquiries = Inquiries(self._book, keep_s, clock)
         self._runner = Runner(self._book, run, clock)
@@ -129,6 +142,11 @@ class LoggedCalls:
     def suspended_count(self) -> int:
         """Calls that are suspended, at all engines."""
         return self._book.ledger.suspended_count
+
+    def versions_in_use(self) -> frozenset[int]:
+        """The versions that unfinished calls are pinned to."""
+        found = {version_of(waiting.attributes) for waiting in self._book.ledger.waiting.values()}
+        return frozenset(found - {0})
 
     @property
     def running_count(self) -> int:
@@ -246,6 +264,8 @@ class LoggedCalls:
             return await self.cancel(invocation_id)
         if change == "retry":
             return await self.retry(invocation_id)
+        if isinstance(change, Move):
+            return await self._shielded(self._inquiries.move(invocation_id, change), invocation_id, _ACCEPT_TIMEOUT_S)
         return await self.state(invocation_id, wait_s)
 
     def other_owner(self, invocation_id: str) -> NodeId | None:
@@ -291,6 +311,7 @@ class LoggedCalls:
         begins = not delay_us and (is_urgent or has_room)
         if call.chosen is not None and call.chosen.copies:
             call = await copied(self._book, call, call.chosen.copies)
+        call = pinned(call, self._version())
         entry = Accepted(call, request_hash(call, delay_us), delay_us, owner=self._me)
         if begins:  # its first run is on record with it
             entry = msgspec.structs.replace(entry, starts=1, state="running", runs=Runs(1))

@@ -21,6 +21,7 @@ from boki.books.calls.ledger import (
     Suspended,
     Waiting,
     accepted_at,
+    attributes_of,
     due_at,
     runs_of,
 )
@@ -29,7 +30,7 @@ from boki.books.calls.runs import Runs, engine_lost, is_refusal, policy_of, refu
 from boki.errors import BokiError
 from boki.host.lines import FACTS, SPEAKER, speaker
 from boki.log.operations import Append, Failure
-from boki.protocol.calls import Call, InvocationState, Outcome
+from boki.protocol.calls import Call, InvocationState, Outcome, version_of
 
 _log = logging.getLogger("boki.protocol.calls")
 
@@ -76,7 +77,7 @@ class Runner:
             job = taken
         outcome = await self._run_once(job, loaded[0].call)
         if outcome is None:
-            return None
+            return self._clock() if job.is_begun and _was_moved(job, loaded[0].call) else None
         if is_refusal(outcome):
             job.refusals += 1
             job.offered_us = self._clock() + refused_again_us(job.refusals)
@@ -142,11 +143,11 @@ class Runner:
         before the record is durable, the run is not counted, and the heir begins it under the same number.
         """
         if job.is_begun or job.waiting.state != "suspended":
-            begins = await self._begin(job)
+            begins = await self._begin(job, call)
             call = msgspec.structs.replace(call, run=job.runs.total, attempt=job.waiting.starts)
             return await self._outcome(call) if begins else None
         number = job.runs.total + 1
-        begin = asyncio.ensure_future(self._begin(job))
+        begin = asyncio.ensure_future(self._begin(job, call))
         begin.add_done_callback(lambda begun: None if _is_true(begun) else self.cancel(call.id))
         try:
             outcome = await self._outcome(msgspec.structs.replace(call, run=number, attempt=1))
@@ -154,8 +155,10 @@ class Runner:
         finally:
             begin.cancel()
 
-    async def _begin(self, job: _Job) -> bool:
-        """Record that a run begins, unless that has been done; False if the call is over, or another's, by now."""
+    async def _begin(self, job: _Job, call: Call) -> bool:
+        """Record that a run begins, unless that has been done; False if the call is over, another's, or pinned to
+        another version by now.
+        """
         if not job.is_begun:
             runs = job.runs.begun(self._clock())
             begun = await self._book.begin(job.waiting, runs)
@@ -163,7 +166,7 @@ class Runner:
                 return False
             job.waiting, job.runs, job.is_begun = begun, runs, True
         found = self._book.ledger.waiting.get(job.waiting.id)
-        return found is not None and found.owner == self._book.me
+        return found is not None and found.owner == self._book.me and not _was_moved(job, call)
 
     async def _outcome(self, call: Call) -> Outcome | None:
         """Run the body; None if the call was cancelled meanwhile."""
@@ -214,6 +217,12 @@ class Runner:
         times = accepted_at(entry, record_time_us), due_at(entry, record_time_us)
         finished = ended(call, outcome, *times, runs, job.waiting.accepted_seqnum)
         return await self._book.finish(finished, appends)
+
+
+def _was_moved(job: _Job, call: Call) -> bool:
+    """Whether the call was pinned to another version than it was loaded with."""
+    is_known = bool(job.waiting.function)  # else a version that had no attributes has written it
+    return is_known and version_of(job.waiting.attributes) != version_of(attributes_of(call))
 
 
 def _is_true(done: asyncio.Future[bool]) -> bool:

@@ -5,7 +5,9 @@ A bundle is uploaded in pieces, under a tag of its own; then one record makes it
 condition that its last record is the one that their writer has seen, so that versions are numbered without gaps however
 many deploy at once. The last of them says what runs.
 
-The book is trimmed from the bottom: the last `KEPT_VERSIONS` are kept, and the one that runs.
+The book is trimmed from the bottom: the last `KEPT_VERSIONS` are kept, the one that runs, and those that unfinished
+calls were pinned to when the last one was deployed. A call that is pinned to a version which ran a moment ago is safe,
+too: that is one of the last.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Deployed(msgspec.Struct, frozen=True, array_like=True, tag="deployed"):
     functions: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     """Modules that could not be loaded when it was deployed all the same."""
+    in_use: tuple[int, ...] = ()
+    """Earlier versions that calls were pinned to at that time."""
 
 
 class Used(msgspec.Struct, frozen=True, array_like=True, tag="used"):
@@ -66,6 +70,7 @@ class Versions(Fold[Entry]):
         self.previous: Deployed | None = None
         """What ran before it, if that was another version."""
         self._deployed: dict[int, tuple[Deployed, int]] = {}
+        self._in_use: frozenset[int] = frozenset()
 
     def apply(self, seqnum: int, time_us: int, entry: Entry) -> None:
         """Take in the next record; one that was folded before changes nothing."""
@@ -74,6 +79,7 @@ class Versions(Fold[Entry]):
         self.last_seqnum = seqnum
         if isinstance(entry, Deployed):
             self._deployed[entry.number] = (entry, time_us)
+            self._in_use = frozenset(entry.in_use)
             self._run(entry)
         elif isinstance(entry, Used) and entry.number in self._deployed:
             self._run(self._deployed[entry.number][0])
@@ -88,7 +94,8 @@ class Versions(Fold[Entry]):
         lowest = max(self._deployed, default=0) - KEPT_VERSIONS + 1
         if self.active is not None:
             lowest = min(lowest, self.active.number)
-        self._deployed = {number: kept for number, kept in self._deployed.items() if number >= lowest}
+        kept = {number for number in self._deployed if number >= lowest or number in self._in_use}
+        self._deployed = {number: self._deployed[number] for number in self._deployed if number in kept}
 
     @property
     def next_number(self) -> int:

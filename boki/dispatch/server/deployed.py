@@ -2,7 +2,8 @@
 
 Bundles are unpacked below the engine's data directory, under the hash of their bytes. That folder is a cache which each
 start makes again from the log: what a power cut has left of it is never trusted. Versions that can be gone back to stay
-unpacked, so that calls which began in one find its files for as long as they run.
+unpacked, so that calls which began in one find its files for as long as they run. A logged call that is pinned to
+another version runs with that one (`boki.dispatch.server.earlier`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,16 +23,17 @@ from boki.api.port import LogPort
 from boki.books.functions.bundle import File, read_bundle
 from boki.books.functions.version_book import VersionBook
 from boki.books.functions.versions import Deployed, Versions
+from boki.dispatch.server.earlier import EarlierVersions
 from boki.dispatch.server.pools import FunctionHost
-from boki.errors import BokiError, CorruptData, InvalidArgument, Unavailable
+from boki.errors import BokiError, CorruptData, InvalidArgument, NotFound, Trimmed, Unavailable
+from boki.libs.fold.retrying import Backoff
 from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.protocol.call_messages import ActivateBundle, BundleActivated
-from boki.protocol.calls import Call, ModuleInfo, Outcome
+from boki.protocol.calls import Call, ModuleInfo, Outcome, version_of
 
 _log = logging.getLogger("boki.functions")
 
-_RETRY_S: Final = 1.0
-_MAX_RETRY_S: Final = 60.0
+_AGAIN: Final = Backoff(first_s=1.0, longest_s=60.0, jitter=0.0)
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -45,8 +48,12 @@ class DeployedFunctions:
         limits: Limits = DEFAULT_LIMITS,
         *,
         runs_at_start: bool = True,
+        make_host: Callable[[], FunctionHost] | None = None,
     ) -> None:
-        """`runs_at_start` False: what is deployed now is not run, only what is deployed or chosen from now on."""
+        """`runs_at_start` False: what is deployed now is not run, only what is deployed or chosen from now on.
+
+        `make_host` makes one more host, without functions, for calls that are pinned to an earlier version.
+        """
         self.number = 0
         """The version that runs here; 0: none has been deployed, or none runs."""
         self._runs_at_start = runs_at_start
@@ -62,6 +69,9 @@ class DeployedFunctions:
         self._checked: Counter[str] = Counter()
         """Bundles that are looked at now, and must not be removed."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._earlier = EarlierVersions(make_host, self._folder_of) if make_host is not None else None
+        self.in_use: Callable[[], frozenset[int]] | None = None
+        """The versions that calls are pinned to; None: not known here, so all that are kept count."""
 
     async def start(self) -> None:
         """Run what is deployed, and follow the book from then on. `BokiError` if the book cannot be read."""
@@ -82,8 +92,10 @@ class DeployedFunctions:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(book.follow(self._on_change)), loop.create_task(self._keep_up())]
 
-    async def stop(self) -> None:
-        """Follow no more; what runs continues."""
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Follow no more, and end earlier versions; the one that runs continues."""
+        if self._earlier is not None:
+            await self._earlier.stop(drain_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -91,7 +103,18 @@ class DeployedFunctions:
     async def run(self, call: Call) -> Outcome:
         """Run a logged call. A function that is unknown here may be one of the version that is still to run: then the
         call is refused for now (`Unavailable`). It was accepted, so it must not fail permanently.
+
+        A call that is pinned to another version runs with that one. If it is not kept any more, what runs here takes
+        the call: a workflow then compares its history with the code, and stops where they differ.
         """
+        pinned = version_of(None if call.chosen is None else call.chosen.attributes)
+        if pinned and pinned != self.number and self._earlier is not None:
+            try:
+                return await self._earlier.call(pinned, call)
+            except (NotFound, Trimmed) as error:
+                _log.warning("call %s is pinned to a version that cannot be had: %s", call.id, error)
+            except OSError as error:
+                raise Unavailable(f"version {pinned} of the functions cannot be run here now: {error}") from None
         if self._is_unsettled and call.function not in self._functions.functions:
             raise Unavailable(f"{call.function!r} is not among the functions that run here, and another version is due")
         return await self._functions.call(call, until_gone=True)
@@ -130,8 +153,12 @@ class DeployedFunctions:
                 field="functions",
             )
         functions = tuple(sorted(info.name for module in modules for info in module.functions))
+        kept = (each.number for each in self._versions.kept)
+        in_use = tuple(sorted(kept if self.in_use is None else self.in_use()))
         version = await book.activate(
-            Deployed(0, asked.bundle_hash, asked.size_bytes, asked.upload, asked.first_seqnum, functions, broken)
+            Deployed(
+                0, asked.bundle_hash, asked.size_bytes, asked.upload, asked.first_seqnum, functions, broken, in_use
+            )
         )
         return BundleActivated(asked.request, book.positions, version.number, tuple(modules))
 
@@ -152,8 +179,7 @@ class DeployedFunctions:
                 failures += 1
                 self._changed.clear()
                 with suppress(TimeoutError):
-                    delay_s = min(_RETRY_S * 2 ** min(failures - 1, 10), _MAX_RETRY_S)
-                    await asyncio.wait_for(self._changed.wait(), delay_s)
+                    await asyncio.wait_for(self._changed.wait(), _AGAIN.pause_s(failures))
 
     async def _try_to_run(self, version: Deployed) -> bool:
         """Fetch and run the version; False, and what ran before runs on, if that does not succeed."""
@@ -169,6 +195,11 @@ class DeployedFunctions:
         kept = {kept.bundle_hash for kept in self._versions.kept} | set(+self._checked)
         await asyncio.to_thread(self._remove_others, kept)
         return True
+
+    async def _folder_of(self, number: int) -> Path:
+        """The files of a version that is kept. `NotFound`"""
+        book = VersionBook(self._port, self._limits)
+        return await self._unpack(book, (await book.versions()).find(str(number)))
 
     async def _unpack(self, book: VersionBook, version: Deployed) -> Path:
         """The folder of the bundle, with all its files or not there at all."""

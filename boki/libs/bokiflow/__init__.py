@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from boki.libs.bokiflow.client import FlowClient, FlowHandle
+    from boki.libs.bokiflow.client_blocking import BlockingFlowClient, BlockingFlowHandle
     from boki.libs.bokiflow.flowing import Child, flow
     from boki.libs.bokiflow.gates.spec import Limit
     from boki.libs.bokiflow.handles import Handle, WorkflowState
@@ -27,9 +29,13 @@ if TYPE_CHECKING:
     from boki.libs.bokiflow.workflows import Workflow, workflow
 
 __all__ = [
+    "BlockingFlowClient",
+    "BlockingFlowHandle",
     "Child",
     "CompensationFailed",
     "Diverged",
+    "FlowClient",
+    "FlowHandle",
     "FlowLock",
     "Handle",
     "HeldLock",
@@ -52,6 +58,8 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    **dict.fromkeys(("FlowClient", "FlowHandle"), "client"),
+    **dict.fromkeys(("BlockingFlowClient", "BlockingFlowHandle"), "client_blocking"),
     **dict.fromkeys(("Child", "flow"), "flowing"),
     "Limit": "gates.spec",
     **dict.fromkeys(("FlowLock", "HeldLock"), "locks.block"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
-from boki.extending import Attribute, CallsById, InvocationState, Payload
+import msgspec
+
+from boki import NoSuchInvocation
+from boki.extending import OVER, Attribute, CallsById, InvocationState, Payload
 
 
 class Beginning(NamedTuple):
@@ -24,6 +27,15 @@ class Beginning(NamedTuple):
     if_ended: Literal["use", "fail", "again"] = "fail"
 
 
+class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What is asked of the code of a workflow: one of its queries."""
+
+    invocation_id: str
+    flow_id: str
+    query: str
+    payload: Payload
+
+
 class KnownCalls(Protocol):
     """Logged calls that were started: those of `CallsById` in a function, or a gateway's."""
 
@@ -32,6 +44,14 @@ class KnownCalls(Protocol):
 
     async def cancel(self, invocation_id: str) -> InvocationState:
         """End a call. `WrongState` if it has ended otherwise, `NoSuchInvocation`."""
+
+
+async def has_ended(calls: KnownCalls, invocation_id: str) -> bool | None:
+    """Whether a call has ended by now; None: whoever is asked does not know it, not yet or not any more."""
+    try:
+        return (await calls.state(invocation_id)).state in OVER
+    except NoSuchInvocation:
+        return None
 
 
 class Calls(KnownCalls, Protocol):

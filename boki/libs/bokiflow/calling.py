@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from boki import BokiError, Context, NoSuchInvocation, WrongState
-from boki.extending import OVER, CallsById, Failure, Function, InvocationState
+from boki.extending import OVER, PINNED, Attribute, CallsById, Failure, Function, InvocationState, version_of
 from boki.libs.bokiflow.closing import ask_to_end, kill_tree
 from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.history import Scopes
@@ -28,6 +28,8 @@ class Calling:
         self._calls = CallsById(ctx)
         self._run_id = ctx.invocation_id
         self._scopes = scopes
+        chosen = self._calls.chosen
+        self._version = 0 if chosen is None else version_of(chosen.attributes)
 
     async def perform(self, work: CallWork, n: int) -> Result:
         """Start the call, unless that was done before, and wait for its end, as the work says."""
@@ -44,7 +46,7 @@ class Calling:
                     start=f"{self._scopes.at(n)} {work.name}",
                     name=work.call_name,
                     reports_to=self._run_id,
-                    attributes={CHILD: f"{n} {work.closes_by}"} | ({} if work.base is None else {JOINS: True}),
+                    attributes=self._attributes_of(work, n),
                     watcher=self._watcher_of(work),
                 )
             if not work.awaits:
@@ -58,6 +60,11 @@ class Calling:
                 raise  # a start was acknowledged, so the call is there: whoever was asked had not seen it yet
             return Result(None, Failure.of(error))
 
+    def _attributes_of(self, work: CallWork, n: int) -> dict[str, Attribute]:
+        """A child runs with the version of its parent, which knows how to call that one."""
+        found: dict[str, Attribute] = {CHILD: f"{n} {work.closes_by}", PINNED: self._version}
+        return found if work.base is None else {**found, JOINS: True}
+
     def _watcher_of(self, work: CallWork) -> str:
         """What lets workflows of that name begin waits for the ends of those that have a limit."""
         own = self._ctx.logbook.name
@@ -67,10 +74,6 @@ class Calling:
             return ""
         info = Function.of(work.target).info
         return gate_id_of(info.name, work.book or info.book or own)
-
-    async def has_ended(self, work: CallWork) -> bool:
-        """Whether the call has ended by now."""
-        return (await self._calls.state(work.invocation_id)).state in OVER
 
     async def close(self, work: CallWork) -> None:
         """The workflow has ended, and this call of it has not: do what its policy says."""

@@ -89,10 +89,6 @@ class Carrier:
         """Whether nothing is under way that would run again in another execution."""
         return not self.calls and not self.steps
 
-    async def has_ended(self, work: CallWork) -> bool:
-        """Whether a call has ended by now."""
-        return await self._calling.has_ended(work)
-
     def release(self) -> None:
         """Begin what was held until the journal was durable this far."""
         while self.held and self.held[0][0] <= self._journal.durable:

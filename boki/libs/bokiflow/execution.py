@@ -20,7 +20,8 @@ from random import Random
 from typing import Any, Final
 
 from boki import BokiError, Context
-from boki.extending import Payload, Suspend, WakeOn, ends_of
+from boki.extending import CallsById, Payload, Suspend, WakeOn, ends_of
+from boki.libs.bokiflow.beginning import has_ended
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.carrying import Carrier
 from boki.libs.bokiflow.clocks import FlowClock, FlowTimer, clock_of
@@ -194,6 +195,7 @@ class Execution:
 
     def _on_kept(self, error: BaseException | None) -> None:
         """A question was answered, or something was written."""
+        self._events += 1
         if self._ended.done():
             return
         if error is not None or self.journal.is_overtaken or self.journal.error is not None:
@@ -434,12 +436,16 @@ class Execution:
             ends = ends_of(self._id)
             last = await self._ctx.logbook_named(ends.book).check_tail(ends.tag)
             wakes.append(ends_of(self._id, last.next_seqnum if last is not None else 0))
+            known = CallsById(self._ctx)
             for command in calls:
-                if isinstance(command.work, CallWork) and await self._carrier.has_ended(command.work):
-                    return
+                assert isinstance(command.work, CallWork)
+                if await has_ended(known, command.work.invocation_id) is not False:
+                    return  # its end is about to come, or its start is under way
         if self.inbox.letters:
             self._deliver()
         if self._events != events or journal.is_overtaken or self._ended.done():
+            return
+        if self._keeper.is_busy:  # what had come before this began made the body ask, and it has no answer yet
             return
         if self._attempt_count != attempt_count:  # the log was slow, and an attempt was due meanwhile
             return

@@ -13,6 +13,7 @@ from boki import BokiError, DeadlineExceeded, InvalidArgument, LogBook, NoSuchIn
 from boki.extending import (
     ATTENDS,
     OVER,
+    PINNED,
     Attribute,
     Failure,
     InvocationState,
@@ -20,8 +21,9 @@ from boki.extending import (
     decode_any,
     encode_any,
     invocation_id_of,
+    version_of,
 )
-from boki.libs.bokiflow.beginning import Beginning, Calls
+from boki.libs.bokiflow.beginning import Beginning, Calls, QueryRequest
 from boki.libs.bokiflow.closing import CLOSER
 from boki.libs.bokiflow.gates.marks import LIMIT
 from boki.libs.bokiflow.records import (
@@ -38,9 +40,10 @@ from boki.libs.bokiflow.records import (
     inbox_tag,
     note_of,
 )
-from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded, no_such_workflow
+from boki.libs.bokiflow.refusals import Diverged, NoSuchWorkflow, WorkflowEnded, no_such_workflow
 from boki.libs.bokiflow.replaying import Runnable, ask_query
 from boki.libs.bokiflow.rewinding import fork, rewind
+from boki.libs.bokiflow.upgrading import Upgrade, upgrade
 from boki.libs.bokiflow.work import CHILD, JOINS
 from boki.libs.fold.arguments import check_key
 
@@ -69,6 +72,8 @@ class WorkflowState(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None
     attributes: dict[str, Attribute] = {}
     """What it was started with to be found by. "boki:schedule" names the schedule that has started it."""
+    version: int = 0
+    """The deployed version that it is pinned to; 0: it runs with the code that is there."""
 
 
 class Handle(Generic[R]):
@@ -151,13 +156,32 @@ class Handle(Generic[R]):
         return await self._answer(update_id, seqnum + 1)
 
     async def query(self, name: str, payload: Any = None) -> Any:
-        """What its handler of that query says now. Nothing happens, and nothing waits: a replay in this process tells.
+        """What its handler of that query says now. Nothing happens, and nothing waits: a replay in this process tells,
+        or one with the version that the workflow is pinned to, if this process has other code.
 
         Also of one that has ended. `InvalidArgument` if it has no such query.
         """
         if self._code is None:
             raise InvalidArgument(f"the code of {self.workflow} is not in this process: query it from a function")
-        return await ask_query(self._logbook, self._code, self.invocation_id, self.id, name, payload)
+        try:
+            return await ask_query(self._logbook, self._code, self.invocation_id, self.id, name, payload)
+        except Diverged:
+            state = await self._state()
+            if not version_of(state.attributes):
+                raise
+        return await self._query_there(state, name, encode_any(payload, "payload of a query"))
+
+    async def _query_there(self, pinned: InvocationState, name: str, payload: Payload) -> Any:
+        call, run = (
+            uuid4().hex,
+            Payload("bytes", msgspec.msgpack.encode(QueryRequest(pinned.id, self.id, name, payload))),
+        )
+        attributes: dict[str, Attribute] = {ATTENDS: "query", PINNED: version_of(pinned.attributes)}
+        await self._calls.begin(Beginning(pinned.function, pinned.book, call, call, self.id, attributes, run))
+        state = await self._calls.state(call, _LONGEST_WAIT_S)
+        if state.failure is not None:
+            raise state.failure.error()
+        return None if state.result is None else decode_any(state.result, f"answer of query {name}")
 
     async def resolve(self, promise: str, value: Any = None) -> None:
         """Give the promise of that name its value. The first value or error counts."""
@@ -189,7 +213,7 @@ class Handle(Generic[R]):
         except WrongState as error:
             raise WorkflowEnded(f"{self!r} has ended: it cannot be killed", **error.details) from None
         except NoSuchInvocation:
-            raise no_such_workflow(self.workflow, self.id) from None
+            raise no_such_workflow(self.workflow, self.id, self.book) from None
 
     async def pause(self, reason: str = "") -> None:
         """Let the steps that run come to their end, and begin nothing more until `resume`. Messages are kept."""
@@ -228,6 +252,20 @@ class Handle(Generic[R]):
         run = invocation_id_of(state.function, state.book, new_id)
         return Handle(self.workflow, new_id, run, self._calls, self._logbook, self._decode, self._code)
 
+    async def upgrade(self, version: int | None = None, *, dry_run: bool = False) -> Upgrade:
+        """Have it continue with that deployed version of the code, or the one that runs now, if what is recorded of it
+        does not diverge under that. `dry_run`: only tell whether it does not.
+
+        `Diverged`, with both sides named, and it stays where it is. `WrongState` if it ran all the time, or has ended.
+        """
+        found = await upgrade(self._calls, await self._state(), version, is_dry=dry_run)
+        if found.diverges:
+            stays = f"stays with version {found.before}: with {found.version}" if found.version else "would be paused"
+            raise Diverged(f"{self!r} {stays}, {found.diverges}")
+        if found.is_busy:
+            raise WrongState(f"{self!r} runs all the time: pause it, move it, and resume it", state="running")
+        return found
+
     # in between
 
     async def _send(self, note: Note, key: str | None) -> int:
@@ -257,7 +295,7 @@ class Handle(Generic[R]):
         try:
             return await self._calls.state(self.invocation_id, wait_s)
         except NoSuchInvocation:
-            raise no_such_workflow(self.workflow, self.id) from None
+            raise no_such_workflow(self.workflow, self.id, self.book) from None
 
 
 def closer_of(state: InvocationState) -> Beginning:
@@ -278,7 +316,7 @@ def _value(result: Result) -> Any:
     return None if result.value is None else decode_any(result.value, "answer")
 
 
-_INTERNAL: Final = frozenset((ATTENDS, CHILD, JOINS, LIMIT))
+_INTERNAL: Final = frozenset((ATTENDS, CHILD, JOINS, LIMIT, PINNED))
 """Attributes that are of no use to people."""
 
 
@@ -301,7 +339,6 @@ def state_of(flow_id: str, call: InvocationState) -> WorkflowState:
         wakes_us=call.suspension.wake_us if call.suspension is not None else 0,
         note=note,
         failure=call.failure,
-        attributes={
-            name: value for name, value in call.attributes.items() if name not in (ATTENDS, CHILD, JOINS, LIMIT)
-        },
+        attributes={name: value for name, value in call.attributes.items() if name not in _INTERNAL},
+        version=version_of(call.attributes),
     )

@@ -19,10 +19,8 @@ from boki import BokiError, ConditionFailed, Expect, LogBook, NewRecord
 from boki.extending import begin_append, leave_append
 from boki.libs.bokiflow.history import History
 from boki.libs.bokiflow.records import Began, Ended, Entry, Fact, encode_entry
-from boki.libs.fold.retrying import until_answered
+from boki.libs.fold.retrying import PATIENT, until_answered
 
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
 PAGE_RECORDS: Final = 1_000
 
 
@@ -195,8 +193,9 @@ class JournalWriter:
         self, group: Sequence[NewRecord], when: Sequence[Expect], mine: list[bytes]
     ) -> Sequence[int] | None:
         """Append the group until the log has decided; None: it stands nowhere, and never will."""
-        pause_s, is_doubtful = _FIRST_PAUSE_S, False
+        tries, is_doubtful = 0, False
         while True:
+            tries += 1
             try:
                 return await self._logbook.append_many(group, when=tuple(when))
             except BokiError as error:
@@ -214,8 +213,7 @@ class JournalWriter:
                     return range(last + 1 - len(group), last + 1)  # a group's records are neighbours
                 self.is_overtaken = bool(stood)
                 return None
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            await asyncio.sleep(PATIENT.pause_s(tries))
 
     def _append(self, place: int, data: list[bytes]) -> None:
         self.append_count += 1
@@ -265,12 +263,12 @@ class JournalWriter:
     async def _settle(self, error: BokiError) -> None:
         """Find out which records stand in the journal, and append the others."""
         me = asyncio.current_task()
-        pause_s = 0.0
+        tries = 0
         while (others := {task for task in self._in_flight if task is not me}) or not self._is_final(error):
             if others:
                 await asyncio.wait(others)
-            await asyncio.sleep(pause_s)
-            pause_s = min(max(pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            await asyncio.sleep(PATIENT.pause_s(tries) if tries else 0)
+            tries += 1
             try:
                 await self._resend()
                 break

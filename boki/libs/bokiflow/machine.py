@@ -256,7 +256,8 @@ class Machine:
         command = Command(self._number(), work, self)
         recorded = None if self.is_live else self._history.fact(command.n)
         if recorded is not None and not _matches(recorded, work):
-            self._diverge(recorded, f"started {command}")
+            is_other = isinstance(recorded, Done) and recorded.name == work.name
+            self._diverge(recorded, f"started {command}{' with other arguments' if is_other else ''}")
             return command.future
         self._commands[command.n] = command
         if self.is_live:

@@ -183,10 +183,12 @@ def unfinished(workflow: str, handlers: list[str]) -> UnfinishedHandlers:
     )
 
 
-def no_such_workflow(workflow: str, flow_id: str) -> NoSuchWorkflow:
-    """The error."""
+def no_such_workflow(workflow: str, flow_id: str, book: str) -> NoSuchWorkflow:
+    """The error. Each book has ids of its own."""
     return NoSuchWorkflow(
-        f"no {workflow} was started under the id {flow_id!r}, or it ended longer ago than calls are kept: start it",
+        f"no {workflow} was started under the id {flow_id!r} in book {book!r}, or it ended longer ago than calls are "
+        "kept: start it, or name another book",
         workflow=workflow,
         id=flow_id,
+        book=book,
     )

@@ -38,8 +38,8 @@ class Runnable(Protocol):
 
     name: str
     fn: Any
-    keep_s: float
-    """For how long after its end its history is kept."""
+    keep_s: float | None
+    """For how long after its end its history is kept; None: as the system says."""
     continue_after: int
     """After this many steps, timers and calls `flow.continue_if_long` begins it as new."""
 
@@ -125,6 +125,25 @@ async def ask_query(
             "none",
             field="query",
         )
+
+    def ask(machine: Machine, context: Variables) -> Any:
+        if machine.diverged is not None:
+            raise machine.diverged
+        return context.run(machine.mailbox.query, query, payload)
+
+    return await at_the_end(logbook, workflow, invocation_id, flow_id, history, begun_with, ask)
+
+
+async def at_the_end(
+    logbook: LogBook,
+    workflow: Runnable,
+    invocation_id: str,
+    flow_id: str,
+    history: History,
+    begun_with: Payload,
+    look: Callable[[Machine, Variables], T],
+) -> T:
+    """What `look` finds where the journal and the inbox end, by a replay in this process. Nothing else happens."""
     taken = history.continued.taken if history.continued is not None else ()
     inbox = InboxReader(logbook, inbox_tag(invocation_id), history.cursor, taken, _nothing, history.forgotten)
     await inbox.read_to_end()
@@ -144,16 +163,11 @@ async def ask_query(
             hand_over(inbox.letters.popleft())
             yield from _questions(machine)
 
-    def ask() -> Any:
-        if machine.diverged is not None:
-            raise machine.diverged
-        return context.run(machine.mailbox.query, query, payload)
-
     replaying, way = all_of_it(), Way(logbook)
     try:
         while await between_tasks(lambda: next(replaying, _OVER)) is not _OVER:
             await _answer(machine, way)
-        return await between_tasks(ask)
+        return await between_tasks(partial(look, machine, context))
     finally:
         machine.put_away()
 

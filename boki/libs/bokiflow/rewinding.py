@@ -13,7 +13,7 @@ from typing import Final
 from uuid import uuid4
 
 from boki import AlreadyExists, ConditionFailed, Expect, LogBook, NoSuchInvocation, WrongState
-from boki.extending import OVER, InvocationState, calls_reporting_to, ends_of, invocation_id_of
+from boki.extending import OVER, PINNED, InvocationState, calls_reporting_to, ends_of, invocation_id_of
 from boki.libs.bokiflow.beginning import Beginning, Calls
 from boki.libs.bokiflow.branching import (
     Branch,
@@ -71,7 +71,14 @@ async def rewind(calls: Calls, logbook: LogBook, call: InvocationState, step: in
     await logbook.append(encode_note(Resumed()), [inbox_tag(run)])
     if call.state in OVER:
         again = Beginning(
-            call.function, call.book, run, start, call.name, call.attributes, copies=run, if_ended="again"
+            call.function,
+            call.book,
+            run,
+            start,
+            call.name,
+            {**call.attributes, PINNED: 0},  # it may have failed for want of the code that runs now
+            copies=run,
+            if_ended="again",
         )
         await calls.begin(again)
     return branch.n
@@ -104,7 +111,7 @@ async def fork(calls: Calls, logbook: LogBook, call: InvocationState, step: int 
     await _write(logbook, journal_tag(new_run), before.place, journal)
     payload = history.continued.payload if history.continued is not None else recorded_payload(history)
     attributes = {name: value for name, value in call.attributes.items() if not name.startswith("boki:")}
-    attributes[FORKED_FROM] = call.name
+    attributes |= {FORKED_FROM: call.name, PINNED: 0}
     copies = "" if payload is not None else run
     await calls.begin(Beginning(call.function, call.book, new_run, start, new_id, attributes, payload, copies))
     return branch.n

@@ -7,12 +7,15 @@ which pauses it.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
-from boki import Context, InvalidArgument
+from boki import Context, InvalidArgument, NoSuchInvocation
 from boki.extending import CallsById, Function, Payload, Suspend, WakeOn, decode_any, encode_any
+from boki.libs.bokiflow.beginning import QueryRequest
 from boki.libs.bokiflow.body import Body, ContinueAsNew
 from boki.libs.bokiflow.calling import Calling
 from boki.libs.bokiflow.closing import CLOSER, close_and_look_again
@@ -26,8 +29,10 @@ from boki.libs.bokiflow.records import inbox_tag, journal_tag
 from boki.libs.bokiflow.refusals import Diverged, Unreadable
 from boki.libs.bokiflow.replaying import Runnable, ask_query, join, read_base, read_history
 from boki.libs.bokiflow.schedules.attendant import attend_schedule
-from boki.libs.bokiflow.sweeping import Sweeps, place_of
+from boki.libs.bokiflow.sweeping import Sweeps, kept_s, place_of
+from boki.libs.bokiflow.upgrading import CHECKER, MOVER, move
 from boki.libs.bokiflow.work import JOINS
+from boki.libs.fold.retrying import until_answered
 
 _NO_PAYLOAD = Payload("bytes", b"")
 _NOTE_CHARS = 200
@@ -79,7 +84,7 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
         if base is not None:
             join(body, base)
         execution = Execution(
-            ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1, keep_s=workflow.keep_s
+            ctx, workflow.name, history, body, life, is_woken=ctx.run_number > 1, keep_s=kept_s(ctx, workflow.keep_s)
         )
         try:
             try:
@@ -105,21 +110,13 @@ async def run_workflow(ctx: Context, workflow: Limited, arguments: tuple[Any, ..
 
 async def _check_losses(ctx: Context) -> None:
     """Pause a workflow whose runs are lost again and again."""
-    if CallsById(ctx).attempt > MAX_LOSSES:
-        await _pause(
-            ctx,
-            f"its worker process or its engine was lost {MAX_LOSSES} times in a row while it ran: look for a crash, or "
-            "for a step that needs more memory than memory_bytes allows, then resume it",
-        )
-
-
-class QueryRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What a gateway asks of the code of a workflow: one of its queries."""
-
-    invocation_id: str
-    flow_id: str
-    query: str
-    payload: Payload
+    calls = CallsById(ctx)
+    if calls.attempt > MAX_LOSSES:
+        why = "its worker process or its engine was lost"
+        with suppress(NoSuchInvocation):  # whoever is asked may not have heard of it yet
+            last = (await until_answered(partial(calls.state, ctx.invocation_id))).last_error
+            why = why if last is None else last.message
+        await _pause(ctx, f"lost {MAX_LOSSES} times in a row: {why}")
 
 
 async def _answer_query(ctx: Context, workflow: Runnable) -> Payload:
@@ -134,8 +131,10 @@ async def _attend(ctx: Context, workflow: Limited, what: str) -> Any:
     """The call does not run the body: it is an attendant (`boki.libs.bokiflow.attending`), or answers a query."""
     if what == "query":
         return await _answer_query(ctx, workflow)
+    if what in (MOVER, CHECKER):
+        return await move(ctx, workflow, is_dry=what == CHECKER)
     if what == CLOSER:
-        return await close_and_look_again(ctx, workflow.keep_s)
+        return await close_and_look_again(ctx, kept_s(ctx, workflow.keep_s))
     if what == "schedule":
         watcher = "" if workflow.limit is None else gate_id_of(workflow.name, ctx.logbook.name)
         await attend_schedule(ctx, workflow.name, watcher)
@@ -151,7 +150,7 @@ async def _clean_up(ctx: Context, workflow: Runnable, body: Body) -> None:
     calling = Calling(ctx, body.scopes)
     for work in body.children.values():
         await calling.close(work)
-    ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, workflow.keep_s)
+    ctx.logbook.session.shared(Sweeps).workflow_ended(ctx, kept_s(ctx, workflow.keep_s))
 
 
 def _payload_of(workflow: Runnable, again: ContinueAsNew) -> Payload:

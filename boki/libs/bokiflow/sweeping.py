@@ -22,8 +22,6 @@ from boki.libs.fold.retrying import Backoff, until_answered
 
 _log = logging.getLogger("boki.libs")
 
-KEEP_S: Final = 24 * 3_600.0
-"""For how long the history of an ended workflow is kept if its decorator says nothing: as long as its result."""
 _SHARE: Final = 10
 """A look is due after this part of the time."""
 _LEAST_US: Final = 1_000_000
@@ -33,6 +31,11 @@ _AT_ONCE: Final = 20
 _TRIES: Final = Backoff(tries=5)
 _NEVER: Final = (1 << 62) - 1
 """As many records no tag has."""
+
+
+def kept_s(ctx: Context, keep_s: float | None) -> float:
+    """For how long the history of an ended workflow is kept; None: its decorator says nothing."""
+    return ctx.logbook.session.caller.limits.history_s if keep_s is None else keep_s
 
 
 class Sweeps:

@@ -46,7 +46,6 @@ from boki.libs.bokiflow.refusals import NoSuchWorkflow, WorkflowEnded
 from boki.libs.bokiflow.run import run_workflow
 from boki.libs.bokiflow.schedules.handle import IfExists, Schedule
 from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
-from boki.libs.bokiflow.sweeping import KEEP_S
 from boki.libs.fold.arguments import check_key
 
 Pay = TypeVar("Pay")
@@ -81,8 +80,9 @@ class Workflow(Generic[Pay, R]):
         self.fn = fn
         self.name = str(options.get("name") or getattr(fn, "__name__", ""))
         self.limit: Limit | None = options["use"].settings.limit
-        self.keep_s = check_seconds(options.pop("keep_s", KEEP_S), "keep_s", positive=True)
-        """For how long after its end its history is kept."""
+        keep_s = options.pop("keep_s", None)
+        self.keep_s = None if keep_s is None else check_seconds(keep_s, "keep_s", positive=True)
+        """For how long after its end its history is kept; None: as `limits.history_s` of the system says."""
         self.continue_after = int(options.pop("continue_after", CONTINUE_AFTER))
         """After this many steps, timers and calls `flow.continue_if_long` begins it as new."""
         if self.continue_after < 1:
@@ -304,7 +304,7 @@ def workflow(
     book: str = "",
     run_timeout_s: float = RUN_TIMEOUT_S,
     limit: Limit | None = None,
-    keep_s: float = KEEP_S,
+    keep_s: float | None = None,
     continue_after: int = CONTINUE_AFTER,
     **options: Any,
 ) -> _Decorator: ...
@@ -314,7 +314,8 @@ def workflow(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a workflow of a function, `async def` or `def`, under its own name or `name`.
 
     `book` is the LogBook of its runs, `run_timeout_s` how long one run may stay in a worker. `limit` says how many run
-    at once, how often they begin, and which goes first. `keep_s`: for how long after its end its history is kept,
+    at once, how often they begin, and which goes first. `keep_s`: for how long after its end its history is kept
+    (by default `limits.history_s` of the system),
     `continue_after`: see `flow.continue_if_long`. Other options are those of `@function`, but for `retry`: a run that
     is cut off always begins again.
     """

@@ -208,13 +208,25 @@ def test_followers_see_every_change_once_and_late_ones_catch_up() -> None:
 # The fold
 
 
+def test_a_version_is_kept_while_calls_are_pinned_to_it() -> None:
+    """However many are deployed after it, with its files; and no longer."""
+    versions = Versions()
+    for number in range(1, 3 * KEPT_VERSIONS):
+        in_use = (2,) if number < 2 * KEPT_VERSIONS else ()
+        versions.apply(number, number, Deployed(number, "h", 1, f"b{number}", number, in_use=in_use))
+        assert (2 in {kept.number for kept in versions.kept}) == (number in range(2, 2 * KEPT_VERSIONS))
+        assert versions.trim_floor == (2 if 12 <= number < 2 * KEPT_VERSIONS else max(1, number - KEPT_VERSIONS + 1))
+
+
 def test_the_layout_of_records_is_pinned() -> None:
     """Records of this version stay readable: these are bytes on disks."""
     assert CODEC.encode(Used(3)).hex() == "0192a47573656403"
     assert CODEC.encode(Piece(b"ab")).hex() == "0192a57069656365c4026162"
     deployed = Deployed(1, "h", 5, "bundle:x", 9, ("f",), ("m",))
-    assert CODEC.encode(deployed).hex() == "0198a86465706c6f79656401a16805a862756e646c653a780991a16691a16d"
+    assert CODEC.encode(deployed).hex() == "0199a86465706c6f79656401a16805a862756e646c653a780991a16691a16d90"
     assert CODEC.decode(CODEC.encode(deployed)) == deployed
+    before = bytes.fromhex("0198a86465706c6f79656401a16805a862756e646c653a780991a16691a16d")
+    assert CODEC.decode(before) == deployed  # it did not say which versions are in use
     with pytest.raises(VersionTooNew):
         CODEC.decode(b"\x02")
     with pytest.raises(CorruptData):
@@ -227,7 +239,8 @@ def test_whoever_starts_late_comes_to_the_same_versions(numbers: list[int], trim
     entries: list[tuple[int, Entry]] = []
     whole = Versions()
     for seqnum, number in enumerate(numbers, start=1):
-        entry: Entry = Deployed(whole.next_number, "h", 1, f"b{seqnum}", seqnum)
+        in_use = tuple(kept.number for kept in whole.kept[: number % 3])
+        entry: Entry = Deployed(whole.next_number, "h", 1, f"b{seqnum}", seqnum, in_use=in_use)
         if number and whole.kept:
             entry = Used(whole.kept[number % len(whole.kept)].number)
         entries.append((seqnum, entry))

@@ -116,7 +116,7 @@ async def recorded_stay() -> Recorded:
     ("code", "was", "does"),
     [
         (another_step, "book#0", "started thank#0"),
-        (other_arguments, "pay#1", "started pay#1"),
+        (other_arguments, "pay#1", "started pay#1 with other arguments"),
         (ends_early, "pay#1", "did not start it"),
         (goes_on, "the end of the workflow", "waits for thank#3"),
         (sleeps, "pay#1", "started timer#1"),

@@ -10,7 +10,9 @@ import pytest
 
 import boki.testing
 from boki import BokiError, ConfigError, InvalidArgument
+from boki.extending import CallsById
 from boki.libs.bokiflow import Handle, Limit, WorkflowCancelled, flow, workflow
+from boki.libs.bokiflow.face.queues import Queues
 from boki.libs.bokiflow.gates.marks import gate_id_of
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, gate_tag
 from boki.libs.bokiflow.gates.state import Gate
@@ -114,6 +116,12 @@ async def test_each_key_has_its_own_limit(boki_context: boki.testing.Context) ->
     await ctx.clock.advance(2)
     assert sorted(INSIDE) == ["ada0", "bob0", "other"]
     assert (await handles[2].status()).note == "waits for its turn: at most 1 at once for 'ada'"
+    hurried = await one_each.start(ctx, Order("ada"), id="hurried", priority=5)
+    await ctx.clock.advance(1)
+    queues = Queues(ctx.logbook.session)
+    places = [await queues.place_of(await CallsById(ctx).state(one.invocation_id)) for one in (*handles, hurried)]
+    alone, first, second = ({"place": n, "waiting": of} for n, of in ((1, 1), (1, 2), (2, 2)))
+    assert places == [None, None, second, alone, None, first]
     assert len(await results(handles)) == 5
 
 

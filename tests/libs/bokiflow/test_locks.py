@@ -9,8 +9,10 @@ import pytest
 
 import boki.testing
 from boki import InvalidArgument
+from boki.extending import CallsById
 from boki.libs.bokiflow import LockLost, WouldDeadlock, flow, step, workflow
 from boki.libs.bokiflow.blocking import flow as blocking_flow
+from boki.libs.bokiflow.face.queues import Queues
 from boki.libs.bokiflow.hooks import installed
 from boki.libs.bokiflow.locks import watching
 from boki.libs.bokiflow.locks.state import Freed, LockNote, LockQueue, LockRequest, Queued, Wanted, lock_tag
@@ -59,6 +61,23 @@ async def test_workflows_take_a_lock_one_after_the_other(boki_context: boki.test
     assert tokens == sorted(set(tokens))
     assert list(dict.fromkeys(INSIDE)) == [f"{number} {way}" for number in range(5) for way in ("in", "out")]
     assert await Store(ctx).object("visits").get() == 5
+
+
+async def test_who_waits_has_a_place(boki_context: boki.testing.Context) -> None:
+    """From 1 on, behind the holder; it moves up when one in front leaves the queue."""
+    ctx = boki_context
+    handles = []
+    for number in range(4):
+        handles.append(await visitor.start(ctx, {"stay_s": 3_600}, id=str(number)))
+        await ctx.clock.advance(1)
+    calls, found = CallsById(ctx), []
+    for _ in range(2):
+        queues = Queues(ctx.logbook.session)
+        found.append([await queues.place_of(await calls.state(one.invocation_id)) for one in handles])
+        await handles[1].kill()
+        await ctx.clock.advance(10)
+    waits = [{"place": place, "waiting": 3} for place in (1, 2, 3)]
+    assert found == [[None, *waits], [None, None, {"place": 1, "waiting": 2}, {"place": 2, "waiting": 2}]]
 
 
 async def test_who_waits_has_no_process_and_says_for_what(boki_context: boki.testing.Context) -> None:

@@ -8,8 +8,12 @@ import pytest
 
 import boki.testing
 from boki import Retry
-from boki.libs.bokiflow import step, workflow
+from boki.libs.bokiflow import flow, step, workflow
+from boki.libs.bokiflow.asking import Question
+from boki.libs.bokiflow.execution import Execution
 from boki.libs.bokiflow.journal import JournalWriter
+from boki.libs.bokiflow.keeping import answered
+from boki.libs.bokistore.way import Way
 
 
 async def passes(ctx: boki.testing.Context, seconds: int) -> None:
@@ -51,3 +55,38 @@ async def test_an_attempt_that_was_due_while_the_log_was_slow(
     await boki_context.clock.advance(100)
     assert (await handle.status()).status == "done"
     assert await handle.result() == 2
+
+
+@workflow
+async def curious() -> int:
+    value: int = await flow.receive("go")
+    return value + await flow.store.read("nothing", default=1)
+
+
+async def test_a_question_that_was_asked_while_the_workflow_lay_down(
+    boki_context: boki.testing.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 44 of chaos: a message came when it was decided to suspend, the body then read an object, and the workflow
+    was suspended until another message before it had the answer. Nothing woke it.
+    """
+    handle = await curious.start(boki_context)
+    asked = asyncio.Event()
+    rest = Execution._rest
+
+    async def late(self: Execution) -> None:
+        if not asked.is_set():
+            await handle.signal("go", 41)
+            with boki_context.clock.waiting():
+                await asked.wait()
+        await rest(self)
+
+    async def slowly(question: Question, way: Way, position: int) -> tuple[object, Exception | None]:
+        asked.set()
+        await passes(boki_context, 2)
+        return await answered(question, way, position)
+
+    monkeypatch.setattr(Execution, "_rest", late)
+    monkeypatch.setattr("boki.libs.bokiflow.keeping.answered", slowly)
+    await boki_context.clock.advance(100)
+    assert (await handle.status()).status == "done"
+    assert await handle.result() == 42

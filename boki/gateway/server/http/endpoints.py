@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, Final, Literal, TypeVar, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from aiohttp.web import BaseRequest, Response, StreamResponse
@@ -49,8 +49,6 @@ BODY_BYTES: Final = 64 * 1024
 EVENTS: Final[Json] = {"text/event-stream": {"schema": TEXT}}
 """The `answer` of an endpoint that streams server-sent events."""
 
-_ANY: Final = msgspec.json.Decoder(Any)
-
 Act = TypeVar("Act", bound=Callable[..., Awaitable[object]])
 
 
@@ -66,7 +64,7 @@ class Asked:
     body: bytes = b""
     """The raw body of an endpoint that reads one."""
     value: Any = None
-    """The JSON value of the body of an endpoint that reads one."""
+    """The value of the JSON body of an endpoint that reads one."""
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of the answer. A GET whose `If-None-Match` names the ETag is answered 304."""
 
@@ -87,6 +85,7 @@ class _Endpoint:
     act: Callable[..., Awaitable[object]]
     fields: type[msgspec.Struct]
     reads: str
+    value: Any
     answer: Any
     has_key: bool
     takes_headers: Mapping[str, str]
@@ -115,6 +114,7 @@ class Endpoints:
         summary: str,
         *,
         reads: Literal["query", "body", "raw", "json"] = "query",
+        value: Any = Any,
         answer: Any = None,
         has_key: bool = False,
         takes_headers: Mapping[str, str] | None = None,
@@ -129,20 +129,20 @@ class Endpoints:
         """Add the decorated function, which takes an `Asked` and its fields.
 
         `reads`: fields come from the query or from a JSON body; "raw" and "json": from the query, and the body is
-        `Asked.body`, or any JSON as `Asked.value`. A field whose name is a Python word ends in an underscore.
-        `answer`: a type, or the fields of a JSON object with their types. `takes_headers`: those that the function
-        reads itself, described. `body_types`: further content types of the body. `max_bytes`: of the body; None: what
-        the gateway takes of any request. `answer_bytes`: about how large an answer is, by the fields; so much of the
-        gateway's budget it takes. `lasts`: it finishes what it has begun while the gateway drains. `is_polled`: it
-        waits for `wait_s`, until its client disconnects or the gateway drains; any other ends with its client only.
-        `waits`: it takes as long as a long poll also without `wait_s`. `streams_s`: it streams, for this long at most,
-        and returns the stream.
+        `Asked.body`, or JSON as `Asked.value`, of the type `value`. A field whose name is a Python word ends in an
+        underscore. `answer`: a type, or the fields of a JSON object with their types. `takes_headers`: those
+        that the function reads itself, described. `body_types`: further content types of the body. `max_bytes`:
+        of the body; None: what the gateway takes of any request. `answer_bytes`: about how large an answer is,
+        by the fields; so much of the gateway's budget it takes. `lasts`: it finishes what it has begun while
+        the gateway drains. `is_polled`: it waits for `wait_s`, until its client disconnects or the gateway
+        drains; any other ends with its client only. `waits`: it takes as long as a long poll also without
+        `wait_s`. `streams_s`: it streams, for this long at most, and returns the stream.
         """
 
         def add(act: Act) -> Act:
             self._all.append(
                 _Endpoint(
-                    *(method, path, name, summary, act, _fields_of(act, name), reads, answer, has_key),
+                    *(method, path, name, summary, act, _fields_of(act, name), reads, value, answer, has_key),
                     *(takes_headers or {}, body_types, max_bytes, answer_bytes, lasts, is_polled, waits, streams_s),
                 )
             )
@@ -165,7 +165,7 @@ class Endpoints:
         names = [part[1:-1] for part in one.path.split("/") if part.startswith("{")]
         parameters = [path_parameter(name, self._places[name]) for name in names]
         schema = schema_of(one.fields)
-        bodies = {"body": json_of(schema), "raw": json_of({}) | BYTES, "json": json_of({})}
+        bodies = {"body": json_of(schema), "raw": json_of({}) | BYTES, "json": json_of(schema_of(one.value))}
         body = bodies.get(one.reads)
         if body is not None:
             body |= {kind: {"schema": {}} for kind in one.body_types}
@@ -195,8 +195,16 @@ def _fields_of(act: Callable[..., object], name: str) -> type[msgspec.Struct]:
 def _content_of(answer: Any) -> Json:
     if answer is EVENTS:
         return dict(EVENTS)
-    kind = msgspec.defstruct("Answer", list(answer.items())) if isinstance(answer, dict) else answer
+    kind = msgspec.defstruct("Answer", _with_defaults(answer), kw_only=True) if isinstance(answer, dict) else answer
     return json_of({"type": "object"} if kind is None else schema_of(kind))
+
+
+def _with_defaults(answer: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The fields of an answer; those that may be unset need not be there."""
+    return [
+        (name, kind, msgspec.UNSET) if msgspec.UnsetType in get_args(kind) else (name, kind)
+        for name, kind in answer.items()
+    ]
 
 
 def _without_null(schema: Json) -> Json:
@@ -215,8 +223,9 @@ def schema_of(kind: Any) -> Json:
 
     def inlined(value: Any) -> Any:
         if isinstance(value, dict):
-            if isinstance(value.get("$ref"), str):
-                return inlined(defined[value["$ref"].rpartition("/")[2]])
+            name = str(value.get("$ref", "")).rpartition("/")[2]
+            if name in defined:  # else it is one of the whole document
+                return inlined(defined[name])
             return {name: inlined(inner) for name, inner in value.items() if name not in {"title", "default"}}
         return [inlined(inner) for inner in value] if isinstance(value, list) else value
 
@@ -235,7 +244,7 @@ async def _serve(endpoint: _Endpoint, gateway: GatewayPort, request: BaseRequest
     waits = wait_s > 0 or endpoint.waits
     with gateway.admitted(endpoint.answer_bytes(fields), waits=waits), ExitStack() as stack:
         body = await gateway.body(request, endpoint.max_bytes) if endpoint.reads in {"raw", "json"} else b""
-        value = arguments.json_body(body, _ANY) if endpoint.reads == "json" else None
+        value = arguments.json_body(body, msgspec.json.Decoder(endpoint.value)) if endpoint.reads == "json" else None
         session = (gateway.lasting_session if endpoint.lasts else gateway.session)(request, wait_s)
         asked = Asked(request, gateway, session, parts, body, value)
         if waits or endpoint.is_polled:

@@ -5,7 +5,6 @@ It is imported whenever the CLI starts, so it imports nothing of the library bef
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -31,19 +30,15 @@ def _names(url: str, token: str, _given: Mapping[str, str]) -> Sequence[str]:
 
 
 def _at_gateway(gateway: GatewayPort) -> GatewayPart:
-    from boki.libs.bokiflow.face.http import Workflows
-    from boki.libs.bokiflow.face.schedules_http import Schedules
+    from boki.libs.bokiflow.face import http, schedules_http
 
-    return GatewayPart(
-        routes=[*Workflows(gateway).routes(), *Schedules(gateway, lambda: time.time_ns() // 1_000).routes()]
-    )
+    return GatewayPart(routes=[*http.ENDPOINTS.routes(gateway), *schedules_http.ENDPOINTS.routes(gateway)])
 
 
 def _openapi() -> Mapping[str, Any]:
-    from boki.libs.bokiflow.face.openapi import FLOW_PATHS
-    from boki.libs.bokiflow.face.schedules_openapi import SCHEDULE_PATHS
+    from boki.libs.bokiflow.face import http, schedules_http
 
-    return {**FLOW_PATHS, **SCHEDULE_PATHS}
+    return {**http.ENDPOINTS.paths(), **schedules_http.ENDPOINTS.paths()}
 
 
 FACE: Final = Face(
@@ -54,7 +49,7 @@ FACE: Final = Face(
         help="Start workflows, look at them, speak to them.",
         order=(
             *("start", "list", "show", "tail", "result", "signal", "update", "query", "resolve"),
-            *("cancel", "kill", "pause", "resume", "rewind", "fork", "schedule", "record", "check"),
+            *("cancel", "kill", "pause", "resume", "rewind", "fork", "upgrade", "schedule", "record", "check"),
         ),
         load=_commands,
         completions={"WORKFLOW": _names},

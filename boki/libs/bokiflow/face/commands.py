@@ -100,6 +100,7 @@ def list_workflows(
     ] = None,
     beginning: Annotated[str, typer.Option("--id", help="Only those whose ids begin so.")] = "",
     attribute: Attributes = None,
+    version: Annotated[int, typer.Option(min=0, help="Only those pinned to this version of the functions.")] = 0,
     since_s: Annotated[float, typer.Option(min=0, help="Only those that changed within this many seconds.")] = 0,
     until_s: Annotated[float, typer.Option(min=0, help="Only those that changed longer ago than this.")] = 0,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of workflows.")] = PAGE,
@@ -117,6 +118,7 @@ def list_workflows(
         "state": states or "",
         "id": beginning,
         "attribute": attribute or "",
+        "version": version or "",
         "since_us": now_us - int(since_s * 1e6) if since_s else "",
         "until_us": now_us - int(until_s * 1e6) if until_s else "",
     }
@@ -133,12 +135,28 @@ def list_workflows(
         for one in found:
             print_json(one)
     elif found:
-        rows = [(one["id"], one["workflow"], one["state"], time_cell(one["accepted_us"]), _about(one)) for one in found]
-        print_table(["id", "workflow~", "state", "started (UTC)", "about…"], rows)
+        print_table(*_table(found))
     else:
         errors().print("no such workflows", style="dim")
     if before and not as_json:
         errors().print(f"there are more: a larger --limit than {limit}", style="dim")
+
+
+def _table(found: list[dict[str, Any]]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Heads and rows of a list; with versions where there are any."""
+    columns: dict[str, list[Any]] = {
+        "id": [one["id"] for one in found],
+        "workflow~": [one["workflow"] for one in found],
+        "book~": [one["book"] for one in found],
+    }
+    if any("version" in one for one in found):
+        columns["version"] = [str(one.get("version", "")) for one in found]
+    columns |= {
+        "state": [one["state"] for one in found],
+        "started (UTC)": [time_cell(one["accepted_us"]) for one in found],
+        "about…": [_about(one) for one in found],
+    }
+    return list(columns), list(zip(*columns.values(), strict=True))
 
 
 @app.command()
@@ -248,6 +266,8 @@ def _print_state(workflow: dict[str, Any], continuations: int) -> None:
         ("call", f"{workflow['invocation']} in book {workflow['book']}"),
         ("started", f"{time_cell(workflow['accepted_us'])} UTC"),
     ]
+    if workflow.get("version"):
+        rows.append(("version", f"{workflow['version']} of the functions"))
     if workflow.get("finished_us"):
         rows.append(("ended", f"{time_cell(workflow['finished_us'])} UTC"))
     if workflow["attempts"] > 1:
@@ -288,7 +308,9 @@ def _state_text(workflow: dict[str, Any]) -> str:
         return str(workflow["note"])
     if state == "suspended":
         if workflow.get("note"):
-            return f"suspended: {workflow['note']}"
+            queue = workflow.get("queue")
+            place = f" (place {queue['place']:,} of {queue['waiting']:,})" if queue else ""
+            return f"suspended: {workflow['note']}{place}"
         next_us = workflow.get("next_us")
         return (
             f"suspended until {time_text(next_us)[:19]} UTC, or a message" if next_us else "suspended until a message"

@@ -7,318 +7,121 @@ journal and its inbox, so a gateway needs nothing but the ledger of logged calls
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from aiohttp.web import BaseRequest, Response
+from msgspec import Meta
 
 from boki import InvalidArgument, NoSuchInvocation
 from boki.api.http.exchange import MAX_WAIT_S
-from boki.api.logbook import LogSession
 from boki.extending import decode_any, encode_any, invocation_id_of
-from boki.faces import GatewayPort, Route
-from boki.gateway.server.http import answers, arguments
-from boki.gateway.server.http.arguments import query, query_int, query_seconds
+from boki.faces import GatewayPort
+from boki.gateway.server.http import arguments
 from boki.gateway.server.http.bodies import message_value, payload_encoding
+from boki.gateway.server.http.endpoints import Asked, Endpoints
 from boki.libs.bokiflow.attributes import check_attributes, parse_attribute
+from boki.libs.bokiflow.beginning import QueryRequest
 from boki.libs.bokiflow.face.calls import GatewayCalls
 from boki.libs.bokiflow.face.looking import look
+from boki.libs.bokiflow.face.queues import Queues
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
-from boki.libs.bokiflow.face.shapes import span_shape, state_shape
+from boki.libs.bokiflow.face.shapes import Count, SpanShape, StateShape, span_shape, state_shape
 from boki.libs.bokiflow.gates.marks import gate_id_of, marks_of
 from boki.libs.bokiflow.handles import MAX_ID_CHARS, Handle, WorkflowStatus, state_of
 from boki.libs.bokiflow.refusals import no_such_workflow
-from boki.libs.bokiflow.run import QueryRequest
-from boki.libs.bokiflow.workflows import LIBRARY
+from boki.libs.bokiflow.workflows import LIBRARY, IfEnded
 from boki.libs.fold.arguments import check_key
 from boki.log.ids import MAX_SEQNUM
+from boki.log.metalog import merge_positions
 from boki.protocol.calls import (
     ATTENDS,
     MAX_CALLS_PAGE,
+    PINNED,
     Attribute,
     Call,
     CallFilter,
     CallStatus,
     ChosenId,
-    FunctionInfo,
     InvocationState,
     Payload,
+    version_of,
 )
 
-STATES: Final[tuple[WorkflowStatus, ...]] = get_args(WorkflowStatus)
-IF_RUNNING: Final = ("use", "fail")
-IF_ENDED: Final = ("use", "fail", "again", "again_if_failed")
 _MAX_DELAY_S: Final = 366 * 24 * 3_600.0
 _MAX_LOOKED_AT: Final = 5_000
 """Maximum number of logged calls that one page of a list looks at."""
-_DEFAULT_LIMIT: Final = 100
 _MAX_SPANS: Final = 5_000
 _QUERY_US: Final = 30_000_000
-_REPEATED: Final = ("state", "attribute")
 _HISTORY_BYTES: Final = 4 * 1024 * 1024
 """What a history may take of the gateway's budget."""
 
-Saying = Callable[[Handle[Any], str, Any], Awaitable[Any]]
+Book = Annotated[str, Meta(description="Its LogBook; without it, the one that its decorator names, or its own name")]
+Reason = Annotated[str, Meta(description="Why, for people")]
+Step = Annotated[
+    Count | None,
+    Meta(description="The first step that is done again; without it the last one that failed, else all are kept"),
+]
+Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT_S, description="How long to wait, in seconds, at most")]
+Attributes = Annotated[list[str] | None, Meta(description="An attribute, as name=value; may be repeated")]
 
-
-class Workflows:
-    """The handlers of `/flow`."""
-
-    def __init__(self, gateway: GatewayPort) -> None:
-        self._gateway = gateway
-
-    def routes(self) -> list[Route]:
-        """What is answered here."""
-        one = "/flow/{workflow}/{id}"
-        told = {"cancel": _cancel, "kill": _kill, "pause": _pause, "resume": _resume}
-        named = {"signal": _signal, "promise": _resolve}
-        back = {"rewind": self.rewind, "fork": self.fork}
-        return [
-            Route("GET", "/flow", self.page),
-            Route("POST", "/flow/{workflow}", self.start),
-            Route("GET", one, self.state),
-            Route("GET", f"{one}/history", self.history),
-            Route("POST", f"{one}/update/{{message}}", self.update),
-            Route("POST", f"{one}/query/{{message}}", self.query),
-            *(Route("POST", f"{one}/{verb}/{{message}}", partial(self.say, act)) for verb, act in named.items()),
-            *(Route("POST", f"{one}/{verb}", partial(self.tell, act)) for verb, act in told.items()),
-            *(Route("POST", f"{one}/{verb}", act) for verb, act in back.items()),
-        ]
-
-    # Starting
-
-    async def start(self, request: BaseRequest, workflow: str) -> Response:
-        """Start a workflow with the body as its payload; its id, once that is durable."""
-        values = query(request, _START, "attribute")
-        info = workflow_info(self._gateway, workflow)
-        book = book_of(values, info)
-        flow_id = check_key(values.get("id") or os.urandom(16).hex(), "id", MAX_ID_CHARS)
-        chosen = ChosenId(
-            arguments.key(request.headers) or os.urandom(16).hex(),
-            _one_of(values, "if_running", IF_RUNNING),
-            _one_of(values, "if_ended", IF_ENDED),
-            flow_id,
-            attributes=_attributes(request) | marks_of(None, values.get("limit_key"), _priority(values)),
-            watcher=_watcher(info, book),
-        )
-        delay_s = query_seconds(values, "delay_s", _MAX_DELAY_S)
-        with self._gateway.admitted():
-            payload = await self._payload(request, info)
-            call = Call(
-                invocation_id_of(workflow, book, flow_id),
-                workflow,
-                payload,
-                book,
-                int(info.timeout_s * 1e6),
-                0,
-                arguments.positions(request.headers),
-                chosen=chosen,
-            )
-            await self._gateway.ledger.accept(info.to_be_logged(call), delay_s=delay_s)
-        return answers.json_answer({"id": flow_id, "workflow": workflow, "invocation": call.id, "book": book})
-
-    async def _payload(self, request: BaseRequest, info: FunctionInfo) -> Payload:
-        body = await self._gateway.body(request)
-        encoding = payload_encoding(request.headers.get("Content-Type", ""), info.payload_encoding)
-        payload = Payload(encoding, body)
-        if body:
-            decode_any(payload, f"payload of {info.name}")  # a body that is no JSON is refused before it is logged
-        return payload
-
-    # Looking
-
-    async def page(self, request: BaseRequest) -> Response:
-        """Workflows whose state changed last first: by workflow, state, beginning of the id, and time."""
-        values = query(
-            request, {"workflow", "state", "id", "since_us", "until_us", "before", "limit", "attribute"}, *_REPEATED
-        )
-        limit = query_int(values, "limit", _DEFAULT_LIMIT, MAX_CALLS_PAGE)
-        if not limit:
-            raise InvalidArgument(f"limit must be from 1 to {MAX_CALLS_PAGE}, not 0", field="limit")
-        wanted = values.get("workflow", "")
-        if wanted:
-            workflow_info(self._gateway, wanted)
-        statuses = [_status(text) for text in arguments.query_list(request, "state")]
-        states = tuple({state for status in statuses for state in _call_states(status)})
-        named, attributes = values.get("id", ""), _attributes(request)
-        since_us, until_us = query_int(values, "since_us", 0), query_int(values, "until_us", MAX_SEQNUM)
-        before = query_int(values, "before", MAX_SEQNUM)
-        found: list[InvocationState] = []
-        looked_at = 0
-        with self._gateway.admitted():
-            while before and len(found) < limit and looked_at < _MAX_LOOKED_AT:
-                asked = CallFilter(wanted, states, since_us, until_us, before, limit - len(found), named, attributes)
-                page = await self._gateway.ledger.page(asked)
-                found += [call for call in page.calls if self._is_wanted(call, statuses)]
-                looked_at += asked.limit
-                before = page.before
-        body: dict[str, Any] = {"workflows": [state_shape(call) for call in found]}
-        if before:
-            body["before"] = str(before)
-        return answers.json_answer(body)
-
-    def _is_wanted(self, call: InvocationState, statuses: Sequence[WorkflowStatus]) -> bool:
-        if not is_workflow(self._gateway, call.function) or ATTENDS in call.attributes:
-            return False
-        found = state_of(call.name or call.id, call)
-        return not statuses or found.status in statuses
-
-    async def state(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
-        """The state of a workflow, after waiting at most `wait_s` for its end; with its result."""
-        values = query(request, {"wait_s", "book"})
-        wait_s = query_seconds(values, "wait_s", MAX_WAIT_S)
-        with self._gateway.admitted(waits=wait_s > 0), self._gateway.connected(request):
-            call = await self._call(values, workflow, flow_id, wait_s)
-        return answers.json_answer(state_shape(call))
-
-    async def history(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
-        """What the workflow did: its last `limit` spans, and its state."""
-        values = query(request, {"limit", "book"})
-        limit = query_int(values, "limit", 200, _MAX_SPANS)
-        session = self._gateway.session(request)
-        with self._gateway.admitted(_HISTORY_BYTES), self._gateway.connected(request):
-            call = await self._call(values, workflow, flow_id)
-            seen = await look(session.logbook(call.book), call.id)
-        shown = seen.spans[-limit:] if limit else []
-        body = {
-            "workflow": state_shape(call),
-            "began_us": seen.began_us,
-            "continuations": seen.continuations,
-            "span_count": len(seen.spans),
-            "spans": [span_shape(span) for span in shown],
-        }
-        return answers.json_answer(body, session.caller.positions)
-
-    # Saying something
-
-    async def say(self, act: Saying, request: BaseRequest, workflow: str, flow_id: str, name: str) -> Response:
-        """A signal, or the value of a promise: the body."""
-        handle, session = self._handle(request, query(request, {"book"}), workflow, flow_id)
-        with self._gateway.admitted():
-            value = await self._value(request)
-            await act(handle, name, (value, arguments.key(request.headers)))
-        return answers.json_answer({}, session.caller.positions)
-
-    async def tell(self, act: Saying, request: BaseRequest, workflow: str, flow_id: str) -> Response:
-        """Cancel, kill, pause or resume it."""
-        values = query(request, {"book", "reason"})
-        handle, session = self._handle(request, values, workflow, flow_id)
-        with self._gateway.admitted():
-            await act(handle, "", values.get("reason", ""))
-        return answers.json_answer({}, session.caller.positions)
-
-    async def update(self, request: BaseRequest, workflow: str, flow_id: str, name: str) -> Response:
-        """An update with the body: its answer. Under the same idempotency key it is sent once, and answered again."""
-        values = query(request, {"book", "wait_s"})
-        wait_s = query_seconds(values, "wait_s", MAX_WAIT_S) or MAX_WAIT_S
-        handle, session = self._handle(request, values, workflow, flow_id, wait_s)
-        with self._gateway.admitted(waits=True), self._gateway.connected(request):
-            value = await self._value(request)
-            answer = await handle.update(name, value, id=arguments.key(request.headers))
-        return answers.json_answer({"answer": answer}, session.caller.positions)
-
-    async def query(self, request: BaseRequest, workflow: str, flow_id: str, name: str) -> Response:
-        """What the workflow's handler of that query says now, by a replay in a worker. Nothing happens."""
-        values = query(request, {"book"})
-        info = workflow_info(self._gateway, workflow)
-        with self._gateway.admitted(waits=True), self._gateway.connected(request):
-            state = await self._call(values, workflow, flow_id)
-            asked = QueryRequest(state.id, flow_id, name, encode_any(await self._value(request), "payload of a query"))
-            call = Call(
-                os.urandom(16).hex(),
-                workflow,
-                Payload("bytes", msgspec.msgpack.encode(asked)),
-                state.book,
-                min(arguments.timeout_us(request.headers) or _QUERY_US, int(info.timeout_s * 1e6)),
-                0,
-                arguments.positions(request.headers),
-                chosen=ChosenId("", attributes={ATTENDS: "query"}),
-            )
-            outcome = await self._gateway.run(call)
-        if outcome.failure is not None:
-            raise outcome.failure.error()
-        answer = None if outcome.result is None else decode_any(outcome.result, f"answer of query {name}")
-        return answers.json_answer({"answer": answer}, outcome.positions)
-
-    # Going back
-
-    async def rewind(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
-        """Have it continue in front of a step."""
-        values = query(request, {"book", "step"})
-        handle, session = self._handle(request, values, workflow, flow_id)
-        with self._gateway.admitted(_HISTORY_BYTES):
-            step = await handle.rewind(_step(values))
-        return answers.json_answer({"step": step}, session.caller.positions)
-
-    async def fork(self, request: BaseRequest, workflow: str, flow_id: str) -> Response:
-        """Begin another one with its history in front of a step."""
-        values = query(request, {"book", "step", "id"})
-        handle, session = self._handle(request, values, workflow, flow_id)
-        with self._gateway.admitted(_HISTORY_BYTES):
-            forked = await handle.fork(_step(values), id=values.get("id") or None)
-        said = {"id": forked.id, "workflow": workflow, "invocation": forked.invocation_id}
-        return answers.json_answer(said, session.caller.positions)
-
-    async def _value(self, request: BaseRequest) -> Any:
-        body = await self._gateway.body(request)
-        return message_value(request.headers.get("Content-Type", ""), body) if body else None
-
-    # In between
-
-    def _handle(
-        self, request: BaseRequest, values: Mapping[str, str], workflow: str, flow_id: str, wait_s: float = 0.0
-    ) -> tuple[Handle[Any], LogSession]:
-        """The workflow of that id, whether it was started or not."""
-        book = book_of(values, workflow_info(self._gateway, workflow))
-        check_key(flow_id, "id", MAX_ID_CHARS)
-        session = self._gateway.session(request, wait_s)
-        call_id = invocation_id_of(workflow, book, flow_id)
-        decode = partial(decode_any, what=f"result of {workflow}")
-        calls = GatewayCalls(self._gateway)
-        return Handle(workflow, flow_id, call_id, calls, session.logbook(book), decode), session
-
-    async def _call(
-        self, values: Mapping[str, str], workflow: str, flow_id: str, wait_s: float = 0.0
-    ) -> InvocationState:
-        """The logged call of a workflow that was started. `NoSuchWorkflow`"""
-        book = book_of(values, workflow_info(self._gateway, workflow))
-        try:
-            return await self._gateway.ledger.state(invocation_id_of(workflow, book, flow_id), wait_s)
-        except NoSuchInvocation:
-            raise no_such_workflow(workflow, flow_id) from None
-
-
-def _step(values: Mapping[str, str]) -> int | None:
-    """The number of a step; None: none is named."""
-    return query_int(values, "step", 0) if values.get("step") else None
-
-
-_START: Final = frozenset(
-    ("id", "book", "if_running", "if_ended", "delay_s", "attribute", "limit_key", "priority"),
+ENDPOINTS: Final = Endpoints(
+    "Workflows",
+    {
+        "workflow": "The workflow's name",
+        "id": "The id that it was started under",
+        "message": "The name of the signal, update or promise",
+    },
 )
+_ONE: Final = "/flow/{workflow}/{id}"
 
 
-def _priority(values: Mapping[str, str]) -> int:
-    try:
-        return int(values.get("priority", "0"))
-    except ValueError:
-        raise InvalidArgument(
-            f"priority must be a whole number, not {values['priority'][:60]!r}", field="priority"
-        ) from None
+@ENDPOINTS(
+    *("GET", "/flow", "listWorkflows"),
+    "Workflows, those whose state changed last first. A page may be short, also empty, and not be the last",
+    answer={"workflows": list[StateShape], "before": str | msgspec.UnsetType},
+)
+async def _page(
+    asked: Asked,
+    workflow: Annotated[str, Meta(description="Only those of that name")] = "",
+    state: Annotated[list[WorkflowStatus] | None, Meta(description="Only those in this state; may be repeated")] = None,
+    id: Annotated[str, Meta(description="Only those whose ids begin so")] = "",  # noqa: A002
+    attribute: Annotated[
+        list[str] | None, Meta(description="Only those with this attribute, as name=value; may be repeated")
+    ] = None,
+    version: Annotated[Count, Meta(description="Only those that are pinned to this version of the functions")] = 0,
+    since_us: Annotated[Count, Meta(description="Only those that changed at that time or later")] = 0,
+    until_us: Annotated[Count, Meta(description="Only those that changed before that time")] = MAX_SEQNUM,
+    before: Annotated[str, Meta(description="Where the page begins: `before` of the page in front of it")] = "",
+    limit: Annotated[int, Meta(ge=1, le=MAX_CALLS_PAGE, description="Maximum number")] = 100,
+) -> object:
+    gateway = asked.gateway
+    if workflow:
+        workflow_info(gateway, workflow)
+    statuses = state or []
+    states = tuple({one for status in statuses for one in _call_states(status)})
+    attributes = _attributes(attribute)
+    if version:
+        attributes[PINNED] = version
+    below = arguments.whole_number(before, "before") if before else MAX_SEQNUM
+    found: list[InvocationState] = []
+    looked_at = 0
+    while below and len(found) < limit and looked_at < _MAX_LOOKED_AT:
+        wanted = CallFilter(workflow, states, since_us, until_us, below, limit - len(found), id, attributes)
+        page = await gateway.ledger.page(wanted)
+        found += [call for call in page.calls if _is_wanted(gateway, call, statuses)]
+        looked_at += wanted.limit
+        below = page.before
+    queues = Queues(asked.session)
+    shown = [state_shape(call, await queues.place_of(call)) for call in found]
+    return {"workflows": shown} | ({"before": str(below)} if below else {})
 
 
-def _watcher(info: FunctionInfo, book: str) -> str:
-    """The call that waits for the ends of such workflows, if they have a limit."""
-    return gate_id_of(info.name, book) if (info.settings_of(LIBRARY) or {}).get("limit") else ""
-
-
-def _one_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> Any:
-    text = values.get(name, allowed[0])
-    if text not in allowed:
-        raise InvalidArgument(f"{name} must be one of {', '.join(allowed)}, not {text[:60]!r}", field=name)
-    return text
+def _is_wanted(gateway: GatewayPort, call: InvocationState, statuses: Sequence[WorkflowStatus]) -> bool:
+    if not is_workflow(gateway, call.function) or ATTENDS in call.attributes:
+        return False
+    return not statuses or state_of(call.name or call.id, call).status in statuses
 
 
 def _call_states(status: WorkflowStatus) -> tuple[CallStatus, ...]:
@@ -328,37 +131,256 @@ def _call_states(status: WorkflowStatus) -> tuple[CallStatus, ...]:
     return ("suspended",) if status == "paused" else (status,)
 
 
-def _attributes(request: BaseRequest) -> dict[str, Attribute]:
+def _attributes(given: list[str] | None) -> dict[str, Attribute]:
     """The attributes of a query: `attribute=name=value`, again for each of them."""
-    return check_attributes(dict(map(parse_attribute, arguments.query_list(request, "attribute"))))
+    return check_attributes(dict(map(parse_attribute, given or ())))
 
 
-def _status(text: str) -> WorkflowStatus:
-    for state in STATES:
-        if text == state:
-            return state
-    raise InvalidArgument(f"state must be one of {', '.join(STATES)}, not {text[:60]!r}", field="state")
+@ENDPOINTS(
+    *("POST", "/flow/{workflow}", "startWorkflow"),
+    "Start a workflow with the body as its payload. There is one workflow of an id at a time",
+    reads="raw",
+    answer={"id": str, "workflow": str, "invocation": str, "book": str},
+    has_key=True,
+    max_bytes=None,
+)
+async def _start(
+    asked: Asked,
+    id: Annotated[str, Meta(description="Its id; without it, one is made")] = "",  # noqa: A002
+    if_running: Annotated[Literal["use", "fail"], Meta(description="What a start does if one of that id runs")] = "use",
+    if_ended: Annotated[IfEnded, Meta(description="What it does if one has ended")] = "use",
+    attribute: Attributes = None,
+    delay_s: Annotated[float, Meta(ge=0, le=_MAX_DELAY_S, description="It begins only so much later")] = 0,
+    limit_key: Annotated[
+        str | None, Meta(description="What its limit counts it by, instead of the payload's field")
+    ] = None,
+    priority: Annotated[str, Meta(description="Of those that wait, the highest goes first")] = "0",
+    book: Book = "",
+) -> object:
+    workflow = asked.parts[0]
+    info = workflow_info(asked.gateway, workflow)
+    book = book_of(book, info)
+    flow_id = check_key(id or os.urandom(16).hex(), "id", MAX_ID_CHARS)
+    chosen = ChosenId(
+        asked.key or os.urandom(16).hex(),
+        if_running,
+        if_ended,
+        flow_id,
+        attributes=_attributes(attribute) | marks_of(None, limit_key, _priority(priority)),
+        watcher=gate_id_of(workflow, book) if (info.settings_of(LIBRARY) or {}).get("limit") else "",
+    )
+    payload = Payload(
+        payload_encoding(asked.request.headers.get("Content-Type", ""), info.payload_encoding), asked.body
+    )
+    if asked.body:
+        decode_any(payload, f"payload of {info.name}")  # a body that is no JSON is refused before it is logged
+    run_id, positions = invocation_id_of(workflow, book, flow_id), arguments.positions(asked.request.headers)
+    call = Call(run_id, workflow, payload, book, int(info.timeout_s * 1e6), 0, positions, chosen=chosen)
+    await asked.gateway.ledger.accept(info.to_be_logged(call), delay_s=delay_s)
+    return {"id": flow_id, "workflow": workflow, "invocation": call.id, "book": book}
 
 
-async def _signal(handle: Handle[Any], name: str, said: tuple[Any, str | None]) -> None:
-    await handle.signal(name, said[0], key=said[1])
+def _priority(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgument(f"priority must be a whole number, not {text[:60]!r}", field="priority") from None
 
 
-async def _resolve(handle: Handle[Any], name: str, said: tuple[Any, str | None]) -> None:
-    await handle.resolve(name, said[0])
+# Looking
 
 
-async def _cancel(handle: Handle[Any], _name: str, reason: str) -> None:
-    await handle.cancel(reason)
+@ENDPOINTS(
+    *("GET", _ONE, "workflowState", "The state of a workflow, with its result once it has ended"), answer=StateShape
+)
+async def _state(asked: Asked, wait_s: Wait = 0, book: Book = "") -> object:
+    call = await _call(asked, book, wait_s)
+    return state_shape(call, await Queues(asked.session).place_of(call))
 
 
-async def _kill(handle: Handle[Any], _name: str, _reason: str) -> None:
-    await handle.kill()
+@ENDPOINTS(
+    *("GET", f"{_ONE}/history", "workflowHistory", "What a workflow did, as spans of time"),
+    answer={
+        "workflow": StateShape,
+        "began_us": Count,
+        "continuations": Count,
+        "span_count": Count,
+        "spans": list[SpanShape],
+    },
+    answer_bytes=lambda _: _HISTORY_BYTES,
+)
+async def _history(
+    asked: Asked,
+    limit: Annotated[int, Meta(ge=0, le=_MAX_SPANS, description="Only the last ones: their maximum number")] = 200,
+    book: Book = "",
+) -> object:
+    call = await _call(asked, book)
+    seen = await look(asked.session.logbook(call.book), call.id)
+    shown = seen.spans[-limit:] if limit else []
+    return {
+        "workflow": state_shape(call, await Queues(asked.session).place_of(call)),
+        "began_us": seen.began_us,
+        "continuations": seen.continuations,
+        "span_count": len(seen.spans),
+        "spans": [span_shape(span) for span in shown],
+    }
 
 
-async def _pause(handle: Handle[Any], _name: str, reason: str) -> None:
-    await handle.pause(reason)
+# Saying something
 
 
-async def _resume(handle: Handle[Any], _name: str, _reason: str) -> None:
-    await handle.resume()
+@ENDPOINTS(
+    *("POST", f"{_ONE}/signal/{{message}}", "signalWorkflow"),
+    "Send a message. It is kept until the workflow takes it, also if that is yet to be started",
+    reads="raw",
+    has_key=True,
+    max_bytes=None,
+)
+async def _signal(asked: Asked, book: Book = "") -> None:
+    await _handle(asked, book).signal(asked.parts[2], _value(asked), key=asked.key)
+
+
+@ENDPOINTS(
+    *("POST", f"{_ONE}/update/{{message}}", "updateWorkflow"),
+    "Send a message and wait for its answer; under the same key it is sent once, and answered again",
+    reads="raw",
+    answer={"answer": Any},
+    has_key=True,
+    max_bytes=None,
+    waits=True,
+)
+async def _update(asked: Asked, wait_s: Wait = MAX_WAIT_S, book: Book = "") -> object:  # noqa: ARG001 - of the session
+    return {"answer": await _handle(asked, book).update(asked.parts[2], _value(asked), id=asked.key)}
+
+
+@ENDPOINTS(
+    *("POST", f"{_ONE}/query/{{message}}", "queryWorkflow"),
+    "What its handler of that query says now. Nothing happens, and it may have ended",
+    reads="raw",
+    answer={"answer": Any},
+    max_bytes=None,
+    waits=True,
+)
+async def _query(asked: Asked, book: Book = "") -> object:
+    """By a replay in a worker."""
+    workflow, flow_id, name = asked.parts
+    headers = asked.request.headers
+    info, state = workflow_info(asked.gateway, workflow), await _call(asked, book)
+    wanted = QueryRequest(state.id, flow_id, name, encode_any(_value(asked), "payload of a query"))
+    call = Call(
+        os.urandom(16).hex(),
+        workflow,
+        Payload("bytes", msgspec.msgpack.encode(wanted)),
+        state.book,
+        min(arguments.timeout_us(headers) or _QUERY_US, int(info.timeout_s * 1e6)),
+        0,
+        arguments.positions(headers),
+        chosen=ChosenId("", attributes={ATTENDS: "query", PINNED: version_of(state.attributes)}),
+    )
+    outcome = await asked.gateway.run(call)
+    if outcome.failure is not None:
+        raise outcome.failure.error()
+    merge_positions(asked.session.caller.positions, outcome.positions)
+    return {"answer": None if outcome.result is None else decode_any(outcome.result, f"answer of query {name}")}
+
+
+@ENDPOINTS(
+    *("POST", f"{_ONE}/promise/{{message}}", "resolvePromise"),
+    "Give a promise of the workflow its value. The first one counts",
+    reads="raw",
+    max_bytes=None,
+)
+async def _resolve(asked: Asked, book: Book = "") -> None:
+    await _handle(asked, book).resolve(asked.parts[2], _value(asked))
+
+
+@ENDPOINTS("POST", f"{_ONE}/cancel", "cancelWorkflow", "Ask it to end: it undoes what it has done")
+async def _cancel(asked: Asked, reason: Reason = "", book: Book = "") -> None:
+    await _handle(asked, book).cancel(reason)
+
+
+@ENDPOINTS("POST", f"{_ONE}/kill", "killWorkflow", "End it as it is: nothing is undone")
+async def _kill(asked: Asked, reason: Reason = "", book: Book = "") -> None:  # noqa: ARG001 - it is taken, and not kept
+    await _handle(asked, book).kill()
+
+
+@ENDPOINTS("POST", f"{_ONE}/pause", "pauseWorkflow", "Begin nothing more until it is resumed")
+async def _pause(asked: Asked, reason: Reason = "", book: Book = "") -> None:
+    await _handle(asked, book).pause(reason)
+
+
+@ENDPOINTS("POST", f"{_ONE}/resume", "resumeWorkflow", "Go on")
+async def _resume(asked: Asked, reason: Reason = "", book: Book = "") -> None:  # noqa: ARG001 - it is taken, and not kept
+    await _handle(asked, book).resume()
+
+
+# Going back, and to another version
+
+
+@ENDPOINTS(
+    *("POST", f"{_ONE}/rewind", "rewindWorkflow"),
+    "Go on in front of a step: it and what came after it is forgotten. It must have ended, or be paused",
+    answer={"step": Count},
+    answer_bytes=lambda _: _HISTORY_BYTES,
+)
+async def _rewind(asked: Asked, step: Step = None, book: Book = "") -> object:
+    return {"step": await _handle(asked, book).rewind(step)}
+
+
+@ENDPOINTS(
+    *("POST", f"{_ONE}/fork", "forkWorkflow"),
+    "Begin a workflow of another id with the history of this one in front of a step",
+    answer={"id": str, "workflow": str, "invocation": str},
+    answer_bytes=lambda _: _HISTORY_BYTES,
+)
+async def _fork(
+    asked: Asked,
+    step: Step = None,
+    id: Annotated[str, Meta(description="The id of the new one; without it, one is made")] = "",  # noqa: A002
+    book: Book = "",
+) -> object:
+    forked = await _handle(asked, book).fork(step, id=id or None)
+    return {"id": forked.id, "workflow": asked.parts[0], "invocation": forked.invocation_id}
+
+
+@ENDPOINTS(
+    *("POST", f"{_ONE}/upgrade", "upgradeWorkflow"),
+    "Go on with another deployed version of the functions, if what is recorded does not diverge under that",
+    answer={"id": str, "workflow": str, "before": Count, "version": Count, "is_moved": bool},
+    waits=True,
+)
+async def _upgrade(
+    asked: Asked,
+    version: Annotated[Count, Meta(description="Which one; without it, the one that runs")] = 0,
+    dry_run: Annotated[Literal["false", "true"], Meta(description="Only tell whether it may go on")] = "false",
+    book: Book = "",
+) -> object:
+    found = await _handle(asked, book).upgrade(version or None, dry_run=dry_run == "true")
+    return {name: getattr(found, name) for name in ("id", "workflow", "before", "version", "is_moved")}
+
+
+# In between
+
+
+def _value(asked: Asked) -> Any:
+    return message_value(asked.request.headers.get("Content-Type", ""), asked.body) if asked.body else None
+
+
+def _handle(asked: Asked, book: str) -> Handle[Any]:
+    """The workflow of that id, whether it was started or not."""
+    workflow, flow_id, *_ = asked.parts
+    book = book_of(book, workflow_info(asked.gateway, workflow))
+    check_key(flow_id, "id", MAX_ID_CHARS)
+    call_id = invocation_id_of(workflow, book, flow_id)
+    decode = partial(decode_any, what=f"result of {workflow}")
+    return Handle(workflow, flow_id, call_id, GatewayCalls(asked.gateway), asked.session.logbook(book), decode)
+
+
+async def _call(asked: Asked, book: str, wait_s: float = 0.0) -> InvocationState:
+    """The logged call of a workflow that was started. `NoSuchWorkflow`"""
+    workflow, flow_id, *_ = asked.parts
+    book = book_of(book, workflow_info(asked.gateway, workflow))
+    try:
+        return await asked.gateway.ledger.state(invocation_id_of(workflow, book, flow_id), wait_s)
+    except NoSuchInvocation:
+        raise no_such_workflow(workflow, flow_id, book) from None

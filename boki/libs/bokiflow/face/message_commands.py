@@ -1,4 +1,4 @@
-"""`boki flow signal|update|query|resolve|cancel|kill|pause|resume|rewind|fork`: speak to a workflow."""
+"""`boki flow signal|update|query|resolve|cancel|kill|pause|resume|rewind|fork|upgrade`: speak to a workflow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import typer
 
 from boki.cli.connection import AsJson, Token, Url
 from boki.cli.help import examples
-from boki.cli.terminal import errors, print_json, results
+from boki.cli.terminal import count_text, errors, print_json, results
+from boki.errors import ConfigError, WrongState
 from boki.libs.bokiflow.face.commands import Book, Id, Name, app, check_reason
 from boki.libs.bokiflow.face.requests import Flows, typed_value
+from boki.libs.bokiflow.refusals import Diverged, WorkflowEnded
 
 __all__ = ["app"]
 
@@ -204,6 +206,69 @@ def fork(
         print_json(found)
     else:
         results().print(found["id"], markup=False)
+
+
+@app.command()
+@examples(
+    "boki flow upgrade travel trip-17", "boki flow upgrade travel --dry-run", "boki flow upgrade --all --version 4"
+)
+def upgrade(
+    name: Annotated[str, typer.Argument(metavar="WORKFLOW", help="The workflow.", show_default=False)] = "",
+    flow_id: Annotated[str, typer.Argument(metavar="ID", help="Only the one of this id.", show_default=False)] = "",
+    move_all: Annotated[bool, typer.Option("--all", help="All workflows of all names.")] = False,
+    version: Annotated[int, typer.Option(min=0, help="The version; else the one that runs.", show_default=False)] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which ones may move.")] = False,
+    book: Book = "",
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Move workflows to the version of the code that runs now.
+
+    A workflow stays with the version that it began with. It moves if a replay of what is recorded does not diverge
+    under the other one. Exit code 1 if one stays.
+    """
+    if bool(name) == move_all:
+        raise ConfigError("name a workflow, or give --all", field="WORKFLOW")
+    query = {"version": version, "dry_run": "true" if dry_run else ""}
+    stay = moved = unpinned = 0
+    with Flows(url, token, book) as flows:
+        for one, its_id, its_book in [(name, flow_id, book)] if flow_id else _unfinished(flows, name):
+            try:
+                found = flows.post(one, its_id, "upgrade", query=query | {"book": its_book}, wait_s=60.0)
+            except WorkflowEnded:
+                if flow_id:
+                    raise
+                continue
+            except (Diverged, WrongState) as error:
+                found, stay = {"workflow": one, "id": its_id, "error": error.message}, stay + 1
+            moved += found.get("before") != found.get("version")
+            unpinned += found.get("version") == 0
+            if as_json:
+                print_json(found)
+            elif "error" in found:
+                results().print(found["error"], style="red", markup=False)
+    if not as_json:
+        what = "may move" if dry_run else "moved"
+        errors().print(f"{count_text(moved, 'workflow')} {what}, {stay:,} cannot", markup=False)
+        if unpinned:
+            it = f"{count_text(unpinned, 'workflow')} can continue"
+            errors().print(f"{it} with the code of the functions folder: nothing is deployed here", markup=False)
+    if stay:
+        raise typer.Exit(1)
+
+
+def _unfinished(flows: Flows, name: str) -> list[tuple[str, str, str]]:
+    """The workflows that have not ended, of one name or all, with their LogBooks."""
+    found: list[tuple[str, str, str]] = []
+    before = ""
+    states = ["accepted", "running", "retrying", "suspended", "paused"]
+    while True:
+        page = flows.get(query={"workflow": name, "state": states, "before": before, "limit": 100})
+        found += [(one["workflow"], one["id"], one["book"]) for one in page["workflows"]]
+        before = page.get("before", "")
+        if not before:
+            return found
 
 
 _SAID: Final = {

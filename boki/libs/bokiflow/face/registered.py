@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from difflib import get_close_matches
 
 from boki import InvalidArgument, NoSuchFunction
@@ -35,6 +34,6 @@ def is_workflow(gateway: GatewayPort, function: str) -> bool:
     return info is not None and info.settings_of(LIBRARY) is not None
 
 
-def book_of(values: Mapping[str, str], info: FunctionInfo) -> str:
+def book_of(book: str, info: FunctionInfo) -> str:
     """The LogBook of a workflow: the one that is named, else its own."""
-    return check_book(values["book"]) if "book" in values else info.book or info.name
+    return check_book(book) if book else info.book or info.name

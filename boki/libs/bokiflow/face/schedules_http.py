@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import time
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from aiohttp.web import BaseRequest, Response
+from msgspec import Meta
 
 from boki import InvalidArgument
-from boki.api.logbook import LogSession
-from boki.faces import GatewayPort, Route
-from boki.gateway.server.http import answers, arguments
-from boki.gateway.server.http.arguments import json_body, query, query_int
+from boki.gateway.server.http import arguments
+from boki.gateway.server.http.endpoints import Asked, Endpoints
 from boki.libs.bokiflow.attributes import check_attributes
 from boki.libs.bokiflow.face.registered import book_of, is_workflow, workflow_info
+from boki.libs.bokiflow.face.shapes import Count, ScheduleShape, Seconds
 from boki.libs.bokiflow.schedules.handle import IfExists, Schedule, ScheduleState
 from boki.libs.bokiflow.schedules.spec import Overlap, spec_of
 from boki.log.ids import MAX_SEQNUM
-from boki.protocol.calls import ATTENDS, Attribute, Call, CallFilter, CallStatus, ChosenId, Payload
+from boki.protocol.calls import ATTENDS, Attribute, Call, CallFilter, CallStatus, ChosenId, FunctionInfo, Payload
 
 _MAX_BODY_BYTES: Final = 256 * 1024
 _UNENDED: Final[tuple[CallStatus, ...]] = ("accepted", "running", "retrying", "suspended")
-_PAGE: Final = 100
+
+Book = Annotated[str, Meta(description="The workflow's LogBook; without it, the one of its decorator, or its own name")]
 
 
 class Create(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a creation."""
 
-    payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    cron: str = ""
-    every_s: float = 0
-    offset_s: float = 0
+    payload: Annotated[msgspec.Raw, Meta(extra_json_schema={})] | msgspec.UnsetType = msgspec.UNSET
+    cron: Annotated[str, Meta(description="Minute, hour, day, month, weekday")] = ""
+    every_s: Annotated[Seconds, Meta(description="An interval, in place of a cron line")] = 0
+    offset_s: Seconds = 0
     zone: str = "UTC"
     overlap: Overlap = "skip"
-    catch_up_s: float = 3_600
-    jitter_s: float = 0
+    catch_up_s: Annotated[Seconds, Meta(description="Ticks missed longer ago are left out")] = 3_600
+    jitter_s: Seconds = 0
     attributes: dict[str, Attribute] = {}
     is_paused: bool = False
     if_exists: IfExists = "fail"
@@ -51,141 +51,133 @@ class Backfill(msgspec.Struct, forbid_unknown_fields=True):
     overlap: Overlap | None = None
 
 
-_CREATE: Final = msgspec.json.Decoder(Create)
-_BACKFILL: Final = msgspec.json.Decoder(Backfill)
-Telling = Callable[[Schedule, Mapping[str, str]], Awaitable[Any]]
+ENDPOINTS: Final = Endpoints("Workflows", {"workflow": "The workflow's name", "id": "The schedule's id"})
+_ONE: Final = "/flow-schedule/{workflow}/{id}"
 
 
-class Schedules:
-    """The handlers of `/flow-schedule`."""
-
-    def __init__(self, gateway: GatewayPort, now_us: Callable[[], int]) -> None:
-        self._gateway = gateway
-        self._now_us = now_us
-
-    def routes(self) -> list[Route]:
-        """What is answered here."""
-        one = "/flow-schedule/{workflow}/{id}"
-        told = {"pause": _pause, "resume": _resume, "trigger": _trigger, "delete": _delete}
-        return [
-            Route("GET", "/flow-schedule", self.page),
-            Route("POST", one, self.create),
-            Route("GET", one, self.state),
-            Route("POST", f"{one}/backfill", self.backfill),
-            *(Route("POST", f"{one}/{verb}", partial(self.tell, act)) for verb, act in told.items()),
-        ]
-
-    async def page(self, request: BaseRequest) -> Response:
-        """A page of the schedules that there are, by workflow and beginning of the id."""
-        values = query(request, {"workflow", "id", "before", "limit"})
-        wanted = values.get("workflow", "")
-        if wanted:
-            workflow_info(self._gateway, wanted)
-        limit = query_int(values, "limit", _PAGE, _PAGE) or _PAGE
-        before = query_int(values, "before", MAX_SEQNUM)
-        session = self._gateway.session(request)
-        found: list[ScheduleState] = []
-        with self._gateway.admitted():
-            attends: dict[str, Attribute] = {ATTENDS: "schedule"}
-            asked = CallFilter(
-                wanted, _UNENDED, before=before, limit=limit, named=values.get("id", ""), attributes=attends
-            )
-            page = await self._gateway.ledger.page(asked)
-            for call in page.calls:
-                if is_workflow(self._gateway, call.function):
-                    logbook = session.logbook(call.book)
-                    found.append(await Schedule(call.function, call.name, self._gateway.ledger, logbook).state())
-        body: dict[str, Any] = {"schedules": [schedule_shape(one) for one in found]}
-        return answers.json_answer(body | ({"before": str(page.before)} if page.before else {}))
-
-    async def create(self, request: BaseRequest, workflow: str, schedule_id: str) -> Response:
-        """Create a schedule, or change it."""
-        info = workflow_info(self._gateway, workflow)
-        schedule, session = self._schedule(request, query(request, {"book"}), workflow, schedule_id)
-        with self._gateway.admitted():
-            said = json_body(await self._gateway.body(request, _MAX_BODY_BYTES), _CREATE)
-            spec = spec_of(
-                cron=said.cron,
-                every_s=said.every_s,
-                offset_s=said.offset_s,
-                zone=said.zone,
-                overlap=said.overlap,
-                catch_up_s=said.catch_up_s,
-                jitter_s=said.jitter_s,
-                now_us=self._now_us(),
-            )
-            attributes = {**check_attributes(said.attributes), ATTENDS: "schedule"}
-            data = b"" if isinstance(said.payload, msgspec.UnsetType) else bytes(said.payload)
-            encoding = info.payload_encoding
-            if encoding != "json" and data:
-                text = msgspec.json.decode(data)
-                if not isinstance(text, str):
-                    raise InvalidArgument(f"{workflow} takes {encoding}: payload must be a string", field="payload")
-                data = text.encode()
-            call = Call(
-                schedule.invocation_id,
-                workflow,
-                Payload(encoding, data),
-                book_of(request.query, info),
-                int(info.timeout_s * 1e6),
-                0,
-                arguments.positions(request.headers),
-            )
-
-            async def start() -> None:
-                chosen = ChosenId(f"{self._now_us()}", "use", "again", schedule.id, attributes=attributes)
-                await self._gateway.ledger.accept(info.to_be_logged(msgspec.structs.replace(call, chosen=chosen)))
-
-            await schedule.create(spec, start, if_exists=said.if_exists, is_paused=said.is_paused)
-        return answers.json_answer({"id": schedule.id, "workflow": workflow}, session.caller.positions)
-
-    async def state(self, request: BaseRequest, workflow: str, schedule_id: str) -> Response:
-        """What is known of a schedule."""
-        schedule, session = self._schedule(request, query(request, {"book"}), workflow, schedule_id)
-        with self._gateway.admitted():
-            found = await schedule.state()
-        return answers.json_answer(schedule_shape(found), session.caller.positions)
-
-    async def tell(self, act: Telling, request: BaseRequest, workflow: str, schedule_id: str) -> Response:
-        """Pause, resume, trigger or delete it."""
-        values = query(request, {"book", "reason", "overlap"})
-        schedule, session = self._schedule(request, values, workflow, schedule_id)
-        told = dict(values) | ({"key": key} if (key := arguments.key(request.headers)) else {})
-        with self._gateway.admitted():
-            said = await act(schedule, told)
-        return answers.json_answer(said or {}, session.caller.positions)
-
-    async def backfill(self, request: BaseRequest, workflow: str, schedule_id: str) -> Response:
-        """Start the workflows of ticks of a time; how many ticks that is."""
-        schedule, session = self._schedule(request, query(request, {"book"}), workflow, schedule_id)
-        with self._gateway.admitted():
-            said = json_body(await self._gateway.body(request, _MAX_BODY_BYTES), _BACKFILL)
-            count = await schedule.backfill(said.start, said.end, overlap=said.overlap)
-        return answers.json_answer({"ticks": count}, session.caller.positions)
-
-    def _schedule(
-        self, request: BaseRequest, values: Mapping[str, str], workflow: str, schedule_id: str
-    ) -> tuple[Schedule, LogSession]:
-        book = book_of(values, workflow_info(self._gateway, workflow))
-        session = self._gateway.session(request)
-        return Schedule(workflow, schedule_id, self._gateway.ledger, session.logbook(book)), session
+@ENDPOINTS(
+    *("GET", "/flow-schedule", "listSchedules", "The schedules that there are"),
+    answer={"schedules": list[ScheduleShape], "before": str | msgspec.UnsetType},
+)
+async def _page(
+    asked: Asked,
+    workflow: Annotated[str, Meta(description="Only those of that workflow")] = "",
+    id: Annotated[str, Meta(description="Only those whose ids begin so")] = "",  # noqa: A002
+    before: Annotated[str, Meta(description="Where the page begins: `before` of the page in front of it")] = "",
+    limit: Annotated[int, Meta(ge=1, le=100, description="Maximum number")] = 100,
+) -> object:
+    if workflow:
+        workflow_info(asked.gateway, workflow)
+    below = arguments.whole_number(before, "before") if before else MAX_SEQNUM
+    attends: dict[str, Attribute] = {ATTENDS: "schedule"}
+    page = await asked.gateway.ledger.page(
+        CallFilter(workflow, _UNENDED, before=below, limit=limit, named=id, attributes=attends)
+    )
+    found = [
+        await Schedule(call.function, call.name, asked.gateway.ledger, asked.session.logbook(call.book)).state()
+        for call in page.calls
+        if is_workflow(asked.gateway, call.function)
+    ]
+    return {"schedules": [schedule_shape(one) for one in found]} | ({"before": str(page.before)} if page.before else {})
 
 
-async def _pause(schedule: Schedule, values: Mapping[str, str]) -> None:
-    await schedule.pause(values.get("reason", ""))
+@ENDPOINTS(
+    *("POST", _ONE, "createSchedule", "Start the workflow at each tick of a cron line or an interval"),
+    reads="json",
+    value=Create,
+    answer={"id": str, "workflow": str},
+    max_bytes=_MAX_BODY_BYTES,
+)
+async def _create(asked: Asked, book: Book = "") -> object:
+    said: Create = asked.value
+    workflow, now_us = asked.parts[0], time.time_ns() // 1_000
+    schedule, info = _schedule(asked, book), workflow_info(asked.gateway, workflow)
+    spec = spec_of(
+        cron=said.cron,
+        every_s=said.every_s,
+        offset_s=said.offset_s,
+        zone=said.zone,
+        overlap=said.overlap,
+        catch_up_s=said.catch_up_s,
+        jitter_s=said.jitter_s,
+        now_us=now_us,
+    )
+    chosen = ChosenId(
+        *(str(now_us), "use", "again", schedule.id),
+        attributes={**check_attributes(said.attributes), ATTENDS: "schedule"},
+    )
+    call = Call(
+        schedule.invocation_id,
+        workflow,
+        _payload(said, info),
+        book_of(book, info),
+        int(info.timeout_s * 1e6),
+        0,
+        arguments.positions(asked.request.headers),
+        chosen=chosen,
+    )
+    start = partial(asked.gateway.ledger.accept, info.to_be_logged(call))
+    await schedule.create(spec, start, if_exists=said.if_exists, is_paused=said.is_paused)
+    return {"id": schedule.id, "workflow": workflow}
 
 
-async def _resume(schedule: Schedule, _values: Mapping[str, str]) -> None:
-    await schedule.resume()
+def _payload(said: Create, info: FunctionInfo) -> Payload:
+    data, encoding = b"" if isinstance(said.payload, msgspec.UnsetType) else bytes(said.payload), info.payload_encoding
+    if encoding != "json" and data:
+        text = msgspec.json.decode(data)
+        if not isinstance(text, str):
+            raise InvalidArgument(f"{info.name} takes {encoding}: payload must be a string", field="payload")
+        data = text.encode()
+    return Payload(encoding, data)
 
 
-async def _trigger(schedule: Schedule, values: Mapping[str, str]) -> dict[str, Any]:
-    overlap: Any = values.get("overlap")
-    return {"id": await schedule.trigger(key=values.get("key"), overlap=overlap)}
+@ENDPOINTS("GET", _ONE, "scheduleState", "What is known of a schedule", answer=ScheduleShape)
+async def _state(asked: Asked, book: Book = "") -> object:
+    return schedule_shape(await _schedule(asked, book).state())
 
 
-async def _delete(schedule: Schedule, _values: Mapping[str, str]) -> None:
-    await schedule.delete()
+@ENDPOINTS("POST", f"{_ONE}/pause", "pauseSchedule", "Let ticks pass by")
+async def _pause(
+    asked: Asked, reason: Annotated[str, Meta(description="Why, for people")] = "", book: Book = ""
+) -> None:
+    await _schedule(asked, book).pause(reason)
+
+
+@ENDPOINTS("POST", f"{_ONE}/resume", "resumeSchedule", "Let ticks count again, from now on")
+async def _resume(asked: Asked, book: Book = "") -> None:
+    await _schedule(asked, book).resume()
+
+
+@ENDPOINTS(*("POST", f"{_ONE}/trigger", "triggerSchedule", "Start the workflow now"), answer={"id": str}, has_key=True)
+async def _trigger(
+    asked: Asked,
+    overlap: Annotated[Overlap | None, Meta(description="In place of the schedule's policy")] = None,
+    book: Book = "",
+) -> object:
+    return {"id": await _schedule(asked, book).trigger(key=asked.key, overlap=overlap)}
+
+
+@ENDPOINTS(
+    *("POST", f"{_ONE}/backfill", "backfillSchedule", "Start the workflows of the ticks of a time"),
+    reads="json",
+    value=Backfill,
+    answer={"ticks": Count},
+    max_bytes=_MAX_BODY_BYTES,
+)
+async def _backfill(asked: Asked, book: Book = "") -> object:
+    said: Backfill = asked.value
+    return {"ticks": await _schedule(asked, book).backfill(said.start, said.end, overlap=said.overlap)}
+
+
+@ENDPOINTS("POST", f"{_ONE}/delete", "deleteSchedule", "Start nothing any more; what runs goes on")
+async def _delete(asked: Asked, book: Book = "") -> None:
+    await _schedule(asked, book).delete()
+
+
+def _schedule(asked: Asked, book: str) -> Schedule:
+    workflow, schedule_id = asked.parts
+    book = book_of(book, workflow_info(asked.gateway, workflow))
+    return Schedule(workflow, schedule_id, asked.gateway.ledger, asked.session.logbook(book))
 
 
 def schedule_shape(found: ScheduleState) -> dict[str, Any]:

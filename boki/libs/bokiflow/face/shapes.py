@@ -2,18 +2,102 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
+from msgspec import Meta
 
 from boki.gateway.server.http.answers import invocation_body, without_traceback
-from boki.libs.bokiflow.handles import state_of
+from boki.gateway.server.http.openapi_parts import TEXT, Json, array_of, object_of
+from boki.libs.bokiflow.handles import WorkflowStatus, state_of
+from boki.libs.bokiflow.schedules.spec import OVERLAPS
 from boki.libs.bokiflow.timeline import Span
 from boki.protocol.calls import InvocationState
 
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+_COUNT: Final[Json] = {"type": "integer", "minimum": 0}
+_STATE: Final = object_of(
+    {
+        "id": TEXT,
+        "workflow": TEXT,
+        "invocation": TEXT | {"description": "The id of its logged call"},
+        "book": TEXT,
+        "state": {"enum": list(get_args(WorkflowStatus))},
+        "attempts": _COUNT | {"description": "Runs so far: it is run again after every wait that took long"},
+    },
+    {
+        "accepted_us": _COUNT,
+        "due_us": _COUNT,
+        "started_us": _COUNT,
+        "last_started_us": _COUNT,
+        "next_us": _COUNT | {"description": "When it goes on by itself, if it waits for a time"},
+        "finished_us": _COUNT,
+        "attributes": {"type": "object", "description": "What lists find it by"},
+        "queue": object_of({"place": _COUNT, "waiting": _COUNT}, description="Where it waits for a lock or its turn"),
+        "version": _COUNT | {"description": "The deployed version of the functions that it is pinned to"},
+        "note": TEXT | {"description": "Why it is paused"},
+        "result": {"description": "What it returned; not in lists"},
+        "result_base64": TEXT | {"contentEncoding": "base64"},
+        "error": {"$ref": "#/components/schemas/Error"},
+    },
+    "A workflow",
+)
+_SPAN: Final = object_of(
+    {
+        "kind": {"enum": ["step", "call", "timer", "decision", "message"]},
+        "name": TEXT,
+        "state": {"enum": ["done", "failed", "unknown", "retrying", "open"]},
+        "from_us": _COUNT,
+        "until_us": _COUNT,
+    },
+    {
+        "n": _COUNT | {"description": "The number of the command, in the order of their starts"},
+        "next_us": _COUNT | {"description": "When the next attempt is due"},
+        "attempts": _COUNT,
+        "error": TEXT,
+        "value": TEXT | {"description": "What it ended with, cut"},
+    },
+    "Something that a workflow did or was told",
+)
+_SECONDS: Final[Json] = {"type": "number", "minimum": 0}
+_OVERLAP: Final[Json] = {"enum": list(OVERLAPS)}
+_SPEC: Final[Json] = {
+    "cron": TEXT | {"description": "Minute, hour, day, month, weekday"},
+    "every_s": _SECONDS | {"description": "An interval, in place of a cron line"},
+    "offset_s": _SECONDS,
+    "zone": TEXT,
+    "overlap": _OVERLAP,
+    "catch_up_s": _SECONDS | {"description": "Ticks missed longer ago are left out"},
+    "jitter_s": _SECONDS,
+}
+_SCHEDULE: Final = object_of(
+    {
+        "id": TEXT,
+        "workflow": TEXT,
+        "book": TEXT,
+        "invocation": TEXT | {"description": "The id of the logged call that attends to it"},
+        "status": {"enum": ["active", "paused", "failed"]},
+        "when": TEXT,
+        "spec": object_of({}, _SPEC),
+    },
+    {
+        "note": TEXT | {"description": "Why it is paused, or failed"},
+        "next_us": array_of(_COUNT),
+        "running": array_of(TEXT) | {"description": "Ids of its workflows that have not ended"},
+        "queued": array_of(TEXT),
+        "counts": {"type": "object", "additionalProperties": _COUNT},
+        "recent": array_of(object_of({"key": TEXT, "tick_us": _COUNT, "verdict": TEXT, "at_us": _COUNT})),
+    },
+    "A schedule",
+)
+StateShape = Annotated[Any, Meta(extra_json_schema=_STATE)]
+ScheduleShape = Annotated[Any, Meta(extra_json_schema=_SCHEDULE)]
+SpanShape = Annotated[Any, Meta(extra_json_schema=_SPAN)]
 
-def state_shape(call: InvocationState) -> dict[str, Any]:
-    """A workflow as its logged call describes it; `result` or `error` if it has ended."""
+
+def state_shape(call: InvocationState, queue: dict[str, int] | None = None) -> dict[str, Any]:
+    """A workflow as its logged call describes it; `result` or `error` if it has ended, `queue` if it waits in one."""
     known = state_of(call.name or call.id, call)
     body = invocation_body(call, None if call.failure is None else without_traceback(call.failure))
     for name in ("name", "function", "wakes", "errors", "last_error", "attributes"):
@@ -21,6 +105,8 @@ def state_shape(call: InvocationState) -> dict[str, Any]:
     return (
         body
         | ({"attributes": known.attributes} if known.attributes else {})
+        | ({"queue": queue} if queue else {})
+        | ({"version": known.version} if known.version else {})
         | {
             "id": known.id,
             "workflow": known.workflow,

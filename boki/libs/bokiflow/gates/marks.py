@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from boki import InvalidArgument
-from boki.extending import Attribute, invocation_id_of
+from boki.extending import PINNED, Attribute, invocation_id_of
 from boki.libs.bokiflow.gates.spec import Limit, check_limit
 from boki.libs.fold.arguments import check_key
 
@@ -25,8 +25,8 @@ def gate_id_of(workflow: str, book: str) -> str:
 
 
 def marks_of(limit: Limit | None, key: str | None, priority: int) -> dict[str, Attribute]:
-    """The attributes of a start with these. `InvalidArgument`"""
-    found: dict[str, Attribute] = {}
+    """The attributes of a start with these, which also pins the workflow to the version that runs. `InvalidArgument`"""
+    found: dict[str, Attribute] = {PINNED: 0}
     if limit is not None:
         found[LIMIT] = msgspec.json.encode(check_limit(limit)).decode()
     if key is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from boki import BokiError, Context, NoSuchInvocation
-from boki.extending import ATTENDS, OVER, CallsById, Suspend, WakeOn
+from boki import BokiError, Context
+from boki.extending import ATTENDS, CallsById, Suspend, WakeOn
 from boki.libs.bokiflow.attending import Attending
+from boki.libs.bokiflow.beginning import has_ended
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.gates.marks import PRIORITY, gate_id_of, key_of
 from boki.libs.bokiflow.gates.records import Admission, Asked, GateNote, GateRecord, gate_tag
@@ -105,11 +106,3 @@ async def attend_gate(ctx: Context) -> NoReturn:
     tag = gate_tag(ctx.invocation_id)
     await Attending[GateNote, Admission](ctx, tag, _Codec(), gate, act, told).run(recover)
     raise AssertionError("it was suspended")
-
-
-async def has_ended(calls: CallsById, invocation_id: str) -> bool:
-    """Whether a call is known, and has ended."""
-    try:
-        return (await calls.state(invocation_id)).state in OVER
-    except NoSuchInvocation:
-        return False

@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, NamedTuple
 
-from boki import ConditionFailed, Context, NoSuchInvocation
-from boki.extending import OVER, CallsById, WakeOn, ends_of
+from boki import ConditionFailed, Context
+from boki.extending import CallsById, WakeOn, ends_of
+from boki.libs.bokiflow.beginning import has_ended
 from boki.libs.bokiflow.locks.state import Freed, LockRequest
 from boki.libs.bokiflow.locks.work import QueueChange, read_queue
 from boki.libs.fold import steps
@@ -55,7 +56,5 @@ async def _life_of(ctx: Context, request: LockRequest) -> WakeOn:
 
 
 async def _has_ended(ctx: Context, request: LockRequest, now_us: int) -> bool:
-    try:
-        return (await CallsById(ctx).state(request.call)).state in OVER
-    except NoSuchInvocation:  # it was forgotten, or the engine that was asked has not heard of it yet
-        return now_us - request.age_us > _SURE_US
+    found = await has_ended(CallsById(ctx), request.call)
+    return now_us - request.age_us > _SURE_US if found is None else found

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from boki import Context, KeyReused, NoSuchInvocation, WrongState
-from boki.extending import OVER, CallsById, invocation_id_of
+from boki.extending import OVER, PINNED, CallsById, invocation_id_of
 from boki.libs.bokiflow.attending import Attending
 from boki.libs.bokiflow.clocks import clock_of
 from boki.libs.bokiflow.closing import kill_tree
@@ -42,7 +42,7 @@ class _Attendant:
         assert chosen is not None, "an attendant's id is chosen"
         self._name = chosen.name
         own = {name: value for name, value in chosen.attributes.items() if not name.startswith("boki:")}
-        self._attributes = {**own, BY: chosen.name}
+        self._attributes = {**own, BY: chosen.name, PINNED: 0}
         self._state = _State(chosen.name, workflow, ctx.logbook.name)
         self._now_us = clock_of(ctx).now_us
 
