@@ -73,6 +73,21 @@ def measured(latencies_s: list[float], error_count: int, elapsed_s: float) -> Ro
     )
 
 
+def together(rounds: Sequence[Round]) -> Round:
+    """Clients that were measured at the same time, as one round; the quantiles are those of the slowest client.
+
+    >>> together([Round(10, 0, 2.0, 1.0, 4.0), Round(20, 1, 1.5, 2.0, 3.0)])
+    Round(op_count=30, error_count=1, elapsed_s=2.0, p50_ms=2.0, p99_ms=4.0)
+    """
+    return Round(
+        sum(one.op_count for one in rounds),
+        sum(one.error_count for one in rounds),
+        max(one.elapsed_s for one in rounds),
+        max((one.p50_ms for one in rounds if one.p50_ms is not None), default=None),
+        max((one.p99_ms for one in rounds if one.p99_ms is not None), default=None),
+    )
+
+
 def rate(one: Round) -> float:
     """Successful operations a second."""
     return one.op_count / one.elapsed_s if one.elapsed_s else 0.0

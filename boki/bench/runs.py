@@ -17,12 +17,15 @@ from boki.bench.flow import flow
 from boki.bench.flow_soak import flow_soak
 from boki.bench.flow_state import flow_state
 from boki.bench.http_load import Post, generator_name, post_load
+from boki.bench.idle import idle
 from boki.bench.load_functions.load import BOOK, TAG, Fill, Load
+from boki.bench.peers import peers
 from boki.bench.queue import queue
 from boki.bench.rows import Round, Row, measured, rate, summary
 from boki.bench.spark import spark
 from boki.bench.store import store
 from boki.bench.system import Options, Target, target
+from boki.bench.traced_appends import traced_appends
 from boki.client import BlockingClient
 
 Step = Callable[[str], None]
@@ -45,7 +48,10 @@ async def {name}(ctx: Context, payload: None) -> None:
 
 
 def append(options: Options, step: Step) -> Iterator[Row]:
-    """Single appends from one function, and appends in bulk."""
+    """Single appends from one function, and appends in bulk; or where the time of one goes."""
+    if options.is_traced:
+        yield from traced_appends(options, step)
+        return
     with target(options) as system:
         for count in options.inflight or APPEND_INFLIGHT:
             load = Load(count, options.size_bytes, options.duration_s)
@@ -153,12 +159,14 @@ BENCHMARKS: dict[str, Callable[[Options, Step], Iterator[Row]]] = {
     "cold-start": cold_start,
     "restart": restart,
     "memory": memory,
+    "idle": idle,
     "queue": queue,
     "flow": flow,
     "flow-state": flow_state,
     "flow-soak": flow_soak,
     "store": store,
     "spark": spark,
+    "peers": peers,
     **CLUSTER_BENCHMARKS,
 }
 

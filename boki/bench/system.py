@@ -18,7 +18,7 @@ from boki.launch.child import Child
 
 LOAD_FUNCTIONS = Path(__file__).parent / "load_functions"
 NEED_CLUSTER = frozenset({"failover", "scaling", "repair"})
-NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory", "flow-soak"}) | NEED_CLUSTER
+NEED_OWN_SYSTEM = frozenset({"cold-start", "restart", "memory", "idle", "flow-soak", "peers"}) | NEED_CLUSTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Options:
     """Workflows that fall asleep; 0: a tenth of `record_count`."""
     with_peers: bool = False
     """Measure other systems in the same run, in turns."""
+    is_traced: bool = False
+    """Of append: where the time of one append goes."""
     with_apps: bool = False
     """Measure the example applications of workflows instead of single workflows."""
 
@@ -57,6 +59,8 @@ class Options:
             raise ConfigError(f"{', '.join(clusters)} need a cluster: say --cluster")
         if self.with_peers and (self.url or self.durability != "fsync"):
             raise ConfigError("--peers compares systems on this machine that sync: leave --url and --durability out")
+        if self.is_traced and (self.url or list(names) != ["append"]):
+            raise ConfigError("--trace shows where the time of append goes in a system of its own: name append alone")
         if self.is_separate and not self.is_cluster:
             raise ConfigError("--separate is a layout of clusters: say --cluster")
         if self.is_cluster and self.url:

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from boki.bench import peers
+from boki.bench import queue_peers, store
+from boki.bench.rows import Row
 from boki.bench.runs import BENCHMARKS
 from boki.bench.system import Options
 from boki.cli.app import app
@@ -18,6 +20,23 @@ from boki.host.file_systems import file_system_of
 FIELDS = {"bench", "inflight", "size_bytes", "replicas", "durability", "ops_per_s", "p50_ms", "p99_ms", "errors"}
 FLOWS = [("queue", 64), ("queue", 64), ("queue", 16), ("queue-offered", 64)]
 MEMORY = {"bytes_per_record", "worker_bytes_per_object"}
+TWO_OBJECTS = [("store-two-objects", callers) for callers in (1, 64, 256)]
+STORE_ROWS = [
+    *[(f"store-increment{how}", callers) for callers in (1, 64) for how in ("", "-http")],
+    *[("store-read", 1), ("store-read-only", 1)],
+    *TWO_OBJECTS,
+    *[("store-conflicts", 16), ("store-open", 1), ("store-fork", 1)],
+    *[("store-retwis", 64), ("store-memory", 1)],
+]
+EMPTY: dict[str, Any] = {
+    "size_bytes": 0,
+    "replicas": 1,
+    "durability": "fsync",
+    "ops_per_s": None,
+    "p50_ms": None,
+    "p99_ms": None,
+    "errors": 0,
+}
 SMALL = ["--rounds", "1", "--duration-s", "0.1", "--records", "20000"]
 
 
@@ -52,11 +71,7 @@ def is_measured(row: dict[str, object]) -> bool:
         (
             ["store", "--duration-s", "0.2"],
             [
-                *[(f"store-increment{how}", callers) for callers in (1, 64) for how in ("", "-http")],
-                *[("store-read", 1), ("store-read-only", 1)],
-                *[("store-two-objects", callers) for callers in (1, 64, 256)],
-                *[("store-conflicts", 16), ("store-open", 1), ("store-fork", 1)],
-                *[("store-retwis", 64), ("store-memory", 1)],
+                *STORE_ROWS,
             ],
         ),
         (["flow", "--apps", "--duration-s", "0.3"], [("flow-travel", 100), ("flow-movie", 100)]),
@@ -70,7 +85,7 @@ def is_measured(row: dict[str, object]) -> bool:
         (
             ["queue", "--duration-s", "0.5"],
             [
-                *(flow for flow in FLOWS for _ in ("boki", *peers.installed())),
+                *(flow for flow in FLOWS for _ in ("boki", *queue_peers.installed())),
                 *[("queue-wake", 1), ("queue-wake", 1), ("queue-push-many", 4)],
             ],
         ),
@@ -85,6 +100,21 @@ def test_every_benchmark_prints_its_rows(words: list[str], expected: list[tuple[
     assert [(row["bench"], row["inflight"]) for row in found] == expected
     for row in found:
         assert is_measured(row), row
+
+
+def test_each_number_that_is_wanted_of_objects_has_its_target_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster some are others; a peer's row has none."""
+    made = [Row(bench=bench, inflight=callers, **EMPTY) for bench, callers in STORE_ROWS]
+    made.append(Row(bench="store-increment", inflight=64, system="Restate", **EMPTY))
+    monkeypatch.setattr(store, "_rows", lambda _options, _step: iter(made))
+    *ours, peer = store.store(Options(), print)
+    bare = [(row.bench, row.inflight) for row in ours if "target" not in row.details]
+    assert bare == [("store-increment-http", 1), ("store-increment-http", 64), *TWO_OBJECTS[1:]]
+    assert "target" not in peer.details
+    on_cluster = {
+        row.bench: row.details["target"] for row in store.store(Options(is_cluster=True), print) if row.details
+    }
+    assert on_cluster["store-two-objects"] == ">= 4,000/s"
 
 
 def test_replicas_and_durability_are_those_that_were_asked_for() -> None:

@@ -46,9 +46,9 @@ async def nothing(ctx: Context, payload: None) -> None:
     """The empty function."""
 
 
-@function(book=BOOK, timeout_s=600)
+@function(book=BOOK, timeout_s=600, concurrency=1)
 async def append_load(ctx: Context, load: Load) -> Round:
-    """Single appends."""
+    """Single appends. Rounds that run at the same time have a worker process each."""
     data = bytes(load.size_bytes)
 
     async def append(_caller: int) -> None:
@@ -147,7 +147,8 @@ async def fill(ctx: Context, wanted: Fill) -> int:
         stop = min(first + _FILL_RECORDS, wanted.record_count)
         numbers = range(first, stop)
         records = [(data, [f"{TAG}{k or ''}:{n % wanted.distinct_tags}" for k in range(wanted.tags)]) for n in numbers]
-        last_seqnum = max(last_seqnum, (await ctx.logbook.append_many(records))[-1])
+        appended = await ctx.logbook.append_many(records)
+        last_seqnum = max(last_seqnum, appended[-1])  # read after the wait: others append meanwhile
 
     starts = iter(range(0, wanted.record_count, _FILL_RECORDS))
 
