@@ -21,6 +21,7 @@ from boki.protocol.messages import (
     Complete,
     EntriesDropped,
     Holding,
+    IndexBatch,
     RequestEntry,
     Seal,
     StateFetched,
@@ -51,6 +52,7 @@ SITUATIONS: Final = (
     "a crash lost what was not synced",
     "a node died with all its roles",
     "two roles shared a sync",
+    "a storage node handed a batch to the engine beside it",
     "a message waited for the sync that it ran ahead of",
     "a write found no space",
     "a disk that could not be read was replaced",
@@ -114,12 +116,17 @@ class Coverage:
             AppendEntry: self._on_append_entry,
             Complete: self._on_complete,
             StoreBatch: self._on_store,
+            IndexBatch: self._on_index,
             BatchesFetched: self._on_fetched,
             EntriesDropped: self._on_dropped,
             RequestEntry: self._on_request,
             StateFetched: self._on_state,
         }
         """By the type of a message, what looks at it."""
+
+    def _on_index(self, node: Node, sender: NodeId, message: IndexBatch) -> None:  # noqa: ARG002 - a look at a message
+        if isinstance(node.world.nodes[sender].core, StorageCore):
+            self._clock.sometimes("a storage node handed a batch to the engine beside it")
 
     def dies(self, node: Node) -> None:
         """The node is about to lose all that it has in memory."""

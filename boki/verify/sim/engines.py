@@ -142,7 +142,7 @@ class EngineNode(Node):
 
     def member(self) -> Member:
         """See `Node`."""
-        return Member(node=self.name, role=self.role, incarnation=self.incarnation, has_index=self.is_ready)
+        return msgspec.structs.replace(super().member(), has_index=self.is_ready)
 
     def save(self) -> None:
         """See `Node`."""
@@ -271,6 +271,10 @@ class RelayNode(EngineNode):
         self._begin_shell()
         return self._relay
 
+    def member(self) -> Member:
+        """See `Node`."""
+        return msgspec.structs.replace(super().member(), has_index=False)
+
     @property
     def engine(self) -> None:
         """It has no index."""
@@ -285,10 +289,6 @@ class RelayNode(EngineNode):
     def has_come(self) -> bool:
         """See `EngineNode`."""
         return self.core is not None and self.is_ready and self._relay.is_ready
-
-    def member(self) -> Member:
-        """See `Node`."""
-        return Member(node=self.name, role=self.role, incarnation=self.incarnation)
 
     def submit(
         self,

@@ -181,7 +181,7 @@ class GatewayNode(Node):
     def _look_for_returns(self, sender: NodeId, message: Load | InstallMembership) -> None:
         """An engine that something is asked of is about to be known as another incarnation."""
         known = self.backend.roster._engines  # noqa: SLF001 - a look from outside
-        for node in {pending.node for pending in self.backend._pending.values()}:  # noqa: SLF001
+        for node in self.backend.asking.waits_for:
             if isinstance(message, Load):
                 incarnation = message.incarnation if sender == node else 0
             else:

@@ -193,7 +193,8 @@ class Node:
 
     def member(self) -> Member:
         """As whom others see this node."""
-        return Member(node=self.name, role=self.role, incarnation=self.incarnation)
+        host = NodeId(f"node-{self.name.rpartition('-')[2]}" if self.world.options.is_hosted else "")
+        return Member(node=self.name, role=self.role, incarnation=self.incarnation, host=host)
 
     def share_log(self, guest: Node) -> None:
         """Let the other one's stores stand in this one's log, as in production where they are one process."""
@@ -382,7 +383,8 @@ class Node:
         if isinstance(effect, Send):
             self.send(effect.to, effect.message)
         elif isinstance(effect, Store):
-            early, rest = split_early(effect, self.mates) if self.mates else ((), effect)
+            runs_ahead = self.mates and self.world.options.runs_ahead
+            early, rest = split_early(effect, self.mates) if runs_ahead else ((), effect)
             self.disk.store(rest, self._stored)
             for send in early:
                 self.mates[send.to].hear_early(self.name, send.message)

@@ -132,6 +132,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Whether roles of the same number are one process: they crash, stall and come back together."""
     shares_log: bool = False
     """Whether storage nodes and sequencers of the same number have one write-ahead log: for those that are hosted."""
+    runs_ahead: bool = True
+    """Whether these run ahead of its syncs. In production they do so only where one replica and one sequencer are all;
+    of the seeds with more, half do."""
 
     @property
     def logs_calls(self) -> bool:
@@ -234,7 +237,8 @@ def _draw_shared_log(options: Options, rng: Random) -> Options:
     """One log for two roles. In half of these seeds there is only one log."""
     options = msgspec.structs.replace(options, shares_log=True, has_farewell=False)
     if rng.random() < 0.5:
-        return options
+        runs_ahead = Random(f"{options.seed}:options:ahead").random() < 0.5
+        return msgspec.structs.replace(options, runs_ahead=runs_ahead)
     return msgspec.structs.replace(
         options, storage=1, replicas=1, write_quorum=1, sequencers=1, spare_sequencers=0, logs=rng.choice((1, 2))
     )

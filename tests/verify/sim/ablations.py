@@ -347,15 +347,7 @@ def no_token_of_leases() -> Any:
 
 def no_order_of_keys() -> Any:
     """A group key holds nothing back."""
-    return without(Group, "_hand_out", _keyless(Group._hand_out))
-
-
-def _keyless(hand_out: Callable[..., None]) -> Callable[..., None]:
-    def hand_out_all(self: Group, aside: Any, *rest: Any) -> None:
-        hand_out(self, aside, *rest)
-        self._holders.pop(aside.spot.key, None)
-
-    return hand_out_all
+    return without(Group, "keeps_back", lambda self, spot: False)
 
 
 def no_limit_to_repeating() -> Any:
