@@ -92,10 +92,12 @@ async def _finished(result: Any) -> None:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A system that serves the first function of the API's page."""
+    """A system that serves the first function of the API's page, and a workflow."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "functions").mkdir()
     (folder / "functions/orders.py").write_text(snippets(ROOT / "docs/api.md", "python")[0])
+    welcome = next(one for one in snippets(ROOT / "docs/workflows.md", "python") if "async def welcome" in one)
+    (folder / "functions/welcomes.py").write_text(welcome)
     config = DevConfig(data=folder / "data", functions=folder / "functions", port=0, reload=False)
     with Child(config).start() as child:
         yield child.url
