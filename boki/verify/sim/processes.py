@@ -42,8 +42,8 @@ class Process:
         self.trouble = 0.0
         """How often a request or an answer is slow on its way, or lost: a probability."""
         self.on_death: Callable[[], object] | None = None
-        self.terms_waited = 0
-        """How often a term changed while a read of this process waited for a record."""
+        self.on_term_waited: Callable[[], object] | None = None
+        """Called when a term has changed while a read of this process waited for a record."""
         self._world = world
         self._rng = rng
         self._engine = engine
@@ -105,4 +105,5 @@ class Process:
                 raise ConnectionLost("the connection broke before the answer")
             return answer
         finally:
-            self.terms_waited += wait_us > 0 and len(self._world.coordinator.views) > terms
+            if self.on_term_waited is not None and wait_us and len(self._world.coordinator.views) > terms:
+                self.on_term_waited()

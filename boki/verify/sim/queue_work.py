@@ -110,6 +110,7 @@ class Worker:
         book = process.logbook(BOOK)
         plan = self._plan
         self._process = process
+        process.on_term_waited = lambda: self._clock.sometimes("a term changed while a consumer waited")
         self.followed = [
             watched(
                 Following(queue, shards, taker=self._rng.randbytes(8), save_records=plan.save_records),
