@@ -269,6 +269,6 @@ def append(data: bytes, key: str | None = None) -> Append:
 
 def home(cluster: Cluster, book: str = "book") -> tuple[Engine, Engine]:
     """The engine that gets the book's operations, and the other one."""
-    node = cluster.backend.roster.for_book(book, ())
+    node = cluster.backend.registry.for_book(book, ())
     assert node is not None
     return cluster.engines[node], cluster.engines[B if node == A else A]

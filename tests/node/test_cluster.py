@@ -134,7 +134,7 @@ def test_an_engine_without_the_index_asks_one_that_has_it(tmp_path: Path, zookee
             (holder,) = [name for name in engines if nodes.lives[name].has_slot]  # type: ignore[attr-defined]
             (relay,) = set(engines) - {holder}
             backend = nodes.lives["gateway-1"].backend  # type: ignore[attr-defined]
-            await nodes.until(lambda: set(backend.roster.up) == set(engines))
+            await nodes.until(lambda: set(backend.registry.up) == set(engines))
             for number in range(10):
                 await client.invoke("note", f"{number}", book="notes")
             assert await client.invoke("count", "", book="notes") == 10

@@ -1,7 +1,7 @@
 """The engines of a cluster, as the gateway's `Backend`: calls and log operations go to them by messages.
 
 Who is asked next, and what a caller is told when engines refuse or are lost, is `boki.protocol.asking`'s; which engines
-are up is the roster's (`boki.gateway.roster`). A plain call is one engine's: if that is lost, the call is `CallLost`.
+are up is the registry's (`boki.gateway.engine_registry`). A plain call is one engine's: if that is lost, the call is `CallLost`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from boki.errors import BokiError, CallLost
 from boki.gateway.backend import EngineWatcher, StreamControl
 from boki.gateway.remote_stream import RemoteStream
-from boki.gateway.roster import Changed, Happening, Lost, Quiet, Roster
+from boki.gateway.engine_registry import Changed, Happening, Lost, Quiet, EngineRegistry
 from boki.gateway.server.cluster_deployments import ClusterDeployments
 from boki.gateway.server.cluster_ledger import ClusterLedger
 from boki.host.clock import now_us
@@ -93,7 +93,7 @@ class ClusterBackend:
         clock: Callable[[], int] = now_us,
     ) -> None:
         self.node = node
-        self.roster = Roster()
+        self.registry = EngineRegistry()
         self.ledger = ClusterLedger(self.ask)
         self.deployments = ClusterDeployments(self, self.ask, self._until_running, limits)
         self._links = links
@@ -127,27 +127,27 @@ class ClusterBackend:
     @property
     def ready(self) -> bool:
         """See `Backend`."""
-        return self.roster.is_ready
+        return self.registry.is_ready
 
     @property
     def functions(self) -> Mapping[str, FunctionInfo]:
         """See `Backend`."""
-        return self.roster.functions
+        return self.registry.functions
 
     @property
     def knows_functions(self) -> bool:
         """See `Backend`."""
-        return self.roster.knows_functions(self._clock())
+        return self.registry.knows_functions(self._clock())
 
     @property
     def modules(self) -> Sequence[ModuleInfo]:
         """See `Backend`."""
-        return self.roster.modules
+        return self.registry.modules
 
     def watch(self, watcher: EngineWatcher) -> None:
         """See `Backend`."""
         self._watchers.append(watcher)
-        for engine, standing in self.roster.standings():
+        for engine, standing in self.registry.standings():
             watcher.engine_changed(engine, standing)
 
     def check_positions(self, positions: Positions) -> None:
@@ -288,9 +288,9 @@ class ClusterBackend:
 
     def _choose(self, question: Question) -> NodeId | None:
         first = question.first
-        if first is not None and first in self.roster.up and first not in question.tried:
+        if first is not None and first in self.registry.up and first not in question.tried:
             return first
-        return self.roster.for_book(question.book, question.tried)
+        return self.registry.for_book(question.book, question.tried)
 
     async def _until_changed(self, timeout_s: float) -> None:
         self._changed.clear()
@@ -302,7 +302,7 @@ class ClusterBackend:
         """Wait until all engines that are up run that version of the functions; which of them do."""
         until = self._loop.time() + timeout_s
         while True:
-            running: dict[str, bool] = {node: at == number for node, at in self.roster.bundles().items()}
+            running: dict[str, bool] = {node: at == number for node, at in self.registry.bundles().items()}
             left_s = until - self._loop.time()
             if all(running.values()) or left_s <= 0:
                 return running
@@ -320,7 +320,7 @@ class ClusterBackend:
                     self._gone[member.node] = (member.role, now_s)
             self._gone = {node: told for node, told in self._gone.items() if node not in here}
             self._membership = membership
-        self._perform(self.roster.on_membership(membership, self._clock()))
+        self._perform(self.registry.on_membership(membership, self._clock()))
         self._poll()
 
     def deliver(self, sender: NodeId, message: Any) -> None:
@@ -329,11 +329,11 @@ class ClusterBackend:
         match message:
             case Load():
                 self._carry_out(self.asking.lack(sender, message.lacking, now, for_us=_ASK_AFTER_US))
-                self._perform(self.roster.on_load(sender, message, now))
+                self._perform(self.registry.on_load(sender, message, now))
             case TellFunctions():
-                self._perform(self.roster.on_functions(sender, message, now))
+                self._perform(self.registry.on_functions(sender, message, now))
             case AskStatus(request):
-                mine = {"node": self.node, "engines": self.roster.up, "in_flight": len(self.asking)}
+                mine = {"node": self.node, "engines": self.registry.up, "in_flight": len(self.asking)}
                 self._links.send(self.node, sender, TellStatus(request, msgspec.json.encode(mine)))
             case StreamChunk(number, chunk):
                 if number in self._streams and self.asking.find(sender, number) is not None:
@@ -382,12 +382,12 @@ class ClusterBackend:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(_TICK_S, self._tick)
         now = self._clock()
-        self._perform(self.roster.tick(now))
+        self._perform(self.registry.tick(now))
         self._carry_out(self.asking.tick(now))
         self._poll()
 
     def _poll(self) -> None:
         now = self._clock()
-        for node in self.roster.due_polls(now):
+        for node in self.registry.due_polls(now):
             old = self.asking.asked_before(node, now - _ASK_AFTER_US, MAX_POLLED)
             self._links.send(self.node, node, Poll(old))

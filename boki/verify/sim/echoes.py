@@ -1,4 +1,4 @@
-"""A scheme: what asks a primary for a trim comes again, long after it was carried out.
+"""A scenario: what asks a primary for a trim comes again, long after it was carried out.
 
 Links may repeat any message, as late as they like. A trim reaches up to the log's end at its place in the order, so one
 that is carried out twice takes what was appended in between.
@@ -13,13 +13,13 @@ from boki.log.ids import NodeId
 from boki.log.metalog import Trim
 from boki.protocol.messages import RequestEntry
 from boki.verify.sim.nodes import Node
-from boki.verify.sim.schemes import Cluster, Later, Scheme
+from boki.verify.sim.scenarios import Cluster, Later, Scenario
 
 _SOONEST_US: Final = 100_000
 _LATEST_US: Final = 1_500_000
 
 
-class Echo(Scheme):
+class Echo(Scenario):
     """Each strike is about the next trim that comes."""
 
     def __init__(self, cluster: Cluster, later: Later) -> None:
@@ -27,7 +27,7 @@ class Echo(Scheme):
         self._rng = Random(f"{cluster.options.seed}:scheme:echo:delays")
         cluster.coverage.on_request.append(self._on_request)
 
-    def strike(self, rng: Random) -> None:  # noqa: ARG002 - the shape of every scheme
+    def strike(self, rng: Random) -> None:  # noqa: ARG002 - the shape of every scenario
         """The next one comes twice."""
         self.is_going = True
 

@@ -24,13 +24,13 @@ from boki.verify.sim.lost_indexes import LostIndex
 from boki.verify.sim.mistakes import Mistake
 from boki.verify.sim.nodes import Node, StorageNode
 from boki.verify.sim.options import seconds_between
-from boki.verify.sim.schemes import Cluster, LoneCopy, OldPrimary, Scheme, Swap
-from boki.verify.sim.short_lives import ShortLife
+from boki.verify.sim.scenarios import Cluster, LoneCopy, OldPrimary, Scenario, Swap
+from boki.verify.sim.short_incarnations import ShortIncarnation
 
 MAX_PAUSE_US: Final = 2_500_000
 MAX_OFFSET_US: Final = 1_000_000
 _RATES_ELSEWHERE: Final = {"loss", "repeat", "reorder", "delay", "doubt", "stale", "seal_crash"}
-_SHORT_LIFE_RATE: Final = 0.6
+_SHORT_INCARNATION_RATE: Final = 0.6
 _KINDS_ON_DISK: Final = {
     Role.SEQUENCER: (b"e", b"e", b"e", b"z", b"l", b"b", b"w"),
     Role.STORAGE: (b"x", b"h", b"o", b"p", b"s"),
@@ -51,18 +51,18 @@ class Faults:
         self._swapping = Swap(cluster, self._later, self.victims)
         self._keeping = LoneCopy(cluster, self._later, self.victims)
         self._waking = OldPrimary(cluster, self._later)
-        self._short_life = ShortLife(cluster, self._later)
+        self._short_incarnation = ShortIncarnation(cluster, self._later)
         if "crash" in self._options.faults:
             rng = Random(f"{self._options.seed}:fault:short life")
-            self._schedule(partial(self._short_life.strike, rng), _SHORT_LIFE_RATE, rng)
-        self._schemes: dict[str, Scheme] = {
+            self._schedule(partial(self._short_incarnation.strike, rng), _SHORT_INCARNATION_RATE, rng)
+        self._scenarios: dict[str, Scenario] = {
             "mistake": Mistake(cluster, self._later),
             "echo": Echo(cluster, self._later),
             "lost_index": LostIndex(cluster, self._later, self.victims),
         }
-        for name, rate in sorted(self._options.schemes.items()):
+        for name, rate in sorted(self._options.scenarios.items()):
             rng = Random(f"{self._options.seed}:scheme:{name}")
-            self._schedule(partial(self._schemes[name].strike, rng), rate, rng)
+            self._schedule(partial(self._scenarios[name].strike, rng), rate, rng)
         if "seal_crash" in self._options.faults:
             self._seal_rng = Random(f"{self._options.seed}:fault:seal_crash")
             cluster.coverage.on_seal.append(self._on_seal)
@@ -99,9 +99,9 @@ class Faults:
         self._swapping.stop()
         self._keeping.stop()
         self._waking.stop()
-        self._short_life.stop()
-        for scheme in self._schemes.values():
-            scheme.stop()
+        self._short_incarnation.stop()
+        for scenario in self._scenarios.values():
+            scenario.stop()
         self._clock.note("everything is healed")
         self._cluster.network.heal()
         self._cluster.coordinator.slow_us = 0
@@ -246,9 +246,9 @@ class Faults:
             self._swapping.strike(self._rng)
 
     def _handover(self) -> None:
-        scheme = self._keeping if self._rng.random() < 0.5 else self._waking
+        scenario = self._keeping if self._rng.random() < 0.5 else self._waking
         if not (self._keeping.is_going or self._waking.is_going):
-            scheme.strike(self._rng)
+            scenario.strike(self._rng)
 
     def _wipe_node(self, node: Node, down_us: int = 20_000) -> None:
         if not self._is_over:

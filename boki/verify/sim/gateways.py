@@ -145,7 +145,7 @@ class GatewayNode(Node):
         self.loop.call_soon(self._start_call, call, self._number)
 
     def _start_call(self, call: Call, number: int) -> None:
-        up = self.backend.roster.up
+        up = self.backend.registry.up
         if not up:
             self._answer(number, Unavailable("no engine is up that takes calls"), {})
             return
@@ -180,7 +180,7 @@ class GatewayNode(Node):
 
     def _look_for_returns(self, sender: NodeId, message: Load | InstallMembership) -> None:
         """An engine that something is asked of is about to be known as another incarnation."""
-        known = self.backend.roster._engines  # noqa: SLF001 - a look from outside
+        known = self.backend.registry._engines  # noqa: SLF001 - a look from outside
         for node in self.backend.asking.waits_for:
             if isinstance(message, Load):
                 incarnation = message.incarnation if sender == node else 0

@@ -1,4 +1,4 @@
-"""A scheme: a checkpoint of the index is not where it must be, and then everything that was saved elsewhere goes.
+"""A scenario: a checkpoint of the index is not where it must be, and then everything that was saved elsewhere goes.
 
 Either a single storage node gets it, one of those whose disks may be lost, or none makes it durable, because all their
 disks stall. Then the power fails, that disk is lost, and all engines lose theirs, which are caches. Whoever comes
@@ -16,14 +16,14 @@ from boki.log.metalog import Positions, covers
 from boki.protocol.messages import StoreCheckpoint
 from boki.verify.sim.engines import EngineNode
 from boki.verify.sim.nodes import Node, StorageNode
-from boki.verify.sim.schemes import Cluster, Later, Scheme
+from boki.verify.sim.scenarios import Cluster, Later, Scenario
 
 _STALL_US: Final = 1_500_000
 _SAVES: Final = 4
 _SAVE_US: Final = 200_000
 
 
-class LostIndex(Scheme):
+class LostIndex(Scenario):
     """`victims` are those whose disks may be lost."""
 
     def __init__(self, cluster: Cluster, later: Later, victims: Sequence[Node]) -> None:

@@ -1,4 +1,4 @@
-"""A scheme: an engine that lives is presumed lost, and another one takes over what it runs.
+"""A scenario: an engine that lives is presumed lost, and another one takes over what it runs.
 
 It has just come back, the other engine's news of who is registered are late, and logged calls of an owner that is not
 known there are those of a lost one. It is fenced, then; if it were not, or if it did not mind, its runs would append
@@ -14,7 +14,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.protocol.messages import Seal
 from boki.verify.sim.engines import EngineNode
-from boki.verify.sim.schemes import Cluster, Later, Scheme
+from boki.verify.sim.scenarios import Cluster, Later, Scenario
 
 _GRACE_US: Final = 1_500_000
 """By then the other engine has begun the calls again."""
@@ -22,7 +22,7 @@ _HALT_US: Final = 40_000
 _BREATH_US: Final = 10_000
 
 
-class Mistake(Scheme):
+class Mistake(Scenario):
     """One engine restarts, another one does not hear of it."""
 
     def __init__(self, cluster: Cluster, later: Later) -> None:

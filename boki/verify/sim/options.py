@@ -47,10 +47,10 @@ _RARE: Final = {
 }
 
 
-_SCHEME_RATES: Final = {"mistake": 1.0, "lost_index": 2.0, "echo": 10.0}
-SCHEMES: Final = tuple(_SCHEME_RATES)
-"""Orders of events that are brought about in a few seeds only: `boki.verify.sim.schemes`, and the files beside it."""
-_SCHEME_SHARE: Final = 0.18
+_SCENARIO_RATES: Final = {"mistake": 1.0, "lost_index": 2.0, "echo": 10.0}
+SCENARIOS: Final = tuple(_SCENARIO_RATES)
+"""Orders of events that are brought about in a few seeds only: `boki.verify.sim.scenarios`, and the files beside it."""
+_SCENARIO_SHARE: Final = 0.18
 _FAULTS_BESIDE: Final = 3
 _FAREWELL_SHARE: Final = 0.14
 _PATIENCE_OPERATIONS: Final = 40
@@ -102,8 +102,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_page_bytes: int = 128 << 10
     has_farewell: bool = False
     """Whether, when all has been read, whole disks go, as many as may: see `boki.verify.sim.decommission`."""
-    schemes: dict[str, float] = {}
-    """Which of `SCHEMES` there are, and how often each is tried per virtual second."""
+    scenarios: dict[str, float] = {}
+    """Which of `SCENARIOS` there are, and how often each is tried per virtual second."""
     calls: int = 0
     """How many ask for logged calls."""
     call_trouble: float = 0.0
@@ -154,7 +154,7 @@ def draw_objects(seed: int) -> Options:
         calls=0,
         queues=0,
         flows=0,
-        schemes={},
+        scenarios={},
         stores=rng.choice((3, 4)),
         store_crashes=rng.choice((0.0, 0.1, 0.3)),
         store_trouble=rng.choice((0.0, 0.02, 0.1)),
@@ -219,13 +219,13 @@ def draw_options(seed: int, *, with_layout: bool = True) -> Options:
     )
     if not options.faults:  # who waits must be woken then, however long the wait
         return msgspec.structs.replace(options, poll_us=3_000_000)
-    options = _draw_beside(_draw_scheme(options)) if len(options.faults) > 1 else options
+    options = _draw_beside(_draw_scenario(options)) if len(options.faults) > 1 else options
     return _draw_layout(options) if with_layout else options
 
 
 def _draw_layout(options: Options) -> Options:
-    """Half of the seeds, but where a scheme takes away single roles, are nodes that play several."""
-    is_hosted = not options.schemes and Random(f"{options.seed}:options:layout").random() < 0.5
+    """Half of the seeds, but where a scenario takes away single roles, are nodes that play several."""
+    is_hosted = not options.scenarios and Random(f"{options.seed}:options:layout").random() < 0.5
     if not is_hosted:
         return options
     options = msgspec.structs.replace(options, is_hosted=True)
@@ -255,16 +255,16 @@ def _draw_beside(options: Options) -> Options:
     return msgspec.structs.replace(options, faults=options.faults | more) if more else options
 
 
-def _draw_scheme(options: Options) -> Options:
-    """In a few seeds one scheme, with what it needs, and few faults beside it: else it hardly ever gets through."""
+def _draw_scenario(options: Options) -> Options:
+    """In a few seeds one scenario, with what it needs, and few faults beside it: else it hardly ever gets through."""
     rng = Random(f"{options.seed}:options:schemes")
-    if rng.random() >= _SCHEME_SHARE:
+    if rng.random() >= _SCENARIO_SHARE:
         return options
-    name = rng.choice(SCHEMES)
+    name = rng.choice(SCENARIOS)
     chosen = sorted(rng.sample(sorted(options.faults), min(_FAULTS_BESIDE, len(options.faults))))
     options = msgspec.structs.replace(
         options,
-        schemes={name: _SCHEME_RATES[name]},
+        scenarios={name: _SCENARIO_RATES[name]},
         faults={fault: options.faults[fault] for fault in chosen},
         chaos_us=max(options.chaos_us, 4_000_000),
         calls=max(3, options.calls),

@@ -58,8 +58,8 @@ def _smaller(options: Options) -> Iterator[Options]:
         yield but(faults={name: faults[name] for name in names[half:]})
     for fault in sorted(faults):
         yield but(faults={name: rate for name, rate in faults.items() if name != fault})
-    for scheme in sorted(options.schemes):
-        yield but(schemes={name: rate for name, rate in options.schemes.items() if name != scheme})
+    for scenario in sorted(options.scenarios):
+        yield but(scenarios={name: rate for name, rate in options.scenarios.items() if name != scenario})
     if options.chaos_us > 500_000:
         yield but(chaos_us=options.chaos_us // 2)
         yield but(chaos_us=options.chaos_us * 3 // 4)

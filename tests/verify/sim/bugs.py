@@ -1,7 +1,7 @@
 """Bugs that the simulator found and that were fixed: each can be put back, and has options under which it shows.
 
 Seed 243 is not among them: `Swap` waits until a primary has heard of a new disk, or it would take too much, so a
-disk that says nothing of itself stops the scheme. That it speaks is tested in tests/storage/test_core.py.
+disk that says nothing of itself stops the scenario. That it speaks is tested in tests/storage/test_core.py.
 
 Histories change when the simulator draws something more, and then a seed may show its bug no longer. Run as a program,
 `python -m tests.verify.sim.bugs [NAME…]` looks for the first seed that does.

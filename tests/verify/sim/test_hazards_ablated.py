@@ -1,6 +1,6 @@
 """Scenarios of hazards fail when the remedy of the hazard is off: else they would pass whatever the cores do.
 
-Of those with two scenarios, one brings about the order of events in which it matters, by schemes or messages that are
+Of those with two scenarios, one brings about the order of events in which it matters, by scenarios or messages that are
 withheld; the other one is the hazard as it was met elsewhere.
 """
 

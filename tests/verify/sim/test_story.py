@@ -41,8 +41,8 @@ QUIET = {
     "reorder": "what arrives when is told of every message",
     "stale": "what the coordinator tells late is told when it comes",
     "save": "what it stores is told",
-    "swap": "told by its scheme, if it comes to that",
-    "handover": "told by its schemes, if it comes to that",
+    "swap": "told by its scenario, if it comes to that",
+    "handover": "told by its scenarios, if it comes to that",
     "seal_crash": "strikes where others seal",
 }
 

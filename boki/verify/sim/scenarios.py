@@ -1,4 +1,4 @@
-"""Schemes: faults in several acts, each as soon as what it waits for has happened.
+"""Scenarios: faults in several acts, each as soon as what it waits for has happened.
 
 A rule that matters in one order of events only is hardly ever tried by faults that come when they come. Here that order
 is brought about. Still no more is lost than the system promises to survive, so whatever is missing in the end is a
@@ -59,8 +59,8 @@ Later = Callable[..., None]
 """`later(delay_us, action, *arguments)`: unless all has been healed by then."""
 
 
-class Scheme(ABC):
-    """What schemes have in common: one at a time, and links that are cut until its end."""
+class Scenario(ABC):
+    """What scenarios have in common: one at a time, and links that are cut until its end."""
 
     def __init__(self, cluster: Cluster, later: Later) -> None:
         self.is_going = False
@@ -84,7 +84,7 @@ class Scheme(ABC):
         patience_us: int,
         look_us: int = _LOOK_US,
     ) -> None:
-        """Continue as soon as something is so; give the scheme up if that takes too long."""
+        """Continue as soon as something is so; give the scenario up if that takes too long."""
         if is_so():
             then()
         elif patience_us <= 0:
@@ -110,8 +110,8 @@ class Scheme(ABC):
         self._later(down_us, node.start)
 
 
-class SequencerScheme(Scheme):
-    """What schemes have in common that are about one log of one term."""
+class SequencerScenario(Scenario):
+    """What scenarios have in common that are about one log of one term."""
 
     _view: View
     _log: LogId
@@ -142,7 +142,7 @@ class SequencerScheme(Scheme):
         )
 
 
-class Swap(Scheme):
+class Swap(Scenario):
     """Storage nodes lose their disks one after the other, and what is stored meanwhile reaches only them.
 
     One of them says that it has a batch and loses it; then the victims get it, one less than a write quorum, and lose
@@ -228,7 +228,7 @@ class Swap(Scheme):
         self._later(ordered_us + 200_000, self._end)
 
 
-class LoneCopy(SequencerScheme):
+class LoneCopy(SequencerScenario):
     """An entry is durable on one backup only when its term ends, and that backup loses its disk in the next one.
 
     By then a majority must have it: it is in the term's end that the next view names, and engines have gone by it. The
@@ -309,7 +309,7 @@ class LoneCopy(SequencerScheme):
         super()._end()
 
 
-class OldPrimary(SequencerScheme):
+class OldPrimary(SequencerScenario):
     """A primary that is cut off has an entry that nobody else has; its term ends; then a backup restarts and hears it.
 
     Neither that backup nor any engine knows of the next view yet. Were the seal forgotten by the restart, the two would

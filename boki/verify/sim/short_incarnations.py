@@ -1,4 +1,4 @@
-"""A scheme: a gateway dies soon after it has come back, and engines take in the first requests of both its lives.
+"""A scenario: a gateway dies soon after it has come back, and engines take in the first requests of both incarnations.
 
 They stall as soon as it has asked them something, and continue when it is back. Requests are known by the name of
 the gateway and a number: if a life began with the numbers of the one before, its first request would be taken for that
@@ -12,7 +12,7 @@ from typing import Final
 
 from boki.verify.sim.gateways import GatewayNode
 from boki.verify.sim.nodes import Node
-from boki.verify.sim.schemes import Cluster, Later, Scheme
+from boki.verify.sim.scenarios import Cluster, Later, Scenario
 
 _BACK_US: Final = 1_000
 _ASKING_US: Final = 60_000
@@ -21,7 +21,7 @@ _RETURN_US: Final = 20_000
 """After this long it is back, and its first messages are at the engines."""
 
 
-class ShortLife(Scheme):
+class ShortIncarnation(Scenario):
     """One gateway at a time."""
 
     def __init__(self, cluster: Cluster, later: Later) -> None:
@@ -38,10 +38,10 @@ class ShortLife(Scheme):
             self._later(_BACK_US, self._wait, self._sees_engines, self._stop_engines, 1_000_000)
 
     def _sees_engines(self) -> bool:
-        return self._gateway.core is not None and bool(self._gateway.backend.roster.up)
+        return self._gateway.core is not None and bool(self._gateway.backend.registry.up)
 
     def _stop_engines(self) -> None:
-        engines = [node for node in self._cluster.nodes.values() if node.name in self._gateway.backend.roster.up]
+        engines = [node for node in self._cluster.nodes.values() if node.name in self._gateway.backend.registry.up]
         self._stopped = [node for node in engines if node.is_up and not node.is_paused]
         for engine in self._stopped:
             engine.pause()

@@ -88,7 +88,7 @@ class _Engine:
         return load is not None and load.is_ready and not load.is_draining and not self.is_quiet
 
 
-class Roster:
+class EngineRegistry:
     """The engines of a cluster. Times are microseconds since the epoch."""
 
     def __init__(self) -> None:
