@@ -84,21 +84,21 @@ async def _run(
     *,
     is_separate: bool,
 ) -> Report:
-    from boki.verify.chaos.patient import Patient
     from boki.verify.chaos.run import Chaos
+    from boki.verify.chaos.target import TargetCluster
 
     run = asyncio.current_task()
     assert run is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, run.cancel)  # ends what was started, too
     # one more storage node than replicas, so that one can be drained
-    patient = Patient(folder, storage=4, tell=tell, is_separate=is_separate)
+    target = TargetCluster(folder, storage=4, tell=tell, is_separate=is_separate)
     try:
-        await patient.start()
+        await target.start()
         tell("the cluster serves")
-        chaos = Chaos(patient, folder, seed=seed, duration_s=duration_s, faults=faults, sessions=sessions, tell=tell)
+        chaos = Chaos(target, folder, seed=seed, duration_s=duration_s, faults=faults, sessions=sessions, tell=tell)
         return await chaos.run()
     finally:
-        await patient.stop()
+        await target.stop()
 
 
 def _show(report: Report) -> None:

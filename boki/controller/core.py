@@ -45,11 +45,11 @@ from boki.protocol.messages import (
     ShardsFetched,
 )
 
-_IDLE_PATIENCE_US: Final = 300_000
+_IDLE_TIMEOUT_US: Final = 300_000
 """A primary that knows the view and does not lead for this long has been restarted, or its disk hangs."""
-_DEAF_PATIENCE_US: Final = 2_000_000
+_DEAF_TIMEOUT_US: Final = 2_000_000
 """A primary that has not learnt of the view for this long is cut off from the coordinator."""
-_CHANGE_PATIENCE_US: Final = 5_000_000
+_CHANGE_TIMEOUT_US: Final = 5_000_000
 """A change that takes longer is begun again, from what the nodes say then."""
 _MIN_PAUSE_US: Final = 1_000_000
 _MAX_PAUSE_US: Final = 16_000_000
@@ -313,7 +313,7 @@ class ControllerCore:
             unfit = {
                 node
                 for node, pong in answers.items()
-                if pong.wants_new_term or self.heartbeats.idle_for(node, now_us) > _IDLE_PATIENCE_US
+                if pong.wants_new_term or self.heartbeats.idle_for(node, now_us) > _IDLE_TIMEOUT_US
             }
         return Sight(
             wanted=self._plan if self._has_plan else self._as_it_is(),
@@ -325,8 +325,8 @@ class ControllerCore:
 
     def _lost(self, now_us: int) -> frozenset[NodeId]:
         """Nodes that have been silent for so long that they are replaced."""
-        patience_us = self._config.repair_after_us
-        return frozenset(n for n in self._known_nodes() if self.heartbeats.silent_for(n, now_us) > patience_us)
+        timeout_us = self._config.repair_after_us
+        return frozenset(n for n in self._known_nodes() if self.heartbeats.silent_for(n, now_us) > timeout_us)
 
     def _as_it_is(self) -> ClusterPlan:
         if not self.chain:
@@ -373,8 +373,8 @@ class ControllerCore:
                 continue
             if pong.incarnation != view.incarnations[node]:
                 return f"its primary {node} has another disk"
-            patience = _IDLE_PATIENCE_US if pong.term == view.term else _DEAF_PATIENCE_US
-            if self.heartbeats.idle_for(node, now_us) > patience:
+            timeout_us = _IDLE_TIMEOUT_US if pong.term == view.term else _DEAF_TIMEOUT_US
+            if self.heartbeats.idle_for(node, now_us) > timeout_us:
                 return f"its primary {node} has been restarted, or cannot write"
             if pong.wants_new_term:
                 return f"its primary {node} reaches no majority, or its log nears its last position"
@@ -383,7 +383,7 @@ class ControllerCore:
     def _go_on(self, now_us: int) -> Iterable[Effect]:
         change = self._change
         assert change is not None, "who is changing terms has a change under way"
-        if now_us - self._began_at > _CHANGE_PATIENCE_US:
+        if now_us - self._began_at > _CHANGE_TIMEOUT_US:
             self._change = None
             self._move("given up")
             self._rest_until = now_us + self._pause_us

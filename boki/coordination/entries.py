@@ -54,12 +54,12 @@ _NOBODY: Final = Registration("", Member(node=NodeId(""), role=Role.CONTROLLER, 
 
 
 class Entries:
-    """What one session writes under `/nodes`. `patience_s`: how long another node may take to go."""
+    """What one session writes under `/nodes`. `timeout_s`: how long another node may take to go."""
 
-    def __init__(self, session: ZooKeeperSession, home: str, patience_s: float) -> None:
+    def __init__(self, session: ZooKeeperSession, home: str, timeout_s: float) -> None:
         self._session = session
         self._home = home
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     async def register(self, registration: Registration, *, unless_succeeded: bool = False) -> bool:
         """Make that entry this session's, or change it. `ConfigError` if another node keeps one of its names.
@@ -69,7 +69,7 @@ class Entries:
         """
         path = _path_of(registration)
         data = encode(registration)
-        deadline = asyncio.get_running_loop().time() + self._patience_s
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             name = await self._taken(registration)
             if name is None:

@@ -32,7 +32,7 @@ _AHEAD_FETCHES: Final = 16
 _AHEAD_RECORDS: Final = 1_000
 _BULK_RECORDS: Final = 4_000
 """Whoever asks for this many continues with the next page, and does not mind where this one ends."""
-_PATIENCE_US: Final = 100_000
+_TIMEOUT_US: Final = 100_000
 """A replica that has not answered for this long is left alone for a while, and another one asked."""
 _ROUND_US: Final = 200_000
 """How long to wait before all replicas are asked again."""
@@ -404,7 +404,7 @@ class Reads:
         waited_us = now_us - fetch.sent_at
         if fetch.asked is None:
             return self._begin_round(fetch, now_us) if waited_us > _ROUND_US else []
-        if waited_us <= _PATIENCE_US:
+        if waited_us <= _TIMEOUT_US:
             return []
         self._silent[fetch.asked] = now_us + _SILENT_US
         return self._ask_next(fetch, now_us)

@@ -12,7 +12,7 @@ from boki.log.limits import DEFAULT_LIMITS, KIB, Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long clients may take, in seconds."""
 
     first_head_s: float = 10.0
@@ -43,7 +43,7 @@ class GatewayConfig:
     """0: any free one."""
     reuse_port: bool = False
     """Share the port with other gateways of this machine: each connection goes to one that still listens."""
-    farewell_s: float = 0.0
+    redirect_s: float = 0.0
     """How long clients are sent elsewhere before their connections are closed, where there are other gateways."""
     token: str = field(default="", repr=False)
     """The bearer token that every request must carry; empty: none."""
@@ -55,7 +55,7 @@ class GatewayConfig:
     """At most; fewer if the process may not have this many files open (see `boki.host.process`)."""
     limits: Limits = DEFAULT_LIMITS
     budget: Budget = field(default_factory=Budget)
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
         if not (self.token or self.insecure or is_loopback(self.host)):

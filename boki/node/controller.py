@@ -20,7 +20,7 @@ from boki.protocol.follower import COORDINATOR
 
 _log = logging.getLogger("boki.node")
 _LOOK_S: Final = 1.0
-_PATIENCE_LOOKS: Final = 5
+_MAX_LOOKS: Final = 5
 """A leader whose links are cut, or refused for its keys, holds its session with the coordinator all the same."""
 
 
@@ -59,7 +59,7 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
             await asyncio.sleep(_LOOK_S)
             leads = self._is_leader and self.coordinator.state is SessionState.CONNECTED
             looks = looks + 1 if leads and not self.core.reaches_quorum else 0
-            if looks < _PATIENCE_LOOKS:
+            if looks < _MAX_LOOKS:
                 continue
             looks = 0
             if await self.coordinator.stand_down(self.node):

@@ -15,7 +15,7 @@ from boki.node.life import NodeLife
 from boki.protocol.call_messages import AskStatus
 from boki.protocol.messages import InstallMembership, Ping, Pong
 
-_FAREWELL_S: Final = 0.25
+_REDIRECT_S: Final = 0.25
 
 
 class GatewayLife(NodeLife[GatewayNodeConfig]):
@@ -53,7 +53,7 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
             host=self.config.host,
             port=self.config.port,
             reuse_port=self.config.reuse_port,
-            farewell_s=_FAREWELL_S,
+            redirect_s=_REDIRECT_S,
             token=self.config.token,
             insecure=self.config.insecure,
             cors=self.config.cors,

@@ -41,7 +41,7 @@ _INCARNATION_KEY = b"n"
 _START_TIMEOUT_S = 60.0
 _SAVE_TIMEOUT_S = 10.0
 _LOOK_S = 0.25
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 """How long a stopped node, or records that no node has, may hold up a start before it is given up."""
 _SEE = "See docs/operations.md, 'A damaged disk'"
 _Result = TypeVar("_Result")
@@ -269,7 +269,7 @@ class LocalLog:
                 if self._change is not None and self._change.lost:
                     raise StoreFailed(f"the log cannot start: {self._change.lost}. {_SEE}")
                 stopped = [f"{node}: {host.failure}" for node, host in sorted(self.hosts.items()) if host.failure]
-                if self._loop.time() - began_at > _PATIENCE_S and (why := "; ".join(stopped) or self._lacking()):
+                if self._loop.time() - began_at > _TIMEOUT_S and (why := "; ".join(stopped) or self._lacking()):
                     raise StoreFailed(f"the log cannot start: {why}. {_SEE}")
             return awaited.result()
         finally:

@@ -1,4 +1,4 @@
-"""The gateway as Spark's planner and tasks use it: whole pages as they are stored, and patience with what passes.
+"""The gateway as Spark's planner and tasks use it: whole pages as they are stored; transient errors are retried.
 
 A task that fails is started again from its beginning, which costs more than to wait: while a gateway restarts or the
 log is reconfigured, requests are repeated for a minute. The first request of a plan is not, nor the first one of a
@@ -34,7 +34,7 @@ _FIRST_S: Final = 5.0
 _TOLD_S: Final = 8.0
 """Names, connections and answers together: who asked first is told within ten seconds that nothing answers."""
 _REQUEST_S: Final = 30.0
-_PATIENCE_S: Final = 60.0
+_RETRY_S: Final = 60.0
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 _LISTED: Final = 1000
@@ -48,11 +48,11 @@ def first_seqnum(found: Found) -> int:
     return int.from_bytes(found.slabs[0].seqnums[:8], "little", signed=True)
 
 
-class Patience:
+class Pauses:
     """How long something that passes on its own is waited for."""
 
     def __init__(self) -> None:
-        self._until = monotonic() + _PATIENCE_S
+        self._until = monotonic() + _RETRY_S
         self._pause_s = _PAUSE_S
 
     def pause(self) -> bool:
@@ -91,7 +91,7 @@ class Gateway:
 
     def ask(self, operation: Operation, *, is_repeatable: bool = True) -> Answer:
         """The answer. What passes on its own is waited for, if repeating the request does no harm."""
-        patience = Patience()
+        pauses = Pauses()
         while True:
             try:
                 answer = self._request(operation)
@@ -99,7 +99,7 @@ class Gateway:
                 passes = error.retryable or isinstance(error, ConnectionLost | DeadlineExceeded)
                 may_repeat = is_repeatable or error.outcome == "not_applied"
                 is_first = not self._has_answered and isinstance(error, Unavailable | ConnectionLost | DeadlineExceeded)
-                if is_first or not (passes and may_repeat and patience.pause()):
+                if is_first or not (passes and may_repeat and pauses.pause()):
                     raise self._explained(error, is_first=is_first) from None
             else:
                 self._has_answered = True

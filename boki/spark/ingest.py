@@ -66,7 +66,7 @@ def claimed(pipeline: Pipeline, run: Run | None = None) -> Iterator[Doorkeeper]:
             yield door
         finally:
             door.close()
-            # who has no patience with a gateway that is away: the next run knocks
+            # a gateway that is away is not waited for: the next run tries
             with suppress(BokiError), closing(Gateway(pipeline.gateway, pipeline.token)) as parting:
                 claim.end(parting)
 

@@ -18,7 +18,7 @@ from boki.log.metalog import split_position
 from boki.log.operations import BookInfo, Found, Read
 from boki.log.view import place_book
 from boki.spark.gaps import note_gap
-from boki.spark.gateway import Gateway, Patience, first_seqnum
+from boki.spark.gateway import Gateway, Pauses, first_seqnum
 from boki.spark.offsets import Offset, advance
 from boki.spark.options import ReadOptions
 from boki.spark.ranges import RECORDS_A_TASK, Extent, Segment, Task, share_out
@@ -43,7 +43,7 @@ class Planner:
 
     def tail(self) -> Offset:
         """The tail of every physical log, as of now."""
-        patience = Patience()
+        pauses = Pauses()
         while True:
             if not self._gateway.positions:
                 self._gateway.tail("boki:calls")  # any book tells; this one is there in every system
@@ -54,7 +54,7 @@ class Planner:
             if [split_seqnum(seqnum)[:2] for seqnum in tails] == [(newest, log) for log in range(count)]:
                 return Offset(tuple(tails))
             # a new term has begun between two questions
-            if not patience.pause():
+            if not pauses.pause():
                 raise Unavailable("the log changes its shape faster than it can be asked; try again", retryable=True)
 
     def check_reached(self, offset: Offset, tail: Offset) -> None:

@@ -64,8 +64,8 @@ def take_slot(owner: str) -> Steps[tuple[str, int]]:
 
 def _take_given_up(busy: list[tuple[str, Ledger]], now_us: int, owner: str) -> Steps[tuple[str, int] | None]:
     for slot, ledger in busy:
-        patience_us = _FAILED_US if ledger.is_failed else SILENT_US
-        if now_us - ledger.last_time_us >= patience_us and (yield from _take(ledger, slot, owner)):
+        timeout_us = _FAILED_US if ledger.is_failed else SILENT_US
+        if now_us - ledger.last_time_us >= timeout_us and (yield from _take(ledger, slot, owner)):
             return slot, ledger.under_way
     return None
 

@@ -32,7 +32,7 @@ _LANES_PER_SHARD: Final = 4
 _SPLIT_LIDS: Final = 4096
 """A gap of more records than this is divided among lanes."""
 _LOOKS: Final = 32
-_PATIENCE_US: Final = 100_000
+_TIMEOUT_US: Final = 100_000
 """What an engine has sent to the others is mostly under way to here, too."""
 _SILENCE_US: Final = 1_000_000
 _REST_US: Final = 500_000
@@ -163,7 +163,7 @@ class Repair:
             if since == 0 or front != shard.stored_until:
                 since = now_us
             self._lacking[key] = (since, shard.stored_until)
-            is_due = shard.is_closed or now_us - since >= _PATIENCE_US
+            is_due = shard.is_closed or now_us - since >= _TIMEOUT_US
             is_free = self._is_fresh(key) or len(self._lanes) < _LANES
             if is_due and is_free and key not in taken:
                 self._lanes += [_Lane(key, *gap) for gap in self._gaps(key)]

@@ -21,7 +21,7 @@ from boki.log.limits import DEFAULT_LIMITS
 from boki.protocol.call_messages import ActivateBundle
 from boki.protocol.calls import PINNED, ChosenId, Outcome, Payload
 from tests.books.calls.call_world import FaultyPort, WatchedLog, a_call, failing
-from tests.engine.host import HEAD, PATIENCE_S, Gate, Host, drive
+from tests.engine.host import HEAD, TIMEOUT_S, Gate, Host, drive
 
 SAYS = """
 @function
@@ -57,7 +57,7 @@ class Watched(DeployedFunctions):
 
     async def until(self, number: int, *, runs: bool = True) -> None:
         """Return once that version runs, or has been tried."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while self.number != number if runs else number not in self.tries:
                 self.tried.clear()
                 await self.tried.wait()

@@ -60,10 +60,10 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     with asyncio.Runner() as runner:
         made = Ward(tmp_path_factory.mktemp("faults"), runner)
         try:
-            made.run(made.patient.start())
+            made.run(made.target.start())
             yield made
         finally:
-            made.run(made.patient.stop())
+            made.run(made.target.stop())
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def faults(pytestconfig: pytest.Config) -> list[Fault]:
 def report(ward: Ward, faults: list[Fault]) -> Report:
     """A round of faults."""
     chaos = Chaos(
-        ward.patient,
+        ward.target,
         ward.folder,
         seed=SEED,
         duration_s=0,
@@ -195,19 +195,19 @@ def test_a_storage_node_that_lost_its_disk_refills_itself(report: Report, ward: 
             book = client.logbook("refill")
             rows = [(PAYLOAD, ("all",)) for _ in range(200)]
             seqnums = await ward.insist(lambda: book.append_many(rows, key="rows"))
-            await ward.until(ward.patient.is_whole)
+            await ward.until(ward.target.is_whole)
             victim = await _holder(ward)
-            ward.patient.wipe(victim)
+            ward.target.wipe(victim)
 
             async def is_refilled() -> bool:
                 told = (await _nodes(ward)).get(victim) or {}
                 # the newest shard, with what was just appended, may be one of those that it does not hold
                 has_copied = told.get("at_work") and told["repair"]["copied_bytes"] > 0
-                return bool(has_copied) and await ward.patient.is_whole()
+                return bool(has_copied) and await ward.target.is_whole()
 
             await ward.until(is_refilled)
-            others = [node for node in ward.patient.nodes(Role.STORAGE) if node != victim]
-            ward.patient.kill(others[0])
+            others = [node for node in ward.target.nodes(Role.STORAGE) if node != victim]
+            ward.target.kill(others[0])
             await ward.append(book, b"on")
             assert [record.seqnum for record in await ward.read_all(book, "all")] == seqnums
             await ward.all_at_work()
@@ -219,7 +219,7 @@ async def _holder(ward: Ward) -> str:
     """The storage node that holds most shards."""
     await ward.all_at_work()
     nodes = await ward.insist(lambda: _nodes(ward))
-    return max(ward.patient.nodes(Role.STORAGE), key=lambda node: (nodes[node] or {}).get("shards", 0))
+    return max(ward.target.nodes(Role.STORAGE), key=lambda node: (nodes[node] or {}).get("shards", 0))
 
 
 def test_a_sequencer_that_lost_its_disk_counts_again_in_a_later_term(report: Report, ward: Ward) -> None:
@@ -251,7 +251,7 @@ async def _term(ward: Ward) -> int:
 
 async def _nodes(ward: Ward) -> dict[str, Any]:
     """What each node reports of itself; nothing while the gateway is too busy to say."""
-    nodes: dict[str, Any] = (await ward.patient.status()).get("nodes", {})
+    nodes: dict[str, Any] = (await ward.target.status()).get("nodes", {})
     return nodes
 
 
@@ -293,10 +293,10 @@ async def _kill_engine_at_work(ward: Ward) -> None:
 
     async def is_killed() -> bool:
         nodes = await _nodes(ward)
-        engines = ward.patient.nodes(Role.ENGINE)
+        engines = ward.target.nodes(Role.ENGINE)
         at_work = [node for node in engines if (nodes.get(node) or {}).get("calls", {}).get("running")]
         for node in at_work:
-            ward.patient.kill(node)
+            ward.target.kill(node)
         return bool(at_work)
 
     await ward.until(is_killed)
@@ -309,7 +309,7 @@ def test_answers_and_streams_cross_the_gateway_and_break_with_their_engine(ward:
     """
 
     def fetch(path: str) -> HTTPResponse:
-        connection = HTTPConnection(ward.patient.url.removeprefix("http://"), timeout=30)
+        connection = HTTPConnection(ward.target.url.removeprefix("http://"), timeout=30)
         connection.request("GET", path, headers={"Connection": "close"})
         return connection.getresponse()
 
@@ -334,8 +334,8 @@ def test_answers_and_streams_cross_the_gateway_and_break_with_their_engine(ward:
         assert await asyncio.to_thread(ended.read) == b"line 0\nline 1\nline 2\n"
         endless = await answered("/lines/-1")
         assert await asyncio.to_thread(endless.readline) == b"line 0\n"
-        for node in ward.patient.nodes(Role.ENGINE):
-            ward.patient.kill(node)
+        for node in ward.target.nodes(Role.ENGINE):
+            ward.target.kill(node)
         with pytest.raises(IncompleteRead):
             await asyncio.to_thread(endless.read)
         await ward.all_at_work()
@@ -373,12 +373,12 @@ def test_an_engine_that_is_told_to_stop_fails_no_call(report: Report, ward: Ward
                     failures.append(error)
 
         calling = asyncio.gather(*(call_all_the_time(number) for number in range(CALLERS)))
-        before = ward.patient.pid("engine-1")
-        ward.patient.signal("engine-1", signal.SIGTERM)
+        before = ward.target.pid("engine-1")
+        ward.target.signal("engine-1", signal.SIGTERM)
         await calling
 
         async def is_another() -> bool:
-            return ward.patient.pid("engine-1") not in (0, before)
+            return ward.target.pid("engine-1") not in (0, before)
 
         await ward.until(is_another)
         return failures
@@ -397,26 +397,26 @@ def test_nodes_that_stood_still_go_on_as_the_same_processes(report: Report, ward
     1). What was appended meanwhile is there or was never acknowledged."""
 
     async def story() -> None:
-        patient = ward.patient
-        one_each = [patient.nodes(role)[0] for role in Role if role is not Role.GATEWAY]
+        target = ward.target
+        one_each = [target.nodes(role)[0] for role in Role if role is not Role.GATEWAY]
         async with ward.client() as client:
             book = client.logbook("halted")
             await ward.all_at_work()
-            pids = {node: patient.pid(node) for node in patient.all_nodes()}
-            for nodes in (one_each, patient.all_nodes()):
+            pids = {node: target.pid(node) for node in target.all_nodes()}
+            for nodes in (one_each, target.all_nodes()):
                 for node in nodes:
-                    patient.pause(node)
+                    target.pause(node)
                 appends = [asyncio.create_task(book.append(PAYLOAD, timeout_s=HALT_S)) for _ in range(500)]
                 assert not await becomes_so(nothing, HALT_S)
                 for node in nodes:
-                    patient.resume(node)
+                    target.resume(node)
                 outcomes = await asyncio.gather(*appends, return_exceptions=True)
                 await ward.all_at_work()
                 seqnums = {one for one in outcomes if isinstance(one, int)} | {
                     await ward.append(book, f"on {nodes}".encode())
                 }
                 assert seqnums <= {record.seqnum for record in await ward.read_all(book)}
-            assert {node: patient.pid(node) for node in patient.all_nodes()} == pids
+            assert {node: target.pid(node) for node in target.all_nodes()} == pids
 
     ward.run(story())
 

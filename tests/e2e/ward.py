@@ -14,9 +14,9 @@ from boki.api.logbook import LogBook
 from boki.client import Client
 from boki.errors import BokiError
 from boki.log.record import Record
-from boki.verify.chaos import patient as patients
+from boki.verify.chaos import target as targets
 from boki.verify.chaos.faults import FAULTS, becomes_so, inflict
-from boki.verify.chaos.patient import Patient
+from boki.verify.chaos.target import TargetCluster
 
 T = TypeVar("T")
 FUNCTIONS = Path(__file__).parent / "functions"
@@ -30,16 +30,16 @@ class Ward:
     def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
         self.folder = folder
         self.said: list[str] = []
-        functions = (*patients.FUNCTIONS, *FUNCTIONS.glob("*.py"))
+        functions = (*targets.FUNCTIONS, *FUNCTIONS.glob("*.py"))
         # a story is about the loss of one role
-        self.patient = Patient(folder, storage=4, tell=self.said.append, functions=functions, is_separate=True)
+        self.target = TargetCluster(folder, storage=4, tell=self.said.append, functions=functions, is_separate=True)
         self._runner = runner
 
     def run(self, story: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(story)
 
     def client(self) -> Client:
-        return Client(self.patient.url)
+        return Client(self.target.url)
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait until the cluster's status shows it."""
@@ -47,7 +47,7 @@ class Ward:
 
     async def all_at_work(self) -> None:
         async def nobody_is_missing() -> bool:
-            return not await self.patient.missing()
+            return not await self.target.missing()
 
         await self.until(nobody_is_missing)
 
@@ -77,7 +77,7 @@ class Ward:
     async def inflict(self, name: str) -> None:
         """One fault, which is felt."""
         fault = next(fault for fault in FAULTS if fault.name == name)
-        assert await inflict(fault, self.patient, Random(SEED), 0.1, self.said.append), self.said
+        assert await inflict(fault, self.target, Random(SEED), 0.1, self.said.append), self.said
 
 
 async def read_all(book: LogBook, tag: str | None = None) -> list[Record]:

@@ -28,7 +28,7 @@ from boki.log.metalog import Positions
 from boki.log.operations import Append, Appended, Failure, Found, Operation, Slab
 from boki.protocol.calls import Call, CallChange, InvocationState, Outcome, Payload
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """How long a test waits for what must come. Never reached, so it may be generous on a busy machine."""
 
 RECORD = Found((Slab(pack("<q", 1 << 43), 7, encode_chunk("b", [Group([(b"data", ("t",))])])),), 2)
@@ -115,8 +115,8 @@ class Host(FunctionHost):
         super().gone(link)
         self._look()
 
-    async def _refresh(self, modules: Modules, patience_s: float | None) -> set[str]:
-        described = await super()._refresh(modules, patience_s)
+    async def _refresh(self, modules: Modules, timeout_s: float | None) -> set[str]:
+        described = await super()._refresh(modules, timeout_s)
         self._look()
         return described
 
@@ -134,7 +134,7 @@ class Host(FunctionHost):
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._checks.append((check, future))
         self._look()
-        await asyncio.wait_for(future, PATIENCE_S)
+        await asyncio.wait_for(future, TIMEOUT_S)
 
     def call_of(self, function: str, payload: object = None, *, timeout_s: float = 60.0, **more: Any) -> Call:
         """A call with a JSON payload."""
@@ -143,7 +143,7 @@ class Host(FunctionHost):
 
     async def run(self, function: str, payload: object = None, **options: Any) -> Outcome:
         """Call and wait."""
-        return await asyncio.wait_for(self.call(self.call_of(function, payload, **options)), PATIENCE_S)
+        return await asyncio.wait_for(self.call(self.call_of(function, payload, **options)), TIMEOUT_S)
 
     async def failure(self, function: str, payload: object = None, **options: Any) -> Failure:
         """The failure of a call that must fail."""
@@ -198,7 +198,7 @@ class Gate:
         self._checks.append((times, future))
         if len(self.pids) >= times:
             future.set_result(None)
-        await asyncio.wait_for(future, PATIENCE_S)
+        await asyncio.wait_for(future, TIMEOUT_S)
         return self.pids
 
     def open(self) -> None:
@@ -254,7 +254,7 @@ def wait_for_end(pids: list[int]) -> None:
             poll.register(fd, select.POLLIN)
         waiting = set(fds)
         while waiting:
-            ready = poll.poll(PATIENCE_S * 1000)
+            ready = poll.poll(TIMEOUT_S * 1000)
             assert ready, "a process is still there"
             for fd, _ in ready:
                 poll.unregister(fd)

@@ -18,7 +18,7 @@ from boki.books.calls.logged_calls import LoggedCalls
 from boki.books.calls.sleepers import Finish
 from boki.errors import BokiError, InvalidArgument
 from boki.gateway.backend import EngineWatcher, StreamControl
-from boki.gateway.config import GatewayConfig, Patience
+from boki.gateway.config import GatewayConfig, Timeouts
 from boki.gateway.core import Standing
 from boki.gateway.remote_stream import RemoteStream
 from boki.gateway.server.listener import Gateway
@@ -204,7 +204,7 @@ async def serving(
     limits = settings.get("limits", DEFAULT_LIMITS)
     backend = backend or FakeBackend(limits)
     await backend.ledger.start()
-    settings["patience"] = replace(settings.get("patience", Patience()), linger_s=0.02)
+    settings["timeouts"] = replace(settings.get("timeouts", Timeouts()), linger_s=0.02)
     gateway = Gateway(backend, GatewayConfig(**{"port": 0, **settings}))
     await gateway.start()
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from boki.gateway.config import Patience
+from boki.gateway.config import Timeouts
 from boki.gateway.core import Budget, GatewayCore, Share
 from boki.gateway.server.http.records import data_body
 from boki.log.limits import Limits
@@ -208,8 +208,8 @@ def test_a_body_that_trickles_is_given_up() -> None:
     """It has to come at a rate, not only to an end."""
 
     async def scenario() -> None:
-        patience = Patience(body_idle_s=0.1, body_bytes_per_s=1000)
-        async with serving(FakeBackend(), patience=patience) as (gateway, _, _):
+        timeouts = Timeouts(body_idle_s=0.1, body_bytes_per_s=1000)
+        async with serving(FakeBackend(), timeouts=timeouts) as (gateway, _, _):
             raw = await Raw.open(gateway.port)
             await raw.send(f"{CALL}1000\r\n\r\n" + "x" * 20)
             status, _, body = await raw.answer()

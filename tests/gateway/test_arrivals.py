@@ -6,7 +6,7 @@ import pytest
 
 from boki.errors import Overloaded
 from boki.gateway.arrivals import Arrival, Arrivals
-from boki.gateway.config import Patience
+from boki.gateway.config import Timeouts
 from boki.gateway.core import Budget, GatewayCore, Share
 from tests.gateway.fake_backend import run, serving, turns_until
 from tests.gateway.strangers import Raw
@@ -97,8 +97,8 @@ def test_a_client_that_sends_most_of_a_body_does_not_keep_others_out() -> None:
     """Through the gateway: the other request is served, and the stalled one is told why it was ended."""
 
     async def scenario() -> None:
-        patience = Patience(body_stall_s=0)
-        async with serving(budget=Budget(bytes_in_flight=100_000), patience=patience) as (gateway, _backend, http):
+        timeouts = Timeouts(body_stall_s=0)
+        async with serving(budget=Budget(bytes_in_flight=100_000), timeouts=timeouts) as (gateway, _backend, http):
             raw = await Raw.open(gateway.port)
             await raw.send("POST /function/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n")
             await raw.send(b"1" * 80_000)

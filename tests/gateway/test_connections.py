@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from boki.gateway.config import Patience
+from boki.gateway.config import Timeouts
 from boki.gateway.server.http import crowd
 from boki.host import line_budget
 from boki.log.limits import Limits
@@ -79,7 +79,7 @@ def test_a_head_that_is_never_complete_is_closed() -> None:
     """Also one that trickles, and a connection that says nothing at all."""
 
     async def scenario() -> None:
-        async with serving(patience=Patience(head_s=0.1, first_head_s=0.1)) as (gateway, _backend, _):
+        async with serving(timeouts=Timeouts(head_s=0.1, first_head_s=0.1)) as (gateway, _backend, _):
             silent, trickling, second = [await Raw.open(gateway.port) for _ in range(3)]
             await trickling.send("POST /function/echo HTTP/1.1\r\nHost: 1")
             await second.send(head(Content_Length="1") + "1")
@@ -96,7 +96,7 @@ def test_a_body_that_never_comes_is_given_up() -> None:
     """Nothing was done, and its place is free."""
 
     async def scenario() -> None:
-        async with serving(patience=Patience(body_s=0.1)) as (gateway, backend, _):
+        async with serving(timeouts=Timeouts(body_s=0.1)) as (gateway, backend, _):
             raw = await Raw.open(gateway.port)
             await raw.send(head(Content_Length="10") + "12345")
             status, _, body = await raw.answer()
@@ -348,7 +348,7 @@ def test_a_reader_of_a_large_answer_who_stalls_is_cut_off() -> None:
     """Its answer does not stay in memory forever."""
 
     async def scenario() -> None:
-        async with serving(patience=Patience(reader_s=0.1)) as (gateway, _backend, http):
+        async with serving(timeouts=Timeouts(reader_s=0.1)) as (gateway, _backend, http):
             async with http.post("/logbook/b/append", data=bytes(1 << 20)) as response:
                 assert response.status == 200
             raw = await Raw.open(gateway.port, limit=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boki.gateway.engine_registry import LOST_US, POLL_US, QUIET_US, Changed, Happening, Lost, Quiet, EngineRegistry
+from boki.gateway.engine_registry import LOST_US, POLL_US, QUIET_US, Changed, EngineRegistry, Happening, Lost, Quiet
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Membership, Role
 from boki.protocol.call_messages import FetchFunctions, Load, TellFunctions

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from boki.gateway.config import Patience
+from boki.gateway.config import Timeouts
 from boki.log.ids import MAX_SEQNUM
 from tests.gateway.fake_backend import refused, run, serving, stream_ended
 from tests.gateway.strangers import Raw
@@ -324,10 +324,10 @@ def test_a_drain_ends_watches_with_an_event() -> None:
 
 
 def test_a_watcher_that_does_not_read_is_cut_off() -> None:
-    """Within `Patience.reader_s`: it holds one version, and its place among the streams, no longer than that."""
+    """Within `Timeouts.reader_s`: it holds one version, and its place among the streams, no longer than that."""
 
     async def scenario() -> None:
-        async with serving(patience=Patience(reader_s=0.2)) as (gateway, _, http):
+        async with serving(timeouts=Timeouts(reader_s=0.2)) as (gateway, _, http):
             await ask(http, "PUT", "/x", json="x" * 900_000)
             raw = await Raw.open(gateway.port, limit=1024)
             ended = stream_ended(gateway.core)

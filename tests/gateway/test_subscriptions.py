@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from boki.errors import CorruptData, Unavailable
-from boki.gateway.config import Patience
+from boki.gateway.config import Timeouts
 from boki.gateway.core import STREAM_BYTES, Budget
 from boki.gateway.server.http import subscriptions
 from boki.gateway.server.http.subscriptions import FIRST_PAGES, PAGE_BYTES
@@ -307,7 +307,7 @@ def test_a_reader_that_does_not_read_costs_a_page_and_is_cut_off() -> None:
     async def scenario() -> None:
         limits = Limits(page_bytes=MIB)
         backend = FakeBackend(limits)
-        async with serving(backend, limits=limits, patience=Patience(reader_s=0.2)) as (gateway, _, http):
+        async with serving(backend, limits=limits, timeouts=Timeouts(reader_s=0.2)) as (gateway, _, http):
             for _ in range(40):
                 async with http.post("/logbook/b/append", data=bytes(MIB)) as response:
                     assert response.status == 200

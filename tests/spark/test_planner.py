@@ -462,7 +462,7 @@ def test_a_checkpoint_of_another_system_is_refused() -> None:
 
 def test_a_log_that_changes_its_shape_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a deadline, whatever the number of tries."""
-    monkeypatch.setattr("boki.spark.gateway._PATIENCE_S", 0.25)
+    monkeypatch.setattr("boki.spark.gateway._RETRY_S", 0.25)
     system = MemorySystem(logs=2)
     gateway = system.gateway()
     gateway.before.append(lambda _: system.new_term(2))

@@ -117,7 +117,7 @@ def test_a_task_whose_process_never_reached_the_gateway_is_told_soon() -> None:
     assert monotonic() - began < 20
 
 
-def test_what_passes_is_waited_for_and_no_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_passes_is_waited_for_and_no_longer_than_the_retry_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway that has answered before may restart; if it stays away, its own error is raised."""
     monkeypatch.setattr("boki.spark.gateway._PAUSE_S", 0.001)
     monkeypatch.setattr("boki.spark.gateway._LONGEST_PAUSE_S", 0.002)
@@ -125,7 +125,7 @@ def test_what_passes_is_waited_for_and_no_longer_than_patience(monkeypatch: pyte
     port = Answers(*passing, Books(()))
     assert gateway(port, is_known=True).some_books("", 1) == []
     assert len(port.asked) == 5
-    monkeypatch.setattr("boki.spark.gateway._PATIENCE_S", 0.02)
+    monkeypatch.setattr("boki.spark.gateway._RETRY_S", 0.02)
     for error in passing:
         with pytest.raises(type(error), match=error.message):
             gateway(Answers(error), is_known=True).some_books("", 1)

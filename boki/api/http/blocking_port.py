@@ -26,7 +26,7 @@ from boki.api.http.exchange import (
     log_request,
     refused,
 )
-from boki.api.http.gateways import MAX_FAREWELLS, Gateways, says_goodbye
+from boki.api.http.gateways import MAX_REFUSALS, Gateways, is_draining
 from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Operation
@@ -93,7 +93,7 @@ class BlockingHttpPort:
             except (ConnectionLost, DeadlineExceeded):
                 self._gateways.leave(url)
                 raise
-            if attempt > MAX_FAREWELLS or not says_goodbye(first):
+            if attempt > MAX_REFUSALS or not is_draining(first):
                 yield first
                 yield from answers
                 return

@@ -23,11 +23,11 @@ class Gateways:
             self.current = self.urls[(self.urls.index(url) + 1) % len(self.urls)]
 
 
-MAX_FAREWELLS: Final = 100
-"""How often a request is sent again because a gateway said goodbye: each time costs one connection to it."""
+MAX_REFUSALS: Final = 100
+"""How often a request is sent again because a draining gateway refused it: each time costs one connection to it."""
 
 
-def says_goodbye(answer: HttpAnswer) -> bool:
+def is_draining(answer: HttpAnswer) -> bool:
     """Whether a gateway that stops has refused a request, with the connection: it may be sent again elsewhere, or to
     another gateway that shares the address.
     """

@@ -23,7 +23,7 @@ from boki.api.http.exchange import (
     of_another_loop,
     refused,
 )
-from boki.api.http.gateways import MAX_FAREWELLS, Gateways, says_goodbye
+from boki.api.http.gateways import MAX_REFUSALS, Gateways, is_draining
 from boki.errors import ConnectionLost, DeadlineExceeded, Unavailable
 from boki.log.metalog import Positions
 from boki.log.operations import Answer, Operation
@@ -68,7 +68,7 @@ class HttpPort:
                 self._gateways.leave(url)
                 raise
             else:
-                if attempt > MAX_FAREWELLS or not says_goodbye(answer):
+                if attempt > MAX_REFUSALS or not is_draining(answer):
                     break
                 self._gateways.leave(url)
         return answer

@@ -80,15 +80,15 @@ class Modules:
         described = self._modules[module].described
         return described.sources if described.is_pinned else None
 
-    async def refresh(self, patience_s: float | None = None) -> Refreshed:
-        """Look at the folder, describe what is new or has changed, and wait for it, `patience_s` at most.
+    async def refresh(self, timeout_s: float | None = None) -> Refreshed:
+        """Look at the folder, describe what is new or has changed, and wait for it, `timeout_s` at most.
 
         An import that takes longer continues; a later look finds it, or gives it up if one of its files has changed.
         """
         gone = self._begin_changed(_scan(self.folder))
         awaited = [running.task for running in self._running.values() if not running.is_slow]
         if awaited:
-            await asyncio.wait(awaited, timeout=patience_s)
+            await asyncio.wait(awaited, timeout=timeout_s)
         described = [self._take(name) for name in [*self._running] if self._running[name].task.done()]
         slow = [running for running in self._running.values() if not running.is_slow]
         for running in slow:

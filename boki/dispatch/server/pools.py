@@ -71,9 +71,9 @@ _log = logging.getLogger("boki.functions")
 
 _WATCH_S: Final = 0.25
 _POLL_S: Final = 0.5
-_PATIENCE_S: Final = 1.0
+_TIMEOUT_S: Final = 1.0
 """How long modules that have changed are waited for, so that they are taken over together."""
-_START_PATIENCE_S: Final = 5.0
+_START_TIMEOUT_S: Final = 5.0
 _TIMER_S: Final = 0.005
 """Deadlines that are so close together are looked at together."""
 _DESCRIBE_BYTES: Final = 1 << 30
@@ -158,7 +158,7 @@ class FunctionHost:
         self._loop = asyncio.get_running_loop()
         if self._modules is not None:
             await self._start_processes()
-            await self._refresh(self._modules, _START_PATIENCE_S if self._reload else None)
+            await self._refresh(self._modules, _START_TIMEOUT_S if self._reload else None)
             if self._reload:
                 self._spawn(self._poll(self._modules))
 
@@ -431,9 +431,9 @@ class FunctionHost:
             if not description.done.done() or description.done.cancelled():
                 self._processes.kill(child)
 
-    async def _refresh(self, modules: Modules, patience_s: float | None) -> set[str]:
+    async def _refresh(self, modules: Modules, timeout_s: float | None) -> set[str]:
         """Take over what has changed in the folder; the names of modules that have been described again."""
-        refreshed = await modules.refresh(patience_s)
+        refreshed = await modules.refresh(timeout_s)
         tell_of(refreshed, modules.folder)
         if refreshed.described or refreshed.gone:
             self._install(self._catalog.update(refreshed.described, refreshed.gone), modules)
@@ -459,7 +459,7 @@ class FunctionHost:
             await asyncio.sleep(_POLL_S)
             before = {module.module: module for module in self.modules}
             try:
-                described = await self._refresh(modules, _PATIENCE_S)
+                described = await self._refresh(modules, _TIMEOUT_S)
             except BokiError as error:
                 if error.message != trouble:
                     _log.error("%s", error)

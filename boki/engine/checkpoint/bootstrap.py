@@ -47,7 +47,7 @@ LOADING_KEY: Final = b"l"
 """It is there while a checkpoint is being loaded: what stands beside it is no index."""
 _LIFE_BITS: Final = 32
 _REPEAT_US: Final = 500_000
-_PATIENCE_US: Final = 1_500_000
+_TIMEOUT_US: Final = 1_500_000
 """An own copy that is of use does not wait longer for storage nodes that do not answer."""
 _SILENCE_US: Final = 5_000_000
 _TELL_US: Final = 10_000_000
@@ -210,7 +210,7 @@ class Bootstrap:
         best = max(found, key=lambda each: _rank(each.positions), default=None)
         has_heard_all = all(node in self._answers for node in self._replicas.live)
         lacking = len(self._storage) - self._heard.chain.current.write_quorum + 1
-        is_patient = now_us - self._began_at < _PATIENCE_US
+        is_patient = now_us - self._began_at < _TIMEOUT_US
         if self._own is _Own.INDEX:
             if not has_heard_all and is_patient:
                 return []

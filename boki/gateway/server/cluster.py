@@ -1,7 +1,8 @@
 """The engines of a cluster, as the gateway's `Backend`: calls and log operations go to them by messages.
 
-Who is asked next, and what a caller is told when engines refuse or are lost, is `boki.protocol.asking`'s; which engines
-are up is the registry's (`boki.gateway.engine_registry`). A plain call is one engine's: if that is lost, the call is `CallLost`.
+Which engine is asked next, and what callers hear when engines refuse or are lost, is decided by `boki.protocol.asking`;
+which engines are up is known to `boki.gateway.engine_registry`. A plain call belongs to one engine: if that is lost, the
+call is `CallLost`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import msgspec
 
 from boki.errors import BokiError, CallLost
 from boki.gateway.backend import EngineWatcher, StreamControl
+from boki.gateway.engine_registry import Changed, EngineRegistry, Happening, Lost, Quiet
 from boki.gateway.remote_stream import RemoteStream
-from boki.gateway.engine_registry import Changed, Happening, Lost, Quiet, EngineRegistry
 from boki.gateway.server.cluster_deployments import ClusterDeployments
 from boki.gateway.server.cluster_ledger import ClusterLedger
 from boki.host.clock import now_us

@@ -97,7 +97,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         reserved = reserved_files()
         max_count = min(self.config.max_connections, max(file_limit() - reserved, _MIN_CONNECTIONS))
-        self._connections = Connections(self._handle, patience=self.config.patience, max_count=max_count)
+        self._connections = Connections(self._handle, timeouts=self.config.timeouts, max_count=max_count)
         self.core.make_room = self._connections.arrivals.make_room
         # What waits in the backlog is accepted in one go, before any of it can be refused.
         self._server = await loop.create_server(
@@ -161,7 +161,7 @@ class Gateway:
                 text = "stopping with %d calls and %d requests in flight: their outcome is unknown"
                 _log.warning(text, calls, requests)
         if self._connections.connections and drain_s:
-            await asyncio.sleep(self.config.farewell_s)
+            await asyncio.sleep(self.config.redirect_s)
         self._server.close()
         self._cut_off()
         self._calls.stop()
@@ -200,7 +200,7 @@ class Gateway:
             answer = await route.handler(request, *values)
             if isinstance(answer, Response):
                 is_repeatable = isinstance(answer, Repeatable) or (route.method == "GET" and not route.is_call)
-                answer = await send(request, answer, self.config.patience, is_repeatable=is_repeatable)
+                answer = await send(request, answer, self.config.timeouts, is_repeatable=is_repeatable)
         except BokiError as error:
             answer = refusal(error)
             if self._on_refused is not None:

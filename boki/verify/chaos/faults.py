@@ -34,7 +34,7 @@ Links = Collection[tuple[str, str]]
 """Directions between nodes: (source, destination)."""
 
 
-class Patient(Protocol):
+class TargetCluster(Protocol):
     """A cluster that can be hurt, and looked at while it is."""
 
     def nodes(self, role: Role) -> list[str]:
@@ -79,7 +79,7 @@ class Patient(Protocol):
     def break_disk(self, node: str, how: str) -> None:
         """From now on that node's disk fails: `boki.verify.chaos.disks`."""
 
-    def mend_disk(self, node: str, how: str) -> None:
+    def repair_disk(self, node: str, how: str) -> None:
         """Take that back."""
 
     def has_felt(self, node: str, how: str) -> bool:
@@ -134,7 +134,7 @@ class Blow:
     """How long that may take."""
 
 
-Begin = Callable[[Patient, Random], AbstractAsyncContextManager[Blow]]
+Begin = Callable[[TargetCluster, Random], AbstractAsyncContextManager[Blow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,214 +159,212 @@ def _asked(is_so: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
     return ask
 
 
-def _killing(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
+def _killing(choose: Callable[[TargetCluster, Random], Awaitable[str]]) -> Begin:
     @contextlib.asynccontextmanager
-    async def killing(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-        node = await choose(patient, random)
-        pid = patient.pid(node)
-        patient.kill(node)
-        yield _blow(f"kill -9 {node}", lambda: patient.pid(node) not in (0, pid) and pid != 0)
+    async def killing(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+        node = await choose(target, random)
+        pid = target.pid(node)
+        target.kill(node)
+        yield _blow(f"kill -9 {node}", lambda: target.pid(node) not in (0, pid) and pid != 0)
 
     return killing
 
 
-def _pausing(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
+def _pausing(choose: Callable[[TargetCluster, Random], Awaitable[str]]) -> Begin:
     @contextlib.asynccontextmanager
-    async def pausing(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-        node = await choose(patient, random)
-        patient.pause(node)
+    async def pausing(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+        node = await choose(target, random)
+        target.pause(node)
         try:
             # looked at now: another fault may kill or wake it meanwhile
-            is_felt = await becomes_so(_asked(lambda: patient.is_paused(node)), _STANDS_WITHIN_S)
+            is_felt = await becomes_so(_asked(lambda: target.is_paused(node)), _STANDS_WITHIN_S)
             yield _blow(f"SIGSTOP {node}", lambda: is_felt)
         finally:
-            patient.resume(node)
+            target.resume(node)
 
     return pausing
 
 
 @contextlib.asynccontextmanager
-async def _pausing_all(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
-    nodes = patient.all_nodes()
-    before = {node: patient.pid(node) for node in nodes}
+async def _pausing_all(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
+    nodes = target.all_nodes()
+    before = {node: target.pid(node) for node in nodes}
     for node in nodes:
-        patient.pause(node)
+        target.pause(node)
     try:
         text = "SIGSTOP of every node, as when a laptop sleeps"
-        stand = _asked(lambda: all(patient.is_paused(node) for node, pid in before.items() if pid))
+        stand = _asked(lambda: all(target.is_paused(node) for node, pid in before.items() if pid))
         is_felt = await becomes_so(stand, _STANDS_WITHIN_S)
         yield _blow(text, lambda: is_felt)
     finally:
         for node in nodes:
-            patient.resume(node)
+            target.resume(node)
 
 
-def _one_of(role: Role) -> Callable[[Patient, Random], Awaitable[str]]:
-    async def choose(patient: Patient, random: Random) -> str:
-        return random.choice(patient.nodes(role))
+def _one_of(role: Role) -> Callable[[TargetCluster, Random], Awaitable[str]]:
+    async def choose(target: TargetCluster, random: Random) -> str:
+        return random.choice(target.nodes(role))
 
     return choose
 
 
-async def _primary(patient: Patient, random: Random) -> str:  # noqa: ARG001 - the shape of every choice
-    return await patient.primary()
+async def _primary(target: TargetCluster, random: Random) -> str:  # noqa: ARG001 - the shape of every choice
+    return await target.primary()
 
 
-async def _backup(patient: Patient, random: Random) -> str:
-    primary = await patient.primary()
-    return random.choice([node for node in patient.nodes(Role.SEQUENCER) if node != primary])
+async def _backup(target: TargetCluster, random: Random) -> str:
+    primary = await target.primary()
+    return random.choice([node for node in target.nodes(Role.SEQUENCER) if node != primary])
 
 
 @contextlib.asynccontextmanager
-async def _cutting(patient: Patient, text: str, links: Links) -> AsyncIterator[Blow]:
-    before = patient.held_back(links)
-    await patient.cut(links)
+async def _cutting(target: TargetCluster, text: str, links: Links) -> AsyncIterator[Blow]:
+    before = target.held_back(links)
+    await target.cut(links)
     try:
-        yield _blow(text, lambda: patient.held_back(links) > before)
+        yield _blow(text, lambda: target.held_back(links) > before)
     finally:
-        await patient.heal(links)
+        await target.heal(links)
 
 
 @contextlib.asynccontextmanager
-async def _cutting_one_way(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-    node = random.choice(_linked(patient))
-    others = [other for other in patient.all_nodes() if other != node]
+async def _cutting_one_way(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+    node = random.choice(_linked(target))
+    others = [other for other in target.all_nodes() if other != node]
     is_deaf = random.random() < 0.5
     links = [(other, node) if is_deaf else (node, other) for other in others]
-    async with _cutting(patient, f"{node} {'hears' if is_deaf else 'reaches'} nobody", links) as blow:
+    async with _cutting(target, f"{node} {'hears' if is_deaf else 'reaches'} nobody", links) as blow:
         yield blow
 
 
 @contextlib.asynccontextmanager
-async def _cutting_both_ways(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-    cuttable = _linked(patient)
-    first, second = random.choice([pair for pair in patient.busy_links() if set(pair) <= set(cuttable)])
+async def _cutting_both_ways(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+    cuttable = _linked(target)
+    first, second = random.choice([pair for pair in target.busy_links() if set(pair) <= set(cuttable)])
     is_alone = random.random() < 0.5
-    pairs = [(first, other) for other in patient.all_nodes() if other != first] if is_alone else [(first, second)]
+    pairs = [(first, other) for other in target.all_nodes() if other != first] if is_alone else [(first, second)]
     links = [link for one, other in pairs for link in ((one, other), (other, one))]
-    async with _cutting(patient, f"{first} cut off from {'everybody' if is_alone else second}", links) as blow:
+    async with _cutting(target, f"{first} cut off from {'everybody' if is_alone else second}", links) as blow:
         yield blow
 
 
 @contextlib.asynccontextmanager
-async def _resetting(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-    node = random.choice(patient.all_nodes())
-    count = patient.reset_links(node)
+async def _resetting(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+    node = random.choice(target.all_nodes())
+    count = target.reset_links(node)
     yield _blow(f"{count} connections of {node} are reset", lambda: count > 0)
 
 
-def _linked(patient: Patient) -> list[str]:
+def _linked(target: TargetCluster) -> list[str]:
     """Nodes whose links may be cut: without a gateway that stands alone, nobody could tell how the rest does."""
-    return [node for node in patient.all_nodes() if node not in patient.nodes(Role.GATEWAY)]
+    return [node for node in target.all_nodes() if node not in target.nodes(Role.GATEWAY)]
 
 
 @contextlib.asynccontextmanager
-async def _filling(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-    nodes = random.sample(patient.nodes(Role.STORAGE), 1 + (random.random() < 0.5))
+async def _filling(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+    nodes = random.sample(target.nodes(Role.STORAGE), 1 + (random.random() < 0.5))
     for node in nodes:
-        patient.break_disk(node, FULL)
+        target.break_disk(node, FULL)
     try:
         text = f"the disks of {', '.join(nodes)} are full"
-        yield _blow(text, lambda: all(patient.has_felt(node, FULL) for node in nodes))
+        yield _blow(text, lambda: all(target.has_felt(node, FULL) for node in nodes))
     finally:
         for node in nodes:
-            patient.mend_disk(node, FULL)
+            target.repair_disk(node, FULL)
 
 
 @contextlib.asynccontextmanager
-async def _failing_sync(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-    storage = patient.nodes(Role.STORAGE)
-    riders = {patient.rider_of(node) for node in storage}  # seldom sync a database of their own
-    node = random.choice(storage + [node for node in patient.nodes(Role.SEQUENCER) if node not in riders])
-    pid = patient.pid(node)
-    patient.break_disk(node, FAIL_SYNC)
+async def _failing_sync(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+    storage = target.nodes(Role.STORAGE)
+    riders = {target.rider_of(node) for node in storage}  # seldom sync a database of their own
+    node = random.choice(storage + [node for node in target.nodes(Role.SEQUENCER) if node not in riders])
+    pid = target.pid(node)
+    target.break_disk(node, FAIL_SYNC)
     try:
-        yield _blow(
-            f"fsync fails on {node}", lambda: patient.has_felt(node, FAIL_SYNC) and patient.pid(node) != pid != 0
-        )
+        yield _blow(f"fsync fails on {node}", lambda: target.has_felt(node, FAIL_SYNC) and target.pid(node) != pid != 0)
     finally:
-        patient.mend_disk(node, FAIL_SYNC)
+        target.repair_disk(node, FAIL_SYNC)
 
 
-def _wiping(choose: Callable[[Patient, Random], Awaitable[str]]) -> Begin:
+def _wiping(choose: Callable[[TargetCluster, Random], Awaitable[str]]) -> Begin:
     @contextlib.asynccontextmanager
-    async def wiping(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-        if not await becomes_so(patient.is_whole, _WHOLE_WITHIN_S):
+    async def wiping(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+        if not await becomes_so(target.is_whole, _WHOLE_WITHIN_S):
             # one more disk than may be lost at a time
             yield _blow("no disk is lost: not all records have all their copies", lambda: False)
             return
-        node = await choose(patient, random)
-        before = await patient.incarnation(node)
-        patient.wipe(node)
+        node = await choose(target, random)
+        before = await target.incarnation(node)
+        target.wipe(node)
 
         async def is_refilled() -> bool:
-            return await patient.incarnation(node) not in (0, before) and await patient.is_whole()
+            return await target.incarnation(node) not in (0, before) and await target.is_whole()
 
         yield Blow(f"{node} loses its disk", is_refilled, _WHOLE_WITHIN_S)
 
     return wiping
 
 
-async def _storage(patient: Patient, random: Random) -> str:
+async def _storage(target: TargetCluster, random: Random) -> str:
     """One with which no other sequencer is lost than `_last_sequencer`."""
-    spared = patient.nodes(Role.SEQUENCER)[:-1]
-    return random.choice([node for node in patient.nodes(Role.STORAGE) if patient.rider_of(node) not in spared])
+    spared = target.nodes(Role.SEQUENCER)[:-1]
+    return random.choice([node for node in target.nodes(Role.STORAGE) if target.rider_of(node) not in spared])
 
 
-async def _last_sequencer(patient: Patient, random: Random) -> str:  # noqa: ARG001
+async def _last_sequencer(target: TargetCluster, random: Random) -> str:  # noqa: ARG001
     """Always the same one: of what ended terms left to sequencers, the others give it nothing back."""
-    return patient.nodes(Role.SEQUENCER)[-1]
+    return target.nodes(Role.SEQUENCER)[-1]
 
 
 @contextlib.asynccontextmanager
-async def _killing_zookeeper_leader(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
-    before = set(patient.zookeeper_pids())
-    await patient.kill_zookeeper_leader()
-    yield _blow("kill -9 of ZooKeeper's leader", lambda: len(before - set(patient.zookeeper_pids())) == 1)
+async def _killing_zookeeper_leader(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
+    before = set(target.zookeeper_pids())
+    await target.kill_zookeeper_leader()
+    yield _blow("kill -9 of ZooKeeper's leader", lambda: len(before - set(target.zookeeper_pids())) == 1)
 
 
 @contextlib.asynccontextmanager
-async def _stopping_zookeeper(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
-    patient.pause_zookeeper()
+async def _stopping_zookeeper(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
+    target.pause_zookeeper()
     try:
         text = "SIGSTOP of all of ZooKeeper: it may give sessions up when it wakes"
-        yield _blow(text, lambda: not patient.zookeeper_pids())
+        yield _blow(text, lambda: not target.zookeeper_pids())
     finally:
-        patient.resume_zookeeper()
+        target.resume_zookeeper()
 
 
 @contextlib.asynccontextmanager
-async def _ending_zookeeper(patient: Patient, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
-    await patient.end_zookeeper()
+async def _ending_zookeeper(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:  # noqa: ARG001
+    await target.end_zookeeper()
     try:
-        yield _blow("kill -9 of all of ZooKeeper", lambda: not patient.zookeeper_pids())
+        yield _blow("kill -9 of all of ZooKeeper", lambda: not target.zookeeper_pids())
     finally:
-        await patient.begin_zookeeper()
+        await target.begin_zookeeper()
 
 
 @contextlib.asynccontextmanager
-async def _changing_plan(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-    yield Blow(await patient.change_plan(random), patient.is_as_planned)
+async def _changing_plan(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+    yield Blow(await target.change_plan(random), target.is_as_planned)
 
 
 @contextlib.asynccontextmanager
-async def _cutting_power(patient: Patient, random: Random) -> AsyncIterator[Blow]:
-    nodes = random.sample(patient.all_nodes(), len(patient.all_nodes()))
-    before = {node: patient.pid(node) for node in nodes}
+async def _cutting_power(target: TargetCluster, random: Random) -> AsyncIterator[Blow]:
+    nodes = random.sample(target.all_nodes(), len(target.all_nodes()))
+    before = {node: target.pid(node) for node in nodes}
     for node in nodes:
-        patient.kill(node)
+        target.kill(node)
 
     async def all_again() -> bool:
-        return all(patient.pid(node) not in (0, pid) for node, pid in before.items())
+        return all(target.pid(node) not in (0, pid) for node, pid in before.items())
 
     order = "in whatever order"
     if random.random() < 0.5 and await becomes_so(all_again):
         order = f"as {', '.join(nodes)}"
         for node in nodes:
-            patient.pause(node)
+            target.pause(node)
         for node in nodes:
             await asyncio.sleep(random.uniform(0.0, 0.3))
-            patient.resume(node)
+            target.resume(node)
     yield Blow(f"power cut: kill -9 of every node; they come back {order}", all_again)
 
 
@@ -432,9 +430,11 @@ class Schedule:
         self._round.insert(0, fault)
 
 
-async def inflict(fault: Fault, patient: Patient, random: Random, hold_s: float, tell: Callable[[str], None]) -> bool:
+async def inflict(
+    fault: Fault, target: TargetCluster, random: Random, hold_s: float, tell: Callable[[str], None]
+) -> bool:
     """Begin the fault, hold it until it has been felt, and `hold_s` at least, and take it back. Whether it was felt."""
-    async with fault.begin(patient, random) as blow:
+    async with fault.begin(target, random) as blow:
         tell(f"{fault.name}: {blow.text}")
         await asyncio.sleep(hold_s)
         is_felt = await becomes_so(blow.is_felt, blow.within_s)

@@ -22,8 +22,8 @@ from boki.verify.chaos.faults import FAULTS, Fault, Schedule, inflict
 from boki.verify.chaos.flow_watch import FlowWatch
 from boki.verify.chaos.load import Orders
 from boki.verify.chaos.object_watch import ObjectWatch
-from boki.verify.chaos.patient import Patient
 from boki.verify.chaos.queue_watch import QueueWatch
+from boki.verify.chaos.target import TargetCluster
 from boki.verify.chaos.users import Users
 from boki.verify.histories.checkers import find_violations
 from boki.verify.histories.history import Appending, Call, History, Ordered, Refused
@@ -117,7 +117,7 @@ class Chaos:
 
     def __init__(
         self,
-        patient: Patient,
+        target: TargetCluster,
         folder: Path,
         *,
         seed: int,
@@ -132,7 +132,7 @@ class Chaos:
         """All that was asked and told."""
         self.stall_file = folder / "stalls.jsonl"
         """What the cluster said of itself while stalls lasted."""
-        self._patient = patient
+        self._target = target
         self._duration_s = duration_s
         self._faults = tuple(faults)
         self._sessions = sessions
@@ -155,7 +155,7 @@ class Chaos:
 
     async def _under_load(self) -> None:
         orders = Orders(
-            url=self._patient.url,
+            url=self._target.url,
             token="",
             seed=self.report.seed,
             sessions=self._sessions,
@@ -168,9 +168,9 @@ class Chaos:
             stdout=asyncio.subprocess.PIPE,
         )
         listening = asyncio.create_task(self._listen(load))
-        watched = (self._patient.url, self.file.parent, self.report.seed, self._tell)
+        watched = (self._target.url, self.file.parent, self.report.seed, self._tell)
         queues, objects = QueueWatch(*watched), ObjectWatch(*watched)
-        flows = FlowWatch(self._patient.url, self.report.seed, self._tell)
+        flows = FlowWatch(self._target.url, self.report.seed, self._tell)
         try:
             await queues.users.start()
             await objects.users.start()
@@ -203,9 +203,9 @@ class Chaos:
         self.report.accepted_calls = done["accepted_calls"]
         self.report.violations += [done["problem"]] if done["problem"] else []
         self.report.violations += done["witnessed"] + done["unfinished"]
-        status = await self._patient.status()
+        status = await self._target.status()
         self.report.terms = max((told.get("term", 0) for told in status.get("nodes", {}).values() if told), default=0)
-        self.report.reconfigurations = self._patient.reconfigurations
+        self.report.reconfigurations = self._target.reconfigurations
         await asyncio.to_thread(self._judge)
 
     async def _inflict(self, libraries: Sequence[Users]) -> None:
@@ -238,7 +238,7 @@ class Chaos:
         trouble = _Trouble(fault.name, time.monotonic())
         self._troubles.append(trouble)
         try:
-            return await inflict(fault, self._patient, schedule.random, hold_s, self._tell)
+            return await inflict(fault, self._target, schedule.random, hold_s, self._tell)
         finally:
             trouble.ended_s = time.monotonic()
 
@@ -268,7 +268,7 @@ class Chaos:
         except TimeoutError:
             self.report.violations.append(f"no append was acknowledged within {_HEAL_S:g} s of the last fault")
         until = time.monotonic() + _ALL_UP_S
-        while missing := await self._patient.missing():
+        while missing := await self._target.missing():
             if time.monotonic() > until:
                 text = f"{', '.join(missing)} not at work {_ALL_UP_S:g} s after the last fault"
                 self.report.violations.append(text)
@@ -297,7 +297,7 @@ class Chaos:
             self._acknowledged, self._moved_s = acknowledged, now_s
         elif now_s - self._moved_s > _LONG_STALL_S:
             self._moved_s = now_s
-            status = await self._patient.status()
+            status = await self._target.status()
             with self.stall_file.open("ab") as file:
                 file.write(msgspec.json.encode({"at": datetime.now(UTC), "status": status}) + b"\n")
 

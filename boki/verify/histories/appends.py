@@ -164,7 +164,7 @@ class Deadlines:
                 )
 
 
-class Patience:
+class NoEarlyTimeouts:
     """Promise 4: what could still have been done in time is not given up, as an engine appends again after a term.
 
     So nobody is told that the deadline has passed before it has. `early_us` is how wrong the clocks of nodes may be.

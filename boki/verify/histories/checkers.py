@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from boki.verify.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, Patience
+from boki.verify.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, NoEarlyTimeouts
 from boki.verify.histories.counts import Counts
 from boki.verify.histories.cursors import Cursors
 from boki.verify.histories.facts import Facts, Violation
@@ -55,7 +55,7 @@ def all_checkers(grace_us: int = 1_000_000, early_us: int = 1_000_000) -> Sequen
         Counts(),
         Keys(),
         Deadlines(grace_us),
-        Patience(early_us),
+        NoEarlyTimeouts(early_us),
     )
 
 

@@ -47,7 +47,7 @@ BOOK: Final = "effects"
 NEWS: Final = "news"
 _STEPS: Final = 3
 _CALL_US: Final = 5_000_000
-_PATIENCE_US: Final = 3_000_000
+_TIMEOUT_US: Final = 3_000_000
 _RUNNING: Final = 64
 _BY_GATEWAY: Final = 0.7
 _LATER: Final = 0.4
@@ -355,7 +355,7 @@ class CallClients:
             self._clock.note(f"somebody asks {door.name} to cancel call {asked.key}")
             door.loop.create_task(self._call_off(door.ledger, asked))
         if not asked.is_answered:
-            self._clock.after(_PATIENCE_US if doors else 100_000, self._cancel, asked)
+            self._clock.after(_TIMEOUT_US if doors else 100_000, self._cancel, asked)
 
     async def _call_off(self, ledger: CallLedger, asked: Asked) -> None:
         try:
@@ -377,7 +377,7 @@ class CallClients:
         if engines:
             engine = self._clock.call_sleep_rng.choice(engines)
             engine.loop.create_task(self._append_news(engine, asked))
-        self._clock.after(_PATIENCE_US if engines else 100_000, self._wake, asked)
+        self._clock.after(_TIMEOUT_US if engines else 100_000, self._wake, asked)
 
     async def _append_news(self, engine: LoggedEngine, asked: Asked) -> None:
         row = (b"news", (wake_tag(asked.call.id),))
@@ -392,7 +392,7 @@ class CallClients:
         if doors:
             self._knock(self._rng.choice(doors), asked)
         # whoever was asked may die of it: then nobody answers, and another one is asked, under the same key
-        self._clock.after(_PATIENCE_US if doors else 100_000, self._ask, asked)
+        self._clock.after(_TIMEOUT_US if doors else 100_000, self._ask, asked)
 
     def _knock(self, door: Door, asked: Asked) -> None:
         self._clock.note(f"somebody asks {door.name} for call {asked.key}")

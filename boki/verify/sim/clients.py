@@ -147,7 +147,7 @@ class Client:
 
     def _think(self) -> None:
         options = self.world.options
-        pause_us = options.pause_us * (1 + self._count // options.patience_operations)
+        pause_us = options.pause_us * (1 + self._count // options.slows_after_operations)
         delay_us = int(-log(1.0 - self.rng.random()) * pause_us) + 1
         self.clock.after(delay_us, self._act)
 

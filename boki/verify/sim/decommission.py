@@ -25,7 +25,7 @@ _LOOK_US: Final = 100_000
 _DEAF_US: Final = 2_500_000
 _LOST_US: Final = 4_000_000
 """A node that has been silent for this long is presumed lost."""
-_PATIENCE_US: Final = 60_000_000
+_TIMEOUT_US: Final = 60_000_000
 
 
 class Decommission:
@@ -53,7 +53,7 @@ class Decommission:
         return self._read_all("engine-last")
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
-        ends_us = self._clock.now_us + _PATIENCE_US
+        ends_us = self._clock.now_us + _TIMEOUT_US
         while self._clock.now_us < ends_us:
             if is_done():
                 return True

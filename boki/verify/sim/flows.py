@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _QUOTA: Final = 2
 """Errands that a user runs, one after the other."""
-_PATIENCE_S: Final = 3.0
+_TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.1
 _POLL_S: Final = 0.5
 
@@ -201,7 +201,7 @@ class _CallsOfUser:
 
         door.loop.create_task(act(door.ledger)).add_done_callback(told)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 return await answer
         except TimeoutError:
             raise ConnectionLost(f"{door.name} does not answer") from None

@@ -52,8 +52,8 @@ SCENARIOS: Final = tuple(_SCENARIO_RATES)
 """Orders of events that are brought about in a few seeds only: `boki.verify.sim.scenarios`, and the files beside it."""
 _SCENARIO_SHARE: Final = 0.18
 _FAULTS_BESIDE: Final = 3
-_FAREWELL_SHARE: Final = 0.14
-_PATIENCE_OPERATIONS: Final = 40
+_DECOMMISSION_SHARE: Final = 0.14
+_SLOWS_AFTER_OPERATIONS: Final = 40
 """What a client of a fast cluster does for the hundredth time shows little that is new, and takes time."""
 
 
@@ -78,7 +78,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tags: int = 3
     pause_us: int = 60_000
     """How long a client thinks between two operations, on average."""
-    patience_operations: int = 1_000_000
+    slows_after_operations: int = 1_000_000
     """After this many operations a client thinks twice as long, after as many again three times, and so on."""
     deadline_us: int = 3_000_000
     mix: dict[str, int] = {}
@@ -100,7 +100,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, float] = {}
     checkpoint_us: int = 30_000_000
     checkpoint_page_bytes: int = 128 << 10
-    has_farewell: bool = False
+    has_decommission: bool = False
     """Whether, when all has been read, whole disks go, as many as may: see `boki.verify.sim.decommission`."""
     scenarios: dict[str, float] = {}
     """Which of `SCENARIOS` there are, and how often each is tried per virtual second."""
@@ -185,7 +185,7 @@ def draw_options(seed: int, *, with_layout: bool = True) -> Options:
         books=rng.randint(1, 4),
         tags=rng.randint(1, 4),
         pause_us=int(_log_uniform(rng, 8_000, 30_000)),
-        patience_operations=_PATIENCE_OPERATIONS,
+        slows_after_operations=_SLOWS_AFTER_OPERATIONS,
         deadline_us=int(_log_uniform(rng, 800_000, 5_000_000)),
         mix={name: rng.choice((0, 1, 1, 2, 4)) for name in ("append", "keyed", "conditional", "many")}
         | {name: rng.choice((0, 1, 1, 2)) for name in ("read", "tail", "get", "sync", "child", "poll")}
@@ -215,7 +215,7 @@ def draw_options(seed: int, *, with_layout: bool = True) -> Options:
         relays=Random(f"{seed}:options:relays").choice((0, 0, 0, 1)),
         checkpoint_us=index_rng.choice((30_000_000, 30_000_000, int(_log_uniform(index_rng, 200_000, 3_000_000)))),
         checkpoint_page_bytes=index_rng.choice((4_000, 128 << 10)),
-        has_farewell=index_rng.random() < _FAREWELL_SHARE,
+        has_decommission=index_rng.random() < _DECOMMISSION_SHARE,
     )
     if not options.faults:  # who waits must be woken then, however long the wait
         return msgspec.structs.replace(options, poll_us=3_000_000)
@@ -235,7 +235,7 @@ def _draw_layout(options: Options) -> Options:
 
 def _draw_shared_log(options: Options, rng: Random) -> Options:
     """One log for two roles. In half of these seeds there is only one log."""
-    options = msgspec.structs.replace(options, shares_log=True, has_farewell=False)
+    options = msgspec.structs.replace(options, shares_log=True, has_decommission=False)
     if rng.random() < 0.5:
         runs_ahead = Random(f"{options.seed}:options:ahead").random() < 0.5
         return msgspec.structs.replace(options, runs_ahead=runs_ahead)

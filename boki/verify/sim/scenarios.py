@@ -81,16 +81,16 @@ class Scenario(ABC):
         self,
         is_so: Callable[[], bool],
         then: Callable[[], None],
-        patience_us: int,
+        timeout_us: int,
         look_us: int = _LOOK_US,
     ) -> None:
         """Continue as soon as something is so; give the scenario up if that takes too long."""
         if is_so():
             then()
-        elif patience_us <= 0:
+        elif timeout_us <= 0:
             self._end()
         else:
-            self._later(look_us, self._wait, is_so, then, patience_us - look_us, look_us)
+            self._later(look_us, self._wait, is_so, then, timeout_us - look_us, look_us)
 
     def _cut(self, name: str, sources: Sequence[str], targets: Sequence[str]) -> None:
         self._cuts.setdefault(name, []).extend(self._cluster.network.cut(sources, targets))

@@ -90,8 +90,8 @@ def _smaller(options: Options) -> Iterator[Options]:
         yield but(store_crashes=0.0)
     if options.store_trouble:
         yield but(store_trouble=0.0)
-    if options.has_farewell:
-        yield but(has_farewell=False)
+    if options.has_decommission:
+        yield but(has_decommission=False)
     if options.spare_sequencers:
         yield but(spare_sequencers=0)
     if options.storage > options.replicas:

@@ -43,7 +43,7 @@ from boki.verify.sim.queues import QueueClients
 from boki.verify.sim.stores import StoreClients
 from boki.verify.workloads.errands import DEEDS, DONE, KEYED
 
-_PATIENCE_US: Final = 60_000_000
+_TIMEOUT_US: Final = 60_000_000
 """After everything is healed, all must work within a virtual minute."""
 _EARLY_US: Final = 10_000
 """What is left of a deadline is handed on without the time that this takes."""
@@ -218,7 +218,7 @@ class Simulation:
             each.end()
         self._wait(lambda: all(client.open_call is None for client in self.clients))
         problems = self._read_out()
-        if self.options.has_farewell and not problems:
+        if self.options.has_decommission and not problems:
             problems = Decommission(self, faults.victims, self._read_alone).run()
         problems = problems or self._read_tags()
         return [
@@ -229,8 +229,8 @@ class Simulation:
         ]
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
-        """Let time pass until something is so; False if it is not within the patience."""
-        ends_us = self.clock.now_us + _PATIENCE_US
+        """Let time pass until something is so; False if it is not within the timeout."""
+        ends_us = self.clock.now_us + _TIMEOUT_US
         while self.clock.now_us < ends_us:
             if is_done():
                 return True
@@ -360,7 +360,7 @@ class Simulation:
             return None, {}
         life = reader.incarnation
         reader.submit(operation, positions, 20_000_000, lambda *answer: answers.append(answer))
-        ends_us = self.clock.now_us + _PATIENCE_US
+        ends_us = self.clock.now_us + _TIMEOUT_US
         if self.clock.run_until(ends_us, lambda: bool(answers) or reader.incarnation != life):
             # an engine that was told to stop before everything was healed begins again: it is asked again
             return answers[0] if answers else self._ask(reader, operation, positions)

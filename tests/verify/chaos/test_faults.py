@@ -19,7 +19,7 @@ REST_S = (0.3, 2.0)
 
 
 class Stone:
-    """A patient that feels nothing: every order is noted, and none has an effect."""
+    """A target that feels nothing: every order is noted, and none has an effect."""
 
     def __init__(self) -> None:
         self.orders: Counter[str] = Counter()
@@ -66,7 +66,7 @@ class Stone:
     def break_disk(self, node: str, how: str) -> None:
         self.orders["break"] += 1
 
-    def mend_disk(self, node: str, how: str) -> None:
+    def repair_disk(self, node: str, how: str) -> None:
         self.orders["mend"] += 1
 
     def has_felt(self, node: str, how: str) -> bool:
@@ -110,36 +110,36 @@ class Stone:
 
 
 class Torn(Stone):
-    """A patient whose records lack copies."""
+    """A target whose records lack copies."""
 
     async def is_whole(self) -> bool:
         return False
 
 
-def _inflict(fault: Fault, patient: Stone) -> tuple[bool, list[str]]:
+def _inflict(fault: Fault, target: Stone) -> tuple[bool, list[str]]:
     said: list[str] = []
-    return run(inflict(fault, patient, Random(1), 0.5, said.append)), said
+    return run(inflict(fault, target, Random(1), 0.5, said.append)), said
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_without_effect_does_not_count_and_is_taken_back(fault: Fault) -> None:
     """No class can pass by doing nothing; and whatever is begun is ended."""
-    patient = Stone()
-    was_felt, said = _inflict(fault, patient)
+    target = Stone()
+    was_felt, said = _inflict(fault, target)
     assert not was_felt
     assert "nobody felt it" in said[-1]
     for begun, ended in (("pause", "resume"), ("cut", "heal"), ("break", "mend"), ("end", "begin")):
-        assert patient.orders[begun] == patient.orders[ended], begun
+        assert target.orders[begun] == target.orders[ended], begun
 
 
 @pytest.mark.parametrize("name", ["wipe-storage", "wipe-sequencer"])
 def test_no_second_disk_is_lost_before_the_first_is_made_up_for(name: str) -> None:
     """That would be more than the cluster promises to survive."""
-    patient = Torn()
+    target = Torn()
     fault = next(fault for fault in FAULTS if fault.name == name)
-    was_felt, _ = _inflict(fault, patient)
+    was_felt, _ = _inflict(fault, target)
     assert not was_felt
-    assert not patient.orders["wipe"]
+    assert not target.orders["wipe"]
 
 
 def _turns(seed: int, count: int) -> list[list[Fault]]:

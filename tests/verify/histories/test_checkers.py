@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from boki.verify.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, Patience
+from boki.verify.histories.appends import Conditions, Deadlines, Keys, LinearizableAppends, NoEarlyTimeouts
 from boki.verify.histories.checkers import Checker, all_checkers, find_violations
 from boki.verify.histories.cursors import Cursors
 from boki.verify.histories.history import (
@@ -440,9 +440,9 @@ def test_nothing_is_given_up_before_its_deadline(clients: Clients) -> None:
     given_up = Refused("deadline_exceeded", "not_applied")
     clients.call("one", Appending((Written("a"),)), given_up, start=100, end=1_000)
     clients.call("one", Appending((Written("b"),)), Refused("unavailable", "not_applied"), start=1_100, end=1_200)
-    assert clients.broken(Patience(100)) == []
+    assert clients.broken(NoEarlyTimeouts(100)) == []
     clients.call("one", Appending((Written("c"),)), given_up, start=2_000, end=2_899)
-    assert len(clients.broken(Patience(100))) == 1
+    assert len(clients.broken(NoEarlyTimeouts(100))) == 1
 
 
 def test_nothing_is_passed_over_between_two_pages(clients: Clients) -> None:

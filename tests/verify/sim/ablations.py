@@ -261,7 +261,7 @@ def no_copies_before_the_move() -> Any:
     return without(repair, "_missing", lambda *_: 0)
 
 
-def no_patience_with_drains() -> Any:
+def no_waiting_for_drains() -> Any:
     """A drain is complete when nothing is being moved."""
     status = Repair.status
 
@@ -416,7 +416,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "end of the fenced": no_end_of_the_fenced,
     "trims carried out once": no_memory_of_trims,
     "copies before a move": no_copies_before_the_move,
-    "patience with drains": no_patience_with_drains,
+    "waiting for drains": no_waiting_for_drains,
     "a quorum of checkpoints": no_quorum_of_checkpoints,
     "fsync before a checkpoint counts": no_fsync_before_a_checkpoint_counts,
     "fsync before a completion counts": no_fsync_before_a_completion_counts,
@@ -444,8 +444,8 @@ NEEDS: dict[str, Callable[[Options], bool]] = {
     "conditions on the ends of calls": lambda options: options.calls > 0 and options.call_trouble > 0,
     "end of the fenced": lambda options: "mistake" in options.scenarios,
     "trims carried out once": lambda options: "echo" in options.scenarios,
-    "copies before a move": lambda options: options.has_farewell,
-    "patience with drains": lambda options: options.has_farewell,
+    "copies before a move": lambda options: options.has_decommission,
+    "waiting for drains": lambda options: options.has_decommission,
     "a quorum of checkpoints": lambda options: "lost_index" in options.scenarios,
     "fsync before a checkpoint counts": lambda options: "lost_index" in options.scenarios,
     "fsync before a completion counts": lambda options: "handover" in options.faults,

@@ -51,7 +51,7 @@ FIRST_CAUGHT = {
     "order of keys": 46,
     "order of locks": 12,
     "parts that are undone": 27,
-    "patience with drains": 6,
+    "waiting for drains": 6,
     "position wait on reads": 26,
     "positions for clients": 242,
     "reads in the conditions": 151,

@@ -37,7 +37,7 @@ def test_a_cluster_that_orders_nothing_more_once_it_is_healed_is_noticed(
         end(self)
         healed.append(next(node.incarnation for name, node in world.nodes.items() if name == "engine-1"))
 
-    monkeypatch.setattr(simulation, "_PATIENCE_US", 3 * SECOND)
+    monkeypatch.setattr(simulation, "_TIMEOUT_US", 3 * SECOND)
     monkeypatch.setattr(Primary, "_cut", barren)
     monkeypatch.setattr(Faults, "end", healing)
     violations = world.run().violations

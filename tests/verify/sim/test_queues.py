@@ -51,7 +51,7 @@ def test_a_process_on_an_engine_dies_with_it() -> None:
 
 
 def test_a_process_that_stands_still_goes_on_where_it_was() -> None:
-    """What comes meanwhile it is told afterwards; its patience is that of the run's other clients."""
+    """What comes meanwhile it is told afterwards; its timeout is that of the run's other clients."""
     told: list[object] = []
 
     async def work(process: Process) -> None:

@@ -50,7 +50,7 @@ class BinaryEndpoint:
             raise InvalidArgument(
                 f"this path takes {LOG_CONTENT_TYPE} only; append to /logbook/BOOK/append", field="Content-Type"
             )
-        asked = decode_request(await read_body(request, self._max_bytes, self._door.config.patience))
+        asked = decode_request(await read_body(request, self._max_bytes, self._door.config.timeouts))
         is_poll = isinstance(asked.operation, Read) and asked.operation.wait_us > 0
         with self._door.admitted(waits=is_poll):
             positions = dict(asked.positions)

@@ -77,7 +77,7 @@ class LogBooks:
         check_writable(check_book(book))
         values = query(request, {"tag"}, "tag")
         with self._door.admitted():
-            body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
+            body = await read_body(request, self._limits.request_bytes, self._door.config.timeouts)
             if describes_record(request.headers.get("Content-Type", ""), body):
                 if values:
                     raise InvalidArgument("with a JSON body, tags stand in the body", field="tag")
@@ -96,7 +96,7 @@ class LogBooks:
         check_writable(check_book(book))
         query(request, ())
         with self._door.admitted():
-            body = await read_body(request, self._limits.request_bytes, self._door.config.patience)
+            body = await read_body(request, self._limits.request_bytes, self._door.config.timeouts)
             asked = json_body(body, records.APPEND_MANY)
             new = [NewRecord(*one.record()) for one in asked.records]
             when, key = records.conditions(asked.when), _one_key(request, asked.key)
@@ -205,7 +205,7 @@ class LogBooks:
         """Cache the body beside a record."""
         query(request, ())
         with self._door.admitted():
-            data = await read_body(request, self._limits.aux_bytes, self._door.config.patience, _AUX)
+            data = await read_body(request, self._limits.aux_bytes, self._door.config.timeouts, _AUX)
             access = self._door.access(request)
             await access.logbook(book).set_auxdata(whole_number(seqnum, "seqnum"), data)
         return self._answer(access, {})
@@ -244,7 +244,7 @@ class LogBooks:
 
     async def _small_body(self, request: BaseRequest) -> bytes:
         query(request, ())
-        return await read_body(request, _SMALL_BODY_BYTES, self._door.config.patience)
+        return await read_body(request, _SMALL_BODY_BYTES, self._door.config.timeouts)
 
     def _record_answer(self, access: LogSession, record: Record | None) -> Response:
         body = None if record is None else records.record_body(record)

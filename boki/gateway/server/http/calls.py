@@ -146,7 +146,7 @@ class FunctionCalls:
     async def _stream(self, request: BaseRequest, info: FunctionInfo, call: Call, head: RequestHead) -> StreamResponse:
         """Run a call whose result is streamed."""
         headers = {INVOCATION: call.id, TRACEPARENT: call.traceparent}
-        answer = StreamedAnswer(request, headers, self._config.patience)
+        answer = StreamedAnswer(request, headers, self._config.timeouts)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         incoming = Incoming(future)
         with self._core.streaming(WINDOW_BYTES):
@@ -240,7 +240,7 @@ class FunctionCalls:
     async def _with_payload(
         self, request: BaseRequest, info: FunctionInfo, call: Call, head: RequestHead | None = None
     ) -> Call:
-        body = await read_body(request, self._config.limits.request_bytes, self._config.patience, _PAYLOAD)
+        body = await read_body(request, self._config.limits.request_bytes, self._config.timeouts, _PAYLOAD)
         encoding = payload_encoding(request.headers.get("Content-Type", ""), info.payload_encoding)
         payload = Payload(encoding, body)
         return Call(

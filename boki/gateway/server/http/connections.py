@@ -19,7 +19,7 @@ from aiohttp.web import BaseRequest, RequestHandler, Response, Server, StreamRes
 
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, TooLarge, Unavailable
 from boki.gateway.arrivals import Arrivals
-from boki.gateway.config import Patience
+from boki.gateway.config import Timeouts
 from boki.gateway.core import Share
 from boki.gateway.server.http.answers import refusal
 from boki.gateway.server.http.browsers import EVERY_ANSWER, dress
@@ -41,11 +41,11 @@ _REQUEST: Final = "a request body may have at most {limit:,} bytes: send several
 class Connections(Server):
     """Makes the protocol of each connection, and bounds their number: see `boki.gateway.server.http.crowd`."""
 
-    def __init__(self, handler: Any, *, patience: Patience, max_count: int) -> None:
+    def __init__(self, handler: Any, *, timeouts: Timeouts, max_count: int) -> None:
         super().__init__(handler)
-        self.patience = patience
+        self.timeouts = timeouts
         self.crowd: Crowd[_Connection] = Crowd(max_count)
-        self.arrivals = Arrivals(patience.body_stall_s, patience.body_bytes_per_s, self._loop.time)
+        self.arrivals = Arrivals(timeouts.body_stall_s, timeouts.body_bytes_per_s, self._loop.time)
         self._refusals = LineBudget(1, partial(_log.warning, "%d more connections were refused in the last second"))
         self._departures = LineBudget(1, partial(_log.info, "%d more clients left before their request was answered"))
 
@@ -54,8 +54,8 @@ class Connections(Server):
         return _Connection(
             self,
             loop=self._loop,
-            keepalive_timeout=self.patience.head_s,
-            lingering_time=self.patience.linger_s,
+            keepalive_timeout=self.timeouts.head_s,
+            lingering_time=self.timeouts.linger_s,
             access_log=cast("logging.Logger", None),
             auto_decompress=False,  # a body is what was sent: nobody can make us unpack a bomb
         )
@@ -128,7 +128,7 @@ class _Connection(RequestHandler):
         assert isinstance(self._manager, Connections), "made by it"
         self._connections = self._manager
         self._connections.arrive(self, cast("asyncio.Transport", transport))
-        self._first_timer = self._loop.call_later(self._connections.patience.first_head_s, self._give_up)
+        self._first_timer = self._loop.call_later(self._connections.timeouts.first_head_s, self._give_up)
         super().connection_made(transport)
 
     @property
@@ -191,7 +191,7 @@ class _Connection(RequestHandler):
         return response
 
 
-async def read_body(request: BaseRequest, limit: int, patience: Patience, what: str = _REQUEST) -> bytes:
+async def read_body(request: BaseRequest, limit: int, timeouts: Timeouts, what: str = _REQUEST) -> bytes:
     """The whole body, held in the request's share of the budget as it arrives.
 
     `TooLarge` before a byte of it is read if it says so itself; `DeadlineExceeded` if it does not arrive in time, or
@@ -212,8 +212,8 @@ async def read_body(request: BaseRequest, limit: int, patience: Patience, what: 
         request.writer.output_size = 0
     parts = bytearray()
     now = asyncio.get_running_loop().time
-    last = now() + patience.body_s
-    slow = now() + patience.body_idle_s
+    last = now() + timeouts.body_s
+    slow = now() + timeouts.body_idle_s
     arrivals = connection_of(request).arrivals
     timeout = asyncio.timeout_at(min(last, slow))
     arrival = arrivals.begin(share, lambda: None if timeout.expired() else timeout.reschedule(now()))
@@ -227,11 +227,11 @@ async def read_body(request: BaseRequest, limit: int, patience: Patience, what: 
                 if arrivals.has_ended(arrival):
                     break
                 parts += chunk
-                timeout.reschedule(min(last, slow + len(parts) / patience.body_bytes_per_s))
+                timeout.reschedule(min(last, slow + len(parts) / timeouts.body_bytes_per_s))
             if arrivals.has_ended(arrival):
                 raise TimeoutError
     except TimeoutError:
-        waited_s = round(now() - last + patience.body_s, 1)
+        waited_s = round(now() - last + timeouts.body_s, 1)
         why = "while others needed its room " if arrivals.has_ended(arrival) else ""
         raise DeadlineExceeded(
             f"the body did not arrive within {waited_s:g} s {why}({len(parts):,} bytes of it did): nothing was done",
@@ -280,7 +280,7 @@ def while_connected(request: BaseRequest) -> Iterator[None]:
         connection.waiting = None
 
 
-async def send(request: BaseRequest, response: Response, patience: Patience, *, is_repeatable: bool) -> StreamResponse:
+async def send(request: BaseRequest, response: Response, timeouts: Timeouts, *, is_repeatable: bool) -> StreamResponse:
     """Send the answer now if it is large: in pieces, counted in the budget, and a reader who stalls is cut off.
 
     Small ones are left to aiohttp. `Overloaded`: no room (see `Share.exchange`).
@@ -294,7 +294,7 @@ async def send(request: BaseRequest, response: Response, patience: Patience, *, 
     answer = StreamResponse(status=response.status, reason=response.reason, headers=response.headers)
     answer.content_length = len(body)
     try:
-        async with asyncio.timeout(patience.reader_s):
+        async with asyncio.timeout(timeouts.reader_s):
             dress(request, answer)
             await answer.prepare(request)
             for start in range(0, len(body), _PIECE_BYTES):

@@ -47,7 +47,7 @@ class DeploymentPages:
                 f"this path takes {BUNDLE_CONTENT_TYPE}, which boki deploy sends", field="Content-Type"
             )
         with self._core.admitted():
-            bundle = await read_body(request, MAX_BUNDLE_BYTES, self._config.patience, _TOO_LARGE)
+            bundle = await read_body(request, MAX_BUNDLE_BYTES, self._config.timeouts, _TOO_LARGE)
             deployment = await deployments.deploy(bundle, is_forced=is_forced)
         return answers.json_answer(deployment)
 

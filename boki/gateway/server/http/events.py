@@ -10,7 +10,7 @@ import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
 
 from boki.errors import BokiError
-from boki.gateway.config import Patience
+from boki.gateway.config import Timeouts
 from boki.gateway.server.http import answers
 from boki.gateway.server.http.browsers import dress
 from boki.gateway.server.http.connections import cut_off
@@ -32,12 +32,12 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 class EventStream:
     """The answer to one request. After `begin` nothing can be refused: what goes wrong is an event `error`."""
 
-    def __init__(self, request: BaseRequest, patience: Patience) -> None:
+    def __init__(self, request: BaseRequest, timeouts: Timeouts) -> None:
         self.response = StreamResponse(headers=_HEADERS)
         self.is_head = is_head(request)
         """Whether the client wants the head only: then no event follows."""
         self._request = request
-        self._patience = patience
+        self._timeouts = timeouts
 
     async def begin(self) -> None:
         """Send the head."""
@@ -49,9 +49,9 @@ class EventStream:
             await self.send(b": boki\n\n")
 
     async def send(self, events: bytes) -> None:
-        """Send events. `ConnectionResetError` if the client has left, or takes none for `Patience.reader_s`."""
+        """Send events. `ConnectionResetError` if the client has left, or takes none for `Timeouts.reader_s`."""
         try:
-            async with asyncio.timeout(self._patience.reader_s):
+            async with asyncio.timeout(self._timeouts.reader_s):
                 for start in range(0, len(events), _PIECE_BYTES):
                     await self.response.write(memoryview(events)[start : start + _PIECE_BYTES])
         except TimeoutError:
@@ -63,7 +63,7 @@ class EventStream:
         while True:
             coming = asyncio.ensure_future(anext(events, None))
             try:
-                while not (await asyncio.wait([coming], timeout=self._patience.heartbeat_s))[0]:
+                while not (await asyncio.wait([coming], timeout=self._timeouts.heartbeat_s))[0]:
                     await self.send(HEARTBEAT)
                 event = coming.result()
             finally:

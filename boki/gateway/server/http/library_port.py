@@ -55,7 +55,7 @@ class LibraryPort:
     async def body(self, request: BaseRequest, max_bytes: int | None = None) -> bytes:
         """See `GatewayPort`."""
         limit = self.limits.request_bytes if max_bytes is None else max_bytes
-        return await read_body(request, limit, self._door.config.patience)
+        return await read_body(request, limit, self._door.config.timeouts)
 
     def session(self, request: BaseRequest, wait_s: float = 0.0) -> LogSession:
         """See `GatewayPort`."""
@@ -78,7 +78,7 @@ class LibraryPort:
         """See `GatewayPort`."""
         self._door.core.begin_stream()
         try:
-            yield EventStream(request, self._door.config.patience)
+            yield EventStream(request, self._door.config.timeouts)
         finally:
             self._door.core.end_stream()
 

@@ -1,7 +1,7 @@
 """Streamed results over HTTP: chunk by chunk, no faster than the client reads.
 
 What is taken from the engine is counted only when it is written, so that a client that reads slowly makes the function
-wait; one that does not read at all for `Patience.reader_s`, or leaves, has it cancelled. A failure in the middle shows
+wait; one that does not read at all for `Timeouts.reader_s`, or leaves, has it cancelled. A failure in the middle shows
 as an `error` event, or, in other streams, as a chunked body that is never ended (a reset, under HTTP/1.0).
 """
 
@@ -20,7 +20,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 from boki.api.http.exchange import END_OF_EVENT, ERROR_EVENT, OUTCOME, STREAMED
 from boki.api.http.response import parts_of
 from boki.gateway.backend import StreamControl
-from boki.gateway.config import Patience
+from boki.gateway.config import Timeouts
 from boki.gateway.server.http.answers import error_body
 from boki.gateway.server.http.browsers import dress
 from boki.gateway.server.http.connections import cut_off
@@ -84,12 +84,12 @@ class Incoming:
 class StreamedAnswer:
     """The answer that chunks are written to."""
 
-    def __init__(self, request: BaseRequest, headers: dict[str, str], patience: Patience) -> None:
+    def __init__(self, request: BaseRequest, headers: dict[str, str], timeouts: Timeouts) -> None:
         self.response: StreamResponse | None = None
         """None until something was streamed."""
         self._request = request
         self._headers = headers
-        self._patience = patience
+        self._timeouts = timeouts
         self._is_events = False
 
     async def write(self, chunk: ResultChunk) -> StreamResponse:
@@ -97,7 +97,7 @@ class StreamedAnswer:
         read.
         """
         try:
-            async with asyncio.timeout(self._patience.reader_s):
+            async with asyncio.timeout(self._timeouts.reader_s):
                 if self.response is None:
                     self.response = await self._begin(chunk.head)
                 if chunk.data and not is_head(self._request):

@@ -66,7 +66,7 @@ class Subscriptions:
             if not cursor.is_placed:
                 with while_connected(request):
                     cursor.take(await self._ask(access, cursor.read()))
-            events = EventStream(request, self._door.config.patience)
+            events = EventStream(request, self._door.config.timeouts)
             await events.begin()
             if events.is_head:
                 return events.response
@@ -81,9 +81,9 @@ class Subscriptions:
         return events.response
 
     def _caller(self, request: BaseRequest) -> Caller:
-        patience = self._door.config.patience
+        timeouts = self._door.config.timeouts
         return Caller(
-            self._door.positions(request), limits=self._door.config.limits, longest_poll_s=patience.heartbeat_s
+            self._door.positions(request), limits=self._door.config.limits, longest_poll_s=timeouts.heartbeat_s
         )
 
     async def _follow(self, request: BaseRequest, events: EventStream, access: LogSession, cursor: Cursor) -> None:

@@ -46,7 +46,7 @@ _LED_WITHIN_S: Final = 10.0
 ZOOKEEPER: Final = "zookeeper"
 
 
-class Patient:
+class TargetCluster:
     """One cluster. `start` brings it up; `stop` ends every process of it."""
 
     def __init__(
@@ -174,20 +174,20 @@ class Patient:
         except (BokiError, TimeoutError):
             return {}
 
-    # what faults need: `boki.verify.chaos.faults.Patient`
+    # what faults need: `boki.verify.chaos.faults.TargetCluster`
 
     def nodes(self, role: Role) -> list[str]:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         return [f"{role}-{number}" for number in range(1, self._counts[role] + 1)]
 
     def all_nodes(self) -> list[str]:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         if self._is_separate:
             return [node for role in self._counts for node in self.nodes(role)]
         return [f"node-{number}" for number in range(1, max(self._counts.values()) + 1)]
 
     async def primary(self) -> str:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         until = asyncio.get_running_loop().time() + _LED_WITHIN_S
         while asyncio.get_running_loop().time() < until:
             nodes: dict[str, Any] = (await self.status()).get("nodes", {})
@@ -208,28 +208,28 @@ class Patient:
             send(process.pid, process.mark, number)
 
     def pid(self, node: str) -> int:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         process = self._process(node)
         return process.pid if process is not None and is_same(process.pid, process.mark) else 0
 
     def kill(self, node: str) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         self.signal(node, Signals.SIGKILL)
 
     def pause(self, node: str) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         self.signal(node, Signals.SIGSTOP)
 
     def resume(self, node: str) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         self.signal(node, Signals.SIGCONT)
 
     def is_paused(self, node: str) -> bool:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         return _stands_still(self.pid(node))
 
     def busy_links(self) -> list[tuple[str, str]]:
-        """See `faults.Patient`: those that have carried more than the average since this was asked the last time."""
+        """See `faults.TargetCluster`: those that carried more than the average since the last question."""
         carried = self._links.carried - self._carried
         self._carried = self._links.carried.copy()
         nodes = set(self.all_nodes())
@@ -237,38 +237,38 @@ class Patient:
         return sorted(link for link, count in between.items() if count * len(between) >= sum(between.values()))
 
     async def cut(self, links: Collection[tuple[str, str]]) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         await self._links.cut(links)
 
     async def heal(self, links: Collection[tuple[str, str]]) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         await self._links.heal(links)
 
     def reset_links(self, node: str) -> int:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         return self._links.reset(node)
 
     def held_back(self, links: Collection[tuple[str, str]]) -> int:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         return sum(self._links.held_back[link] for link in links)
 
     def _disk_faults(self, node: str) -> FaultFolder:
         return FaultFolder(self._folder / "faults" / node)
 
     def break_disk(self, node: str, how: str) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         self._disk_faults(node).begin(how)
 
-    def mend_disk(self, node: str, how: str) -> None:
-        """See `faults.Patient`."""
+    def repair_disk(self, node: str, how: str) -> None:
+        """See `faults.TargetCluster`."""
         self._disk_faults(node).end(how)
 
     def has_felt(self, node: str, how: str) -> bool:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         return self._disk_faults(node).is_felt(how)
 
     async def kill_zookeeper_leader(self) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         leader = await asyncio.to_thread(self._zookeeper_leader)
         await asyncio.to_thread(leader.kill)
         leader.start()
@@ -285,37 +285,37 @@ class Patient:
                 time.sleep(_POLL_S)
 
     async def end_zookeeper(self) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         for server in self._ensemble.servers:
             await asyncio.to_thread(server.kill)
 
     async def begin_zookeeper(self) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         await asyncio.to_thread(self._ensemble.start)
 
     def pause_zookeeper(self) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         self._paused_servers = [server for server in self._ensemble.servers if server.pid]
         for server in self._paused_servers:
             server.signal(Signals.SIGSTOP)
 
     def resume_zookeeper(self) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         for server in self._paused_servers:
             server.signal(Signals.SIGCONT)
         self._paused_servers = []
 
     def zookeeper_pids(self) -> list[int]:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         return [server.pid for server in self._ensemble.servers if server.pid and not _stands_still(server.pid)]
 
     def rider_of(self, storage: str) -> str:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         rider = storage.replace(Role.STORAGE, Role.SEQUENCER)
         return rider if not self._is_separate and rider in self.nodes(Role.SEQUENCER) else ""
 
     def wipe(self, node: str) -> None:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         self.pause(node)  # so that it writes nothing more, nor is started again, before its directory is gone
         shutil.rmtree(self._cluster_folder / "nodes" / node)
         if rider := self.rider_of(node):
@@ -324,12 +324,12 @@ class Patient:
         self.kill(node)
 
     async def incarnation(self, node: str) -> int:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         told = (await self.status()).get("nodes", {}).get(node) or {}
         return int(told["incarnation"]) if told.get("at_work") else 0
 
     async def is_whole(self) -> bool:
-        """See `faults.Patient`: no storage node knows of anything that it lacks, nor does the leading controller."""
+        """See `faults.TargetCluster`: neither a storage node nor the leading controller knows of a lacking copy."""
         nodes: dict[str, Any] = (await self.status()).get("nodes", {})
         storage = [nodes.get(node) or {} for node in self.nodes(Role.STORAGE)]
         leading = [told["controller"] for told in nodes.values() if told and told.get("leader")]
@@ -340,7 +340,7 @@ class Patient:
         ) and any(told["repair"] and not any(told["repair"][lack] for lack in lacks) for told in leading)
 
     async def change_plan(self, random: Random) -> str:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         self.reconfigurations += 1
         if self._drained:
             node, self._drained = self._drained, ""
@@ -355,7 +355,7 @@ class Patient:
         return f"boki reconfigure --logs {self._logs}"
 
     async def is_as_planned(self) -> bool:
-        """See `faults.Patient`."""
+        """See `faults.TargetCluster`."""
         status = await self.status()
         sequencers = [told for node, told in status.get("nodes", {}).items() if node in self.nodes(Role.SEQUENCER)]
         newest = max((told for told in sequencers if told and "term" in told), key=_term, default={"logs": ()})
