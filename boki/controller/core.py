@@ -111,7 +111,7 @@ class Change:
 
 
 class ControllerCore:
-    """One controller. `incarnation` names the life of this process."""
+    """One controller. `incarnation` names the run of this process."""
 
     HEARS: ClassVar[frozenset[type]] = kinds(ControllerInput)
 

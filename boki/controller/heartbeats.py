@@ -84,7 +84,7 @@ class Heartbeats:
         """A node lives."""
         pulse = self._pulses.get(node)
         if pulse is None or (pulse.pong is not None and pong.incarnation < pulse.pong.incarnation):
-            return  # a former life of it
+            return  # a former incarnation of it
         pulse.unanswered_since = pulse.silent_since = 0
         pulse.pong = pong
 

@@ -27,7 +27,7 @@ class Listing:
 
     rows: dict[Place, ShardRow] = field(default_factory=dict)
     is_whole: bool = False
-    """Whether it has ever told of all its shards, in this life of this controller."""
+    """Whether it has ever told of all its shards, in this incarnation of this controller."""
     placement_version: int = 0
     """The placement under which it told of all of them."""
     is_caught_up: bool = False
@@ -125,7 +125,7 @@ class Inventory:
         return bool(self._scans)
 
     def note_life(self, node: NodeId, incarnation: int) -> None:
-        """The node answers under that incarnation. If it lived another life when it was last heard, however long ago,
+        """The node answers under that incarnation. If that was another one when it was last heard, however long ago,
         what it said of its disk holds no more; what it said of the metalog does.
         """
         known = self._lives.setdefault(node, incarnation)

@@ -70,7 +70,7 @@ class Sight:
     """Those that are registered."""
 
     def has_majority(self, sequencers: tuple[NodeId, ...], incarnations: dict[NodeId, int]) -> bool:
-        """Whether most of the sequencers answer, in the lives named."""
+        """Whether most of the sequencers answer, in the incarnations named."""
         live = [node for node in sequencers if self.sequencers.get(node, -1) == incarnations[node]]
         return len(live) >= majority(len(sequencers))
 

@@ -1,8 +1,8 @@
 """What a process holds for as long as its session lasts: a place in the queue for the lead, a slot for an index.
 
 Both are ephemeral entries that name the data directory (`home`) of whoever made them. A process that begins again finds
-what its former life held until that session expires; the directory's lock says that the former life is over, so what
-is of its own home it takes over.
+what its former incarnation held until that session expires; the directory's lock says that the former incarnation is
+over, so what is of its own home it takes over.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Claims:
         return [(name, *found) for name, found in rows if found is not None]
 
     async def stand(self, node: NodeId) -> None:
-        """Be a candidate for the lead, and former lives of ours none any more."""
+        """Be a candidate for the lead, and former incarnations of ours none any more."""
         await self._line_up(node)
         while former := await self._former_lives():
             for name in former:
@@ -115,8 +115,9 @@ class Claims:
     async def _former_lives(self) -> list[str]:
         """The candidates of our home before us, if we are one.
 
-        They are looked for when we begin to stand, and never again: what comes from our home afterwards is a life that
-        began after ours. If two lives removed each other whenever they looked, neither would lead.
+        They are looked for when we begin to stand, and never again: what comes from our home afterwards is an
+        incarnation that began after ours. If two incarnations removed each other whenever they looked, neither would
+        lead.
         """
         names = await self._candidates()
         before = next((at for at, name in enumerate(names) if self._is_mine(name)), 0)

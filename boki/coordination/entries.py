@@ -1,9 +1,9 @@
 """Registrations: one ephemeral entry for each node, which names the roles that it plays.
 
 Names are unique, those of nodes and those of roles: a role that was a node of its own may have moved to one that plays
-several. A node that begins again finds its former life's entry until that session expires; both carry the id of the
-data directory (`home`), whose lock says that the former life is over, so the entry is removed. One of another home is
-another node: it is given the time of a session to go, and then the newcomer is refused.
+several. A node that begins again finds its former incarnation's entry until that session expires; both carry the id of
+the data directory (`home`), whose lock says that the former incarnation is over, so the entry is removed. One of
+another home is another node: it is given the time of a session to go, and then the newcomer is refused.
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ class ZooKeeperCoordinator:
     # who leads the controllers
 
     async def campaign(self, node: NodeId) -> None:
-        """Stand for leader until the session ends, in the place of former lives from the same data directory.
+        """Stand for leader until the session ends, in the place of former incarnations from the same data directory.
 
         `follow` must have been called; `on_leadership` tells the rest.
         """

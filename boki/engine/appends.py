@@ -132,7 +132,7 @@ class Appends:
         self.record_count = 0
         self.batch_count = 0
 
-    # the life of terms and shards
+    # terms and shards
 
     @property
     def term(self) -> Term:

@@ -4,16 +4,16 @@ An engine keeps several machines and routes events to them: `Appends` (records o
 (what is where, and which conditions held), `Reads` (what waits for either), `Requests` (what it wants in the metalogs).
 Applying the metalog is the heartbeat: each committed entry, strictly in order, first changes the index, then answers
 the appends that it ordered, then wakes the reads that it concerns. A cut is applied only when the batches that it
-orders are here; those of other engines, or of this engine's own former lives, come from those engines or are fetched
-from their shards' storage nodes.
+orders are here; those of other engines, or of this engine's own former incarnations, come from those engines or are
+fetched from their shards' storage nodes.
 
 An append is answered when the index has applied the cut that orders it: that cut is durable on a majority of
 sequencers, its records on their write quorum, and the verdict on its conditions is known. Nothing of it was visible
 before, no cache included.
 
 An engine that finds itself fenced has been presumed lost, and others may have taken over what it did: it ends whoever
-waits, says so by `Announce(EngineNews.FENCED)`, and takes part in nothing any more. The stages of its life are a table
-(`boki.engine.life`).
+waits, says so by `Announce(EngineNews.FENCED)`, and takes part in nothing any more. The stages of its life cycle are a
+table (`boki.engine.lifecycle`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from boki.engine.checkpoint.mirror import Mirror
 from boki.engine.checkpoint.saving import Checkpoints, IndexStored, read_fenced, read_opened
 from boki.engine.gathering import Gathering
 from boki.engine.index.index import Index
-from boki.engine.life import Life, Stage
+from boki.engine.lifecycle import Lifecycle, Stage
 from boki.engine.pending_read import PendingRead, ReadOperation
 from boki.engine.reads import Reads
 from boki.engine.replicas import Replicas
@@ -112,7 +112,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCore:
-    """One life of one engine. `disk` holds the index's last checkpoint: a cache, the truth is in the logs."""
+    """One incarnation of one engine. `disk` holds the index's last checkpoint: a cache, the truth is in the logs."""
 
     HEARS: ClassVar[frozenset[type]] = kinds(EngineInput)
 
@@ -129,7 +129,7 @@ class EngineCore:
         self.follower = MetalogFollower(self.index.applied)
         self.stamps = Stamps(self.follower, self.index)
         self.replicas = Replicas(read_opened(disk))
-        # No number of this life is one of an earlier life: late answers to that one must find nobody.
+        # No number of this incarnation is one of an earlier incarnation: late answers to that one must find nobody.
         self._numbers = incarnation << _LIFE_BITS
         self.reads = Reads(
             self.index,
@@ -159,7 +159,7 @@ class EngineCore:
         self._shard_count = 0
         self._began: Term = 0
         self._view_asked_at = 0
-        self._life = Life()
+        self._lifecycle = Lifecycle()
 
     # operations
 
@@ -234,13 +234,15 @@ class EngineCore:
 
     def close(self) -> None:
         """Take no more appends; `EngineNews.CLOSED` follows when those that were taken are ordered."""
-        self._life.close()
+        self._lifecycle.close()
         self.appends.close()
 
     # events
 
     def receive(self, sender: NodeId, message: EngineInput, now_us: int) -> Iterable[Effect]:
-        """See `boki.protocol.effects.Core`. Until it knows a view, all that nodes say is meant for a former life."""
+        """See `boki.protocol.effects.Core`. Until it knows a view, all that nodes say is meant for a former
+        incarnation.
+        """
         if self.is_fenced() or not (self.follower.chain or isinstance(message, _BEFORE_VIEWS)):
             return ()
         match message:
@@ -315,7 +317,7 @@ class EngineCore:
         effects = self.stamps.stamp(followed)
         if self.is_fenced():
             return [*effects, Announce(EngineNews.FENCED)]
-        news = self._life.settle(is_current=self.is_ready, is_closed=self.appends.is_closed)
+        news = self._lifecycle.settle(is_current=self.is_ready, is_closed=self.appends.is_closed)
         return effects if news is None else [*effects, news]
 
     def tick(self, now_us: int) -> Iterable[Effect]:
@@ -336,12 +338,12 @@ class EngineCore:
 
     def is_fenced(self) -> bool:
         """Whether this incarnation was presumed lost: it takes part in nothing any more."""
-        return self._life.is_fenced
+        return self._lifecycle.is_fenced
 
     @property
     def is_ready(self) -> bool:
         """Whether this engine has caught up with every log and may append to each."""
-        return self._is_current() and not self.appends.unopened and self._life.takes_appends
+        return self._is_current() and not self.appends.unopened and self._lifecycle.takes_appends
 
     def _is_current(self) -> bool:
         return self.follower.is_caught_up() and self._began == self.follower.term
@@ -421,7 +423,7 @@ class EngineCore:
         return effects
 
     def _stop_fenced(self, log: LogId) -> list[Unstamped]:
-        self._life.move(Stage.FENCED)
+        self._lifecycle.move(Stage.FENCED)
         text = "this engine incarnation was fenced, and others may do its work; restarting under a new incarnation"
         return [
             Trace(logging.CRITICAL, text),
@@ -458,7 +460,7 @@ class EngineCore:
         worse = [log for log, shard in self.appends.current_shards() if self.replicas.should_move(view, shard.replicas)]
         effects: list[Unstamped] = []
         for log in [*self.appends.unopened, *worse]:
-            if log in self.requests.opening or (not self._life.takes_appends and not self.appends.has_unsent(log)):
+            if log in self.requests.opening or (not self._lifecycle.takes_appends and not self.appends.has_unsent(log)):
                 continue
             replicas = self.replicas.choose(view, self.incarnation + self._shard_count)
             shard = make_shard(self.incarnation, self._shard_count)

@@ -27,7 +27,9 @@ _SILENCE_US: Final = 1_000_000
 
 
 class RelayCore:
-    """One life of a relay. It takes operations like `boki.engine.core.EngineCore`, within `buffer_bytes` of appends."""
+    """One incarnation of a relay. It takes operations like `boki.engine.core.EngineCore`, within `buffer_bytes` of
+    appends.
+    """
 
     HEARS: ClassVar[frozenset[type]] = kinds(RelayInput)
 

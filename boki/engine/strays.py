@@ -1,4 +1,4 @@
-"""Batches that this life of the engine did not append itself, kept until the cuts that order them are applied.
+"""Batches that this incarnation of the engine did not append itself, kept until the cuts that order them are applied.
 
 Other engines push theirs here while the storage nodes write them, so that they are here when the cut comes. What is
 not here then is fetched from the storage nodes of its shard, at once and in runs, because the next cuts will want what

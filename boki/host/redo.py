@@ -79,7 +79,9 @@ class RedoLog:
         """Whether the guest's own database is being synced, so that rows can go."""
 
     def begin(self) -> Delete:
-        """Say, durably, whose log counts from now on. → the write by which the host forgets the rows of former lives"""
+        """Say, durably, whose log counts from now on. → the write by which the host forgets the rows of former
+        incarnations
+        """
         assert self._host_id is not None, "the host has been given an id"
         self._own.write([Put(_RIDES, self._host_id + self._id)])
         self._own.sync()

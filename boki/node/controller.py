@@ -14,7 +14,7 @@ from boki.coordination.session import SessionState
 from boki.log.ids import NodeId
 from boki.log.membership import Placement, Role
 from boki.log.view import View
-from boki.node.life import NodeLife
+from boki.node.incarnation import RoleIncarnation
 from boki.protocol.effects import Announce, Answer, Core, Note, ProposePlacement, ProposeView, ReleaseSlots, RoleEffect
 from boki.protocol.follower import COORDINATOR
 
@@ -24,13 +24,13 @@ _MAX_LOOKS: Final = 5
 """A leader whose links are cut, or refused for its keys, holds its session with the coordinator all the same."""
 
 
-class ControllerLife(NodeLife[ControllerNodeConfig]):
+class ControllerIncarnation(RoleIncarnation[ControllerNodeConfig]):
     """A controller; of all that run, the coordinator lets one lead."""
 
     role = Role.CONTROLLER
 
     def make_core(self) -> Core[Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         self._is_leader = False
         self._is_writing: set[type[RoleEffect]] = set()
         config = ControllerConfig(
@@ -41,7 +41,7 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
         return self.core
 
     async def prepare(self) -> None:
-        """See `NodeLife`; and a cluster without a plan gets the one of this configuration."""
+        """See `RoleIncarnation`; and a cluster without a plan gets the one of this configuration."""
         await self.coordinator.ensure_plan(self.config.plan)
         self.coordinator.on_leadership = self._on_leadership
         await self.coordinator.follow()
@@ -66,7 +66,7 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
                 _log.warning("%s hears no majority of the sequencers: another controller is to lead", self.node)
 
     def on_session(self, state: SessionState) -> None:
-        """See `NodeLife`. Whoever does not know whether it still leads does nothing."""
+        """See `RoleIncarnation`. Whoever does not know whether it still leads does nothing."""
         super().on_session(state)
         self._tell_leadership()
 
@@ -80,7 +80,7 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
             self.host.deliver(self.node, Leadership(self._is_leader, is_connected))
 
     def carry_out(self, effect: RoleEffect) -> None:
-        """See `NodeLife`. The core repeats itself while that is under way: one of a kind at a time."""
+        """See `RoleIncarnation`. The core repeats itself while that is under way: one of a kind at a time."""
         if type(effect) in self._is_writing:
             return
         self._is_writing.add(type(effect))
@@ -115,5 +115,5 @@ class ControllerLife(NodeLife[ControllerNodeConfig]):
             _log.warning("%s does not answer: another engine is to hold the index in its place", node)
 
     def role_status(self) -> dict[str, Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         return {"leader": self._is_leader, "controller": self.core.status()}

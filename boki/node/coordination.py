@@ -46,16 +46,16 @@ class SharedCoordinator:
         coordinator.on_failure = self._on_failure
 
     def join(self) -> RoleCoordinator:
-        """What one life of a role sees of this."""
+        """What one incarnation of a role sees of this."""
         made = RoleCoordinator(self)
         self._roles.append(made)
         return made
 
     async def leave(self, role: RoleCoordinator) -> None:
-        """Tell that life nothing more, and take it out of the registration. Whether ZooKeeper is there or not."""
+        """Tell that incarnation nothing more, and remove it from the registration, with or without ZooKeeper."""
         self._roles.remove(role)
         if role.member is None or self.coordinator.state is not SessionState.CONNECTED:
-            return  # the entry goes with the session, or is written again by the role's next life
+            return  # the entry goes with the session, or is written again by the role's next incarnation
         self._members.pop(role.member.node, None)
         with contextlib.suppress(TimeoutError, SessionEnded):
             async with asyncio.timeout(_WRITE_S):
@@ -95,7 +95,7 @@ class SharedCoordinator:
                 await self.coordinator.unregister()
 
     async def follow(self, role: RoleCoordinator) -> None:
-        """Tell that life what exists, and from now on what changes."""
+        """Tell that incarnation what exists, and from now on what changes."""
         if self._views:
             role.tell(InstallView(tuple(view for _, view in sorted(self._views.items()))))
         for kind in (InstallPlan, InstallMembership, InstallPlacement):
@@ -148,7 +148,9 @@ class SharedCoordinator:
 
 
 class RoleCoordinator:
-    """The coordinator for one life of one role: as `boki.coordination.zookeeper.ZooKeeperCoordinator`, but shared."""
+    """The coordinator for one incarnation of one role: as `boki.coordination.zookeeper.ZooKeeperCoordinator`, but
+    shared.
+    """
 
     def __init__(self, shared: SharedCoordinator) -> None:
         self.tell: Callable[[News], None] = ignore
@@ -156,7 +158,7 @@ class RoleCoordinator:
         self.on_session: Callable[[SessionState], None] = ignore
         self.on_failure: Callable[[Exception], None] = ignore
         self.member: Member | None = None
-        """As whom this life stands in the registration; None: it does not."""
+        """As whom this incarnation stands in the registration; None: it does not."""
         self.is_following = False
         self.shared = shared
         self._watches: list[Callable[[], Awaitable[None]]] = []
@@ -192,11 +194,11 @@ class RoleCoordinator:
         await self.shared.register(self, member)
 
     async def watch_index_slots(self, on_change: Callable[[], None]) -> None:
-        """See `ZooKeeperCoordinator.watch_index_slots`; the watch ends with this life."""
+        """See `ZooKeeperCoordinator.watch_index_slots`; the watch ends with this incarnation."""
         self._watches.append(await self.shared.coordinator.watch_index_slots(on_change))
 
     async def leave(self) -> None:
-        """This life is over: nothing is told to it any more, and it stands in no registration."""
+        """End: the incarnation hears nothing any more and is in no registration."""
         self.tell = self.on_leadership = self.on_session = self.on_failure = ignore
         for stop in self._watches:
             await stop()

@@ -31,7 +31,7 @@ from boki.errors import NoSuchFunction
 from boki.log.ids import NodeId
 from boki.log.membership import Member, Role
 from boki.node.console import log_function_line, problem_lines
-from boki.node.life import Ending, NodeLife
+from boki.node.incarnation import Ending, RoleIncarnation
 from boki.node.remote_ledger import RemoteLedger
 from boki.protocol.call_messages import FOR_ENGINE_SHELL
 from boki.protocol.calls import Call, CallChange, InvocationState, version_of
@@ -53,7 +53,7 @@ _FENCE_TIMEOUT_S: Final = 10.0
 _OUTAGE_DRAIN_S: Final = 0.5
 
 
-class EngineLife(NodeLife[EngineNodeConfig]):
+class EngineIncarnation(RoleIncarnation[EngineNodeConfig]):
     """An engine. What is made from `core` on is there once the index is, which `serve` waits for."""
 
     role = Role.ENGINE
@@ -66,14 +66,14 @@ class EngineLife(NodeLife[EngineNodeConfig]):
     has_slot = False
     """Whether it is one of those that hold the index."""
     _index_replicas = 0
-    """Of the plan as this life found it: it does not change."""
+    """Of the plan as this incarnation found it: it does not change."""
     _has_index = False
     """Whether its index has caught up, so that others may ask it."""
     core: EngineCore | RelayCore | None = None
     _is_open = False
 
     async def choose(self) -> None:
-        """See `NodeLife`: whether there is a slot for one more index."""
+        """See `RoleIncarnation`: whether there is a slot for one more index."""
         self._index_replicas = (await self.coordinator.wait_for_plan()).index_replicas
         self.has_slot = await self._claim()
 
@@ -82,7 +82,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         return not count or await self.coordinator.claim_index_slot(self.node, count) is not None
 
     def make_core(self) -> Core[Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         self._ready = asyncio.Event()
         self._saved = asyncio.Event()
         self._closed = asyncio.Event()
@@ -172,12 +172,12 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         )
 
     def divert(self, sender: NodeId, message: Any) -> None:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         if self.remote is not None:
             self.remote.deliver(sender, message)
 
     def on_news(self, news: News) -> None:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         super().on_news(news)
         if isinstance(news, InstallMembership):
             self._members = news
@@ -229,11 +229,11 @@ class EngineLife(NodeLife[EngineNodeConfig]):
         self.end(Ending.DEMOTED)
 
     def member(self) -> Member:
-        """See `NodeLife`: until it has caught up it holds no index for others."""
+        """See `RoleIncarnation`: until it has caught up it holds no index for others."""
         return msgspec.structs.replace(super().member(), has_index=self._has_index)
 
     def carry_out(self, effect: RoleEffect) -> None:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         match effect:
             case Answer():
                 answer_waiter(effect)
@@ -315,7 +315,7 @@ class EngineLife(NodeLife[EngineNodeConfig]):
             await self._saved.wait()
 
     def role_status(self) -> dict[str, Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         calls = self.calls
         if self.core is None or self.remote is None:
             return {"ready": False, "has_index": self.has_slot, "engine": {"is_loading": True}}

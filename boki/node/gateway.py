@@ -11,14 +11,14 @@ from boki.gateway.server.cluster import ClusterBackend
 from boki.gateway.server.listener import Gateway
 from boki.log.ids import NodeId
 from boki.log.membership import Role
-from boki.node.life import NodeLife
+from boki.node.incarnation import RoleIncarnation
 from boki.protocol.call_messages import AskStatus
 from boki.protocol.messages import InstallMembership, Ping, Pong
 
 _REDIRECT_S: Final = 0.25
 
 
-class GatewayLife(NodeLife[GatewayNodeConfig]):
+class GatewayIncarnation(RoleIncarnation[GatewayNodeConfig]):
     """A gateway. `url` is where it listens once it is at work."""
 
     role = Role.GATEWAY
@@ -26,7 +26,7 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
     gateway: Gateway | None = None
 
     async def prepare(self) -> None:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         self.backend = ClusterBackend(
             self.diversion, self.node, self._loop, incarnation=self.incarnation, limits=self.config.limits
         )
@@ -35,13 +35,13 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
         await super().prepare()
 
     def on_news(self, news: News) -> None:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         super().on_news(news)
         if isinstance(news, InstallMembership):
             self.backend.on_membership(news.membership)
 
     def divert(self, sender: NodeId, message: Any) -> None:
-        """See `NodeLife`; there is no core to answer heartbeats."""
+        """See `RoleIncarnation`; there is no core to answer heartbeats."""
         if isinstance(message, Ping):
             self.links.send(self.node, sender, Pong(message.number, 0, self.incarnation))
         else:
@@ -76,5 +76,5 @@ class GatewayLife(NodeLife[GatewayNodeConfig]):
             await self.gateway.stop(self.config.drain_s)
 
     def role_status(self) -> dict[str, Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         return {"url": self.url}

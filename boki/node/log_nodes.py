@@ -11,7 +11,7 @@ from boki.config.node import NodeConfig, SequencerNodeConfig, StorageNodeConfig
 from boki.coordination.zookeeper import News
 from boki.host.disk import Disk
 from boki.log.membership import Role
-from boki.node.life import NodeLife
+from boki.node.incarnation import RoleIncarnation
 from boki.protocol.effects import Core
 from boki.protocol.messages import InstallView
 from boki.sequencer.core import SequencerCore
@@ -20,31 +20,31 @@ from boki.storage.core import StorageCore
 _ConfigType = TypeVar("_ConfigType", bound=NodeConfig)
 
 
-class _LogLife(NodeLife[_ConfigType]):
+class _LogIncarnation(RoleIncarnation[_ConfigType]):
     """What both have in common."""
 
-    HAS_DISK_LIFE = True
+    HAS_DISK_INCARNATION = True
 
     async def prepare(self) -> None:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         if self.common_log is not None and self.host is not None:
             self.common_log.join(self.node, self.host)
         await super().prepare()
 
     def on_news(self, news: News) -> None:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         if self.common_log is not None and isinstance(news, InstallView):
             self.common_log.install(news.views[-1])
         super().on_news(news)
 
 
-class StorageLife(_LogLife[StorageNodeConfig]):
+class StorageIncarnation(_LogIncarnation[StorageNodeConfig]):
     """A storage node."""
 
     role = Role.STORAGE
 
     def open_disk(self, *, synced: bool = True) -> Disk:
-        """See `NodeLife`: appends are refused before the disk is full."""
+        """See `RoleIncarnation`: appends are refused before the disk is full."""
         log = self.common_log
         disk = self.make_disk(
             synced=synced,
@@ -56,7 +56,7 @@ class StorageLife(_LogLife[StorageNodeConfig]):
         return disk
 
     def make_core(self) -> Core[Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         assert self.disk is not None
         self.core = StorageCore(
             self.node, self.incarnation, self.disk, repair_bytes_per_s=self.config.repair_bytes_per_s
@@ -69,32 +69,32 @@ class StorageLife(_LogLife[StorageNodeConfig]):
             self.host.perform([self.core.checkpoint()])
 
     def role_status(self) -> dict[str, Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         return self.core.status()
 
 
-class SequencerLife(_LogLife[SequencerNodeConfig]):
+class SequencerIncarnation(_LogIncarnation[SequencerNodeConfig]):
     """A sequencer."""
 
     role = Role.SEQUENCER
     _beside: Disk | None = None
 
     async def choose(self) -> None:
-        """See `NodeLife`: a log that is shared is opened by the storage node."""
+        """See `RoleIncarnation`: a log that is shared is opened by the storage node."""
         if self.common_log is not None:
             self._beside = await self.common_log.opened()
 
     def open_disk(self, *, synced: bool = True) -> Disk:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         log = self.common_log
         return self.make_disk(synced=synced, beside=self._beside, shares_log=log is not None and log.is_synced)
 
     def make_core(self) -> Core[Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         assert self.disk is not None
         self.core = SequencerCore(self.node, self.incarnation, self.disk)
         return self.core
 
     def role_status(self) -> dict[str, Any]:
-        """See `NodeLife`."""
+        """See `RoleIncarnation`."""
         return self.core.status()

@@ -1,4 +1,5 @@
-"""Runs a node: the roles that it plays, each one life after the other, until it is told to stop or a role has failed.
+"""Runs a node: the roles that it plays, each one incarnation after the other, until it is told to stop or a role has
+failed.
 
 A node is one process, with one session with ZooKeeper and one set of sockets. It plays one role, or several: those
 hand their messages to each other by reference, stand in one registration, and are lost together. Each keeps the name,
@@ -22,51 +23,56 @@ from boki.log.membership import Role
 from boki.net.keys import load_keys
 from boki.net.zmq import ZmqLinks
 from boki.node.common_log import common_log
-from boki.node.controller import ControllerLife
+from boki.node.controller import ControllerIncarnation
 from boki.node.coordination import SharedCoordinator
-from boki.node.engine import EngineLife
-from boki.node.gateway import GatewayLife
+from boki.node.engine import EngineIncarnation
+from boki.node.gateway import GatewayIncarnation
 from boki.node.home import Home
-from boki.node.life import Ending, NodeLife
-from boki.node.log_nodes import SequencerLife, StorageLife
+from boki.node.incarnation import Ending, RoleIncarnation
+from boki.node.log_nodes import SequencerIncarnation, StorageIncarnation
 from boki.protocol.messages import InstallMembership
 
 _log = logging.getLogger("boki.node")
 _CONNECT_TIMEOUT_S: Final = 10.0
 _OTHERS_S: Final = 8.0
 """How long a node that stops stays for the engines of others that stop at the same time."""
-LIVES: Final[Mapping[Role, type[NodeLife[Any]]]] = {
-    Role.GATEWAY: GatewayLife,
-    Role.ENGINE: EngineLife,
-    Role.CONTROLLER: ControllerLife,  # before those whose end it would take for a loss
-    Role.STORAGE: StorageLife,
-    Role.SEQUENCER: SequencerLife,
+INCARNATIONS: Final[Mapping[Role, type[RoleIncarnation[Any]]]] = {
+    Role.GATEWAY: GatewayIncarnation,
+    Role.ENGINE: EngineIncarnation,
+    Role.CONTROLLER: ControllerIncarnation,  # before those whose end it would take for a loss
+    Role.STORAGE: StorageIncarnation,
+    Role.SEQUENCER: SequencerIncarnation,
 }
 """In the order in which the roles of a node stop: a role is gone before those that serve it."""
 _OVER: Final = (Ending.FAILED, Ending.EXPIRED, Ending.STOPPED)
-"""Endings of a life that are the node's; the first that any role has come to counts."""
-OnLife = Callable[[NodeLife[Any]], None]
+"""Endings of an incarnation that are the node's; the first that any role has come to counts."""
+OnIncarnation = Callable[[RoleIncarnation[Any]], None]
 
 
 async def run_node(
-    config: NodeConfig, roles: Mapping[Role, NodeConfig], stop: asyncio.Event, *, on_life: OnLife = lambda _life: None
+    config: NodeConfig,
+    roles: Mapping[Role, NodeConfig],
+    stop: asyncio.Event,
+    *,
+    on_incarnation: OnIncarnation = lambda _incarnation: None,
 ) -> int:
     """Run the node until `stop` is set: 0; or until one of its roles has failed: 1. The log says why.
 
-    `config` is that of the node as a whole: name, links, ZooKeeper. `on_life` is told of each life as it begins.
-    `ConfigError`: it cannot run like this at all.
+    `config` is that of the node as a whole: name, links, ZooKeeper. `on_incarnation` is told of each incarnation as it
+    begins. `ConfigError`: it cannot run like this at all.
     """
     homes: dict[Role, Home] = {}
     try:
         for role, own in roles.items():
             homes[role] = Home(own.directory, own.node, role)
-        # What says that the former life of this node is over: the lock of a directory that is least likely to be lost.
-        home = next(homes[role] for role in LIVES if role in homes)
+        # What says that the former incarnation of this node is over: the lock of a directory that is least likely to be
+        # lost.
+        home = next(homes[role] for role in INCARNATIONS if role in homes)
         while not stop.is_set():
             coordinator = await _connect(config, home, stop)
             if coordinator is None:
                 break
-            node = _Node(config, roles, homes, coordinator, on_life)
+            node = _Node(config, roles, homes, coordinator, on_incarnation)
             try:
                 ending = await node.run(stop)
             finally:
@@ -90,12 +96,12 @@ class _Node:
         roles: Mapping[Role, NodeConfig],
         homes: Mapping[Role, Home],
         coordinator: ZooKeeperCoordinator,
-        on_life: OnLife,
+        on_incarnation: OnIncarnation,
     ) -> None:
         self._config = config
         self._roles = roles
         self._homes = homes
-        self._on_life = on_life
+        self._on_incarnation = on_incarnation
         self._names = {own.node: role for role, own in roles.items()}
         self._common_log = common_log(roles, is_synced=config.durability == "fsync")
         self._shared = SharedCoordinator(coordinator, election=Role.CONTROLLER in roles, on_news=self._on_news)
@@ -112,7 +118,7 @@ class _Node:
             await asyncio.wait({stopping, *self._running.values()}, return_when=asyncio.FIRST_COMPLETED)
             if len(self._roles) > 1:
                 await self._shared.announce_end()
-            for role in LIVES:
+            for role in INCARNATIONS:
                 if role in self._running:
                     self._stops[role].set()
                     await asyncio.wait({self._running[role]})
@@ -128,16 +134,20 @@ class _Node:
         host = NodeId("") if self._config.node in self._names else self._config.node
         while True:
             coordinator = self._shared.join()
-            life = LIVES[role](self._roles[role], self._homes[role], coordinator, links, host, self._common_log)
-            self._on_life(life)
+            incarnation = INCARNATIONS[role](
+                self._roles[role], self._homes[role], coordinator, links, host, self._common_log
+            )
+            self._on_incarnation(incarnation)
             try:
-                ending = await life.run(self._stops[role])
+                ending = await incarnation.run(self._stops[role])
             finally:
-                await life.close()
+                await incarnation.close()
             if ending in _OVER:
                 return ending
             level = logging.INFO if ending is Ending.PROMOTED else logging.WARNING
-            _log.log(level, "%s: this incarnation was %s; restarting the role under a new one", life.node, ending)
+            _log.log(
+                level, "%s: this incarnation was %s; restarting the role under a new one", incarnation.node, ending
+            )
 
     def _open_links(self) -> ZmqLinks:
         """Links over ZeroMQ, secret and proven if there are keys."""

@@ -82,7 +82,8 @@ Step = Send | Ended
 
 
 class Asking:
-    """The open questions of one life of an asker. `choose` names the engine to ask: up, and not among the tried ones.
+    """The open questions of one incarnation of an asker. `choose` names the engine to ask: up, and not among the tried
+    ones.
 
     `hold_us`: how long a question waits for an engine that takes it while none can have carried it out.
     `grace_us`: an engine answers at the deadline, and its answer has this much longer to come. `silence_us`: what is
@@ -100,8 +101,8 @@ class Asking:
         silence_us: int = NO_DEADLINE_US,
         most_for_one: int,
     ) -> None:
-        # No number of this life is one of an earlier life: late answers to that one mean nothing here, and an engine
-        # takes in no number twice.
+        # No number of this incarnation is one of an earlier incarnation: late answers to that one mean nothing here,
+        # and an engine takes in no number twice.
         self._numbers = incarnation << _LIFE_BITS
         self._choose = choose
         self._hold_us = hold_us

@@ -128,7 +128,7 @@ class Answer:
 
 
 class EngineNews(Enum):
-    """What an engine's shell hears of its life."""
+    """What an engine's shell hears of its life cycle."""
 
     BOOTED = "booted"
     """It has been decided which index it begins from: `Bootstrap.engine` is there."""
@@ -148,7 +148,7 @@ class EngineNews(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell the shell that the engine's life has come to this."""
+    """Tell the shell that the engine has come to this stage."""
 
     news: EngineNews
 

@@ -75,7 +75,7 @@ _STALL_US: Final = 1_000_000
 
 
 class SequencerCore:
-    """One sequencer, of all logs and all terms it has on its disk. `incarnation` names the life of that disk."""
+    """One sequencer, of all logs and all terms it has on its disk. `incarnation` names the run of that disk."""
 
     HEARS: ClassVar[frozenset[type]] = kinds(SequencerInput)
 

@@ -73,7 +73,7 @@ class Primary:
         return self.ordered_count >= NEARLY_FULL
 
     def report(self, storage: NodeId, shard_id: ShardId, incarnation: int, stored_until: int) -> None:
-        """A storage node holds a shard until there. Strangers and former lives are not heard."""
+        """A storage node holds a shard until there. Strangers and former incarnations are not heard."""
         shard = self._shards.get(shard_id)
         if shard is None or storage not in shard.replicas:
             return

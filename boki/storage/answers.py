@@ -32,7 +32,7 @@ class Question:
     sender: NodeId
     message: FetchBatches
     written_until: int
-    life: int
+    generation: int
     max_bytes: int
 
 
@@ -49,7 +49,7 @@ class Answers:
             return ()
         key = (message.term, message.log, message.shard)
         shard = self._holdings.shards.get(key)
-        known = (shard.written_until, shard.life) if shard is not None else (0, 0)
+        known = (shard.written_until, shard.generation) if shard is not None else (0, 0)
         question = Question(sender, message, *known, min(max(1, message.max_bytes), _ANSWER_BYTES))
         return (self._load(question, batch_key(key, 0)),)
 
@@ -114,7 +114,7 @@ class Answers:
         """Whether what is missing in front of a batch had reached the disk before the question, so that it is freed."""
         message = question.message
         shard = self._holdings.shards.get((message.term, message.log, message.shard))
-        if shard is None or question.life != shard.life:
+        if shard is None or question.generation != shard.generation:
             return False
         return until_lid <= min(question.written_until, shard.order.until_lid)
 
@@ -127,6 +127,6 @@ class Answers:
         if shard.is_closed and message.first_lid >= shard.order.until_lid:
             return Holding.NEVER, 0
         was_here_until = min(question.written_until, shard.order.until_lid)
-        if message.first_lid < was_here_until and question.life == shard.life:
+        if message.first_lid < was_here_until and question.generation == shard.generation:
             return Holding.FREED, min(found_from, was_here_until)
         return Holding.UNKNOWN, 0

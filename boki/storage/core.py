@@ -76,7 +76,7 @@ _ROWS_PER_PAGE: Final = 1000
 
 
 class StorageCore:
-    """One storage node. `disk` is what is on its disk at the start; `incarnation` names that disk's life.
+    """One storage node. `disk` is what is on its disk at the start; `incarnation` names the run of that disk.
 
     `repair_bytes_per_s` is the most that repair of closed shards may take.
     """
@@ -410,7 +410,7 @@ class StorageCore:
 
     @property
     def witnessed(self) -> Positions:
-        """How far this node has surely applied the metalogs, in this life or before."""
+        """How far this node has surely applied the metalogs, in this incarnation or before."""
         return self._witness.seen(self.applied)
 
     def _on_damage(self, key: ShardKey, first_lid: int) -> None:

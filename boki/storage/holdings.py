@@ -25,7 +25,7 @@ class Written(Note):
     """To itself: the disk has these shards until there, and this many bytes that were fetched from other replicas."""
 
     shards: tuple[tuple[ShardKey, int, int], ...]
-    """(shard, its life, every record below)"""
+    """(shard, its generation, every record below)"""
     fetched_bytes: int
 
 
@@ -161,7 +161,7 @@ class Holdings:
         shard.spans.cut(0)
         shard.written_until = 0
         shard.is_removed = True
-        shard.life += 1
+        shard.generation += 1
         self._writes.append(Delete(batch_key(key, 0), after_shard(key)))
         self.note(key)
 
@@ -173,7 +173,9 @@ class Holdings:
             return None
         writes: list[Put | Delete] = [*self._writes, *also]
         writes += [progress_write(key, self.shards[key]) for key in sorted(self._noted)]
-        reached = tuple((key, self.shards[key].life, self.shards[key].stored_until) for key in sorted(self._changed))
+        reached = tuple(
+            (key, self.shards[key].generation, self.shards[key].stored_until) for key in sorted(self._changed)
+        )
         written = Written(reached, self._fetched_bytes)
         self._writes, self._fetched_bytes = [], 0
         self._changed.clear()
@@ -182,9 +184,9 @@ class Holdings:
 
     def written(self, message: Written) -> None:
         """The disk has what was flushed."""
-        for key, life, until in message.shards:
+        for key, generation, until in message.shards:
             shard = self.shards[key]
-            if shard.life == life:
+            if shard.generation == generation:
                 shard.written_until = max(shard.written_until, min(until, shard.stored_until))
 
     # telling

@@ -16,7 +16,7 @@ from boki.storage.shards import ShardKey
 
 
 class Reports:
-    """Of one storage node. `incarnation` names the life of its disk."""
+    """Of one storage node. `incarnation` names the run of its disk."""
 
     def __init__(self, holdings: Holdings, incarnation: int) -> None:
         self.has_room = True

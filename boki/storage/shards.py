@@ -42,14 +42,14 @@ class Shard:
     `spans`: the local ids that it has given to its disk, or knows to be freed. `written_until`: every record below has
     reached the disk, so one that is missing there has been freed. `replicas` is empty until the shard's `OpenShard`
     has been applied. `is_closed`: it is ordered no further than `order` says. `is_removed`: its placement has sent it
-    away from here, and what was here is deleted; `life` counts how often that has happened.
+    away from here, and what was here is deleted; `generation` counts how often that has happened.
     """
 
     __slots__ = (
         "engine",
+        "generation",
         "is_closed",
         "is_removed",
-        "life",
         "order",
         "replicas",
         "saved_runs",
@@ -65,7 +65,7 @@ class Shard:
         self.replicas: tuple[NodeId, ...] = ()
         self.is_closed = False
         self.is_removed = False
-        self.life = 0
+        self.generation = 0
         self.saved_runs = 0
         """How many runs of its order are in pages on the disk that need not be written again."""
 

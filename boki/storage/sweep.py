@@ -49,7 +49,7 @@ class SweepStep:
     """The token of a sweep's load: from that local id of a shard on, until another or its end."""
 
     key: ShardKey
-    life: int
+    generation: int
     first_lid: int
     until_lid: int | None
     max_bytes: int
@@ -212,9 +212,9 @@ class Sweep:
         at = bisect_left(notes, lid, key=_first_lid)
         note = notes[at] if at < len(notes) else None
         if note is None or note.first_lid > lid:
-            return SweepStep(key, shard.life, lid, None if note is None else note.first_lid, max_bytes)
+            return SweepStep(key, shard.generation, lid, None if note is None else note.first_lid, max_bytes)
         if not self._is_done(key, note):
-            return SweepStep(key, shard.life, lid, note.until_lid, max_bytes)
+            return SweepStep(key, shard.generation, lid, note.until_lid, max_bytes)
         self._standing |= note.standing or set()
         if note.waits_until:
             last = shard.order.seqnum_of(note.until_lid - 1)
@@ -242,7 +242,7 @@ class Sweep:
             self._at = None
             self._moved |= self._books
             return [Trace(logging.ERROR, f"cannot free trimmed space: {error}")], False
-        if self._at is None or shard.life != step.life:
+        if self._at is None or shard.generation != step.generation:
             return [], False  # the shard was sent away meanwhile
         seen = _Stretch(step.first_lid, step.first_lid)
         writes: list[Put | Delete] = []

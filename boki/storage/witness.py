@@ -26,7 +26,7 @@ class Witness:
         self._applied = msgspec.msgpack.decode(stored, type=Positions) if stored is not None else {}
 
     def seen(self, applied: Positions) -> Positions:
-        """How far this node, or a former life of it, has come; `applied` is how far it is now."""
+        """How far this node, or a former incarnation of it, has come; `applied` is how far it is now."""
         merge_positions(self._applied, applied)
         return dict(self._applied)
 

@@ -86,7 +86,7 @@ class Cluster(World):
         self._introduce(node)
 
     def start_engine(self, node: str = ENGINE) -> None:
-        """A new life of an engine, from its disk."""
+        """A new incarnation of an engine, from its disk."""
         self.lives += 1
         self.incarnations[node] = self.lives
         self.news -= {(NodeId(node), news) for news in EngineNews}

@@ -337,7 +337,7 @@ def test_a_full_replica_and_one_that_is_gone_refuse_appends_for_certain() -> Non
 
 
 def test_late_words_to_a_former_life_are_not_heard_before_the_views() -> None:
-    """A new life knows no term yet: whatever nodes say is not meant for it."""
+    """A new incarnation knows no term yet: whatever nodes say is not meant for it."""
     cluster = made(engines=1)
     cluster.append("a")
     core = EngineCore(NodeId("engine-1"), 999, cluster.disk("engine-1"), cluster.config)
@@ -348,7 +348,7 @@ def test_late_words_to_a_former_life_are_not_heard_before_the_views() -> None:
 
 
 def test_a_wiped_storage_node_has_stored_nothing() -> None:
-    """Batches that only its former life had are sent to it again: the quorum needs it."""
+    """Batches that only its former incarnation had are sent to it again: the quorum needs it."""
     cluster = made(engines=1)
     cluster.crash("storage-2")
     cluster.crash("storage-3")

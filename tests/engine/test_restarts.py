@@ -106,7 +106,7 @@ def test_a_storage_node_that_restarts_after_a_sweep_still_tells_freed_from_never
 
 
 def test_late_answers_to_a_former_life_find_nobody(cluster: Cluster) -> None:
-    """Numbers of one life are never those of another: an old answer must not be taken for a new one."""
+    """Numbers of one incarnation are never those of another: an old answer must not be taken for a new one."""
     first = cluster.answer(cluster.append("first", tags=["a"])).first_seqnum
     cluster.append("second", tags=["b"])
     late: list[tuple[NodeId, BatchesFetched | TellTail]] = []
@@ -202,7 +202,9 @@ def test_a_batch_that_is_larger_than_the_cache_ends_its_readers_with_a_reason() 
 
 
 def test_an_engine_that_restarts_within_a_term_opens_new_shards_beside_the_old(cluster: Cluster) -> None:
-    """What its former life had sent is ordered or not; either way it is read alike, and the new life appends."""
+    """What its former incarnation had sent is ordered or not; either way it is read alike, and the new incarnation
+    appends.
+    """
     cluster.append("acknowledged")
     cluster.loses = lambda _sender, to, message: isinstance(message, StoreBatch) and to != "storage-1"
     lost = cluster.append("unordered")

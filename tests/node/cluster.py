@@ -12,20 +12,20 @@ from typing import Any
 from boki.config.node import CONFIGS, HostConfig, NodeConfig
 from boki.log.ids import NodeId
 from boki.log.membership import Role, role_name
-from boki.node.life import NodeLife
+from boki.node.incarnation import RoleIncarnation
 from boki.node.run import run_node
 
 START_S = 60
 
 
 class Cluster:
-    """Nodes by name; `lives` holds the present life of each."""
+    """Nodes by name; `lives` holds the present incarnation of each."""
 
     def __init__(self, folder: Path, zookeeper: str, chroot: str) -> None:
         self.folder = folder
         self.zookeeper = zookeeper
         self.chroot = chroot
-        self.lives: dict[str, NodeLife[Any]] = {}
+        self.incarnations: dict[str, RoleIncarnation[Any]] = {}
         self.stops: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[int]] = {}
 
@@ -40,10 +40,10 @@ class Cluster:
             config = self._config(CONFIGS[role], name, settings)
             roles = {role: config}
 
-        def on_life(life: NodeLife[Any]) -> None:
-            self.lives[life.node] = life
+        def on_incarnation(incarnation: RoleIncarnation[Any]) -> None:
+            self.incarnations[incarnation.node] = incarnation
 
-        self.tasks[name] = asyncio.create_task(run_node(config, roles, self.stops[name], on_life=on_life))
+        self.tasks[name] = asyncio.create_task(run_node(config, roles, self.stops[name], on_incarnation=on_incarnation))
 
     def _config(self, kind: type[NodeConfig], name: str, settings: Mapping[str, Any]) -> NodeConfig:
         settings = {"session_s": 5.0, "port": 0, "functions": self.folder / "functions"} | dict(settings)
@@ -57,9 +57,9 @@ class Cluster:
 
     async def kill(self, name: str) -> None:
         """Take a node away without a word: it sends and stores nothing more, and its session ends."""
-        for life in self.lives.values():
-            if name in (life.node, life.member().host) and life.host is not None:
-                life.host.stop()
+        for incarnation in self.incarnations.values():
+            if name in (incarnation.node, incarnation.member().host) and incarnation.host is not None:
+                incarnation.host.stop()
         self.tasks[name].cancel()
         await asyncio.gather(self.tasks.pop(name), return_exceptions=True)
 
@@ -78,14 +78,16 @@ class Cluster:
 
     def core(self, name: str) -> Any:
         """A node's core."""
-        host = self.lives[name].host
+        host = self.incarnations[name].host
         return host.core if host is not None else None
 
     @property
     def primary(self) -> NodeId:
         """Who leads log 0, as the newest view says that any node has seen."""
         chains = [
-            life.host.core.follower.chain for life in self.lives.values() if life.role is Role.STORAGE and life.host
+            incarnation.host.core.follower.chain
+            for incarnation in self.incarnations.values()
+            if incarnation.role is Role.STORAGE and incarnation.host
         ]  # type: ignore[attr-defined]
         return max((chain.current for chain in chains if chain), key=lambda view: view.term).primaries[0]
 

@@ -25,8 +25,10 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 async def opened(nodes: Cluster) -> Client:
     """A client of the gateway, once that would carry calls out."""
-    await nodes.until(lambda: "gateway-1" in nodes.lives and bool(getattr(nodes.lives["gateway-1"], "url", "")))
-    gateway = nodes.lives["gateway-1"]
+    await nodes.until(
+        lambda: "gateway-1" in nodes.incarnations and bool(getattr(nodes.incarnations["gateway-1"], "url", ""))
+    )
+    gateway = nodes.incarnations["gateway-1"]
     await nodes.until(lambda: gateway.backend.ready)  # type: ignore[attr-defined]
     return Client(gateway.url)  # type: ignore[attr-defined]
 
@@ -82,14 +84,17 @@ def test_appends_go_on_while_zookeeper_is_away(tmp_path: Path, own_zookeeper: En
             book = client.logbook("book")
             await book.append(b"before")
             own_zookeeper.servers[0].kill()
-            await nodes.until(lambda: all(life.coordinator.state == "suspended" for life in nodes.lives.values()))
+            await nodes.until(
+                lambda: all(life.coordinator.state == "suspended" for life in nodes.incarnations.values())
+            )
             for number in range(20):
                 await book.append(b"%d" % number)
             await asyncio.get_running_loop().run_in_executor(None, own_zookeeper.start)
             while True:
                 await nodes.until(
                     lambda: all(
-                        life.is_at_work and life.coordinator.state == "connected" for life in nodes.lives.values()
+                        life.is_at_work and life.coordinator.state == "connected"
+                        for life in nodes.incarnations.values()
                     )
                 )
                 try:
@@ -129,32 +134,32 @@ def test_an_engine_without_the_index_asks_one_that_has_it(tmp_path: Path, zookee
             cluster(tmp_path, zookeeper, chroot, *names, index_replicas=1) as nodes,
             await opened(nodes) as client,
         ):
-            engines = [name for name in nodes.lives if name.startswith("engine")]
-            await nodes.until(lambda: all(nodes.lives[name].is_at_work for name in engines))
-            (holder,) = [name for name in engines if nodes.lives[name].has_slot]  # type: ignore[attr-defined]
+            engines = [name for name in nodes.incarnations if name.startswith("engine")]
+            await nodes.until(lambda: all(nodes.incarnations[name].is_at_work for name in engines))
+            (holder,) = [name for name in engines if nodes.incarnations[name].has_slot]  # type: ignore[attr-defined]
             (relay,) = set(engines) - {holder}
-            backend = nodes.lives["gateway-1"].backend  # type: ignore[attr-defined]
+            backend = nodes.incarnations["gateway-1"].backend  # type: ignore[attr-defined]
             await nodes.until(lambda: set(backend.registry.up) == set(engines))
             for number in range(10):
                 await client.invoke("note", f"{number}", book="notes")
             assert await client.invoke("count", "", book="notes") == 10
-            await nodes.lives[relay].port.request(  # type: ignore[attr-defined]
+            await nodes.incarnations[relay].port.request(  # type: ignore[attr-defined]
                 Append("notes", chunk_of("notes", b"relayed", tags=("t",))), {}, 5.0
             )
             logged = Call(f"{1:032x}", "note", Payload("json", b'"later"'), "notes", 5_000_000)
-            assert await nodes.lives[relay]._later(logged, 0.0, None) == logged.id  # type: ignore[attr-defined]
+            assert await nodes.incarnations[relay]._later(logged, 0.0, None) == logged.id  # type: ignore[attr-defined]
             ended = await client.invocation(logged.id, wait_s=10)
             assert ended.state == "done", ended
-            asked = await nodes.lives[relay]._ask(logged.id, 5.0, "")  # type: ignore[attr-defined]
+            asked = await nodes.incarnations[relay]._ask(logged.id, 5.0, "")  # type: ignore[attr-defined]
             assert (asked.id, asked.state) == (logged.id, "done")
             with pytest.raises(WrongState):
-                await nodes.lives[relay]._ask(logged.id, 0.0, "cancel")  # type: ignore[attr-defined]
+                await nodes.incarnations[relay]._ask(logged.id, 0.0, "cancel")  # type: ignore[attr-defined]
             assert await client.invoke("count", "", book="notes") == 12
-            first = nodes.lives[relay]
+            first = nodes.incarnations[relay]
             assert await nodes.stop(holder) == 0
-            await nodes.until(lambda: nodes.lives[relay] is not first and nodes.lives[relay].is_at_work)
-            assert nodes.lives[relay].has_slot  # type: ignore[attr-defined]
-            gateway = nodes.lives["gateway-1"]
+            await nodes.until(lambda: nodes.incarnations[relay] is not first and nodes.incarnations[relay].is_at_work)
+            assert nodes.incarnations[relay].has_slot  # type: ignore[attr-defined]
+            gateway = nodes.incarnations["gateway-1"]
             await nodes.until(lambda: gateway.backend.ready)  # type: ignore[attr-defined]
             assert await client.invoke("count", "", book="notes", timeout_s=20) == 12
 
@@ -171,17 +176,17 @@ def test_an_engine_that_stands_still_loses_its_index_slot(tmp_path: Path, zookee
             await opened(nodes) as client,
         ):
             engines = ("engine-1", "engine-2")
-            await nodes.until(lambda: all(nodes.lives[name].is_at_work for name in engines))
-            (holder,) = [name for name in engines if nodes.lives[name].has_slot]  # type: ignore[attr-defined]
+            await nodes.until(lambda: all(nodes.incarnations[name].is_at_work for name in engines))
+            (holder,) = [name for name in engines if nodes.incarnations[name].has_slot]  # type: ignore[attr-defined]
             (relay,) = set(engines) - {holder}
             book = client.logbook("book")
             await book.append(b"before", timeout_s=20)
-            still, first = nodes.lives[holder], nodes.lives[relay]
+            still, first = nodes.incarnations[holder], nodes.incarnations[relay]
             still.links.set_peers(())  # it hears nobody and says nothing, until it learns of the next membership
-            await nodes.until(lambda: nodes.lives[relay] is not first and nodes.lives[relay].is_at_work)
-            assert nodes.lives[relay].has_slot  # type: ignore[attr-defined]
-            await nodes.until(lambda: nodes.lives[holder] is not still and nodes.lives[holder].is_at_work)
-            assert not nodes.lives[holder].has_slot  # type: ignore[attr-defined]
+            await nodes.until(lambda: nodes.incarnations[relay] is not first and nodes.incarnations[relay].is_at_work)
+            assert nodes.incarnations[relay].has_slot  # type: ignore[attr-defined]
+            await nodes.until(lambda: nodes.incarnations[holder] is not still and nodes.incarnations[holder].is_at_work)
+            assert not nodes.incarnations[holder].has_slot  # type: ignore[attr-defined]
             await book.append(b"after", timeout_s=20)
             assert [record.data for record in (await book.read()).records] == [b"before", b"after"]
 
@@ -194,11 +199,11 @@ def test_every_node_says_how_it_is(tmp_path: Path, zookeeper: str, chroot: str) 
     async def body() -> None:
         async with cluster(tmp_path, zookeeper, chroot, *DEFAULT) as nodes, await opened(nodes) as client:
             await client.logbook("book").append(b"x")
-            status = await nodes.lives["gateway-1"].backend.status()  # type: ignore[attr-defined]
+            status = await nodes.incarnations["gateway-1"].backend.status()  # type: ignore[attr-defined]
             assert set(status["nodes"]) == set(DEFAULT) - {"gateway-1"}
             for name, told in status["nodes"].items():
                 assert (told["node"], told["registered"], told["zookeeper"]) == (name, True, "connected")
-                assert told["incarnation"] == nodes.lives[name].incarnation
+                assert told["incarnation"] == nodes.incarnations[name].incarnation
                 assert {"control", "appends", "reads"} <= told["links"].keys()
             assert status["nodes"]["storage-1"]["disk"]["has_room"]
             assert status["nodes"]["controller-1"]["leader"]

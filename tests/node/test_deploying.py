@@ -48,8 +48,10 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 async def opened(nodes: Cluster) -> Client:
     """A client of the gateway, once an engine is up."""
-    await nodes.until(lambda: "gateway-1" in nodes.lives and bool(getattr(nodes.lives["gateway-1"], "url", "")))
-    gateway: Any = nodes.lives["gateway-1"]
+    await nodes.until(
+        lambda: "gateway-1" in nodes.incarnations and bool(getattr(nodes.incarnations["gateway-1"], "url", ""))
+    )
+    gateway: Any = nodes.incarnations["gateway-1"]
     await nodes.until(lambda: len(gateway.backend.registry.up) == 1)
     return Client(gateway.url)
 
@@ -75,7 +77,7 @@ def test_a_deployed_version_runs_everywhere_and_calls_in_flight_finish_on_theirs
             assert await client.invoke("version") == "two"
             assert not (await client.deploy(bundle("two"))).is_new
             nodes.start("engine-2")
-            gateway: Any = nodes.lives["gateway-1"]
+            gateway: Any = nodes.incarnations["gateway-1"]
             await nodes.until(lambda: gateway.backend.registry.bundles() == {"engine-1": 2, "engine-2": 2})
             assert [await client.invoke("version") for _ in range(4)] == ["two"] * 4
             (tmp_path / "go").touch()
@@ -132,7 +134,7 @@ def test_calls_outlive_their_engine(tmp_path: Path, zookeeper: str, chroot: str)
             for folder in folders.values():
                 await until_exists(nodes, folder / "begun")
             nodes.start("engine-2")
-            gateway: Any = nodes.lives["gateway-1"]
+            gateway: Any = nodes.incarnations["gateway-1"]
             await nodes.until(lambda: gateway.backend.registry.bundles() == {"engine-1": 1, "engine-2": 1})
             await nodes.kill("engine-1")
             lost = await asyncio.gather(*plain, return_exceptions=True)

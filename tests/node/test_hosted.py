@@ -33,8 +33,8 @@ async def read_all(client: Client) -> list[int]:
 async def opened(nodes: Cluster, number: int = 1) -> Client:
     """A client of a gateway, once that would carry calls out."""
     name = f"gateway-{number}"
-    await nodes.until(lambda: name in nodes.lives and bool(getattr(nodes.lives[name], "url", "")))
-    gateway: Any = nodes.lives[name]
+    await nodes.until(lambda: name in nodes.incarnations and bool(getattr(nodes.incarnations[name], "url", "")))
+    gateway: Any = nodes.incarnations[name]
     await nodes.until(lambda: gateway.backend.ready)
     return Client(gateway.url)
 
@@ -58,7 +58,9 @@ def test_three_nodes_are_a_cluster(tmp_path: Path, zookeeper: str, chroot: str) 
                     assert len({member.lanes["control"] for member in members}) == 3
                     assert await watcher.coordinator._session.children("/nodes") == list(NODES)
                 for number in (1, 2, 3):
-                    storage, sequencer = (nodes.lives[f"{role}-{number}"] for role in (Role.STORAGE, Role.SEQUENCER))
+                    storage, sequencer = (
+                        nodes.incarnations[f"{role}-{number}"] for role in (Role.STORAGE, Role.SEQUENCER)
+                    )
                     assert storage.disk is not None
                     assert sequencer.disk is not None
                     assert storage.disk.log is sequencer.disk.log
@@ -107,12 +109,13 @@ def test_nodes_restart_one_by_one_and_no_append_fails(tmp_path: Path, zookeeper:
                 for number in (1, 2, 3):
                     assert await nodes.stop(f"node-{number}") == 0
                     for role in Role:
-                        del nodes.lives[f"{role}-{number}"]
+                        del nodes.incarnations[f"{role}-{number}"]
                     port = int(urls[number - 1].rpartition(":")[2])
                     nodes.start(f"node-{number}", drain_s=5.0, port=port)
                     await nodes.until(
                         lambda n=number: all(
-                            f"{role}-{n}" in nodes.lives and nodes.lives[f"{role}-{n}"].is_at_work for role in Role
+                            f"{role}-{n}" in nodes.incarnations and nodes.incarnations[f"{role}-{n}"].is_at_work
+                            for role in Role
                         )
                     )
                 is_over.set()
@@ -137,11 +140,13 @@ def test_a_cluster_moves_to_nodes_with_all_roles_one_by_one(tmp_path: Path, zook
                     for role in Role:
                         if f"{role}-{number}" in nodes.tasks:
                             assert await nodes.stop(f"{role}-{number}") == 0
-                            del nodes.lives[f"{role}-{number}"]
+                            del nodes.incarnations[f"{role}-{number}"]
                 nodes.start(f"node-{number}")
                 client = await opened(nodes, number)
                 await nodes.until(
-                    lambda n=number: all(f"{r}-{n}" in nodes.lives and nodes.lives[f"{r}-{n}"].is_at_work for r in Role)
+                    lambda n=number: all(
+                        f"{r}-{n}" in nodes.incarnations and nodes.incarnations[f"{r}-{n}"].is_at_work for r in Role
+                    )
                 )
             async with client:
                 book = client.logbook("book")
@@ -157,7 +162,9 @@ def test_a_role_that_still_runs_elsewhere_is_not_taken_over(tmp_path: Path, zook
 
     async def body() -> None:
         async with cluster(tmp_path, zookeeper, chroot, "storage-1") as nodes:
-            await nodes.until(lambda: "storage-1" in nodes.lives and nodes.lives["storage-1"].is_registered)
+            await nodes.until(
+                lambda: "storage-1" in nodes.incarnations and nodes.incarnations["storage-1"].is_registered
+            )
             other = Cluster(tmp_path / "elsewhere", zookeeper, chroot)
             other.folder.mkdir()
             other.start("node-1", (Role.STORAGE, Role.SEQUENCER), session_s=1.0)

@@ -27,7 +27,7 @@ def test_suspended_calls_of_an_engine_that_dies_wake_at_another(tmp_path: Path, 
         (tmp_path / "functions" / "naps.py").write_text(FUNCTIONS)
         names = (*DEFAULT, "engine-2")
         async with cluster(tmp_path, zookeeper, chroot, *names) as nodes, await opened(nodes) as client:
-            engines = {name: nodes.lives[name] for name in ("engine-1", "engine-2")}
+            engines = {name: nodes.incarnations[name] for name in ("engine-1", "engine-2")}
             await nodes.until(lambda: all(life.is_at_work for life in engines.values()))
             wake_us = round((time.time() + 6) * 1e6)
             timed = [await client.invoke_later("nap", wake_us) for _ in range(4)]

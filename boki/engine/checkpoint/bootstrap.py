@@ -112,7 +112,7 @@ class _Heard:
 
 
 class Bootstrap:
-    """One life of one engine, from its disk on. `EngineNews.BOOTED` says that `engine` is there."""
+    """One incarnation of one engine, from its disk on. `EngineNews.BOOTED` says that `engine` is there."""
 
     HEARS: ClassVar[frozenset[type]] = kinds(BootstrapInput)
 
@@ -165,7 +165,7 @@ class Bootstrap:
             case _Cleared():
                 return self._begin(now_us)
             case Metalog() | ShardProgress() | IndexBatch() | BatchesFetched() | TellTail():
-                pass  # meant for an earlier life
+                pass  # meant for an earlier incarnation
             case IndexStored() | CheckpointStored() | EntriesDropped():
                 pass
             case _:

@@ -1,8 +1,8 @@
 """The engines of a cluster, as the gateway's `Backend`: calls and log operations go to them by messages.
 
-Which engine is asked next, and what callers hear when engines refuse or are lost, is decided by `boki.protocol.asking`;
-which engines are up is known to `boki.gateway.engine_registry`. A plain call belongs to one engine: if that is lost, the
-call is `CallLost`.
+Which engine is asked next, and what callers hear if engines refuse or are lost, is decided by `boki.protocol.asking`;
+which engines are up is known to `boki.gateway.engine_registry`. A plain call belongs to one engine: if that is lost,
+the call is `CallLost`.
 """
 
 from __future__ import annotations

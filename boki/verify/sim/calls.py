@@ -138,7 +138,7 @@ class EngineHost(Protocol):
 
 
 class LoggedEngine:
-    """The logged calls of one life of an engine."""
+    """The logged calls of one incarnation of an engine."""
 
     def __init__(self, node: EngineHost) -> None:
         self.name = node.name
@@ -459,17 +459,17 @@ class CallClients:
                 found.append(Violation("a run begins once", f"{effect} (call/engine/run/step) is there {count} times"))
         for effect in effects:
             invocation, incarnation, run, _ = effect.split("/")
-            lives = starts.setdefault(invocation, [])
-            life = int(incarnation), int(run)
-            if life in lives[:-1]:
-                text = f"(engine, run) {life} went on with call {invocation} after {lives[-1]} began"
+            runs = starts.setdefault(invocation, [])
+            of_run = int(incarnation), int(run)
+            if of_run in runs[:-1]:
+                text = f"(engine, run) {of_run} went on with call {invocation} after {runs[-1]} began"
                 found.append(Violation("who is fenced appends nothing", text))
-            elif life not in lives:
-                lives.append(life)
+            elif of_run not in runs:
+                runs.append(of_run)
         failed = [end for end in ends if end.runs.errors.get("Now and then")]
         if any(len({engine for engine, _ in starts.get(end.id, ())}) > 1 for end in failed):
             self._clock.sometimes("a call that had failed ran again at another engine")
-        if any(len({engine for engine, _ in lives}) > 1 for lives in starts.values()):
+        if any(len({engine for engine, _ in runs}) > 1 for runs in starts.values()):
             self._clock.sometimes("a call was taken over by another engine")
         asleep = [end for end in ends if end.function == _SLEEPING and not end.runs.errors]
         if any(len({engine for engine, _ in starts.get(end.id, ())}) > 1 for end in asleep):

@@ -128,7 +128,7 @@ class Client:
         self._again = None
 
     def _choose_engine(self) -> bool:
-        """A call needs an engine that is ready; its session ends with that engine's life."""
+        """A call needs an engine that is ready; its session ends with that engine's incarnation."""
         engine = self._engine
         if engine is not None and engine.core is not None and engine.incarnation == self._engine_life:
             return not engine.is_paused

@@ -42,10 +42,10 @@ class ControllerNode(Node):
         if type(effect) in self._writing or self.session is None:
             return
         self._writing.add(type(effect))
-        coordinator, life = self.world.coordinator, self._life
+        coordinator, generation = self.world.coordinator, self._generation
 
         def done(told: Installed | Placed) -> None:
-            if life == self._life:
+            if generation == self._generation:
                 self._writing.discard(type(effect))
                 self.deliver(COORDINATOR, told)
 

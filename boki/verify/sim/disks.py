@@ -52,7 +52,7 @@ class SimulatedDisk:
         """How many stores there were,"""
         self.durable = 0
         """and how many of them are durable."""
-        self._life = 0
+        self._generation = 0
         self.stalled_until_us = 0
         self.fail_next_sync = False
         self.is_full = False
@@ -86,12 +86,12 @@ class SimulatedDisk:
             return
         if self.has_guest:
             self._is_gathering = True
-            self._clock.after(int(self._clock.disk_rng.random() * _GATHER_US), self._gathered, self._life)
+            self._clock.after(int(self._clock.disk_rng.random() * _GATHER_US), self._gathered, self._generation)
         else:
             self._begin()
 
-    def _gathered(self, life: int) -> None:
-        if life == self._life:
+    def _gathered(self, generation: int) -> None:
+        if generation == self._generation:
             self._is_gathering = False
             self._begin()
 
@@ -107,10 +107,10 @@ class SimulatedDisk:
         delay_us = int(self._sync_us * (0.5 - log(1.0 - self._clock.disk_rng.random())))
         stalled_until_us = max(disk.stalled_until_us for disk in (self, *self._owners))
         delay_us += max(0, stalled_until_us - self._clock.now_us)
-        self._clock.after(delay_us, self._synced, self._life)
+        self._clock.after(delay_us, self._synced, self._generation)
 
-    def _synced(self, life: int) -> None:
-        if life != self._life:
+    def _synced(self, generation: int) -> None:
+        if generation != self._generation:
             return
         owners = dict.fromkeys((self, *self._owners))
         if any(disk.is_full for disk in owners) and any(store.writes for store, _, _ in self._group):
@@ -131,9 +131,9 @@ class SimulatedDisk:
         if len(owners) > 1:
             self._clock.sometimes("two roles shared a sync")
         for store, then, _ in group:
-            if store.then and life == self._life:
+            if store.then and generation == self._generation:
                 then(store.then)
-        if self._waiting and not self._group and not self._is_gathering and life == self._life:
+        if self._waiting and not self._group and not self._is_gathering and generation == self._generation:
             self._begin()
 
     def apply(self, writes: Iterable[Put | Delete]) -> list[tuple[bytes, bytes | None]]:
@@ -172,7 +172,7 @@ class SimulatedDisk:
         self.stalled_until_us, self.fail_next_sync = 0, False
         if self.log is not self:
             return self.log.crash(keeps_some=keeps_some)
-        self._life += 1
+        self._generation += 1
         keep = self._clock.disk_rng.randint(0, len(self._group)) if self._group and keeps_some else 0
         lost = self._group[keep:]
         for (_, _, undo), disk in zip(reversed(lost), reversed(self._owners[keep:]), strict=True):
@@ -197,7 +197,7 @@ class SimulatedDisk:
         for store, _, disk in self._waiting:
             disk.apply(store.writes)
         self._forget()
-        self._life += 1
+        self._generation += 1
 
     def wipe(self) -> None:
         """Nothing is left."""

@@ -45,13 +45,13 @@ class EngineNode(Node):
         self.is_ready = False
         self.logged: LoggedEngine | None = None
         self.on_death: list[Callable[[], None]] = []
-        """Called when this life ends: what runs on the engine ends with it."""
+        """Called when this incarnation ends: what runs on the engine ends with it."""
         self.loop: SimulatedLoop
         self._links: LifeLinks | None = None
         self._service: EngineService | None = None
         self._membership: Membership | None = None
 
-    def _begin_life(self) -> None:
+    def _begin_generation(self) -> None:
         """What the shell needs from the first moment on."""
         self._waiting_reads: dict[Callable[[Any, Positions], None], Callable[[Any, Positions], None]] = {}
         """By who waits: the token that the core knows it by."""
@@ -64,7 +64,7 @@ class EngineNode(Node):
 
     def make_core(self) -> Core[Any]:
         """See `Node`."""
-        self._begin_life()
+        self._begin_generation()
         options = self.world.options
         config = EngineConfig(
             index_memory_bytes=options.index_memory_bytes,
@@ -152,20 +152,20 @@ class EngineNode(Node):
     def stop(self) -> None:
         """See `Node`: its shards are closed first, if that does not take too long."""
         if self.core is not None and not self.is_paused:
-            self.clock.after(2_000_000, self._stopped, self._life)
-            self.loop.create_task(self._drain_shell(self._life))
+            self.clock.after(2_000_000, self._stopped, self._generation)
+            self.loop.create_task(self._drain_shell(self._generation))
 
-    async def _drain_shell(self, life: int) -> None:
+    async def _drain_shell(self, generation: int) -> None:
         """What came in may end, and gateways are told to ask others; then the shards are closed."""
         if self._service is not None:
             await self._service.drain(_DRAIN_S)
-        if self.engine is not None and life == self._life:
+        if self.engine is not None and generation == self._generation:
             self.engine.close()
 
-    def _stopped(self, life: int) -> None:
-        if life == self._life:
+    def _stopped(self, generation: int) -> None:
+        if generation == self._generation:
             self.save()
-            self.clock.after(100_000, self._if_alive, life, self.begin_anew, "it was told to")
+            self.clock.after(100_000, self._if_alive, generation, self.restart, "it was told to")
 
     def submit(
         self,
@@ -238,13 +238,13 @@ class EngineNode(Node):
                     self.logged.start()
             case EngineNews.FENCED:
                 self.clock.sometimes("an engine was fenced and stopped")
-                self.clock.after(0, self._end, self._life, "it was fenced")
+                self.clock.after(0, self._end, self._generation, "it was fenced")
             case EngineNews.STALE:
                 self.clock.sometimes("an engine whose index was stale took another one")
-                self.clock.after(0, self._end, self._life, "its index was stale")
+                self.clock.after(0, self._end, self._generation, "its index was stale")
             case EngineNews.CLOSED:
                 self.clock.sometimes("an engine closed its shards and stopped")
-                self.clock.after(0, self._stopped, self._life)
+                self.clock.after(0, self._stopped, self._generation)
             case EngineNews.BOOTED:
                 self.logged = LoggedEngine(self)
                 if self._membership is not None:
@@ -255,9 +255,9 @@ class EngineNode(Node):
             case _:
                 assert_never(news)
 
-    def _end(self, life: int, why: str) -> None:
-        if life == self._life:
-            self.begin_anew(why)
+    def _end(self, generation: int, why: str) -> None:
+        if generation == self._generation:
+            self.restart(why)
 
 
 class RelayNode(EngineNode):
@@ -265,7 +265,7 @@ class RelayNode(EngineNode):
 
     def make_core(self) -> Core[Any]:
         """See `Node`."""
-        self._begin_life()
+        self._begin_generation()
         self._asked: dict[int, NodeId] = {}
         self._relay = RelayCore(self.name, self.incarnation, buffer_bytes=self.world.options.buffer_bytes)
         self._begin_shell()

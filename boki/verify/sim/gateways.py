@@ -35,7 +35,7 @@ _reply_decoder: Final = msgspec.msgpack.Decoder(LogReply)
 
 
 class GatewayNode(Node):
-    """A gateway, through all its lives."""
+    """A gateway, through all its incarnations."""
 
     role = Role.GATEWAY
 
@@ -45,7 +45,7 @@ class GatewayNode(Node):
         self.backend: ClusterBackend
         self._links: LifeLinks | None = None
         self._open: dict[int, Done] = {}
-        """Who waits for an answer of this life."""
+        """Who waits for an answer of this incarnation."""
         self._asked: dict[int, NodeId] = {}
         """By the identity of an operation that is carried out: the engine that was first asked."""
         self._number = 0
@@ -53,7 +53,7 @@ class GatewayNode(Node):
         """Clients that wait for records to come."""
 
     def make_core(self) -> Core[Any]:
-        """See `Node`. A new life of `boki.node.gateway`."""
+        """See `Node`. A new incarnation of `boki.node.gateway`."""
         self.loop = SimulatedLoop(self.clock, lambda: self.is_paused)  # type: ignore[abstract] # no sockets in there
         self.loop.raised = self.world.raised
         self._links = LifeLinks(self._send)
@@ -63,7 +63,7 @@ class GatewayNode(Node):
         self.backend.start()
         return _Shell(self.backend, self._links, self.incarnation)
 
-    def _tick(self, life: int) -> None:
+    def _tick(self, generation: int) -> None:
         """The shell has timers of its own."""
 
     def arrive(self, sender: NodeId, message: Any, incarnation: int) -> None:

@@ -1,4 +1,4 @@
-"""The simulated network as production's shells see it: the links of one life of a node."""
+"""The simulated network as production's shells see it: the links of one incarnation of a node."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class LifeLinks:
             self._deliver(sender, message)
 
     def close(self) -> None:
-        """This life is over."""
+        """This incarnation is over."""
         self._send = self._deliver = None

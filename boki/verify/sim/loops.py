@@ -21,7 +21,8 @@ _PAUSED_US = 10_000
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """As much of a loop as tasks, futures and timers need. `is_paused` says whether the process stalls.
 
-    There is one for each life of a process, which ends with `end`: tasks are cancelled, those first that began first.
+    There is one for each incarnation of a process, which ends with `end`: tasks are cancelled, those first that began
+    first.
     """
 
     def __init__(self, clock: Clockwork, is_paused: Callable[[], bool]) -> None:

@@ -101,7 +101,7 @@ class WholeWorld(World, Protocol):
 
 
 class Node:
-    """One node, through all its lives. Subclasses are the roles."""
+    """One node, through all its incarnations. Subclasses are the roles."""
 
     role: ClassVar[Role]
     HAS_DISK_LIFE: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class Node:
         self.offset_us = 0
         """How wrong this node's clock is."""
         self.session: Session | None = None
-        self._life = 0
+        self._generation = 0
         self._inbox: list[tuple[NodeId, Any]] = []
         self._is_scheduled = False
         self._clock_us = 0
@@ -134,39 +134,39 @@ class Node:
         """Boot, if it is down."""
         if not self.is_up:
             self.is_up = True
-            self._life += 1
-            self.open_session(self._life)
+            self._generation += 1
+            self.open_session(self._generation)
 
-    def open_session(self, life: int) -> None:
+    def open_session(self, generation: int) -> None:
         """Come to the coordinator as soon as it can be reached, and continue from there."""
-        if life != self._life or not self.is_up:
+        if generation != self._generation or not self.is_up:
             return
         network = self.world.network
         if self.is_paused or network.is_cut(self.name, ZOOKEEPER) or network.is_cut(ZOOKEEPER, self.name):
-            self.clock.after(100_000, self.open_session, life)
+            self.clock.after(100_000, self.open_session, generation)
             return
         self.session = self.world.coordinator.open(
             self.name,
             self.role,
-            lambda news: self._if_alive(life, self._on_news, news),
-            lambda is_leader: self._if_alive(life, self._on_leadership, is_leader),
-            lambda state: self._if_alive(life, self._on_state, state),
+            lambda news: self._if_alive(generation, self._on_news, news),
+            lambda is_leader: self._if_alive(generation, self._on_leadership, is_leader),
+            lambda state: self._if_alive(generation, self._on_state, state),
         )
         stored = self.disk.get(_INCARNATION_KEY) if self.HAS_DISK_LIFE else None
         if stored is not None:
-            self._begin(life, int(stored))
+            self._begin(generation, int(stored))
         else:
             ask = self.world.coordinator.next_incarnation
             self.world.coordinator.ask(
-                self.session, ask, lambda number: self._if_alive(life, self._begin, life, number)
+                self.session, ask, lambda number: self._if_alive(generation, self._begin, generation, number)
             )
 
-    def _if_alive(self, life: int, action: Callable[..., None], *arguments: Any) -> None:
-        if life == self._life and self.is_up:
+    def _if_alive(self, generation: int, action: Callable[..., None], *arguments: Any) -> None:
+        if generation == self._generation and self.is_up:
             action(*arguments)
 
-    def _begin(self, life: int, incarnation: int) -> None:
-        if life != self._life or self.core is not None or self.session is None or self.session.is_over:
+    def _begin(self, generation: int, incarnation: int) -> None:
+        if generation != self._generation or self.core is not None or self.session is None or self.session.is_over:
             return
         if self.disk.is_full:  # a database that is opened writes what it recovers
             self._on_disk_failure("a write found no space")
@@ -185,7 +185,7 @@ class Node:
             return
         self.world.coordinator.register(self.session, self.member())
         self.world.coordinator.follow(self.session)
-        self.clock.after(int(self.clock.schedule_rng.random() * _TICK_US), self._tick, life)
+        self.clock.after(int(self.clock.schedule_rng.random() * _TICK_US), self._tick, generation)
 
     def make_core(self) -> Core[Any] | None:
         """The role's core, over the disk."""
@@ -225,16 +225,16 @@ class Node:
     def _die(self) -> None:
         self.is_up = self.is_paused = self._is_scheduled = False
         self._ahead_until = 0
-        self._life += 1
+        self._generation += 1
         self.core = None
         self._inbox.clear()
 
-    def begin_anew(self, why: str) -> None:
+    def restart(self, why: str) -> None:
         """The process continues, the role begins again: fenced, or its session is over. So does who shares its log."""
         for mate in self.mates.values():
             if mate is not self and mate.is_up:
-                mate.begin_anew_alone(f"{self.name} does")
-        self.begin_anew_alone(why)
+                mate.restart_alone(f"{self.name} does")
+        self.restart_alone(why)
 
     def wipe(self) -> None:
         """Its disk is lost, and with it the newest writes of the one that kept them there."""
@@ -243,7 +243,7 @@ class Node:
             if mate.disk.log is self.disk:
                 mate.disk.wipe()
 
-    def begin_anew_alone(self, why: str) -> None:
+    def restart_alone(self, why: str) -> None:
         """This role, of all that share its log."""
         self.clock.note(f"{self.name} begins anew: {why}")
         self.disk.flush()
@@ -267,7 +267,7 @@ class Node:
         """SIGTERM: stop in good order, and come back."""
         if self.core is not None and not self.is_paused:
             self.save()
-            self.begin_anew("it was told to")
+            self.restart("it was told to")
 
     def _on_disk_failure(self, what: str) -> None:
         self.clock.sometimes(what)
@@ -305,13 +305,13 @@ class Node:
             self._clock_us = now_us
         return self._clock_us
 
-    def _tick(self, life: int) -> None:
-        if life != self._life or self.core is None:
+    def _tick(self, generation: int) -> None:
+        if generation != self._generation or self.core is None:
             return
         if self.is_paused:
-            self.clock.after(10_000, self._tick, life)
+            self.clock.after(10_000, self._tick, generation)
             return
-        self.clock.after(_TICK_US, self._tick, life)
+        self.clock.after(_TICK_US, self._tick, generation)
         self._run(self.core.tick, self.now_us())
 
     def deliver(self, sender: NodeId, message: Any) -> None:
@@ -324,20 +324,20 @@ class Node:
 
     def _schedule(self) -> None:
         self._is_scheduled = True
-        self.clock.after(int(self.clock.schedule_rng.random() * 200), self._drain, self._life)
+        self.clock.after(int(self.clock.schedule_rng.random() * 200), self._drain, self._generation)
 
-    def _drain(self, life: int) -> None:
-        if life != self._life:
+    def _drain(self, generation: int) -> None:
+        if generation != self._generation:
             return
         self._is_scheduled = False
         if self.is_paused or self.core is None:
             return
         inbox, self._inbox = self._inbox, []
         for sender, message in inbox:
-            if life != self._life or self.core is None:
+            if generation != self._generation or self.core is None:
                 return
             self._take(sender, message)
-        if life == self._life and self.core is not None:
+        if generation == self._generation and self.core is not None:
             self._run(self.core.settle, self.now_us())
 
     def _take(self, sender: NodeId, message: Any) -> None:
@@ -369,9 +369,9 @@ class Node:
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Carry effects out, in order, until the node dies of one; as `boki.host.host` does it."""
-        life = self._life
+        generation = self._generation
         for effect in effects:
-            if life != self._life:
+            if generation != self._generation:
                 return
             if self._ahead_until and self.is_ahead() and holds(effect):
                 self.clock.sometimes("a message waited for the sync that it ran ahead of")
@@ -405,9 +405,9 @@ class Node:
         return self._ahead_until > self.disk.log.durable
 
     def _stored(self, effects: Iterable[Effect]) -> None:
-        life = self._life
+        generation = self._generation
         for effect in effects:
-            if life == self._life:
+            if generation == self._generation:
                 self._run(self._perform, effect)
 
     def send(self, to: NodeId, message: Any) -> None:
@@ -428,18 +428,18 @@ class Node:
         if self._is_scheduled or self.is_paused or self.clock.schedule_rng.random() < _GATHERING:
             self.deliver(sender, message)
             return
-        life = self._life
+        generation = self._generation
         self._take(sender, message)
-        if not isinstance(message, Ping | Pong) and life == self._life and self.core is not None:
+        if not isinstance(message, Ping | Pong) and generation == self._generation and self.core is not None:
             self._run(self.core.settle, self.now_us())
 
     def _fetch_views(self, message: FetchView) -> None:
         assert self.session is not None
-        life, term = self._life, message.known_term
+        generation, term = self._generation, message.known_term
 
         def hear(news: News | None) -> None:
             if news is not None:
-                self._if_alive(life, self._on_news, news)
+                self._if_alive(generation, self._on_news, news)
 
         self.world.coordinator.ask(self.session, lambda: self.world.coordinator.views_after(term), hear)
 
@@ -458,7 +458,7 @@ class Node:
     def _on_state(self, state: str) -> None:
         if state == "expired":
             self.clock.sometimes("a session expired")
-            self.begin_anew("its session has expired")
+            self.restart("its session has expired")
 
 
 class StorageNode(Node):

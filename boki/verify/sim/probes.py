@@ -41,12 +41,12 @@ class Probe:
         self._count += 1
         name = f"probe-{node.name}-{self._book}-{self._count}"
         request = Appending((Written(name, (tag_name(0),)),))
-        now_us, life = world.clock.now_us, node.incarnation
+        now_us, incarnation = world.clock.now_us, node.incarnation
         call = world.history.begin(name, self._book, request, now_us, now_us + _TIMEOUT_US, {})
         world.clock.note(f"{name} is asked for")
         operation = operation_of(self._book, request, world.options.payload_bytes)
         node.submit(operation, {}, _TIMEOUT_US, lambda answer, positions: self._done(call, answer, positions))
-        world.clock.after(_AGAIN_US, self._look, call, life)
+        world.clock.after(_AGAIN_US, self._look, call, incarnation)
 
     def _done(self, call: Call, answer: Any, positions: dict[int, int]) -> None:
         if call.is_abandoned:
@@ -55,10 +55,10 @@ class Probe:
         History.end(call, result, self._world.clock.now_us, positions)
         self.is_done |= isinstance(result, Ordered)
 
-    def _look(self, call: Call, life: int) -> None:
+    def _look(self, call: Call, incarnation: int) -> None:
         """Whether it was answered, or its node is another one by now."""
-        if call.result is None and self._node.incarnation == life:
-            self._world.clock.after(_AGAIN_US, self._look, call, life)
+        if call.result is None and self._node.incarnation == incarnation:
+            self._world.clock.after(_AGAIN_US, self._look, call, incarnation)
             return
         call.is_abandoned = call.result is None
         self._try_again()

@@ -28,7 +28,7 @@ _HOLDS: Final = 75
 
 
 class Process:
-    """One life of a process. With an `engine` it is a function there, and dies with it; otherwise a client."""
+    """One incarnation of a process. With an `engine` it is a function there, and dies with it; otherwise a client."""
 
     def __init__(self, world: World, name: str, rng: Random, engine: EngineNode | None) -> None:
         self.name = name

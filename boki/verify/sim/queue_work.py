@@ -1,7 +1,7 @@
 """What processes do with queues: push, pop under ops, lease, settle and commit, by the code that everybody uses.
 
-A `Worker` is what a process does, through all its lives: what it was told it remembers as if it had written it down, so
-a push under way is made again under its key, and a pop under its op.
+A `Worker` is what a process does, through all its incarnations: what it was told it remembers as if it had written it
+down, so a push under way is made again under its key, and a pop under its op.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Worker:
         """By group: when a pop under the present op began that was given nothing."""
         self._process: Process | None = None
         self.followed: list[Following] = []
-        """The queues as the present life sees them."""
+        """The queues as the present incarnation sees them."""
 
     @property
     def is_producing(self) -> bool:
@@ -106,7 +106,7 @@ class Worker:
     # Living
 
     async def run(self, process: Process) -> None:
-        """One life."""
+        """One incarnation."""
         book = process.logbook(BOOK)
         plan = self._plan
         self._process = process
@@ -162,7 +162,7 @@ class Worker:
         if queue.name not in self._under_way:
             await asyncio.sleep(self._plan.pause_s * self._rng.random() * 2)
             if self._ledger.is_calm or self._numbers[queue.name] >= self._plan.quota:
-                await asyncio.get_running_loop().create_future()  # there is nothing more to push, in this life
+                await asyncio.get_running_loop().create_future()  # there is nothing more to push, in this incarnation
             self._under_way[queue.name] = self._draw_push(queue.name)
         payloads, options = self._under_way[queue.name]
         if "key" not in options:  # made once, whatever its outcome

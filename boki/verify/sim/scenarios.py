@@ -181,9 +181,11 @@ class Swap(Scenario):
 
     def _are_lives_known(self) -> bool:
         storage = self._cluster.of(Role.STORAGE)
-        lives = {node.name: node.incarnation for node in storage}
+        incarnations = {node.name: node.incarnation for node in storage}
         return all(node.core is not None for node in storage) and all(
-            life >= lives[name] for shard in self._shards() for name, (life, _) in shard.stored.items()
+            incarnation >= incarnations[name]
+            for shard in self._shards()
+            for name, (incarnation, _) in shard.stored.items()
         )
 
     def _keep_to_first(self) -> None:

@@ -1,8 +1,8 @@
 """A scenario: a gateway dies soon after it has come back, and engines take in the first requests of both incarnations.
 
-They stall as soon as it has asked them something, and continue when it is back. Requests are known by the name of
-the gateway and a number: if a life began with the numbers of the one before, its first request would be taken for that
-one's, and be given its answer.
+They stall as soon as it has asked them something, and continue when it is back. Requests are known by the name of the
+gateway and a number: if an incarnation began with the numbers of the one before, its first request would be taken for
+that one's, and be given its answer.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class Simulation:
             problems = self._read_all_by(reader)
             if problems:
                 return problems
-        if self.options.flows and (problems := self._read_deeds(fresh) or self._read_lives(fresh)):
+        if self.options.flows and (problems := self._read_deeds(fresh) or self._read_promises(fresh)):
             return problems
         if self.options.calls:
             effects = self._read_book(fresh, BOOK)
@@ -281,11 +281,11 @@ class Simulation:
         done = self._read_whole(reader, DEEDS, DONE, self.flows.deeds, positions)
         return done or self._read_whole(reader, DEEDS, KEYED, self.flows.keyed_deeds, positions)
 
-    def _read_lives(self, reader: EngineNode) -> list[Violation]:
+    def _read_promises(self, reader: EngineNode) -> list[Violation]:
         """What the book of logged calls has of each workflow."""
         assert self.flows is not None
         _, positions = self._ask(reader, Sync(CALLS_BOOK), {})
-        for invocation, records in self.flows.lives.items():
+        for invocation, records in self.flows.promises.items():
             if problems := self._read_whole(reader, CALLS_BOOK, id_tag(invocation), records, positions):
                 return problems
         return []
@@ -358,10 +358,10 @@ class Simulation:
         answers: list[tuple[Any, dict[int, int]]] = []
         if not self._wait(lambda: reader.has_come):
             return None, {}
-        life = reader.incarnation
+        incarnation = reader.incarnation
         reader.submit(operation, positions, 20_000_000, lambda *answer: answers.append(answer))
         ends_us = self.clock.now_us + _TIMEOUT_US
-        if self.clock.run_until(ends_us, lambda: bool(answers) or reader.incarnation != life):
+        if self.clock.run_until(ends_us, lambda: bool(answers) or reader.incarnation != incarnation):
             # an engine that was told to stop before everything was healed begins again: it is asked again
             return answers[0] if answers else self._ask(reader, operation, positions)
         return None, {}

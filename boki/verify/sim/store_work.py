@@ -1,8 +1,8 @@
 """What processes do with objects: transactions over lists, transfers between accounts, increments, reads, old versions.
 
-A `Worker` is what a process does, through all its lives: what it was told it remembers as if it had written it down, so
-a transaction under a key that was not decided is made again. Each list is a field of an object, with a neighbour, so
-that conflicts have a finer grain than objects.
+A `Worker` is what a process does, through all its incarnations: what it was told it remembers as if it had written it
+down, so a transaction under a key that was not decided is made again. Each list is a field of an object, with a
+neighbour, so that conflicts have a finer grain than objects.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class Worker:
         """An increment under a key that is not decided yet."""
         self._has_opened = False
         self._active = 0
-        """Number of things that the present life is doing."""
+        """Number of things that the present incarnation is doing."""
         self.memory: Memory | None = None
-        """What the present life knows of objects."""
+        """What the present incarnation knows of objects."""
         self._process: Process | None = None
 
     @property
@@ -134,7 +134,7 @@ class Worker:
     # Living
 
     async def run(self, process: Process) -> None:
-        """One life."""
+        """One incarnation."""
         self._process = process
         self._active = 0
         book = process.logbook(BOOK)

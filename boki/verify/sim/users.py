@@ -17,7 +17,7 @@ _MAX_PAUSE_US: Final = 2_000_000
 _POLL_S: Final = 0.25
 
 Live = Callable[[Process], Coroutine[Any, Any, None]]
-"""What a process does in each of its lives."""
+"""What a process does in each of its incarnations."""
 Reading = Callable[[Process], Coroutine[Any, Any, bool]]
 """Reads how everything has ended, if it has; whether it did."""
 
@@ -47,12 +47,12 @@ class Users:
         self._hurt_later(name)
 
     def begin(self, name: str, engine: EngineNode | None = None) -> Process:
-        """One life of a process, without an engine behind the gateways."""
+        """One incarnation of a process, without an engine behind the gateways."""
         process = self.processes[name] = Process(self._world, name, self._rng, engine)
         return process
 
     def _start(self, name: str, live: Live) -> None:
-        """Begin a life: behind a gateway, or on an engine."""
+        """Begin an incarnation: behind a gateway, or on an engine."""
         if self.is_ended:
             return
         engines = [node for node in self._world.nodes.values() if isinstance(node, EngineNode)]

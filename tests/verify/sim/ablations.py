@@ -361,7 +361,7 @@ def no_time_of_the_term_before() -> Any:
     return without(Plan, "next_view", lambda self, last, ends, _start_time_us: next_view(self, last, ends, 0))
 
 
-def no_numbers_of_a_life() -> Any:
+def no_numbers_of_an_incarnation() -> Any:
     """A gateway that has restarted numbers its requests from the beginning."""
     init = ClusterBackend.__init__
 
@@ -428,7 +428,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "order of keys": no_order_of_keys,
     "what may be repeated": no_limit_to_repeating,
     "time of the term before": no_time_of_the_term_before,
-    "numbers of a life": no_numbers_of_a_life,
+    "numbers of an incarnation": no_numbers_of_an_incarnation,
     "memory of requests": no_memory_of_requests,
     "positions for clients": no_positions_for_clients,
     **store_ablations.ABLATIONS,

@@ -43,7 +43,7 @@ FIRST_CAUGHT = {
     "memory of ops": 11,
     "memory of requests": 19,
     "news of objects": 6,
-    "numbers of a life": 77,
+    "numbers of an incarnation": 77,
     "one wake-up for a sleep": 4,
     "order of a workflow's messages": 10,
     "order in a shared log": 126,

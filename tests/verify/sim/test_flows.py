@@ -11,7 +11,7 @@ from boki.books.calls.ledger import CODEC, Accepted, Entry, Finished, Owner, Sta
 from boki.books.calls.runs import Runs
 from boki.log.record import Record
 from boki.protocol.calls import Call, Outcome, Payload, Suspension
-from boki.verify.sim.flow_lives import find_wrong_lives
+from boki.verify.sim.flow_promises import find_wrong_promises
 from boki.verify.sim.options import Options, draw_options
 from boki.verify.sim.simulation import simulate
 from boki.verify.workloads.errand_checks import Run, find_wrong_flows
@@ -73,7 +73,7 @@ def begun(starts: int, owner: Owner = OWNER) -> Started:
 def test_a_life_is_judged_by_the_list_of_a_promise_machine(entries: list[Entry], wrong: str) -> None:
     """C4 to C10: nothing after the end, one end, each run once and in order, one owner at a time."""
     records = [Record(seqnum, (), CODEC.encode(entry), None, 0) for seqnum, entry in enumerate(entries, 1)]
-    found = [str(each) for each in find_wrong_lives({"c": records})]
+    found = [str(each) for each in find_wrong_promises({"c": records})]
     assert len(found) == bool(wrong)
     assert wrong in "".join(found)
 

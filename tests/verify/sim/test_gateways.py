@@ -50,7 +50,7 @@ def in_a_run(act: Callable[[Asked, Any], None], relays: int = 0) -> tuple[Asked,
 
 @pytest.mark.parametrize("way", ["submit", "call"])
 def test_what_a_gateway_that_dies_was_asked_ends_as_unknown(way: str) -> None:
-    """Its client sees the connection break at once; the next life answers again."""
+    """Its client sees the connection break at once; the next incarnation answers again."""
 
     def act(asked: Asked, simulation: Simulation) -> None:
         gateway, clock = asked.gateway, simulation.clock

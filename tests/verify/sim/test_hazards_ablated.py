@@ -55,7 +55,7 @@ def no_doubt() -> Any:
         message = question.message
         shard = self._holdings.shards.get((message.term, message.log, message.shard))
         if shard is not None:
-            question = replace(question, life=shard.life, written_until=shard.order.until_lid)
+            question = replace(question, generation=shard.generation, written_until=shard.order.until_lid)
         return missing(self, question, found_from, error)
 
     return patch.object(Answers, "_missing", confident)
@@ -124,14 +124,14 @@ def no_end_with_the_disk() -> Any:
     """A node continues when a write or a sync has failed, though what it wrote is not there."""
     synced = SimulatedDisk._synced
 
-    def forgiving(self: SimulatedDisk, life: int) -> None:
-        if life == self._life and (self.is_full or self.fail_next_sync):
+    def forgiving(self: SimulatedDisk, generation: int) -> None:
+        if generation == self._generation and (self.is_full or self.fail_next_sync):
             for _, _, undo in reversed(self._group):
                 for key, value in reversed(undo):
                     self._set(key, value)
             self._group = [(Store((), then=store.then), then, []) for store, then, _ in self._group]
             self.fail_next_sync = False
-        synced(self, life)
+        synced(self, generation)
 
     return patch.object(SimulatedDisk, "_synced", forgiving)
 

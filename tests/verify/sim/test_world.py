@@ -377,7 +377,7 @@ def test_a_write_in_doubt_is_answered_once_and_rightly() -> None:
 
 
 def test_a_request_of_a_session_that_is_over_is_never_answered(clock: Clockwork) -> None:
-    """Its process begins again: an answer would reach another life."""
+    """Its process begins again: an answer would reach another incarnation."""
     ensemble = Ensemble(clock)
     process = Process(ensemble, "controller-1")
     answers: list[bool] = []

@@ -1,4 +1,5 @@
-"""The nodes of a cluster for Prometheus, from what each of them says of itself (`boki.node.life.NodeLife.status`).
+"""The nodes of a cluster for Prometheus, from what each of them says of itself
+(`boki.node.incarnation.RoleIncarnation.status`).
 
 `boki_log_stalled_seconds` above 0 is the one to be woken up by: a log grows, and nothing of it is applied there.
 """

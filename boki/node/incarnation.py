@@ -1,14 +1,15 @@
-"""One life of one role: from its start under a session with the coordinator to the end of that session, or earlier.
+"""One incarnation of one role: from its start under a session with the coordinator to the end of that session, or
+earlier.
 
 What all roles share stands here: the disk around the core, what the coordinator tells on its way to the core, the
 registration, the status, and the watch over it all. What differs is in the methods that roles override. Links and
 session are the node's (`boki.node.run`), which may play several roles.
 
-A life ends in one of these ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator gave it up,
-so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. *Stale*: what its index
-lacks is kept by nobody any more, and a newer one must be taken. After these three the role begins again, as another
-incarnation where that is one of the process. *Promoted*, *demoted*: it has drained, and begins again as something
-more, or less. *Failed*: its disk, or its code; the process ends, with all roles of the node.
+An incarnation ends in one of these ways. *Stopped*: it was told to, and has drained. *Expired*: the coordinator gave it
+up, so others may act as if it were dead. *Fenced*: the log itself has shut this incarnation out. *Stale*: what its
+index lacks is kept by nobody any more, and a newer one must be taken. After these three the role begins again, as
+another incarnation where that is one of the process. *Promoted*, *demoted*: it has drained, and begins again as
+something more, or less. *Failed*: its disk, or its code; the process ends, with all roles of the node.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ ConfigType = TypeVar("ConfigType", bound=NodeConfig)
 
 
 class Ending(StrEnum):
-    """How a life has ended."""
+    """How an incarnation has ended."""
 
     STOPPED = "stopped"
     EXPIRED = "expired"
@@ -79,13 +80,13 @@ class PeerLinks(NodeLinks, Protocol):
         """What waits for others."""
 
 
-class NodeLife(Generic[ConfigType]):
-    """One life. `run` begins it and returns how it has ended; `close` is to be called in any case."""
+class RoleIncarnation(Generic[ConfigType]):
+    """One incarnation. `run` begins it and returns how it has ended; `close` must be called in any case."""
 
     role: ClassVar[Role]
     DIVERTED: ClassVar[tuple[type, ...]] = (AskStatus,)
     """Messages to this node that are for its shell and not for its core."""
-    HAS_DISK_LIFE: ClassVar[bool] = False
+    HAS_DISK_INCARNATION: ClassVar[bool] = False
     """Whether the incarnation is that of the disk, and not of the process."""
 
     def __init__(
@@ -168,10 +169,10 @@ class NodeLife(Generic[ConfigType]):
         if state is SessionState.EXPIRED:
             self.end(Ending.EXPIRED)
 
-    # the course of a life
+    # the course of an incarnation
 
     async def run(self, stop: asyncio.Event) -> Ending:
-        """Begin, take part until `stop` is set or something ends the life, and drain."""
+        """Begin, take part until `stop` is set or something ends the incarnation, and drain."""
         stopping: asyncio.Future[Any] = asyncio.create_task(stop.wait())
         begun: asyncio.Future[Any] = asyncio.create_task(self._begin())
         ended: asyncio.Future[Any] = self._ended
@@ -208,7 +209,7 @@ class NodeLife(Generic[ConfigType]):
             await asyncio.gather(begun, stopping, return_exceptions=True)
 
     def end(self, ending: Ending) -> None:
-        """The life is over; the first reason counts."""
+        """The incarnation is over; the first reason counts."""
         if not self._ended.done():
             self._ended.set_result(ending)
 
@@ -250,7 +251,7 @@ class NodeLife(Generic[ConfigType]):
         self.is_registered = True
 
     async def _open_disk(self) -> None:
-        if not self.HAS_DISK_LIFE:
+        if not self.HAS_DISK_INCARNATION:
             self.incarnation = await self.coordinator.next_incarnation()
             return
         disk = self.open_disk(synced=self.config.durability == "fsync")
@@ -306,7 +307,7 @@ class NodeLife(Generic[ConfigType]):
             self.disk.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside; it ends with the life."""
+        """Do something beside; it ends with the incarnation."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)

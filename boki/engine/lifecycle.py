@@ -1,4 +1,4 @@
-"""The life of an engine that holds the index, as a table."""
+"""The life cycle of an engine that holds the index, as a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NEWS: Final = {
 }
 
 
-class Life:
+class Lifecycle:
     """One incarnation. Each stage is reached once at most."""
 
     def __init__(self) -> None:

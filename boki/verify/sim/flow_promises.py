@@ -1,4 +1,4 @@
-"""What the book of logged calls must say of a workflow's life: the check-list of a promise machine, as rules. Pure.
+"""What the book of logged calls must say of a workflow: the check-list of a promise machine, as rules. Pure.
 
 The list is that of Resonate's specification. Of its points the following can be read off the records of one call:
 
@@ -19,9 +19,9 @@ from boki.verify.histories.facts import Violation
 RULE = "a workflow's life is one"
 
 
-def find_wrong_lives(lives: dict[str, list[Record]]) -> Iterator[Violation]:
+def find_wrong_promises(promises: dict[str, list[Record]]) -> Iterator[Violation]:
     """What is wrong in the records of calls, which are given by the id of each, in the order of the log."""
-    for invocation, records in lives.items():
+    for invocation, records in promises.items():
         entries = [CODEC.decode(record.data) for record in records]
         for text in _find_wrong(entry for entry in entries if entry is not None):
             yield Violation(RULE, f"{invocation} {text}")

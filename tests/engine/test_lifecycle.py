@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from boki.engine.life import NEXT, Life, Stage
+from boki.engine.lifecycle import NEXT, Lifecycle, Stage
 from boki.protocol.effects import Announce, EngineNews
 
 
@@ -17,26 +17,26 @@ def test_every_stage_is_reached_and_a_fence_ends_all() -> None:
 @pytest.mark.parametrize("catches_up", [True, False])
 def test_each_stage_is_announced_once(catches_up: bool) -> None:
     """Also if the engine is closed before it has caught up: then it was never ready."""
-    life = Life()
-    assert life.settle(is_current=False, is_closed=False) is None
+    lifecycle = Lifecycle()
+    assert lifecycle.settle(is_current=False, is_closed=False) is None
     if catches_up:
-        assert life.settle(is_current=True, is_closed=False) == Announce(EngineNews.READY)
-        assert life.settle(is_current=True, is_closed=False) is None
-    assert life.takes_appends
-    life.close()
-    life.close()
-    assert not life.takes_appends
-    assert life.settle(is_current=True, is_closed=False) is None
-    assert life.settle(is_current=True, is_closed=True) == Announce(EngineNews.CLOSED)
-    assert life.settle(is_current=True, is_closed=True) is None
-    life.move(Stage.FENCED)
-    assert life.is_fenced
-    assert not life.takes_appends
+        assert lifecycle.settle(is_current=True, is_closed=False) == Announce(EngineNews.READY)
+        assert lifecycle.settle(is_current=True, is_closed=False) is None
+    assert lifecycle.takes_appends
+    lifecycle.close()
+    lifecycle.close()
+    assert not lifecycle.takes_appends
+    assert lifecycle.settle(is_current=True, is_closed=False) is None
+    assert lifecycle.settle(is_current=True, is_closed=True) == Announce(EngineNews.CLOSED)
+    assert lifecycle.settle(is_current=True, is_closed=True) is None
+    lifecycle.move(Stage.FENCED)
+    assert lifecycle.is_fenced
+    assert not lifecycle.takes_appends
 
 
 def test_a_stage_that_the_table_does_not_allow_is_refused() -> None:
     """A fenced engine does nothing any more, and one that has begun to close is not ready again."""
-    life = Life()
-    life.move(Stage.FENCED)
+    lifecycle = Lifecycle()
+    lifecycle.move(Stage.FENCED)
     with pytest.raises(AssertionError, match="fenced cannot become ready"):
-        life.move(Stage.READY)
+        lifecycle.move(Stage.READY)

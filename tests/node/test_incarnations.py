@@ -21,7 +21,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def has_registered(nodes: Cluster, *names: str) -> bool:
-    return all(name in nodes.lives and nodes.lives[name].is_registered for name in names)
+    return all(name in nodes.incarnations and nodes.incarnations[name].is_registered for name in names)
 
 
 def test_a_role_whose_session_expires_begins_anew(tmp_path: Path, zookeeper: str, chroot: str) -> None:
@@ -35,18 +35,18 @@ def test_a_role_whose_session_expires_begins_anew(tmp_path: Path, zookeeper: str
         ):
             await watcher.coordinator.ensure_plan(ClusterPlan())  # engines wait for it: it says who holds the index
             await watcher.until(lambda: watcher.names == set(names))
-            first = dict(nodes.lives)
+            first = dict(nodes.incarnations)
             for life in first.values():
                 await expire(life.coordinator.shared.coordinator, zookeeper)
             await nodes.until(
-                lambda: has_registered(nodes, *names) and all(nodes.lives[n] is not first[n] for n in names)
+                lambda: has_registered(nodes, *names) and all(nodes.incarnations[n] is not first[n] for n in names)
             )
-            assert nodes.lives["storage-1"].incarnation == first["storage-1"].incarnation
-            assert nodes.lives["engine-1"].incarnation > first["engine-1"].incarnation
+            assert nodes.incarnations["storage-1"].incarnation == first["storage-1"].incarnation
+            assert nodes.incarnations["engine-1"].incarnation > first["engine-1"].incarnation
             await watcher.until(
                 lambda: (
                     {m.incarnation for m in watcher.coordinator.membership.members}
-                    == {nodes.lives[name].incarnation for name in names}
+                    == {nodes.incarnations[name].incarnation for name in names}
                 )
             )
 
@@ -59,7 +59,7 @@ def test_a_failed_disk_ends_the_process_with_1(tmp_path: Path, zookeeper: str, c
     async def body() -> None:
         async with cluster(tmp_path, zookeeper, chroot, "storage-1") as nodes, joined(zookeeper, chroot) as watcher:
             await watcher.until(lambda: watcher.names == {"storage-1"})
-            disk = nodes.lives["storage-1"].disk
+            disk = nodes.incarnations["storage-1"].disk
             assert disk is not None
             disk._on_failure(StoreFailed("the sync has failed"))
             assert await nodes.tasks.pop("storage-1") == 1
