@@ -131,7 +131,7 @@ def test_old_entries_are_dropped_once_a_checkpoint_covers_them() -> None:
 
 
 def test_an_engine_whose_copy_is_too_old_takes_a_newer_one() -> None:
-    """It slept while entries were dropped: it says that its index is stale, and its next incarnation begins elsewhere."""
+    """It slept while entries were dropped: it says that its index is stale, and its next start is elsewhere."""
     cluster = made()
     save(cluster, "engine-2")
     cluster.crash("engine-2")
