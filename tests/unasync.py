@@ -1,6 +1,6 @@
 """The blocking halves of what has two: `python -m tests.unasync` makes them from the async ones.
 
-Of the store and of the client of workflows these are whole files; of LogBook and Context the classes below a mark: what
+Of the store and of the clients these are whole files; of LogBook and Context the classes below a mark: what
 stands above it is written by hand.
 """
 
@@ -120,6 +120,39 @@ FLOW_REPLACED = [
 ]
 
 
+CLIENT = ("client/client.py", "client/blocking_client.py")
+CLIENT_REPLACED = [
+    (
+        "The client of `async` code. Its plain twin is `blocking_client`.",
+        "The client of plain code: made from `client`.",
+    ),
+    (", after what libraries still do beside the calls: at most 10 s.", "."),
+    (
+        "        try:\n            await self._access.come_to_rest()\n        finally:\n    ",
+        "",
+    ),
+    ("append_gatherer import AppendGatherer", "blocking_logbook import LogBook, LogSession"),
+    ("from boki.api.logbook import LogBook, LogSession\n", ""),
+    ("from boki.api.http.port import HttpPort\n", ""),
+    ("http import pages\n", "http import pages\nfrom boki.api.http.blocking_port import BlockingHttpPort\n"),
+    ("= HttpPort(", "= BlockingHttpPort("),
+    ("AppendGatherer(self._port, limits), ", ""),
+    ("merge_positions(", "self._port.raise_positions("),
+    ("format_positions, merge_positions, ", "format_positions, "),
+    ("class Client:", "class BlockingClient:"),
+    ("for `async` code. Use it in `async with`,", "for plain code; any thread may use it. Use it in `with`,"),
+    ("__aenter__", "__enter__"),
+    ("__aexit__", "__exit__"),
+    *PLAIN[:1],
+    ("await ", ""),
+]
+
+
+def blocking_client() -> str:
+    """The text of the client of plain code."""
+    return replaced((BOKI / CLIENT[0]).read_text(encoding="utf-8"), CLIENT_REPLACED)
+
+
 def plain_client(name: str) -> str:
     """The text of the twin of that file of the workflows."""
     return replaced((FLOW_FOLDER / name).read_text(encoding="utf-8"), FLOW_REPLACED)
@@ -155,5 +188,6 @@ if __name__ == "__main__":
         (FOLDER / twin).write_text(plain_half(name), encoding="utf-8")
     for name, twin in FLOW_TWINS.items():
         (FLOW_FOLDER / twin).write_text(plain_client(name), encoding="utf-8")
+    (BOKI / CLIENT[1]).write_text(blocking_client(), encoding="utf-8")
     for name, twin in CLASSES.items():
         (BOKI / twin).write_text(plain_classes(name), encoding="utf-8")

@@ -46,6 +46,11 @@ def test_the_methods_are_the_same(awaiting: type, plain: type) -> None:
             assert said.split() == (twin.__doc__ or "").split(), name
 
 
+def test_the_blocking_client_is_made_from_the_async_one() -> None:
+    """As below, for the whole file."""
+    assert (unasync.BOKI / unasync.CLIENT[1]).read_text(encoding="utf-8") == unasync.blocking_client()
+
+
 @pytest.mark.parametrize("name", unasync.CLASSES)
 def test_the_blocking_classes_are_those_that_are_made(name: str) -> None:
     """Nobody changes one half alone: `python -m tests.unasync` makes the other one."""

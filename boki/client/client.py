@@ -1,19 +1,4 @@
-"""Boki from outside: call functions and use LogBooks of a running system over HTTP.
-
-::
-
-    async with Client("http://127.0.0.1:8080") as client:
-        answer = await client.invoke("greet", "Ada")
-        await client.logbook("guests").append(b"Ada", ["guest:Ada"])
-
-    with BlockingClient("http://127.0.0.1:8080") as client:          # the same methods, for blocking code, any thread
-        client.invoke("greet", "Ada")
-
-A client is one reader in the sense of the log's promises: it reads what it has written, and never goes back, across all
-its books and calls. `client.position` hands that on to another client.
-Errors are those of `boki.errors`, the same as inside of functions. `Unavailable` says that nothing was sent;
-`ConnectionLost` and `DeadlineExceeded` that it may have been carried out: repeat it under a `key`.
-"""
+"""The client of `async` code. Its plain twin is `blocking_client`."""
 
 from __future__ import annotations
 
@@ -22,13 +7,11 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from boki.api import blocking_logbook
 from boki.api.append_gatherer import AppendGatherer
 from boki.api.call_state import MISSING
 from boki.api.deadline import Caller
 from boki.api.http import exchange as http_exchange
 from boki.api.http import pages
-from boki.api.http.blocking_port import BlockingHttpPort
 from boki.api.http.exchange import (
     POLL_S,
     Invocation,
@@ -51,8 +34,6 @@ if TYPE_CHECKING:
     from boki.api.blocking_context import Context as BlockingContext
     from boki.api.context import Context
 
-__all__ = ["BlockingClient", "Client", "Invocation", "Invocations"]
-
 P = TypeVar("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -65,7 +46,7 @@ class Client:
         """Nothing is sent before the first request. `limits` are those of the system, checked before anything is."""
         self._port = HttpPort(url, token)
         self._caller = Caller(limits=limits)
-        self._access: LogSession | None = None
+        self._access = LogSession(self._port, AppendGatherer(self._port, limits), self._caller)
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,7 +59,7 @@ class Client:
     async def close(self) -> None:
         """Close all connections, after what libraries still do beside the calls: at most 10 s."""
         try:
-            await self._log_access().come_to_rest()
+            await self._access.come_to_rest()
         finally:
             await self._port.close()
 
@@ -93,16 +74,16 @@ class Client:
         return format_positions(self._caller.positions)
 
     def see(self, position: str) -> None:
-        """From now on read nothing older than whoever has told this `position`."""
+        """From now on read nothing older than the client that gave this `position`."""
         merge_positions(self._caller.positions, parse_positions(position, "position"))
 
     def logbook(self, name: str) -> LogBook:
         """The LogBook of that name; it exists from its first append."""
-        return self._log_access().logbook(name)
+        return self._access.logbook(name)
 
     async def books(self, prefix: str = "", *, after: str = "", limit: int = DEFAULT_PAGE_RECORDS) -> list[BookInfo]:
         """Books that have records, by name: the first `limit` that start with `prefix` and come after `after`."""
-        return await self._log_access().books(prefix, after=after, limit=limit)
+        return await self._access.books(prefix, after=after, limit=limit)
 
     @overload
     async def invoke(
@@ -170,19 +151,23 @@ class Client:
         limit). `key`: the same key within 24 hours gives the first result, and the function does not run again.
         `retry`, with a `key`: when it runs again if it fails, instead of what its `@function(retry=...)` says.
         """
-        positions = self._caller.positions
         asked = http_exchange.call_request(
             "/function/",
             function,
             payload,
-            positions,
+            self._caller.positions,
             book=book,
             key=key,
             timeout_s=timeout_s,
             result_type=result_type,
             retry=retry,
         )
-        return asked.decode(http_exchange.call_answer(await self._port.send(asked.request), positions))
+        seen: Positions = {}
+        try:
+            result = http_exchange.call_answer(await self._port.send(asked.request), seen)
+        finally:
+            merge_positions(self._caller.positions, seen)
+        return asked.decode(result)
 
     async def invoke_later(
         self,
@@ -253,8 +238,11 @@ class Client:
         wait_s: float = 0.0,
     ) -> dict[str, Any]:
         """The JSON of a page that a library has at the gateway. `wait_s`: how long the page may take to answer."""
-        request = pages.page_request(path, self._caller.positions, query, payload, key, posts=posts, wait_s=wait_s)
-        return pages.page_answer(await self._port.send(request), self._caller.positions)
+        seen = dict(self._caller.positions)
+        request = pages.page_request(path, seen, query, payload, key, posts=posts, wait_s=wait_s)
+        found = pages.page_answer(await self._port.send(request), seen)
+        merge_positions(self._caller.positions, seen)
+        return found
 
     async def functions(self) -> list[FunctionInfo]:
         """The registered functions, by name."""
@@ -278,218 +266,3 @@ class Client:
     async def use_version(self, version: int | str) -> Deployment:
         """Run a deployed version again: its number, or "previous" for the one that ran before."""
         return pages.deployment(await self._port.send(pages.use(version)))
-
-    def _log_access(self) -> LogSession:
-        if self._access is None:
-            self._access = LogSession(self._port, AppendGatherer(self._port, self._caller.limits), self._caller)
-        return self._access
-
-
-class BlockingClient:
-    """A running system, for blocking code; any thread may use it. Use it in `with`, or `close` it."""
-
-    def __init__(self, url: str = "http://127.0.0.1:8080", *, token: str = "", limits: Limits = DEFAULT_LIMITS) -> None:
-        """See `Client`."""
-        self._port = BlockingHttpPort(url, token)
-        self._caller = Caller(limits=limits)
-        self._access = blocking_logbook.LogSession(self._port, self._caller)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._port.close()
-
-    @property
-    def url(self) -> str:
-        """Where the system is."""
-        return self._port.url
-
-    @property
-    def position(self) -> str:
-        """What this client has seen, to be handed to another one: `other.see(client.position)`."""
-        return format_positions(self._caller.positions)
-
-    def see(self, position: str) -> None:
-        """From now on read nothing older than whoever has told this `position`."""
-        self._port.raise_positions(self._caller.positions, parse_positions(position, "position"))
-
-    def logbook(self, name: str) -> blocking_logbook.LogBook:
-        """The LogBook of that name; it exists from its first append."""
-        return self._access.logbook(name)
-
-    def books(self, prefix: str = "", *, after: str = "", limit: int = DEFAULT_PAGE_RECORDS) -> list[BookInfo]:
-        """See `Client.books`."""
-        return self._access.books(prefix, after=after, limit=limit)
-
-    @overload
-    def invoke(
-        self,
-        function: Callable[[Context, P], Coroutine[Any, Any, R]],
-        payload: P,
-        *,
-        book: str | None = None,
-        timeout_s: float | None = None,
-        key: str | None = None,
-        retry: Retry | None = None,
-    ) -> R: ...
-
-    @overload
-    def invoke(
-        self,
-        function: Callable[[BlockingContext, P], R],
-        payload: P,
-        *,
-        book: str | None = None,
-        timeout_s: float | None = None,
-        key: str | None = None,
-        retry: Retry | None = None,
-    ) -> R: ...
-
-    @overload
-    def invoke(
-        self,
-        function: str,
-        payload: Any = MISSING,
-        *,
-        book: str | None = None,
-        timeout_s: float | None = None,
-        key: str | None = None,
-        retry: Retry | None = None,
-        result_type: type[T],
-    ) -> T: ...
-
-    @overload
-    def invoke(
-        self,
-        function: Callable[..., Any] | str,
-        payload: Any = MISSING,
-        *,
-        book: str | None = None,
-        timeout_s: float | None = None,
-        key: str | None = None,
-        retry: Retry | None = None,
-    ) -> Any: ...
-
-    def invoke(
-        self,
-        function: Callable[..., Any] | str,
-        payload: Any = MISSING,
-        *,
-        book: str | None = None,
-        timeout_s: float | None = None,
-        key: str | None = None,
-        retry: Retry | None = None,
-        result_type: Any = None,
-    ) -> Any:
-        """See `Client.invoke`."""
-        asked = http_exchange.call_request(
-            "/function/",
-            function,
-            payload,
-            self._caller.positions,
-            book=book,
-            key=key,
-            timeout_s=timeout_s,
-            result_type=result_type,
-            retry=retry,
-        )
-        answer = self._port.send(asked.request)
-        seen: Positions = {}
-        try:
-            result = http_exchange.call_answer(answer, seen)
-        finally:
-            self._port.raise_positions(self._caller.positions, seen)
-        return asked.decode(result)
-
-    def invoke_later(
-        self,
-        function: Callable[..., Any] | str,
-        payload: Any = MISSING,
-        *,
-        book: str | None = None,
-        delay_s: float = 0.0,
-        key: str | None = None,
-        retry: Retry | None = None,
-    ) -> str:
-        """See `Client.invoke_later`."""
-        positions = self._caller.positions
-        asked = http_exchange.call_request(
-            "/asyncFunction/", function, payload, positions, book=book, key=key, delay_s=delay_s, retry=retry
-        )
-        return str(json_answer(self._port.send(asked.request), 202)["id"])
-
-    def invocation(self, invocation_id: str, *, wait_s: float = 0.0, result_type: Any = None) -> Invocation:
-        """See `Client.invocation`."""
-        until = monotonic() + check_seconds(wait_s, "wait_s", positive=False)
-        while True:
-            poll_s = min(POLL_S, max(0.0, until - monotonic()))
-            request = http_exchange.invocation_request(invocation_id, poll_s)
-            found = invocation_answer(self._port.send(request), result_type)
-            if found.is_over or monotonic() >= until:
-                return found
-
-    def calls(
-        self,
-        *,
-        function: str = "",
-        states: Iterable[CallStatus] = (),
-        since_us: int = 0,
-        until_us: int = 0,
-        before: int = 0,
-        limit: int = 100,
-    ) -> Invocations:
-        """See `Client.calls`."""
-        request = http_exchange.invocations_request(function, states, since_us, until_us, before, limit)
-        return http_exchange.invocations_answer(self._port.send(request))
-
-    def cancel(self, invocation_id: str) -> Invocation:
-        """See `Client.cancel`."""
-        return invocation_answer(self._port.send(http_exchange.change_request(invocation_id, "cancel")))
-
-    def retry(self, invocation_id: str) -> Invocation:
-        """See `Client.retry`."""
-        return invocation_answer(self._port.send(http_exchange.change_request(invocation_id, "retry")))
-
-    def page(
-        self,
-        path: str,
-        query: Mapping[str, object] | None = None,
-        payload: Payload | None = None,
-        key: str = "",
-        *,
-        posts: bool = False,
-        wait_s: float = 0.0,
-    ) -> dict[str, Any]:
-        """See `Client.page`."""
-        seen = dict(self._caller.positions)
-        request = pages.page_request(path, seen, query, payload, key, posts=posts, wait_s=wait_s)
-        found = pages.page_answer(self._port.send(request), seen)
-        self._port.raise_positions(self._caller.positions, seen)
-        return found
-
-    def functions(self) -> list[FunctionInfo]:
-        """See `Client.functions`."""
-        return pages.functions(self._port.send(pages.get("/functions")))
-
-    def status(self) -> dict[str, Any]:
-        """See `Client.status`."""
-        return pages.document(self._port.send(pages.get("/status")))
-
-    def deploy(self, bundle: bytes, *, is_forced: bool = False, timeout_s: float = pages.DEPLOY_S) -> Deployment:
-        """See `Client.deploy`."""
-        return pages.deployment(self._port.send(pages.deploy(bundle, is_forced, timeout_s)))
-
-    def versions(self) -> list[VersionInfo]:
-        """See `Client.versions`."""
-        return pages.versions(self._port.send(pages.get("/functions/versions")))
-
-    def use_version(self, version: int | str) -> Deployment:
-        """See `Client.use_version`."""
-        return pages.deployment(self._port.send(pages.use(version)))

@@ -26,9 +26,9 @@ from boki.errors import (
     Unauthorized,
     Unavailable,
 )
+from tests.client.test_client import Point, mirror, shout
 from tests.gateway.fake_backend import FakeBackend, run, serving
 from tests.gateway.strangers import stranger
-from tests.test_client import Point, mirror, shout
 
 
 def against(
