@@ -22,7 +22,7 @@ from boki.api.suspension import (
     invocation_id_of,
 )
 from boki.log.checks import check_seconds
-from boki.log.operations import Failure
+from boki.log.operations import Compared, Failure
 from boki.protocol.calls import (
     ATTENDS,
     OVER,
@@ -43,6 +43,7 @@ __all__ = [
     "BlockingCallsById",
     "CallStatus",
     "CallsById",
+    "Compared",
     "Failure",
     "Function",
     "InvocationState",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple
 
 from boki.api import log_calls
+from boki.api.compare_gatherer import CompareGatherer
 from boki.api.port import Begin, LogPort
 from boki.errors import BokiError, ConditionFailed, DeadlineExceeded
 from boki.log.chunk import Group
@@ -54,6 +55,8 @@ class AppendGatherer:
         self._begin: Begin | None = getattr(port, "begin_request", None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_flush_due = False
+        self.comparisons = CompareGatherer(port)
+        """Of what changed in rows, gathered likewise."""
         self.shared: dict[Callable[[], Any], Any] = {}
         """What libraries share among all callers of the port: see `LogSession.shared`."""
 

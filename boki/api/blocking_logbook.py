@@ -12,12 +12,12 @@ from boki.api import log_calls
 from boki.api.deadline import DEFAULT_TIMEOUT_S, Caller
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When, shared
 from boki.api.port import BlockingGatewayPort, BlockingLogPort
-from boki.errors import Unavailable
+from boki.errors import BokiError, Unavailable
 from boki.log.checks import check_book
 from boki.log.chunk import Group
 from boki.log.ids import MAX_SEQNUM
 from boki.log.metalog import merge_positions
-from boki.log.operations import Answer, Appended, BookInfo, Books, Found, Get, Operation, Read, Sync
+from boki.log.operations import Answer, Appended, BookInfo, Books, Compare, Compared, Found, Get, Operation, Read, Sync
 from boki.log.record import Page, Record
 
 T = TypeVar("T")
@@ -81,6 +81,16 @@ class LogSession:
         """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait."""
         timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S + wait_s)
         return self.port.request(operation, self.caller.positions, timeout_s)
+
+    def compare(self, book: str, rows: Sequence[tuple[str, int]]) -> Compared | None:
+        """Which of these tags end with another record than the caller knows. None: it cannot be told, so read."""
+        tags, lasts = zip(*rows, strict=True)
+        try:
+            answer = self.ask(Compare(book, tags, lasts))
+        except BokiError:
+            return None
+        assert isinstance(answer, Compared)
+        return answer
 
     def append(self, book: str, group: Group, timeout_s: float | None) -> Sequence[int]:
         """Append a group by a request of its own."""

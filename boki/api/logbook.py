@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeVar
 
 from boki.api import log_calls
 from boki.api.append_gatherer import AppendGatherer
+from boki.api.compare_gatherer import Rows
 from boki.api.deadline import DEFAULT_TIMEOUT_S, Caller
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When, shared
 from boki.api.port import GatewayPort, LogPort
@@ -21,7 +22,7 @@ from boki.log.chunk import Group
 from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import KIB
 from boki.log.metalog import merge_positions
-from boki.log.operations import Answer, BookInfo, Books, Found, Get, Operation, Read, Sync
+from boki.log.operations import Answer, BookInfo, Books, Compared, Found, Get, Operation, Read, Sync
 from boki.log.record import Page, Record
 
 T = TypeVar("T")
@@ -96,6 +97,13 @@ class LogSession:
         """One request, within the caller's deadline; `wait_s` is how long the operation itself may wait."""
         timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S + wait_s)
         return await self.port.request(operation, self.caller.positions, timeout_s)
+
+    def compare(self, book: str, rows: Rows) -> Future[Compared | None]:
+        """Which of these tags end with another record than the caller knows, asked together with what else is compared
+        in this turn of the loop. None: it cannot be told, so read.
+        """
+        caller = self.caller
+        return self.appends.comparisons.add(book, rows, caller.positions, caller.deadline.timeout_s(DEFAULT_TIMEOUT_S))
 
     def append(self, book: str, group: Group, timeout_s: float | None) -> Future[Sequence[int]]:
         """Append a group together with what else is appended in this turn of the loop."""

@@ -46,6 +46,7 @@ from boki.log.limits import Limits
 from boki.log.metalog import CloseShard, Cut, MetalogEntry, OpenShard, Positions, Trim, make_position, split_position
 from boki.log.operations import (
     Append,
+    Compare,
     Get,
     ListBooks,
     Operation,
@@ -188,7 +189,7 @@ class EngineCore:
                 return ()
             case Read(fresh=True) | Sync():
                 return self.tails.ask(self.follower.chain.current, operation, waiter, deadline_us)
-            case Read() | Get() | SetAuxdata() | ListBooks():
+            case Read() | Get() | Compare() | SetAuxdata() | ListBooks():
                 newest = max((split_position(position)[0] for position in positions.values()), default=0)
                 asking = self._ask_view(newest, now_us)
                 return [*asking, *self._read(operation, waiter, positions, deadline_us, now_us)]

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from boki.engine.waiter import Waiter
 from boki.log.ids import Term
 from boki.log.metalog import Positions, split_position
-from boki.log.operations import Get, ListBooks, Read, SetAuxdata, Sync
+from boki.log.operations import Compare, Get, ListBooks, Read, SetAuxdata, Sync
 
-ReadOperation = Read | Get | SetAuxdata | ListBooks | Sync
+ReadOperation = Read | Get | Compare | SetAuxdata | ListBooks | Sync
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from boki.log.batch import Batch
 from boki.log.ids import NodeId, shard_incarnation
 from boki.log.limits import Limits
 from boki.log.membership import Place
-from boki.log.operations import Books, Done, Found, Get, ListBooks, Read, SetAuxdata, Sync
+from boki.log.operations import Books, Compare, Compared, Done, Found, Get, ListBooks, Read, SetAuxdata, Sync
 from boki.protocol.effects import Send, Token
 from boki.protocol.messages import BatchesFetched, FetchBatches, Holding
 
@@ -138,6 +138,8 @@ class Reads:
                 return self._try_get(read, get, now_us)
             case Read() as range_read:
                 return self._try_range(read, range_read, now_us)
+            case Compare(book, tags, lasts):
+                return [self._finish(read, Compared(self._index.changed(book, tags, lasts), self._tail_of(book)))]
             case SetAuxdata(book, seqnum, data):
                 if not self._index.has(book, seqnum):
                     return [self._finish(read, self._absent(book, seqnum))]
@@ -232,7 +234,7 @@ class Reads:
             next_start = max(next_start, self._looked_until(operation))
         return [self._finish(read, Found(tuple(slabs), next_start, self._first_seqnum(read), is_end))]
 
-    def _finish(self, read: PendingRead, value: Found | Books | Done | BokiError) -> Ended:
+    def _finish(self, read: PendingRead, value: Found | Compared | Books | Done | BokiError) -> Ended:
         read.is_done = True
         self._by_token.pop(read.waiter.token, None)
         return Ended(read.waiter, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from boki.errors import BokiError
-from boki.log.operations import Appended, Books, Done, Found
+from boki.log.operations import Appended, Books, Compared, Done, Found
 from boki.protocol.effects import Effect, Token
 
 
@@ -22,7 +22,7 @@ class Ended:
     """The operation has ended. `boki.engine.stamps` makes an `Answer` of it."""
 
     waiter: Waiter
-    answer: Appended | Found | Books | Done | BokiError
+    answer: Appended | Found | Compared | Books | Done | BokiError
 
 
 Unstamped = Effect | Ended

@@ -28,6 +28,7 @@ from boki.log.ids import (
 from boki.log.limits import MAX_CONDITIONS, Limits
 from boki.log.operations import (
     Append,
+    Compare,
     Get,
     ListBooks,
     Operation,
@@ -222,6 +223,8 @@ def check_operation(operation: Operation, limits: Limits) -> None:
             _check_read(operation, limits)
         case Get():
             check_seqnum(operation.seqnum, "seqnum")
+        case Compare():
+            _check_compare(operation, limits)
         case TrimBook():
             check_writable(operation.book)
             check_seqnum(operation.before, "before")
@@ -270,6 +273,17 @@ def _check_list(listing: ListBooks, limits: Limits) -> None:
         if value:
             check_name(value, field)
     check_limit(listing.limit, limits)
+
+
+def _check_compare(operation: Compare, limits: Limits) -> None:
+    if len(operation.tags) != len(operation.lasts):
+        count = f"{len(operation.tags):,} tags and {len(operation.lasts):,} seqnums"
+        raise InvalidArgument(f"each tag has the seqnum of its last record beside it: here are {count}", field="lasts")
+    check_limit(len(operation.tags), limits)
+    for tag in operation.tags:
+        check_tag(tag, limits.tag_bytes)
+    for seqnum in operation.lasts:
+        check_seqnum(seqnum, "lasts")
 
 
 def _check_optional_tag(tag: str | None, limits: Limits) -> None:

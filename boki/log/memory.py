@@ -25,6 +25,8 @@ from boki.log.operations import (
     Appended,
     BookInfo,
     Books,
+    Compare,
+    Compared,
     Done,
     Found,
     Get,
@@ -81,6 +83,8 @@ class MemoryLog:
                 return self._append(Chunk(operation.chunk))
             case Read():
                 return self._read(operation)
+            case Compare():
+                return self._compare(operation)
             case Get():
                 return self._get(operation)
             case TrimBook():
@@ -117,6 +121,10 @@ class MemoryLog:
         floor = self._floor(name, tag)
         row = [record for record in self._records if record.book == name and (tag is None or tag in record.tags)]
         return [record for record in row if record.seqnum >= floor and not self._is_gone(record)]
+
+    def _last(self, name: str, tag: str) -> int:
+        row = self._row(name, tag)
+        return row[-1].seqnum if row else 0
 
     # What can be done
 
@@ -179,6 +187,11 @@ class MemoryLog:
         else:
             next_start = page[-1].seqnum + 1
         return Found(self._slabs(page), next_start, self._floor(read.book, read.tag), is_end)
+
+    def _compare(self, compare: Compare) -> Compared:
+        rows = enumerate(zip(compare.tags, compare.lasts, strict=True))
+        changed = tuple(number for number, (tag, last) in rows if self._last(compare.book, tag) != last)
+        return Compared(changed, self.next_seqnum)
 
     def _slabs(self, records: Iterable[_Stored]) -> tuple[Slab, ...]:
         slabs = []

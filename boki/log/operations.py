@@ -48,6 +48,17 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
     seqnum: int
 
 
+class Compare(msgspec.Struct, frozen=True, array_like=True, tag="compare"):
+    """Tags of a book, and for each the seqnum of the last record that the caller knows. → `Compared`
+
+    Cheaper than a read of each: most tags of a caller that looks often have no news, and one answer says so for all.
+    """
+
+    book: str
+    tags: tuple[str, ...]
+    lasts: tuple[int, ...]
+
+
 class TrimBook(msgspec.Struct, frozen=True, array_like=True, tag="trim"):
     """See `boki.log.metalog.Trim`; with `everything` the book is deleted, as a whole: `before` is `MAX_SEQNUM`.
 
@@ -90,7 +101,7 @@ class SetRetention(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
     size_bytes: int | None = None
 
 
-Operation = Append | Read | Get | TrimBook | SetAuxdata | Sync | ListBooks | SetRetention
+Operation = Append | Read | Get | Compare | TrimBook | SetAuxdata | Sync | ListBooks | SetRetention
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True):
@@ -140,6 +151,15 @@ class Found(msgspec.Struct, frozen=True, array_like=True, tag="found"):
     is_end: bool = True
 
 
+class Compared(msgspec.Struct, frozen=True, array_like=True, tag="compared"):
+    """`changed`: which of the tags, by their number, end with another record than the caller knows, or with none. The
+    others have no other record from that one on and below `next_start`.
+    """
+
+    changed: tuple[int, ...]
+    next_start: int
+
+
 class BookInfo(msgspec.Struct, frozen=True, omit_defaults=False):
     """A book as lists show it. `size_bytes` counts payloads since the book's floor, about."""
 
@@ -182,7 +202,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
         return BokiError.from_body(ErrorBody(self.code, self.message, self.outcome, self.retryable, self.details))
 
 
-Answer = Appended | Found | Books | Done | Failure
+Answer = Appended | Found | Compared | Books | Done | Failure
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

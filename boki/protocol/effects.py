@@ -19,7 +19,7 @@ from boki.errors import BokiError
 from boki.log.ids import NodeId
 from boki.log.membership import Placement
 from boki.log.metalog import Positions
-from boki.log.operations import Appended, Books, Done, Failure, Found
+from boki.log.operations import Appended, Books, Compared, Done, Failure, Found
 from boki.log.view import View
 from boki.protocol.call_messages import CallAccepted, TellCall
 from boki.protocol.messages import Message
@@ -123,7 +123,7 @@ class Answer:
     """How the operation under `token` has ended, and what its caller has seen now."""
 
     token: Token
-    answer: Appended | Found | Books | Done | CallAccepted | TellCall | Failure | BokiError
+    answer: Appended | Found | Compared | Books | Done | CallAccepted | TellCall | Failure | BokiError
     positions: Positions
 
 

@@ -40,7 +40,7 @@ from boki.errors import BokiError, ConnectionLost, Unavailable
 from boki.libs.fold import steps
 from boki.libs.fold.steps import Step, Steps
 from boki.log.memory import MemoryLog
-from boki.log.operations import Answer, Appended, Found, Operation, Sync
+from boki.log.operations import Answer, Appended, Compare, Found, Operation, Sync
 from boki.log.record import Record
 
 __all__ = ["Subject", "World", "check_counted_once", "check_resumes", "check_same_everywhere", "explore", "whole_state"]
@@ -262,6 +262,9 @@ class World:
                 stop = step.stop
                 read = log_calls.read_page(self._book(step), step.tag, step.start, stop, step.limit, limits)
                 return log_calls.page_of(self._found(read))
+            case steps.Compare():
+                tags, lasts = zip(*step.rows, strict=True)
+                return self._ask(Compare(self._book(step), tags, lasts))
             case steps.Tail():
                 read = log_calls.read_prev(self._book(step), step.tag, step.max_seqnum, limits)
                 return log_calls.first_record(self._found(read))

@@ -20,7 +20,7 @@ from boki.log.limits import KIB, MIB, Limits
 from boki.log.operations import Failure, Reply, Request
 from boki.protocol.calls import Call, CallChange, InvocationState, ModuleInfo, Outcome, ResultChunk
 
-VERSION: Final = 4
+VERSION: Final = 5
 """The protocol's version, said in every hello. Both ends are one installation unless it was upgraded under a running
 engine; then the engine must be restarted."""
 

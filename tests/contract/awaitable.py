@@ -41,6 +41,10 @@ class AwaitableLogBook:
         self._in_thread = in_thread
         self.name = book.name
 
+    @property
+    def session(self) -> AwaitableSession:
+        return AwaitableSession(self._book.session, self._in_thread)
+
     def __getattr__(self, name: str) -> Any:
         if name not in _METHODS:
             raise AttributeError(name)
@@ -52,6 +56,17 @@ class AwaitableLogBook:
 
     def subscribe(self, *arguments: Any, **options: Any) -> AwaitableSubscription:
         return AwaitableSubscription(self._book.subscribe(*arguments, **options), self._in_thread)
+
+
+class AwaitableSession:
+    """What scenarios use of a blocking session."""
+
+    def __init__(self, session: Any, in_thread: InThread) -> None:
+        self._session = session
+        self._in_thread = in_thread
+
+    async def compare(self, book: str, rows: Any) -> Any:
+        return await self._in_thread(lambda: self._session.compare(book, rows))
 
 
 class AwaitableSubscription:

@@ -53,6 +53,16 @@ class ReadPage(msgspec.Struct, frozen=True):
     start_time_s: float = 0.0
 
 
+class Compare(msgspec.Struct, frozen=True):
+    """Which of these tags end with another record than the one beside them? The answer is a `Compared`, or None if it
+    cannot be told: then read.
+    """
+
+    rows: Sequence[tuple[str, int]]
+    """Tags, and of each the seqnum of the last record that is known."""
+    book: str = ""
+
+
 class Tail(msgspec.Struct, frozen=True):
     """The last record of a tag up to `max_seqnum`, or None. `fresh`: linearizable, for the very last one only."""
 
@@ -108,7 +118,7 @@ class Pause(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Operation = Append | ReadPage | Tail | Get | SetAuxdata | Trim | Sync | AskGateway | Pause
+Operation = Append | ReadPage | Compare | Tail | Get | SetAuxdata | Trim | Sync | AskGateway | Pause
 Step = Operation | tuple[Operation, ...]
 """A tuple is carried out at once, in any order; its answer is the list of theirs."""
 Steps = Generator[Step, Any, T]
@@ -139,13 +149,15 @@ async def run(steps: Steps[T], logbook: LogBook, *, pause: Callable[[float], Awa
 
 
 def _asked(
-    operation: Append | ReadPage | Tail | Get | SetAuxdata | Trim | Sync | AskGateway, book: LogBook
+    operation: Append | ReadPage | Compare | Tail | Get | SetAuxdata | Trim | Sync | AskGateway, book: LogBook
 ) -> Awaitable[Any]:
     match operation:
         case Append():
             return book.append_many(operation.records, when=tuple(operation.when), key=operation.key)
         case ReadPage(tag, start, stop, limit, wait_s, _, start_time_s):
             return book.read(tag, start=start, stop=stop, limit=limit, wait_s=wait_s, start_time_s=start_time_s)
+        case Compare(rows):
+            return book.session.compare(book.name, rows)
         case Tail(tag, fresh, max_seqnum):
             return book.check_tail(tag, fresh=True) if fresh else book.read_prev(tag, max_seqnum=max_seqnum)
         case Get():

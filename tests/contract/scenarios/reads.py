@@ -257,6 +257,31 @@ async def auxdata_is_a_cache_beside_the_record(logs: Logs) -> None:
     assert (await logs.logbook.get(b)).data == b"b"
 
 
+async def a_comparison_tells_of_news(logs: Logs) -> None:
+    """Of each tag whether it ends with the record that the caller knows, as far as the answer says: appends, trims and
+    the deletion of the book are news, records of other tags and books are none.
+    """
+    book = logs.logbook
+    a, b = [await book.append(data, tags=[tag]) for data, tag in ((b"1", "a"), (b"2", "b"))]
+    known = [("a", a), ("b", b), ("!none", 0)]
+    same = await book.session.compare(book.name, known)
+    assert same is not None
+    assert (same.changed, same.next_start > b) == ((), True)
+    assert not (await book.read("a", start=a + 1, stop=same.next_start)).records
+    last = await book.append(b"3", tags=["b", "c"])
+    later = await book.session.compare(book.name, known)
+    assert later is not None
+    assert (later.changed, later.next_start > last) == ((1,), True)
+    await book.trim(a + 1, tag="a")
+    trimmed = await book.session.compare(book.name, [("a", a), ("b", last)])
+    assert trimmed is not None
+    assert trimmed.changed == (0,)
+    await book.delete()
+    deleted = await book.session.compare(book.name, [("!none", 0), ("b", last)])
+    assert deleted is not None
+    assert deleted.changed == (1,)
+
+
 async def sync_catches_up(logs: Logs) -> None:
     """It returns, on any book, and reads continue from there."""
     await logs.logbook.sync()
