@@ -7,16 +7,17 @@ checkpoint, the book that this one is a fork of, or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from boki import MAX_SEQNUM, Page, Record, Trimmed
+from boki.extending import Compared
 from boki.libs.bokistore import far
 from boki.libs.bokistore.records import ORIGIN, Checkpoint, Origin, checkpoints_tag, codec, row_tag
 from boki.libs.bokistore.under_way import Behind, UnderWay
 from boki.libs.bokistore.views import Row, Rows, View, checkpoint_of, step, view_in, view_of
 from boki.libs.fold import steps
-from boki.libs.fold.steps import ReadPage, SetAuxdata, Steps, Sync, Tail
+from boki.libs.fold.steps import Compare, ReadPage, SetAuxdata, Steps, Sync, Tail
 
 LEAVE_VIEW_AFTER: Final = 16
 """A reader that began without a view and has read this many records leaves one, as auxiliary data, for the next."""
@@ -64,6 +65,26 @@ class Reader:
             yield from self._leave_view(row)
         return row, seen_to
 
+    def begin_with(self, name: str) -> Steps[int]:
+        """`catch_up` of the first object of a transaction, and of those that the last one which began with it has used:
+        one answer often tells of all of them. The seqnum below which the first one is known.
+        """
+        row = self.rows.find(name)
+        if row is not None and row.together and self._may_compare(row):
+            others = [other for other in map(self.rows.find, row.together) if other is not None]
+            compared = yield from self.compare([row, *filter(self._may_compare, others)])
+            if compared:
+                return compared
+        _, seen_to = yield from self.catch_up(name)
+        return seen_to
+
+    def expect_news(self, names: Iterable[str]) -> None:
+        """A condition on one of these objects has failed: read their rows, without asking first."""
+        for name in names:
+            row = self.rows.find(name)
+            if row is not None:
+                row.is_quiet = False
+
     def wait_for(self, behind: Behind) -> Steps[None]:
         """Until these commits of the process are over. A look is a read that lasts until a record comes to the row, so
         no timer is needed, and a commit that ends without a record holds nobody up for long.
@@ -78,6 +99,11 @@ class Reader:
     def _read_on(self, row: Row, stop: int | None, wait_s: float = 0.0) -> Steps[tuple[Row, int]]:
         """Read the row to its end, or to `stop`. What was trimmed meanwhile is in a checkpoint: begin with that."""
         name, start = row.name, row.known_to
+        if not wait_s and self._may_compare(row):
+            compared = yield from self.compare([row])
+            if compared:
+                return row, compared
+            start = row.known_to
         while True:
             page = yield from steps.page(ReadPage(row_tag(name), start, stop, wait_s=wait_s, book=self.book))
             if row.is_overtaken(page, start):
@@ -93,6 +119,28 @@ class Reader:
             start = page.next_start
             if page.is_end:
                 return row, start
+
+    def _may_compare(self, row: Row) -> bool:
+        """Whether it is worth asking if there is news of the row before it is read. A row that was never written is
+        always read: another one may have come to nothing by a trim.
+        """
+        return row.is_quiet and row.newest.last > 0 and not self.is_far
+
+    def compare(self, rows: Sequence[Row]) -> Steps[int]:
+        """Ask for news of rows that may be compared. Below the answer, those without news are known; 0: the first one
+        has news, or it cannot be told.
+        """
+        known = [(row_tag(row.name), row.newest.last) for row in rows]
+        compared: Compared | None = yield Compare(known, self.book)
+        if compared is None:
+            rows[0].is_quiet = False
+            return 0
+        for number, row in enumerate(rows):
+            if number in compared.changed:
+                row.is_quiet = False
+            else:
+                row.has_no_news(compared.next_start)
+        return 0 if 0 in compared.changed else compared.next_start
 
     def measure(self, row: Row) -> None:
         """A row has grown: it is due to be saved, or others are forgotten for it."""
@@ -144,9 +192,13 @@ class Reader:
             for number, name in enumerate(cold):
                 yield from self._begin(name, found[3 * number : 3 * number + 3], 0)
         rows = [row for name in names if (row := self.rows.find(name)) is not None and row.known_to <= seqnum]
-        starts = [row.known_to for row in rows]
+        quiet = [row for row in rows if self._may_compare(row)]
+        if quiet:
+            yield from self.compare(quiet)
+            rows = [row for row in rows if row.known_to <= seqnum]
         if not rows:
             return
+        starts = [row.known_to for row in rows]
         pages: list[Page] = yield tuple(
             ReadPage(row_tag(row.name), start, _above(seqnum), book=self.book)
             for row, start in zip(rows, starts, strict=True)

@@ -64,6 +64,8 @@ MAX_OBJECTS: Final = 1_000
 """Maximum number of objects of one transaction: each is a condition of its append."""
 MAX_OVERTAKEN: Final = 32
 """A transaction that was overtaken this often without a conflict gives up."""
+MAX_TOGETHER: Final = 16
+"""The objects of a transaction, beside its first one, that are remembered for the next one."""
 _NEVER: Final = "!o"
 """A tag that no record has."""
 _DECIDE: Final = Backoff(first_s=0.02, longest_s=1.0, tries=30)
@@ -156,7 +158,7 @@ class Transaction:
                 limit=MAX_OBJECTS,
             )
         if self.snapshot is None:
-            _, seen_to = yield from self._reader.catch_up(name)
+            seen_to = yield from self._reader.begin_with(name)
             if self.snapshot is None:  # another task of the transaction may have been faster
                 self.snapshot = max(0, seen_to - 1)
         while True:
@@ -257,7 +259,7 @@ class Transaction:
         `ConflictError`: nothing was appended. `KeyReused`: another transaction was committed under the key.
         `UsedBefore`: a transaction was committed under the key meanwhile, or before if nobody has looked.
         """
-        self.is_over = True
+        self._end()
         if self._earlier:
             return (yield from self._compare())
         self._writes = self._records()
@@ -270,12 +272,22 @@ class Transaction:
         self._learn(seqnums)
         return seqnums[len(self._writes) - 1 if self._writes else -1]
 
+    def _end(self) -> None:
+        """Nothing more is read or written. The next transaction that begins with the same object is likely to use the
+        same others.
+        """
+        self.is_over = True
+        first, *others = self._drafts or [""]
+        row = self._reader.rows.find(first)
+        if row is not None:
+            row.together = tuple(others[:MAX_TOGETHER])
+
     def hand_over(self, outbox: Outbox) -> None:
         """Have it committed with the records of other libraries, in one append that is not repeated here.
 
         `WrongState`: the outbox has another transaction that uses one of the objects, which would not see this one.
         """
-        self.is_over = True
+        self._end()
         conditions = self.conditions()
         taken = {condition.tag for condition in outbox.conditions}
         both = [condition.tag for condition in conditions if condition.tag in taken]
@@ -335,6 +347,7 @@ class Transaction:
                     if found:
                         return found
                     lost = Repetition(_DECIDE, decides=True)  # what was lost was refused, and stays refused
+                self._reader.expect_news(self._drafts)
                 overtaken += 1
                 if overtaken > MAX_OVERTAKEN:
                     raise conflict(self._drafts, self._reader.book, tries=overtaken) from None

@@ -125,6 +125,12 @@ class Row:
         self.saved = saved
         """The last record of the object's checkpoints that is known; 0: there is none."""
         self.is_being_saved = False
+        self.is_quiet = False
+        """Whether the last look at the row has found nothing new: then it is asked whether there is news before it is
+        read.
+        """
+        self.together: tuple[str, ...] = ()
+        """The other objects of the last transaction that began with this one."""
         self.own_streak = 0
         """Number of last records that this process has written, with no other one between them."""
         self.writing = 0
@@ -173,7 +179,14 @@ class Row:
                     self.own_streak += 1
                 else:
                     self.own_streak = 0
+        self.is_quiet = not page.records
         self.known_to = max(self.known_to, page.next_start)
+
+    def has_no_news(self, next_start: int) -> None:
+        """Below that seqnum the row has no record after the newest one that was known when this was asked. What was
+        learned since then lies above.
+        """
+        self.known_to = max(self.known_to, next_start)
 
     def learn(self, before: int, view: View) -> None:
         """Take in a write of this process that the log has accepted on condition that the row ended with `before`."""

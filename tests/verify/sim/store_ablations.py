@@ -62,11 +62,11 @@ def no_news() -> Any:
     """What a process knows of an object is taken for the newest."""
     read_on = Reader._read_on
 
-    def trusting(self: Reader, row: Row, stop: int | None) -> Steps[tuple[Row, int]]:
+    def trusting(self: Reader, row: Row, stop: int | None, wait_s: float = 0.0) -> Steps[tuple[Row, int]]:
         if row.known_to and row.newest.last:
             yield from ()
             return row, row.known_to
-        return (yield from read_on(self, row, stop))
+        return (yield from read_on(self, row, stop, wait_s))
 
     return without(Reader, "_read_on", trusting)
 
