@@ -160,7 +160,11 @@ def _json(root: str, shown: str, data: bytes, decoder: msgspec.json.Decoder[Body
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$")
-        field = place.rstrip("`").lstrip(".")
+        field = place.rstrip("`").lstrip(".").removeprefix("[...]").lstrip(".")  # that is any item: none is named
+        if text == _TOO_LARGE:
+            raise InvalidArgument(
+                f"{shown} has a number that 64 bits cannot hold: send it as text", field=root
+            ) from None
         what = " of ".join(filter(None, (field, root))) if root != "body" else field or root
         raise InvalidArgument(_told(text, field, what, decoder.type), field=field or root) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -169,6 +173,7 @@ def _json(root: str, shown: str, data: bytes, decoder: msgspec.json.Decoder[Body
         raise InvalidArgument(f"{shown} is nested too deeply", field=root) from None
 
 
+_TOO_LARGE: Final = "Number out of range"
 _UNKNOWN_FIELD: Final = "Object contains unknown field "
 _INVALID_CHOICE: Final = "Invalid enum value "
 _INDEX: Final = re.compile(r"\[[^\]]*\]")
