@@ -48,6 +48,10 @@ def test_objects_are_set_read_changed_and_deleted(url: str) -> None:
     boki(url, "delete", "shop", "ada", "--path", "age")
     boki(url, "delete", "shop", "ada", "--path", "age", code=1)
     boki(url, "set", "shop", "ada", "{oops", code=2)
+    for number in ("NaN", "-Infinity", "inf"):
+        refused = boki(url, "set", "shop", "ada", "-", "-p", "age", stdin=number, code=2)
+        assert f"{number} is not a value of JSON" in refused.output
+    assert json.loads(boki(url, "get", "shop", "ada").stdout) == {"name": "Ada"}
     boki(url, "patch", "shop", "ada", "not an object", code=2)
     assert boki(url, "increment", "shop", "far", "--by=1e300").stdout == "1e+300\n"
     boki(url, "set", "shop", "ada", "1", "--path", "name.first", code=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -40,6 +40,10 @@ class Named:
 app = ThingCommands("", name=Name, opened=Named)  # its help is in the face
 
 
+_NO_NUMBERS: Final = {b"nan", b"inf", b"infinity"}
+"""What other languages write for numbers that JSON does not have."""
+
+
 def value_of(text: str, command: str) -> Any:
     """What was typed as JSON; what is no JSON is text."""
     data = content_of(text, command, may_be_empty=True)
@@ -48,6 +52,10 @@ def value_of(text: str, command: str) -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if data[:1] in {b"{", b"["}:
             raise InvalidArgument("this begins like JSON and is none: quote it for the shell", field="value") from None
+        if data.strip().lstrip(b"+-").lower() in _NO_NUMBERS:
+            raise InvalidArgument(
+                f"{data.decode()} is not a value of JSON: for the text, quote it twice, as '\"NaN\"'", field="value"
+            ) from None
         return data.decode(errors="surrogateescape")
 
 
