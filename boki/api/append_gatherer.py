@@ -102,7 +102,7 @@ class AppendGatherer:
             _fail(members, error)
             return
         sent = _Sent(gathering.book, members, _expire_earlier(members, timeout_s))
-        if self._begin is None or not self._begin(operation, timeout_s, sent.told):
+        if self._begin is None or not self._begin(operation, {}, timeout_s, sent.told):
             self._start(self._request(sent, operation, timeout_s)).add_done_callback(sent.leave)
 
     async def _request(self, sent: _Sent, operation: Append, timeout_s: float) -> None:

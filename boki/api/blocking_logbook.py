@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from boki.api import log_calls
+from boki.api.compare_gatherer import Rows
 from boki.api.deadline import DEFAULT_TIMEOUT_S, Caller
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS, Appendable, Cursor, OnTrimmed, Tags, When, shared
 from boki.api.port import BlockingGatewayPort, BlockingLogPort
@@ -82,7 +83,7 @@ class LogSession:
         timeout_s = self.caller.deadline.timeout_s(default_s=DEFAULT_TIMEOUT_S + wait_s)
         return self.port.request(operation, self.caller.positions, timeout_s)
 
-    def compare(self, book: str, rows: Sequence[tuple[str, int]]) -> Compared | None:
+    def compare(self, book: str, rows: Rows) -> Compared | None:
         """Which of these tags end with another record than the caller knows. None: it cannot be told, so read."""
         tags, lasts = zip(*rows, strict=True)
         try:

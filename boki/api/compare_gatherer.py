@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from boki.api.port import LogPort
+from boki.api.port import Begin, LogPort
 from boki.errors import BokiError
 from boki.log.metalog import Positions, merge_positions
-from boki.log.operations import Compare, Compared
+from boki.log.operations import Answer, Compare, Compared
 
 MAX_ROWS: Final = 1_000
 """Maximum number of rows of one operation: more are asked for by another one."""
@@ -35,6 +36,7 @@ class CompareGatherer:
     def __init__(self, port: LogPort) -> None:
         self._port = port
         self._open: dict[str, list[_Waiting]] = {}
+        self._begin: Begin | None = getattr(port, "begin_request", None)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, book: str, rows: Rows, positions: Positions, timeout_s: float) -> asyncio.Future[Compared | None]:
@@ -52,35 +54,23 @@ class CompareGatherer:
     def _flush(self) -> None:
         """Runs when all that was ready in this turn has run."""
         gathered, self._open = self._open, {}
-        loop = asyncio.get_running_loop()
         for book, members in gathered.items():
             for some in _parts(members):
-                task = loop.create_task(self._ask(book, some))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._send(book, _Sent(some))
 
-    async def _ask(self, book: str, members: Sequence[_Waiting]) -> None:
-        numbers: dict[tuple[str, int], int] = {}
-        seen: Positions = {}
-        informed: Positions | None = None
-        for _, rows, positions, _ in members:
-            for row in rows:
-                numbers.setdefault(row, len(numbers))
-            if positions is not informed:  # neighbours are mostly of one call
-                merge_positions(seen, positions)
-                informed = positions
-        tags, lasts = zip(*numbers, strict=True)
-        timeout_s = min(member.timeout_s for member in members)
-        try:
-            answer = await self._port.request(Compare(book, tags, lasts), seen, timeout_s)
-            assert isinstance(answer, Compared), "a comparison is answered by nothing else"
-            _tell(members, answer, numbers, seen)
-        except BokiError:
-            pass  # each reads, and is told by that what is wrong
-        finally:
-            for member in members:
-                if not member.future.done():
-                    member.future.set_result(None)
+    def _send(self, book: str, sent: _Sent) -> None:
+        tags, lasts = zip(*sent.numbers, strict=True)
+        operation = Compare(book, tags, lasts)
+        timeout_s = min(member.timeout_s for member in sent.members)
+        if self._begin is None or not self._begin(operation, sent.positions, timeout_s, sent.told):
+            task = asyncio.get_running_loop().create_task(self._request(operation, sent, timeout_s))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: sent.leave())
+
+    async def _request(self, operation: Compare, sent: _Sent, timeout_s: float) -> None:
+        with suppress(BokiError):  # each reads, and is told by that what is wrong
+            sent.told(await self._port.request(operation, sent.positions, timeout_s), sent.positions)
 
 
 def _parts(members: Sequence[_Waiting]) -> list[list[_Waiting]]:
@@ -96,14 +86,41 @@ def _parts(members: Sequence[_Waiting]) -> list[list[_Waiting]]:
     return parts
 
 
-def _tell(members: Sequence[_Waiting], answer: Compared, numbers: dict[tuple[str, int], int], seen: Positions) -> None:
-    changed = set(answer.changed)
-    nothing = Compared((), answer.next_start)
-    informed: Positions | None = None
-    for future, rows, positions, _ in members:
-        if positions is not informed:
-            merge_positions(positions, seen)
-            informed = positions
-        if not future.done():
-            own = tuple([i for i, row in enumerate(rows) if numbers[row] in changed]) if changed else ()
-            future.set_result(Compared(own, answer.next_start) if own else nothing)
+class _Sent:
+    """Comparisons that travel as one operation: all rows once, and what any of the callers has seen."""
+
+    __slots__ = ("members", "numbers", "positions")
+
+    def __init__(self, members: Sequence[_Waiting]) -> None:
+        self.members = members
+        self.numbers: dict[tuple[str, int], int] = {}
+        self.positions: Positions = {}
+        informed: Positions | None = None
+        for _, rows, positions, _ in members:
+            for row in rows:
+                self.numbers.setdefault(row, len(self.numbers))
+            if positions is not informed:  # neighbours are mostly of one call
+                merge_positions(self.positions, positions)
+                informed = positions
+
+    def told(self, answer: Answer, seen: Positions) -> None:
+        """The answer to all of them."""
+        if not isinstance(answer, Compared):
+            self.leave()
+            return
+        changed = set(answer.changed)
+        nothing = Compared((), answer.next_start)
+        informed: Positions | None = None
+        for future, rows, positions, _ in self.members:
+            if positions is not informed:
+                merge_positions(positions, seen)
+                informed = positions
+            if not future.done():
+                own = tuple([i for i, row in enumerate(rows) if self.numbers[row] in changed]) if changed else ()
+                future.set_result(Compared(own, answer.next_start) if own else nothing)
+
+    def leave(self) -> None:
+        """Those that have no answer get none any more."""
+        for member in self.members:
+            if not member.future.done():
+                member.future.set_result(None)

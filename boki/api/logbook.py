@@ -99,9 +99,7 @@ class LogSession:
         return await self.port.request(operation, self.caller.positions, timeout_s)
 
     def compare(self, book: str, rows: Rows) -> Future[Compared | None]:
-        """Which of these tags end with another record than the caller knows, asked together with what else is compared
-        in this turn of the loop. None: it cannot be told, so read.
-        """
+        """Which of these tags end with another record than the caller knows. None: it cannot be told, so read."""
         caller = self.caller
         return self.appends.comparisons.add(book, rows, caller.positions, caller.deadline.timeout_s(DEFAULT_TIMEOUT_S))
 

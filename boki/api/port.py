@@ -15,7 +15,7 @@ from boki.protocol.calls import Call, CallChange, InvocationState, Outcome
 
 Told = Callable[[Answer, Positions], None]
 """Is told the answer, a `Failure` included, and what has been seen then. It does not raise."""
-Begin = Callable[[Operation, float, Told], bool]
+Begin = Callable[[Operation, Positions, float, Told], bool]
 """See `BeginningPort.begin_request`."""
 
 
@@ -33,8 +33,9 @@ class LogPort(Protocol):
 class BeginningPort(Protocol):
     """What a `LogPort` may offer besides: requests without a task. Each wake-up of one costs as much as the request."""
 
-    def begin_request(self, operation: Operation, timeout_s: float, told: Told) -> bool:
-        """Carry out the operation; `told` is called once, maybe before this returns. False: not now, make a `request`.
+    def begin_request(self, operation: Operation, positions: Positions, timeout_s: float, told: Told) -> bool:
+        """Carry out the operation for a caller that has seen `positions`; `told` is called once, maybe before this
+        returns. False: not now, make a `request`.
 
         If the way to the log breaks it is told so, or its process ends.
         """

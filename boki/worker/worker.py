@@ -327,12 +327,12 @@ class AsyncWorker(asyncio.Protocol):
             raise answer.error()
         return answer
 
-    def begin_request(self, operation: Operation, timeout_s: float, told: Told) -> bool:
+    def begin_request(self, operation: Operation, positions: Positions, timeout_s: float, told: Told) -> bool:
         """See `boki.api.port.BeginningPort`."""
         if self._drained is not None:
             return False
         request_id = self.next_id()
-        frame = encode_frame(LogRequest(request_id, {}, int(timeout_s * 1_000_000), operation))
+        frame = encode_frame(LogRequest(request_id, positions, int(timeout_s * 1_000_000), operation))
         if len(frame) > self._max_frame_bytes:
             return False
         self._told[request_id] = told

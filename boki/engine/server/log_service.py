@@ -17,7 +17,7 @@ from boki.engine.relay import RelayCore
 from boki.engine.server.port import EnginePort, Finish
 from boki.errors import BokiError, InvalidArgument
 from boki.log.metalog import Positions, merge_positions, split_position
-from boki.log.operations import Answer, Append, Done, Failure, ListBooks, Operation, SetRetention, TrimBook
+from boki.log.operations import Answer, Append, Compare, Done, Failure, ListBooks, Operation, SetRetention, TrimBook
 
 
 class LogService:
@@ -72,9 +72,10 @@ class LogService:
                 return answer
         return await self._port.request(operation, positions, timeout_s)
 
-    def begin_request(self, operation: Operation, timeout_s: float, told: Finish) -> bool:
+    def begin_request(self, operation: Operation, positions: Positions, timeout_s: float, told: Finish) -> bool:
         """See `boki.api.port.BeginningPort`: for what is not composed."""
-        return isinstance(operation, Append) and self._port.begin_request(operation, timeout_s, told)
+        is_composed = not isinstance(operation, Append | Compare)
+        return not is_composed and self._port.begin_request(operation, positions, timeout_s, told)
 
     def watch(self, book: str, tag: str, min_seqnum: int, finish: Finish) -> None:
         """See `EnginePort.watch`."""

@@ -68,7 +68,7 @@ class EnginePort:
             timeout_s,
         )
 
-    def begin_request(self, operation: Operation, timeout_s: float, told: Finish) -> bool:
+    def begin_request(self, operation: Operation, positions: Positions, timeout_s: float, told: Finish) -> bool:
         """See `boki.api.port.BeginningPort`."""
         timer: asyncio.TimerHandle | None = None
         is_told = False
@@ -81,7 +81,7 @@ class EnginePort:
                     timer.cancel()
                 told(answer, seen)
 
-        self.submit(operation, {}, int(timeout_s * 1_000_000), finish)
+        self.submit(operation, dict(positions), int(timeout_s * 1_000_000), finish)
         if not is_told:
             late = Failure.of(_too_late(timeout_s))
             timer = asyncio.get_running_loop().call_later(timeout_s + _GRACE_S, finish, late, {})
