@@ -13,7 +13,7 @@ import msgspec
 
 from boki import InvalidArgument, TooLarge, WrongType
 from boki.libs.bokistore.accesses import Access
-from boki.libs.bokistore.json_values import MAX_INT, MIN_INT, MISSING, copy_of, encode, plain
+from boki.libs.bokistore.json_values import MAX_INT, MIN_INT, MISSING, copy_of, decode, encode, plain
 from boki.libs.bokistore.paths import Path, parse_path
 from boki.libs.bokistore.queries import IsThere, ItemsAt, KeysAt, LengthAt, NumberAt, ValueAt
 from boki.libs.bokistore.records import check_object_name
@@ -109,8 +109,11 @@ class Requests(Generic[T]):
     # updates
 
     def set(self, path: Path, value: Any, key: str | None) -> Steps[None]:
-        """Put a value at the path."""
-        yield from self._change(Set(parse_path(path), data_of(value)), key)
+        """Put a value at the path; of a handle with a type, the whole object only if that can be read as it."""
+        segments, data = parse_path(path), data_of(value)
+        if self._kind is not None and not segments:
+            typed(decode(data), self._kind, self.name)
+        yield from self._change(Set(segments, data), key)
 
     def delete(self, path: Path, key: str | None) -> Steps[bool]:
         """Take the value at the path away."""

@@ -122,6 +122,13 @@ async def test_typed_objects() -> None:
         for name, kind in (("p", User), ("p", Model), ("u", Point)):
             with pytest.raises(WrongShape, match=f"'{name}' does not hold {kind.__name__}"):
                 await store.object(name, kind).get()
+        version = await store.object("u").version()
+        with pytest.raises(WrongShape, match="'u' does not hold User"):
+            await store.object("u", User).set("", {"name": 5})
+        await store.object("u", User).set("age", 37)
+        assert await store.object("u", User).get() == User("Ada", 37)
+        assert len([one async for one in store.history("u")]) == 2
+        assert version < await store.object("u").version()
 
 
 @asynchronous

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from boki import Expect
+from boki.engine.index.index import Index
 from boki.libs.bokistore import accesses, drafts
 from boki.libs.bokistore.drafts import Draft
 from boki.libs.bokistore.reading import Reader
@@ -71,6 +72,11 @@ def no_news() -> Any:
     return without(Reader, "_read_on", trusting)
 
 
+def no_comparison_of_rows() -> Any:
+    """A process that asks whether there is news of what it knows is told that there is none."""
+    return without(Index, "changed", lambda self, book, tags, lasts: ())
+
+
 def no_look_for_ones_own_record() -> Any:
     """A commit whose answer was lost is taken for one that others were faster than."""
 
@@ -106,6 +112,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "comparison of queries": no_comparison_of_queries,
     "snapshots of transactions": no_snapshot,
     "news of objects": no_news,
+    "comparison of rows": no_comparison_of_rows,
     "look for one's own commit": no_look_for_ones_own_record,
     "keys of transactions": no_keys,
     "condition on a guess": no_condition_on_a_guess,
