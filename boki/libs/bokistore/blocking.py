@@ -255,7 +255,8 @@ class TransactionBlock:
             return outer
         transacting = Transacting(store.way.reader, store.way.new_nonce(), store.author, self._key)
         transaction = Transaction(transacting, store.way)
-        store.way.run(transacting.begin(fresh=self._fresh, looks_up_key=self._looks_up_key))
+        if self._fresh or self._key is not None:
+            store.way.run(transacting.begin(fresh=self._fresh, looks_up_key=self._looks_up_key))
         self._inner = (transaction, _open.set({**_open.get(), store.identity: transaction}))
         return transaction
 

@@ -107,6 +107,21 @@ def checkpoint_of(name: str, view: View) -> Checkpoint:
 class Row:
     """What a process remembers of one object. `known_to`: all of the row below this seqnum has been read."""
 
+    __slots__ = (
+        "_awaited",
+        "_floor",
+        "_views",
+        "is_being_saved",
+        "is_quiet",
+        "known_to",
+        "name",
+        "own_streak",
+        "replayed",
+        "saved",
+        "together",
+        "writing",
+    )
+
     def __init__(
         self,
         name: str,
