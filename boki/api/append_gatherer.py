@@ -55,7 +55,7 @@ class AppendGatherer:
         self._begin: Begin | None = getattr(port, "begin_request", None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_flush_due = False
-        self.comparisons = CompareGatherer(port)
+        self.comparisons = CompareGatherer(port, limits)
         """Of what changed in rows, gathered likewise."""
         self.shared: dict[Callable[[], Any], Any] = {}
         """What libraries share among all callers of the port: see `LogSession.shared`."""

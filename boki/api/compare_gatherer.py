@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from boki.api.port import Begin, LogPort
 from boki.errors import BokiError
+from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Compare, Compared
 
@@ -33,8 +34,9 @@ class _Waiting(NamedTuple):
 class CompareGatherer:
     """Gathers the comparisons of all callers over one port. One per port and event loop."""
 
-    def __init__(self, port: LogPort) -> None:
+    def __init__(self, port: LogPort, limits: Limits = DEFAULT_LIMITS) -> None:
         self._port = port
+        self._most_rows = min(MAX_ROWS, limits.page_records)
         self._open: dict[str, list[_Waiting]] = {}
         self._begin: Begin | None = getattr(port, "begin_request", None)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,7 +57,7 @@ class CompareGatherer:
         """Runs when all that was ready in this turn has run."""
         gathered, self._open = self._open, {}
         for book, members in gathered.items():
-            for some in _parts(members):
+            for some in _parts(members, self._most_rows):
                 self._send(book, _Sent(some))
 
     def _send(self, book: str, sent: _Sent) -> None:
@@ -73,13 +75,13 @@ class CompareGatherer:
             sent.told(await self._port.request(operation, sent.positions, timeout_s), sent.positions)
 
 
-def _parts(members: Sequence[_Waiting]) -> list[list[_Waiting]]:
-    """The members in groups of `MAX_ROWS` rows at most, or of one member."""
+def _parts(members: Sequence[_Waiting], most_rows: int) -> list[list[_Waiting]]:
+    """The members in groups of at most that number of rows, or of one member."""
     parts: list[list[_Waiting]] = [[]]
     count = 0
     for member in members:
         count += len(member.rows)
-        if count > MAX_ROWS and parts[-1]:
+        if count > most_rows and parts[-1]:
             parts.append([])
             count = len(member.rows)
         parts[-1].append(member)

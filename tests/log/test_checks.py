@@ -17,6 +17,7 @@ from boki.log.ids import MAX_SEQNUM
 from boki.log.limits import Limits
 from boki.log.operations import (
     Append,
+    Compare,
     Get,
     ListBooks,
     Read,
@@ -191,6 +192,7 @@ VALID = [
     Read("b", "t", 0, MAX_SEQNUM, 50, wait_us=10**12),
     Read("boki:calls", None, MAX_SEQNUM, 0, 1, backward=True, fresh=True),
     Get("b", MAX_SEQNUM),
+    Compare("b", ("t", "!o:x"), (0, MAX_SEQNUM)),
     TrimBook("b", MAX_SEQNUM, "!t"),
     TrimBook("b", MAX_SEQNUM, None, everything=True),
     SetAuxdata("b", 1, b"x" * 10),
@@ -234,6 +236,9 @@ REFUSED: list[tuple[Any, str]] = [
     (SetRetention("b", None, 0), "size_bytes"),
     (SetRetention("b", None, MAX_SEQNUM + 1), "size_bytes"),
     (SetRetention("boki:calls", 1), "book"),
+    (Compare("b", ("t",), ()), "lasts"),
+    (Compare("b", ("t",), (-1,)), "lasts"),
+    (Compare("b", (), ()), "limit"),
 ]
 
 
@@ -255,6 +260,9 @@ def test_over_a_limit_is_told_apart() -> None:
     """What is too large is `TooLarge` and carries the limit."""
     with pytest.raises(TooLarge) as caught:
         check_operation(Read("b", limit=51), LIMITS)
+    assert caught.value.limit == 50
+    with pytest.raises(TooLarge) as caught:
+        check_operation(Compare("b", ("t",) * 51, (0,) * 51), LIMITS)
     assert caught.value.limit == 50
 
 
