@@ -55,7 +55,7 @@ FIRST_CAUGHT = {
     "waiting for drains": 6,
     "position wait on reads": 26,
     "positions for clients": 242,
-    "reads in the conditions": 151,
+    "reads in the conditions": 6,
     "restarted primary silent": 37,
     "running total of credit": 13,
     "scope of step keys": 1,
