@@ -35,7 +35,6 @@ OUTSIDE_OF_FOLDERS = {
     "wrong_inputs": "what users may give anywhere, and the errors that answer it",
 }
 SEEN_BOTH_WAYS = {
-    ("boki.api.context", "boki.api.blocking_context"): "a function of either kind may call one of the other",
     ("boki.libs.bokiqueue.operating", "boki.libs.bokiqueue.queue"): "Queue's methods stand in files of their own",
     ("boki.libs.bokiqueue.appending", "boki.libs.bokiqueue.queue"): "Queue's methods stand in files of their own",
 }

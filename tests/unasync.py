@@ -99,8 +99,6 @@ CLASSES_REPLACED = [
     ),
     ("log: LogPort, appends: AppendGatherer, calls: CallPort", "log: BlockingLogPort, calls: BlockingCallPort"),
     ("LogSession(log, appends, state.caller)", "LogSession(log, state.caller)"),
-    ("Callable[[Context", "Callable[[context.Context"),
-    ("blocking_context.Context", "Context"),
     *PLAIN,
     ("await ", ""),
 ]

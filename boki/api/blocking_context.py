@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from boki.api.blocking_logbook import LogBook, LogSession
-from boki.api.call_state import MISSING, CallLogger, CallState
+from boki.api.call_state import MISSING, AnyContext, CallLogger, CallState
 from boki.api.http.request import Request
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS
 from boki.api.port import BlockingCallPort, BlockingLogPort
 from boki.log.metalog import Positions
 from boki.log.operations import BookInfo
+from boki.retry import Retry
 
-if TYPE_CHECKING:
-    from boki.api import context
-    from boki.retry import Retry
-
+C = TypeVar("C", bound=AnyContext)
 P = TypeVar("P")
 R = TypeVar("R")
 
 # Below: made from `boki.api.context` by `python -m tests.unasync`.
 
 
-class Context:
+class Context(AnyContext):
     """One call, seen from inside: its LogBook, its deadline, and a way to call other functions.
 
     A child starts from what this call has seen of the logs, and when it returns this call has seen what the child has:
@@ -97,7 +95,7 @@ class Context:
     @overload
     def invoke(
         self,
-        function: Callable[[context.Context, P], Coroutine[Any, Any, R]],
+        function: Callable[[C, P], Coroutine[Any, Any, R]],
         payload: P,
         *,
         timeout_s: float | None = None,
@@ -107,7 +105,7 @@ class Context:
     @overload
     def invoke(
         self,
-        function: Callable[[context.Context], Coroutine[Any, Any, R]],
+        function: Callable[[C], Coroutine[Any, Any, R]],
         *,
         timeout_s: float | None = None,
         book: str | None = None,
@@ -116,7 +114,7 @@ class Context:
     @overload
     def invoke(
         self,
-        function: Callable[[Context, P], R],
+        function: Callable[[C, P], R],
         payload: P,
         *,
         timeout_s: float | None = None,
@@ -126,7 +124,7 @@ class Context:
     @overload
     def invoke(
         self,
-        function: Callable[[Context], R],
+        function: Callable[[C], R],
         *,
         timeout_s: float | None = None,
         book: str | None = None,
@@ -157,7 +155,7 @@ class Context:
     @overload
     def invoke_later(
         self,
-        function: Callable[[context.Context, P], Coroutine[Any, Any, Any]] | Callable[[Context, P], Any],
+        function: Callable[[C, P], Any],
         payload: P,
         *,
         delay_s: float = 0,
@@ -169,7 +167,7 @@ class Context:
     @overload
     def invoke_later(
         self,
-        function: Callable[[context.Context], Coroutine[Any, Any, Any]] | Callable[[Context], Any],
+        function: Callable[[C], Any],
         *,
         delay_s: float = 0,
         key: str | None = None,

@@ -29,6 +29,12 @@ MISSING: Final[Any] = object()
 """No payload was given. None is a payload: JSON's null."""
 
 
+class AnyContext:
+    """What a function is given, `async` or not: a function of either kind may call one of the other."""
+
+    __slots__ = ()
+
+
 class CallState:
     """One call under way: its deadline, what it has seen, and the calls and log lines that it gives rise to."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from boki.api.append_gatherer import AppendGatherer
-from boki.api.call_state import MISSING, CallLogger, CallState
+from boki.api.call_state import MISSING, AnyContext, CallLogger, CallState
 from boki.api.http.request import Request
 from boki.api.log_calls import DEFAULT_PAGE_RECORDS
 from boki.api.logbook import LogBook, LogSession
@@ -15,14 +15,12 @@ from boki.log.metalog import Positions
 from boki.log.operations import BookInfo
 from boki.retry import Retry
 
-if TYPE_CHECKING:
-    from boki.api import blocking_context
-
+C = TypeVar("C", bound=AnyContext)
 P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Context:
+class Context(AnyContext):
     """One call, seen from inside: its LogBook, its deadline, and a way to call other functions.
 
     A child starts from what this call has seen of the logs, and when it returns this call has seen what the child has:
@@ -96,7 +94,7 @@ class Context:
     @overload
     async def invoke(
         self,
-        function: Callable[[Context, P], Coroutine[Any, Any, R]],
+        function: Callable[[C, P], Coroutine[Any, Any, R]],
         payload: P,
         *,
         timeout_s: float | None = None,
@@ -106,7 +104,7 @@ class Context:
     @overload
     async def invoke(
         self,
-        function: Callable[[Context], Coroutine[Any, Any, R]],
+        function: Callable[[C], Coroutine[Any, Any, R]],
         *,
         timeout_s: float | None = None,
         book: str | None = None,
@@ -115,7 +113,7 @@ class Context:
     @overload
     async def invoke(
         self,
-        function: Callable[[blocking_context.Context, P], R],
+        function: Callable[[C, P], R],
         payload: P,
         *,
         timeout_s: float | None = None,
@@ -125,7 +123,7 @@ class Context:
     @overload
     async def invoke(
         self,
-        function: Callable[[blocking_context.Context], R],
+        function: Callable[[C], R],
         *,
         timeout_s: float | None = None,
         book: str | None = None,
@@ -156,7 +154,7 @@ class Context:
     @overload
     async def invoke_later(
         self,
-        function: Callable[[Context, P], Coroutine[Any, Any, Any]] | Callable[[blocking_context.Context, P], Any],
+        function: Callable[[C, P], Any],
         payload: P,
         *,
         delay_s: float = 0,
@@ -168,7 +166,7 @@ class Context:
     @overload
     async def invoke_later(
         self,
-        function: Callable[[Context], Coroutine[Any, Any, Any]] | Callable[[blocking_context.Context], Any],
+        function: Callable[[C], Any],
         *,
         delay_s: float = 0,
         key: str | None = None,

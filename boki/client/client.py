@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from boki.api.append_gatherer import AppendGatherer
-from boki.api.call_state import MISSING
+from boki.api.call_state import MISSING, AnyContext
 from boki.api.deadline import Caller
 from boki.api.http import exchange as http_exchange
 from boki.api.http import pages
@@ -30,10 +30,7 @@ from boki.protocol.calls import CallStatus, FunctionInfo, Payload
 from boki.protocol.deployments import Deployment, VersionInfo
 from boki.retry import Retry
 
-if TYPE_CHECKING:
-    from boki.api.blocking_context import Context as BlockingContext
-    from boki.api.context import Context
-
+C = TypeVar("C", bound=AnyContext)
 P = TypeVar("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -88,7 +85,7 @@ class Client:
     @overload
     async def invoke(
         self,
-        function: Callable[[Context, P], Coroutine[Any, Any, R]],
+        function: Callable[[C, P], Coroutine[Any, Any, R]],
         payload: P,
         *,
         book: str | None = None,
@@ -100,7 +97,7 @@ class Client:
     @overload
     async def invoke(
         self,
-        function: Callable[[BlockingContext, P], R],
+        function: Callable[[C, P], R],
         payload: P,
         *,
         book: str | None = None,
