@@ -6,11 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from boki.libs.bokiqueue.appending import Outbox
     from boki.libs.bokiqueue.consuming import consume
     from boki.libs.bokiqueue.messages import DeadLetter, LeaseLost, Message, NoSuchGroup, NoSuchQueue, QueueFull
     from boki.libs.bokiqueue.operating import GroupStats, QueueStats, queue_names
-    from boki.libs.bokiqueue.queue import Queue
+    from boki.libs.bokiqueue.queue import Outbox, Queue
 
 __all__ = [
     "DeadLetter",
@@ -31,8 +30,7 @@ _MODULES: Final = {
     **dict.fromkeys(("GroupStats", "QueueStats", "queue_names"), "operating"),
     **dict.fromkeys(("DeadLetter", "LeaseLost", "Message", "NoSuchGroup", "NoSuchQueue", "QueueFull"), "messages"),
     "consume": "consuming",
-    "Outbox": "appending",
-    "Queue": "queue",
+    **dict.fromkeys(("Outbox", "Queue"), "queue"),
 }
 
 

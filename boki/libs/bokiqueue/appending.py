@@ -1,4 +1,4 @@
-"""What a queue appends under conditions: its settings, pushes, and acks that commit with effects, all of them or none.
+"""What a queue appends under conditions: pushes, and acks that commit with effects, all of them or none.
 
 **Pushes** of one turn of the event loop, and of the time in which a record before them is on its way, share a record
 (`Gathering`). Under a key the first push counts, and a repetition is told the ids of the first. The log answers with
@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -28,7 +28,6 @@ from boki import (
     ConditionFailed,
     DeadlineExceeded,
     Expect,
-    InvalidArgument,
     KeyReused,
     LogBook,
     LogSession,
@@ -40,8 +39,7 @@ from boki import (
     WrongType,
 )
 from boki.libs.bokiqueue import records
-from boki.libs.bokiqueue.following import Following
-from boki.libs.bokiqueue.lines import Line
+from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.messages import (
     LeaseLost,
     Message,
@@ -49,144 +47,19 @@ from boki.libs.bokiqueue.messages import (
     check_count,
     check_group_keys,
     check_life,
-    check_span,
     encode_body,
-    no_such_queue,
+    too_large_a_push,
 )
 from boki.libs.bokiqueue.operating import length, next_expiry_us
-from boki.libs.bokiqueue.reading import newest_settings
-from boki.libs.bokiqueue.records import MAX_SHARDS, Done, Push, Settings, Setup, belongs, sound
+from boki.libs.bokiqueue.records import Done, Push, Settings, belongs, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
+from boki.libs.bokiqueue.settings import KnownSettings
 from boki.libs.bokiqueue.wants import finish
 from boki.libs.fold import outbox
 from boki.libs.fold.registry import Tasks
 from boki.libs.fold.retrying import uncertain
 
-if TYPE_CHECKING:
-    from boki.libs.bokiqueue.queue import Queue
-
-SETTINGS_S: Final = 1.0  # for this long a handle trusts the settings that it has read
-MAX_MESSAGES, _TRIES = 1_000_000_000, 20
-
-
-class KnownSettings:
-    """The settings of one queue, as one handle has read them."""
-
-    def __init__(self, logbook: LogBook, name: str) -> None:
-        self._logbook, self._name = logbook, name
-        self._settings: Settings | None = None
-        self._seqnum = self.version = 0
-        self._read_at = 0.0
-
-    async def read(self, *, fresh: bool = False) -> Settings | None:
-        """The settings; None if there is no such queue. They may be a second old, unless they are `fresh`."""
-        if fresh or self.recent is None:
-            last, found, version = await newest_settings(self._logbook, self._name, fresh=fresh)
-            if found is None and not fresh:
-                last, found, version = await newest_settings(self._logbook, self._name, fresh=True)
-            self._know(found, last, version)
-        return self._settings
-
-    @property
-    def recent(self) -> Settings | None:
-        """The settings, if they were read lately."""
-        return self._settings if asyncio.get_running_loop().time() - self._read_at <= SETTINGS_S else None
-
-    async def opened(self) -> Settings:
-        """The settings of a queue that is there. `NoSuchQueue`"""
-        settings = await self.read()
-        if settings is None:
-            raise no_such_queue(self._name, self._logbook.name)
-        return settings
-
-    def known(self) -> Settings:
-        """The settings that were read last."""
-        if self._settings is None:
-            raise InvalidArgument(f"queue {self._name!r} was not opened yet: await queue.create() first", field="queue")
-        return self._settings
-
-    def _know(self, settings: Settings | None, seqnum: int, version: int) -> None:
-        self._settings, self._seqnum, self.version = settings, seqnum, version
-        self._read_at = asyncio.get_running_loop().time()
-
-    def stands(self) -> Expect:
-        """The condition that the queue is there, as this handle knows it: its book may have been deleted meanwhile."""
-        return Expect(records.settings_tag(self._name), self._seqnum)
-
-    async def check_stands(self, shards: int) -> None:
-        """`NoSuchQueue` if it is gone, or another one by now; else `stands` is a condition that holds."""
-        settings = await self.read(fresh=True)
-        if settings is None or settings.shards != shards:
-            raise no_such_queue(self._name, self._logbook.name)
-
-    async def create(self, settings: Settings) -> Settings:
-        """Have these settings if there are none; those that the queue has."""
-        known = await self.read()
-        while known is None:
-            last, known, version = await newest_settings(self._logbook, self._name, fresh=True)
-            if known is None:
-                with suppress(ConditionFailed):  # another process has just created it
-                    return await self._append(settings, last, is_first=True)
-            self._know(known, last, version)
-        if settings.shards not in (1, known.shards):
-            raise InvalidArgument(
-                f"queue {self._name!r} was created with {known.shards} shard{'' if known.shards == 1 else 's'} and the "
-                "number cannot change: create another queue",
-                field="shards",
-            )
-        return known
-
-    async def change(self, max_deliveries: int | None, max_length: int | None, retain_s: float | None) -> Settings:
-        """Change what is given. If that is nothing, nothing is appended."""
-        while True:
-            last, old, version = await newest_settings(self._logbook, self._name, fresh=True)
-            if old is None:
-                raise no_such_queue(self._name, self._logbook.name)
-            settings = settings_of(
-                old.shards,
-                old.max_deliveries if max_deliveries is None else max_deliveries,
-                old.max_length if max_length is None else max_length,
-                old.retain_us / 1e6 if retain_s is None else retain_s,
-            )
-            if settings == old:
-                self._know(old, last, version)
-                return old
-            with suppress(ConditionFailed):
-                return await self._append(settings, last)
-
-    async def modernise(self, settings: Settings) -> Settings:
-        """The settings, in a record that readers refuse that do not know what stands under standing takes."""
-        if self.version < records.VERSION:
-            with suppress(ConditionFailed):  # another process was quicker
-                return await self._append(settings, self._seqnum)
-            return await self.read(fresh=True) or settings
-        return settings
-
-    async def _append(self, settings: Settings, last_seqnum: int, *, is_first: bool = False) -> Settings:
-        name, tag = self._name, records.settings_tag(self._name)
-        group: list[tuple[bytes, tuple[str, ...]]] = [
-            (records.encode(Setup(shard, settings, is_first)), records.record_tags(name, shard, settings.shards))
-            for shard in range(settings.shards)
-        ]
-        if is_first and settings.shards == 1:  # a process that still follows several shards must come to this
-            group[0] = (group[0][0], (*group[0][1], records.feed_tag(name)))
-        queues = records.QUEUES_TAG
-        group.append((records.encode(Setup(0, settings)), (tag, f"{queues}:{name}", queues)))
-        seqnums = await self._logbook.append_many(group, when=Expect(tag, last_seqnum))
-        self._know(settings, seqnums[-1], records.VERSION)
-        return settings
-
-
-def settings_of(shards: int, max_deliveries: int, max_length: int, retain_s: float) -> Settings:
-    """Settings that were asked for."""
-    return Settings(
-        check_count(shards, "shards", MAX_SHARDS),
-        check_count(max_deliveries, "max_deliveries", 1_000, least=0),
-        check_count(max_length, "max_length", MAX_MESSAGES, least=0),
-        check_span(retain_s, "retain_s"),
-    )
-
-
+_TRIES: Final = 20
 GATHERED_BYTES: Final = 16 * 1024
 """Larger messages are pushed by records of their own: each message of a record counts as its largest."""
 RECORD_BYTES: Final = 900_000  # messages of a push are put into records of about this size
@@ -310,30 +183,68 @@ class Gatherings(dict[tuple[str, str, int, Expect], Gathering]):
                 del self._under_way[key]
 
 
-def push_soon(
-    logbook: LogBook, queue: str, settings: Settings, shard: int, stands: Expect, body: tuple[int, bytes], key: str
-) -> Future[str]:
+def push_soon(known: KnownSettings, settings: Settings, shard: int, body: tuple[int, bytes], key: str) -> Future[str]:
     """Push a message with all that is pushed in this turn of the loop: its id. `key`: its group key."""
-    gatherings, place = logbook.session.shared(Gatherings), (logbook.name, queue, shard, stands)
+    logbook, stands = known.logbook, known.stands()
+    gatherings, place = logbook.session.shared(Gatherings), (logbook.name, known.name, shard, stands)
     found = gatherings.get(place)
     if found is None:
-        tags = records.record_tags(queue, shard, settings.shards)
+        tags = records.record_tags(known.name, shard, settings.shards)
         found = gatherings[place] = Gathering(logbook, tags, shard, stands)
         _TASKS.spawn(gatherings.append(place))
     return found.add(logbook.session, body, key)
 
 
-async def append_pushes(
-    logbook: LogBook, queue: str, settings: Settings, new: Placed, stands: Expect, key: str | None
-) -> Sequence[int]:
+async def push_all(
+    known: KnownSettings,
+    bodies: Sequence[Any],
+    key: str | None,
+    delay_s: float,
+    ttl_s: float,
+    group_keys: Sequence[str],
+    patience_s: float,
+) -> list[str]:
+    """Push these, all or none: their ids. See `Queue.push_many`."""
+    for tries in range(_TRIES):
+        settings = await known.read(fresh=tries > 0) or await known.create(Settings())
+        shared = following(known.logbook, known.name, settings.shards)
+        shard = 0
+        if settings.shards > 1:
+            shard = shared.next_shard() if key is None else crc32(key.encode()) % settings.shards
+        new = placed(settings.shards, shard, bodies, delay_s, ttl_s, group_keys)
+        new = new if key is None else told_apart(new)
+        shared.ride(known.logbook)
+        is_bounded = settings.max_length > 0
+        try:
+            async with room(known.logbook, shared, settings, len(bodies), patience_s) if is_bounded else nullcontext():
+                seqnums = await _append_pushes(known, settings, new, key)
+            break
+        except ConditionFailed:
+            continue  # its settings were changed, or it was deleted and is gone
+        except TooLarge as error:
+            raise too_large_a_push(error) from None
+    else:
+        raise BokiError(f"settings of queue {known.name!r} change too quickly: nothing was pushed", retryable=True)
+    if ttl_s:
+        shared.upkeep.pushed(known.logbook, [push for push, _ in new])
+    ids = [""] * len(bodies)
+    for seqnum, (_, places) in zip(seqnums, new, strict=True):
+        for index, place in enumerate(places):
+            ids[place] = f"{seqnum}-{index}"
+    return ids
+
+
+async def _append_pushes(known: KnownSettings, settings: Settings, new: Placed, key: str | None) -> Sequence[int]:
     """Append the records: their seqnums, or those of the first use of the key. `KeyReused`"""
-    group = [(records.encode(push), records.record_tags(queue, push.shard, settings.shards)) for push, _ in new]
-    if key is None:
-        return await logbook.append_many(group, when=stands)
-    seqnums = await logbook.append_many(group, key=records.push_key(queue, key), when=stands)
-    if len(seqnums) != len(new) or (len(new) > 1 and not await _are_as_many(logbook, seqnums[0], new[0][0])):
+    group = [(records.encode(push), records.record_tags(known.name, push.shard, settings.shards)) for push, _ in new]
+    named = None if key is None else records.push_key(known.name, key)
+    seqnums = await known.logbook.append_many(group, key=named, when=known.stands())
+    is_same = len(seqnums) == len(new) and (
+        key is None or len(new) == 1 or await _are_as_many(known.logbook, seqnums[0], new[0][0])
+    )
+    if not is_same:
         raise KeyReused(
-            f"key {key!r} was used for another number of messages of queue {queue!r}: nothing was pushed; "
+            f"key {key!r} was used for another number of messages of queue {known.name!r}: nothing was pushed; "
             "give each push a key of its own",
             key=key,
         )
@@ -419,83 +330,68 @@ def _living(shared: Following, now_us: int) -> tuple[int, int]:
     return known[3], known[2]
 
 
-class Outbox(outbox.Outbox):
-    """What is to happen together with the ack."""
-
-    def __init__(self, logbook: LogBook) -> None:
-        super().__init__(logbook)
-        self.targets: dict[str, tuple[Queue[Any], int]] = {}
-        """Queues that something is pushed to, by the tag of their settings, and how many shards they have."""
-
-    def push(self, queue: Queue[Any], body: Any, *, delay_s: float = 0, ttl_s: float = 0, group_key: str = "") -> None:
-        """A message for a queue of the same book; options as for `Queue.push`. It needs no `key`, since it is pushed
-        once, with the ack; and it does not wait for room in a queue with a maximum length.
-        """
-        book = self.logbook.name
-        if queue.logbook.name != book:
-            raise WrongType(
-                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {book!r} commits with it",
-                field="queue",
-            )
-        self.add(queue.push_records([body], delay_s=delay_s, ttl_s=ttl_s, group_key=group_key))
-        self.targets[queue.stands().tag] = queue, queue.shards
+Targets = dict[str, tuple[KnownSettings, int]]
+"""Queues that a group pushes to, by the tag of their settings: they must be there, with this many shards."""
 
 
-async def commit(queue: Queue[Any], shared: Following, message: Message[Any], out: Outbox) -> None:
+async def commit(
+    known: KnownSettings, shared: Following, message: Message[Any], out: outbox.Outbox, targets: Targets
+) -> None:
     """Append the ack with what is in the outbox. `LeaseLost`"""
     line = shared.lines[message.shard]
-    lease = queue.group, message.delivery.spot.pos, message.delivery.token
+    lease = message.group, message.delivery.spot.pos, message.delivery.token
     if lease in line.committing:
-        raise _lost(queue, message)
+        raise _lost(message)
     line.committing.add(lease)
     try:
-        out.committed((await _commit(queue, shared, line, message, out))[1:])
+        targets = {known.stands().tag: (known, shared.shards), **targets}
+        out.committed((await _commit(out.logbook, shared, message, out, targets))[1:])
     finally:
         line.committing.discard(lease)
 
 
-def _lost(queue: Queue[Any], message: Message[Any]) -> LeaseLost:
+def _lost(message: Message[Any]) -> LeaseLost:
     return LeaseLost(
-        f"message {message.id} of queue {queue.name!r} is not leased by this consumer any more: nothing was done",
-        queue=queue.name,
+        f"message {message.id} of queue {message.queue!r} is not leased by this consumer any more: nothing was done",
+        queue=message.queue,
     )
 
 
-async def _commit(queue: Queue[Any], shared: Following, line: Line, message: Message[Any], out: Outbox) -> list[int]:
-    shard, pos, token = line.shard, message.delivery.spot.pos, message.delivery.token
-    logbook, stands = queue.logbook, queue.stands().tag
+async def _commit(
+    logbook: LogBook, shared: Following, message: Message[Any], out: outbox.Outbox, targets: Targets
+) -> list[int]:
+    queue, shard, line = message.queue, message.shard, shared.lines[message.shard]
+    pos, token = message.delivery.spot.pos, message.delivery.token
     line.commits += 1
     by = shared.taker + line.commits.to_bytes(4, "little")
-    done = Done(shard, queue.group, [(pos, token)], by)
-    ack = NewRecord(records.encode(done), records.record_tags(queue.name, shard, shared.shards))
-    key = f"!qd:{queue.name}:{queue.group}:{shard}:{pos}:{token}"
+    done = Done(shard, message.group, [(pos, token)], by)
+    ack = NewRecord(records.encode(done), records.record_tags(queue, shard, shared.shards))
+    key = f"!qd:{queue}:{message.group}:{shard}:{pos}:{token}"
     stranger = 0
     for _ in range(_TRIES):
         await shared.catch_up(logbook)
-        group = line.state.groups.get(queue.group)
+        group = line.state.groups.get(message.group)
         aside = group.leased(pos, token) if group is not None else None
         if message.is_settled or aside is None or aside.due_us <= shared.clock.now_us():
-            raise _lost(queue, message)
-        fence = Expect(records.fence_tag(queue.name, shard), max(line.state.last_fence, stranger))
-        there = dict.fromkeys([queue.stands(), *(target.stands() for target, _ in out.targets.values())])
+            raise _lost(message)
+        fence = Expect(records.fence_tag(queue, shard), max(line.state.last_fence, stranger))
+        there = [target.stands() for target, _ in targets.values()]
         try:
             seqnums = await logbook.append_many([ack, *out.records], when=[fence, *there, *out.conditions], key=key)
         except ConditionFailed as error:
-            if error.tag == stands:
-                await queue.check_stands(shared.shards)
-            elif error.tag in out.targets:
-                target, shards = out.targets[error.tag]
+            if error.tag in targets:
+                target, shards = targets[error.tag]
                 await target.check_stands(shards)
             elif error.tag != fence.tag:
                 raise
             else:
                 # A lease was taken away, maybe another one: look again. Or it is no fence, but a stranger's record.
                 tail = await logbook.check_tail(fence.tag)
-                is_strange = tail is not None and not _is_fence(tail, queue.name, shared.shards)
+                is_strange = tail is not None and not _is_fence(tail, queue, shared.shards)
                 stranger = tail.seqnum if tail is not None and is_strange else 0
             continue
         if await _whose(logbook, seqnums[0]) != by:
-            raise _lost(queue, message)  # another block has committed under this lease, and so under this key
+            raise _lost(message)  # another block has committed under this lease, and so under this key
         message.is_settled = True
         return list(seqnums)
     raise BokiError("leases of this shard run out too quickly to commit: nothing was done", retryable=True)

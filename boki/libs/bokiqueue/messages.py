@@ -308,6 +308,22 @@ class Message(Generic[T]):
         return value
 
 
+def handle_of(message: Message[Any] | str, queue: str, group: str) -> tuple[int, int, int]:
+    """(shard, position, token) of a lease of that queue and group, by its message or receipt."""
+    if isinstance(message, str):
+        return parse_receipt(message)
+    if not isinstance(message, Message):
+        raise WrongType(f"give a Message or its receipt, not {type(message).__name__}", field="message")
+    if message.queue != queue or message.group != group:
+        raise InvalidArgument(
+            f"message {message.id} was taken from queue {message.queue!r} by group {message.group!r}: settle it there",
+            field="message",
+        )
+    if not message.delivery.until_us:
+        raise InvalidArgument(f"message {message.id} was popped, for good: only a lease is settled", field="message")
+    return message.shard, message.delivery.spot.pos, message.delivery.token
+
+
 class DeadLetter(msgspec.Struct, frozen=True):
     """A message that failed too often, or that a consumer gave up. `id` is the message's, `handle` names it here.
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 
-from boki import InvalidArgument, LogBook, NotFound, TooLarge, WrongType
+from boki import InvalidArgument, LogBook, NotFound, WrongType
 from boki.libs.bokiqueue import records
 from boki.libs.bokiqueue.following import Following
 from boki.libs.bokiqueue.groups import BACK, DEAD, LEASED, MAX_ASIDE, TAKE_BYTES, WAITING, Aside, Delivery, Group, Spot
-from boki.libs.bokiqueue.messages import (
-    DeadLetter,
-    Message,
-    check_count,
-    check_group,
-    no_such_group,
-    parse_handle,
-    shown,
-)
+from boki.libs.bokiqueue.lines import Line
+from boki.libs.bokiqueue.messages import DeadLetter, Message, shown
 from boki.libs.bokiqueue.records import BYTES, DropGroup, OpenGroup, Settle, Setup, sound
 from boki.libs.bokiqueue.sessions import NEVER_US
-from boki.libs.bokiqueue.state import DEFAULT_GROUP, MAX_GROUPS, ShardState
+from boki.libs.bokiqueue.state import DEFAULT_GROUP, ShardState
+from boki.libs.bokiqueue.upkeep import Lost
+from boki.libs.bokiqueue.wants import Body
 from boki.libs.fold.arguments import NAME
 
-if TYPE_CHECKING:
-    from boki.libs.bokiqueue.queue import Queue
+Place = tuple[int, int]
+"""A shard, and a position in it."""
 
 
 class GroupStats(msgspec.Struct, frozen=True):
@@ -177,75 +172,24 @@ class QueueStats(msgspec.Struct, frozen=True):
     """Records under the queue's tags that are not valid records of a queue: they change nothing."""
 
 
-async def caught_up(queue: Queue[Any]) -> Following:
-    """The fold, after everything that is acknowledged by now."""
-    shared = await queue.opened()
-    await queue.logbook.sync()
-    await shared.catch_up(queue.logbook)
-    return shared
-
-
-async def caught_up_group(queue: Queue[Any]) -> Following:
-    """The same, if there is this handle's group; the default one is made by its first take."""
-    shared = await caught_up(queue)
-    if queue.group and queue.group not in shared.lines[0].state.groups:
-        raise no_such_group(queue.name, queue.group)
-    return shared
-
-
-async def append_to_all(queue: Queue[Any], shared: Following, make: Callable[[int], OpenGroup | DropGroup]) -> None:
+async def append_to_all(logbook: LogBook, shared: Following, make: Callable[[int], OpenGroup | DropGroup]) -> None:
     """Append what is made for each shard, at one place of the log."""
     made = [make(shard) for shard in range(shared.shards)]
-    group = [(records.encode(kind), records.tags_of(kind, queue.name, shared.shards)) for kind in made]
-    await queue.logbook.append_many(group)
-    await shared.catch_up(queue.logbook)
-
-
-# Groups
-
-
-async def create_group(queue: Queue[Any], name: str, start: int | str, start_time_s: float | None) -> None:
-    """See `Queue.create_group`."""
-    check_group(name)
-    seqnum, time_us = _start(start, start_time_s)
-    shared = await caught_up(queue)
-    if name not in (groups := shared.lines[0].state.groups) and len(groups) >= MAX_GROUPS:
-        raise TooLarge(
-            f"queue {queue.name!r} has {len(groups):,} groups, the maximum: drop one first, or use another queue",
-            field="group",
-            limit=MAX_GROUPS,
-        )
-    await append_to_all(queue, shared, lambda shard: OpenGroup(shard, name, seqnum, time_us))
-
-
-async def replay(queue: Queue[Any], start: int | str, start_time_s: float | None) -> None:
-    """See `Queue.replay`."""
-    seqnum, time_us = _start(start, start_time_s)
-    shared = await caught_up(queue)
-    if queue.group not in shared.lines[0].state.groups:
-        raise no_such_group(queue.name, queue.group)
-    await append_to_all(queue, shared, lambda shard: OpenGroup(shard, queue.group, seqnum, time_us, is_anew=True))
-
-
-async def drop_group(queue: Queue[Any], name: str) -> None:
-    """See `Queue.drop_group`."""
-    shared = await caught_up(queue)
-    if check_group(name) not in shared.lines[0].state.groups:
-        raise no_such_group(queue.name, name)
-    await append_to_all(queue, shared, lambda shard: DropGroup(shard, name))
+    group = [(records.encode(kind), records.tags_of(kind, shared.queue, shared.shards)) for kind in made]
+    await logbook.append_many(group)
+    await shared.catch_up(logbook)
 
 
 # Looking
 
 
-async def stats(queue: Queue[Any]) -> QueueStats:
-    """The queue in figures."""
-    shared = await caught_up(queue)
+def stats(shared: Following, wall_us: int) -> QueueStats:
+    """The queue in figures, by this machine's time."""
     states = [line.state for line in shared.lines]
-    now_us = shared.clock.looking_us(queue.logbook.session.likely_time_us())
+    now_us = shared.clock.looking_us(wall_us)
     names = sorted({name for state in states for name in state.groups})
     return QueueStats(
-        queue.name,
+        shared.queue,
         shared.shards,
         sum(state.backlog.next_pos for state in states),
         sum(length(state, now_us) for state in states),
@@ -258,78 +202,76 @@ async def stats(queue: Queue[Any]) -> QueueStats:
     )
 
 
-async def peek(queue: Queue[Any], count: int) -> list[Message[Any]]:
-    """The messages that the group would be given now, without taking them; of large ones fewer, of 16 MiB in all.
-
-    Not those that are delayed, or that stand behind a message of their key.
-    """
-    check_count(count, "count", 1_000)
-    shared = await caught_up_group(queue)
+async def peek(logbook: LogBook, shared: Following, group: str, count: int, kind: Any) -> list[Message[Any]]:
+    """See `Queue.peek`."""
+    now_us = shared.clock.looking_us(logbook.session.likely_time_us())
     found: list[Message[Any]] = []
-    room = TAKE_BYTES
-    now_us = shared.clock.looking_us(queue.logbook.session.likely_time_us())
-    for line in shared.lines:
-        wanted = [Delivery(spot, 0, 0, 0) for spot in next_spots(line.state, queue.group, count - len(found), now_us)]
-        bodies = await shared.bodies.fetch(queue.logbook, wanted, room)
-        for one, body in zip(wanted, bodies, strict=False):
-            if isinstance(body, tuple):  # else no take would find it either
-                found.append(Message(queue.name, line.shard, queue.group, one, *body, queue.kind))
-                room -= len(body[1])
-        if len(bodies) < len(wanted) or room <= 0:
-            break
+    async for line, spot, body in _with_bodies(
+        logbook, shared, lambda state, most: next_spots(state, group, most, now_us), count
+    ):
+        if isinstance(body, tuple):  # else no take would find it either
+            found.append(Message(shared.queue, line.shard, group, Delivery(spot, 0, 0, 0), *body, kind))
     return found
 
 
-async def dead_letters(queue: Queue[Any], limit: int) -> list[DeadLetter]:
-    """Dead letters of the group, the oldest message first; of large ones fewer, of 16 MiB in all."""
-    check_count(limit, "limit", 10_000)
-    shared = await caught_up_group(queue)
+async def dead_letters(logbook: LogBook, shared: Following, group: str, limit: int) -> list[DeadLetter]:
+    """See `Queue.dead_letters`."""
+
+    def spots(state: ShardState, most: int) -> list[Spot]:
+        return [aside.spot for aside in _dead(state, group)][:most]
+
     found: list[DeadLetter] = []
-    room = TAKE_BYTES
-    for line in shared.lines:
-        group = line.state.groups.get(queue.group)
-        asides = [] if group is None else [one for _, one in sorted(group.aside.items()) if one.status == DEAD]
-        asides = asides[: limit - len(found)]
-        wanted = [Delivery(aside.spot, 0, 0, 0) for aside in asides]
-        bodies = await shared.bodies.fetch(queue.logbook, wanted, room)
-        for aside, body in zip(asides, bodies, strict=False):
-            form, data = body if isinstance(body, tuple) else (BYTES, b"")
-            found.append(_dead_letter(line.shard, aside, form, data))
-            room -= len(data)
-        if len(bodies) < len(wanted) or room <= 0:
-            break
+    async for line, spot, body in _with_bodies(logbook, shared, spots, limit):
+        form, data = body if isinstance(body, tuple) else (BYTES, b"")
+        aside = line.state.groups[group].aside[spot.pos]
+        identity = f"{spot.seqnum}-{spot.index}"
+        letter = aside.reason, aside.deliveries, spot.time_us, aside.due_us, form, data
+        found.append(DeadLetter(f"{line.shard}-{spot.pos}", identity, *letter))
     return found
 
 
-async def change_dead(queue: Queue[Any], verb: int, handles: tuple[str, ...]) -> int:
-    """See `Queue.redrive` and `Queue.purge`."""
-    wanted = {parse_handle(handle): handle for handle in handles}
-    shared = await caught_up_group(queue)
-    dead = {
-        (line.shard, pos)
-        for line in shared.lines
-        if (group := line.state.groups.get(queue.group)) is not None
-        for pos, aside in group.aside.items()
-        if aside.status == DEAD
-    }
+def _dead(state: ShardState, name: str) -> list[Aside]:
+    group = state.groups.get(name)
+    return [] if group is None else [one for _, one in sorted(group.aside.items()) if one.status == DEAD]
+
+
+async def _with_bodies(
+    logbook: LogBook, shared: Following, spots_of: Callable[[ShardState, int], list[Spot]], most: int
+) -> AsyncIterator[tuple[Line, Spot, Body | Lost]]:
+    """These messages of each shard with their bodies: `most` at most, and of large ones as many as fill a take."""
+    room_bytes = TAKE_BYTES
+    for line in shared.lines:
+        spots = spots_of(line.state, most)
+        bodies = await shared.bodies.fetch(logbook, [Delivery(spot, 0, 0, 0) for spot in spots], room_bytes)
+        for spot, body in zip(spots, bodies, strict=False):
+            yield line, spot, body
+            most -= 1
+            room_bytes -= len(body[1]) if isinstance(body, tuple) else 0
+        if len(bodies) < len(spots) or room_bytes <= 0 or not most:
+            return
+
+
+async def change_dead(logbook: LogBook, shared: Following, group: str, verb: int, wanted: dict[Place, str]) -> int:
+    """Redrive or purge the dead letters at these (shard, position), by their handles, or all; how many there were."""
+    dead = {(line.shard, one.spot.pos) for line in shared.lines for one in _dead(line.state, group)}
     strange = [handle for place, handle in wanted.items() if place not in dead]
     if strange:
-        raise _no_dead_letters(queue, strange, "none was changed")
+        raise _no_dead_letters(shared.queue, group, strange, "none was changed")
     settled = [(shard, pos, 0) for shard, pos in sorted(wanted or dead)]
-    gone = await shared.settle(queue.logbook, Settle(queue.group, verb, []), settled)
+    gone = await shared.settle(logbook, Settle(group, verb, []), settled)
     changed = len(settled) - len(gone)
     if gone and wanted:
         others = "what else was named was changed" if changed else "none was changed"
         named = [f"{shard}-{pos}" for shard, pos, _ in gone]
-        raise _no_dead_letters(queue, named, f"somebody else was quicker; {others}", changed)
+        raise _no_dead_letters(shared.queue, group, named, f"somebody else was quicker; {others}", changed)
     return changed
 
 
-def _no_dead_letters(queue: Queue[Any], handles: list[str], what_of_others: str, changed: int = 0) -> NotFound:
+def _no_dead_letters(queue: str, group: str, handles: list[str], what_of_others: str, changed: int = 0) -> NotFound:
     named = ", ".join(handles[:10]) + (f" and {len(handles) - 10} more" if len(handles) > 10 else "")
-    of_group = f", group {queue.group!r}" if queue.group else ""
+    of_group = f", group {group!r}" if group else ""
     return NotFound(
-        f"there is no dead letter {named} in queue {queue.name!r}{of_group}: {what_of_others}",
+        f"there is no dead letter {named} in queue {queue!r}{of_group}: {what_of_others}",
         outcome="unknown" if changed else "not_applied",
         field="handle",
     )
@@ -348,7 +290,7 @@ async def queue_names(logbook: LogBook) -> list[str]:
     return sorted(names)
 
 
-def _start(start: object, start_time_s: object) -> tuple[int, int]:
+def start_of(start: object, start_time_s: object) -> tuple[int, int]:
     """From which record and which time on a group begins."""
     if isinstance(start, str) and start not in ("earliest", "now"):
         raise InvalidArgument(f'start must be a seqnum, "earliest" or "now", not {start!r:.60}', field="start")
@@ -368,17 +310,3 @@ def _time_us(time_s: object) -> int:
             f"start_time_s must be seconds since the epoch, not {shown(time_s)}", field="start_time_s"
         )
     return round(time_s * 1e6)
-
-
-def _dead_letter(shard: int, aside: Aside, form: int, data: bytes) -> DeadLetter:
-    spot = aside.spot
-    return DeadLetter(
-        f"{shard}-{spot.pos}",
-        f"{spot.seqnum}-{spot.index}",
-        aside.reason,
-        aside.deliveries,
-        spot.time_us,
-        aside.due_us,
-        form,
-        data,
-    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
@@ -15,7 +15,6 @@ from boki import (
     BokiError,
     ConditionFailed,
     CorruptData,
-    Expect,
     InvalidArgument,
     LogBook,
     NewRecord,
@@ -23,19 +22,7 @@ from boki import (
     WrongType,
 )
 from boki.libs.bokiqueue import operating, records
-from boki.libs.bokiqueue.appending import (
-    GATHERED_BYTES,
-    KnownSettings,
-    Outbox,
-    append_pushes,
-    commit,
-    listed,
-    placed,
-    push_soon,
-    room,
-    settings_of,
-    told_apart,
-)
+from boki.libs.bokiqueue.appending import GATHERED_BYTES, Targets, commit, listed, placed, push_all, push_soon
 from boki.libs.bokiqueue.following import Following, following
 from boki.libs.bokiqueue.groups import Delivery
 from boki.libs.bokiqueue.messages import (
@@ -51,12 +38,12 @@ from boki.libs.bokiqueue.messages import (
     check_reason,
     check_span,
     encode_body,
+    handle_of,
     leases_lost,
     no_such_group,
-    parse_receipt,
-    too_large_a_push,
+    parse_handle,
 )
-from boki.libs.bokiqueue.operating import QueueStats
+from boki.libs.bokiqueue.operating import QueueStats, append_to_all
 from boki.libs.bokiqueue.records import (
     ACK,
     BURY,
@@ -66,12 +53,15 @@ from boki.libs.bokiqueue.records import (
     PURGE,
     REDRIVE,
     RELEASE,
+    DropGroup,
     OpenGroup,
     Settings,
     Settle,
 )
-from boki.libs.bokiqueue.state import DEFAULT_GROUP
+from boki.libs.bokiqueue.settings import KnownSettings, settings_of
+from boki.libs.bokiqueue.state import DEFAULT_GROUP, MAX_GROUPS
 from boki.libs.bokiqueue.wants import Served, Want
+from boki.libs.fold import outbox
 
 T = TypeVar("T")
 
@@ -89,7 +79,7 @@ class Queue(Generic[T]):
         self.name = check_queue(name)
         self.group = check_group(group)
         self.kind = type
-        self._known = KnownSettings(logbook, self.name)
+        self.known = KnownSettings(logbook, self.name)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} of {self.logbook.name!r}>"
@@ -106,7 +96,7 @@ class Queue(Generic[T]):
         messages are to be taken (0: no bound; what processes push at the same moment may go a little beyond it).
         `retain_s`: how long messages that all groups have done can still be replayed.
         """
-        return await self._known.create(settings_of(shards, max_deliveries, max_length, retain_s))
+        return await self.known.create(settings_of(shards, max_deliveries, max_length, retain_s))
 
     async def configure(
         self, *, max_deliveries: int | None = None, max_length: int | None = None, retain_s: float | None = None
@@ -115,33 +105,25 @@ class Queue(Generic[T]):
 
         If nothing is changed nothing is appended.
         """
-        return await self._known.change(max_deliveries, max_length, retain_s)
+        return await self.known.change(max_deliveries, max_length, retain_s)
 
     async def read_settings(self, *, fresh: bool = False) -> Settings | None:
         """The queue's settings; None if there is no such queue. They may be a second old, unless they are `fresh`."""
-        return await self._known.read(fresh=fresh)
-
-    def stands(self) -> Expect:
-        """The condition that the queue is there, as this handle knows it: its book may have been deleted meanwhile."""
-        return self._known.stands()
-
-    async def check_stands(self, shards: int) -> None:
-        """`NoSuchQueue` if it is gone, or another one by now; else `stands` is a condition that holds."""
-        await self._known.check_stands(shards)
+        return await self.known.read(fresh=fresh)
 
     @property
     def shards(self) -> int:
         """How many parts it has. The queue must have been opened."""
-        return self._known.known().shards
+        return self.known.known().shards
 
     @property
     def max_deliveries(self) -> int:
         """What decides now about dead letters, as far as this process has read. The queue must have been opened."""
-        return self._shared(self._known.known()).lines[0].state.settings.max_deliveries
+        return self._shared(self.known.known()).lines[0].state.settings.max_deliveries
 
     async def opened(self) -> Following:
         """The queue in this process. `NoSuchQueue`"""
-        return self._shared(await self._known.opened())
+        return self._shared(await self.known.opened())
 
     def _shared(self, settings: Settings) -> Following:
         return following(self.logbook, self.name, settings.shards)
@@ -167,7 +149,7 @@ class Queue(Generic[T]):
         in a queue with a maximum length, before `QueueFull`.
         """
         keys = [group_key] if group_key else []
-        settings = self._known.recent
+        settings = self.known.recent
         if key is None and settings is not None and not (delay_s or ttl_s or settings.max_length):
             encoded = encode_body(body)
             if len(encoded[1]) <= GATHERED_BYTES:
@@ -177,7 +159,7 @@ class Queue(Generic[T]):
                 shared.ride(self.logbook)
                 shard = crc32(group_key.encode()) % settings.shards if group_key else shared.next_shard()
                 with suppress(ConditionFailed):  # its settings were changed, or it was deleted and is gone
-                    return await push_soon(self.logbook, self.name, settings, shard, self.stands(), encoded, group_key)
+                    return await push_soon(self.known, settings, shard, encoded, group_key)
         ids = await self.push_many([body], key=key, delay_s=delay_s, ttl_s=ttl_s, group_keys=keys, wait_s=wait_s)
         return ids[0]
 
@@ -199,43 +181,15 @@ class Queue(Generic[T]):
         bodies = listed(bodies)
         own_key = None if key is None else check_key(key, "key")
         patience_s = check_span(wait_s, "wait_s") / 1e6 if wait_s else 0.0
-        for tries in range(_TRIES):
-            settings = await self._known.read(fresh=tries > 0) or await self.create()
-            shard = 0
-            if settings.shards > 1:
-                by_key = None if own_key is None else crc32(own_key.encode()) % settings.shards
-                shard = self._shared(settings).next_shard() if by_key is None else by_key
-            new = placed(settings.shards, shard, bodies, delay_s, ttl_s, group_keys)
-            new = new if own_key is None else told_apart(new)
-            try:
-                shared = self._shared(settings)
-                is_bounded = settings.max_length > 0
-                shared.ride(self.logbook)
-                async with (
-                    room(self.logbook, shared, settings, len(bodies), patience_s) if is_bounded else nullcontext()
-                ):
-                    seqnums = await append_pushes(self.logbook, self.name, settings, new, self.stands(), own_key)
-                break
-            except ConditionFailed:
-                continue  # its settings were changed, or it was deleted and is gone
-            except TooLarge as error:
-                raise too_large_a_push(error) from None
-        else:
-            raise BokiError(f"settings of queue {self.name!r} change too quickly: nothing was pushed", retryable=True)
-        if ttl_s:
-            self._shared(settings).upkeep.pushed(self.logbook, [push for push, _ in new])
-        ids = [""] * len(bodies)
-        for seqnum, (_, places) in zip(seqnums, new, strict=True):
-            for index, place in enumerate(places):
-                ids[place] = f"{seqnum}-{index}"
-        return ids
+        options = (own_key, delay_s, ttl_s, group_keys)
+        return await push_all(self.known, bodies, *options, patience_s)
 
     def push_records(
         self, bodies: Sequence[Any], *, delay_s: float = 0, ttl_s: float = 0, group_key: str = ""
     ) -> list[NewRecord]:
         """The records of a push, for a caller that appends them with others. The queue must have been opened."""
         shards = self.shards
-        shard = self._shared(self._known.known()).next_shard() if shards > 1 else 0
+        shard = self._shared(self.known.known()).next_shard() if shards > 1 else 0
         new = placed(shards, shard, bodies, delay_s, ttl_s, [group_key] * len(bodies) if group_key else [])
         return [NewRecord(records.encode(push), records.record_tags(self.name, push.shard, shards)) for push, _ in new]
 
@@ -275,9 +229,9 @@ class Queue(Generic[T]):
         op = "" if op is None else check_key(op, "op")
         clock, begun = None, (0.0, 0.0)
         while True:
-            settings = self._known.recent or await self._known.opened()
-            if patience_s and self._known.version < records.VERSION:
-                settings = await self._known.modernise(settings)
+            settings = self.known.recent or await self.known.opened()
+            if patience_s and self.known.version < records.VERSION:
+                settings = await self.known.modernise(settings)
             shared = self._shared(settings)
             if clock is None:
                 clock, begun = shared.clock, shared.clock.here()
@@ -291,7 +245,7 @@ class Queue(Generic[T]):
                     await self._enter_group(shared)
                 found = await self._receive(shared, count, lease_us, left_s if patience_s else None, op)
             except Reshaped:
-                await self._known.read(fresh=True)
+                await self.known.read(fresh=True)
                 continue
             if found is not None:
                 return found
@@ -361,7 +315,7 @@ class Queue(Generic[T]):
                 return
             if self.group != DEFAULT_GROUP:
                 raise no_such_group(self.name, self.group)
-            await operating.append_to_all(self, shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
+            await append_to_all(self.logbook, shared, lambda shard: OpenGroup(shard, DEFAULT_GROUP))
 
     # Settling
 
@@ -391,7 +345,7 @@ class Queue(Generic[T]):
         self, verb: int, messages: Sequence[Message[Any] | str], span_us: int = 0, reason: str = ""
     ) -> None:
         shared = await self.opened()
-        handles = [self._handle(message) for message in messages]
+        handles = [handle_of(message, self.name, self.group) for message in messages]
         for message, (shard, _, _) in zip(messages, handles, strict=True):
             if shard >= shared.shards:
                 raise InvalidArgument(f"receipt {message!r:.60} is not of queue {self.name!r}", field="receipt")
@@ -408,23 +362,6 @@ class Queue(Generic[T]):
         if lost:
             raise leases_lost(self.name, lost, len(messages))
 
-    def _handle(self, message: Message[Any] | str) -> tuple[int, int, int]:
-        if isinstance(message, str):
-            return parse_receipt(message)
-        if not isinstance(message, Message):
-            raise WrongType(f"give a Message or its receipt, not {type(message).__name__}", field="message")
-        if message.queue != self.name or message.group != self.group:
-            raise InvalidArgument(
-                f"message {message.id} was taken from queue {message.queue!r} by group {message.group!r}: settle it "
-                "there",
-                field="message",
-            )
-        if not message.delivery.until_us:
-            raise InvalidArgument(
-                f"message {message.id} was popped, for good: only a lease is settled", field="message"
-            )
-        return message.shard, message.delivery.spot.pos, message.delivery.token
-
     @asynccontextmanager
     async def process(self, message: Message[Any], *, retry_s: float = 0) -> AsyncIterator[Outbox]:
         """Ack the message at the end of the block, together with what the block puts into the outbox; see `outbox`.
@@ -434,13 +371,13 @@ class Queue(Generic[T]):
         """
         if not isinstance(message, Message):  # not with a receipt either: it does not say what was settled before
             raise WrongType(f"give the Message that was leased, not {type(message).__name__}", field="message")
-        self._handle(message)
+        handle_of(message, self.name, self.group)
         retry_us = check_span(retry_s, "retry_s")
         shared = await self.opened()
         out = Outbox(self.logbook)
         try:
             yield out
-            await commit(self, shared, message, out)
+            await commit(self.known, shared, message, out, out.targets)
         except BaseException as error:
             may_have_happened = isinstance(error, BokiError) and error.outcome == "unknown"
             if not message.is_settled and not may_have_happened and not isinstance(error, LeaseLost):
@@ -449,6 +386,20 @@ class Queue(Generic[T]):
             raise
 
     # Groups and looking
+
+    @property
+    def _own_group(self) -> str | None:
+        """The group, if it must be there before it is looked at: the default one is made by its first take."""
+        return self.group or None
+
+    async def _caught_up(self, group: str | None = None) -> Following:
+        """The fold, after everything that is acknowledged by now. `NoSuchGroup` if it lacks the group."""
+        shared = await self.opened()
+        await self.logbook.sync()
+        await shared.catch_up(self.logbook)
+        if group is not None and group not in shared.lines[0].state.groups:
+            raise no_such_group(self.name, group)
+        return shared
 
     async def create_group(
         self, name: str, *, start: int | str = "earliest", start_time_s: float | None = None
@@ -459,41 +410,81 @@ class Queue(Generic[T]):
         it is still kept: because another group has not done it, or by `retain_s`. Nothing happens if there is such a
         group.
         """
-        await operating.create_group(self, name, start, start_time_s)
+        check_group(name)
+        at = operating.start_of(start, start_time_s)
+        shared = await self._caught_up()
+        if name not in (groups := shared.lines[0].state.groups) and len(groups) >= MAX_GROUPS:
+            raise TooLarge(
+                f"queue {self.name!r} has {len(groups):,} groups, the maximum: drop one first, or use another queue",
+                field="group",
+                limit=MAX_GROUPS,
+            )
+        await append_to_all(self.logbook, shared, lambda shard: OpenGroup(shard, name, *at))
 
     async def replay(self, *, start: int | str = "earliest", start_time_s: float | None = None) -> None:
         """Let this handle's group begin again, from any point that is kept; what it has leased is forgotten.
 
         All of it at once, in the order of the log, whichever processes consume meanwhile. `NoSuchGroup`
         """
-        await operating.replay(self, start, start_time_s)
+        at = operating.start_of(start, start_time_s)
+        shared = await self._caught_up(self.group)
+        await append_to_all(self.logbook, shared, lambda shard: OpenGroup(shard, self.group, *at, is_anew=True))
 
     async def drop_group(self, name: str) -> None:
         """Have no such group: nothing is kept for it any more. `NoSuchGroup`"""
-        await operating.drop_group(self, name)
+        shared = await self._caught_up(check_group(name))
+        await append_to_all(self.logbook, shared, lambda shard: DropGroup(shard, name))
 
     async def stats(self) -> QueueStats:
         """The queue in figures."""
-        return await operating.stats(self)
+        return operating.stats(await self._caught_up(), self.logbook.session.likely_time_us())
 
     async def peek(self, count: int = 10) -> list[Message[T]]:
         """The messages that the group would be given now, without taking them; of large ones fewer, of 16 MiB in all.
 
         Not those that are delayed, or that stand behind a message of their key.
         """
-        return await operating.peek(self, count)
+        check_count(count, "count", 1_000)
+        return await operating.peek(self.logbook, await self._caught_up(self._own_group), self.group, count, self.kind)
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Dead letters of the group, the oldest message first; of large ones fewer, of 16 MiB in all."""
-        return await operating.dead_letters(self, limit)
+        check_count(limit, "limit", 10_000)
+        return await operating.dead_letters(self.logbook, await self._caught_up(self._own_group), self.group, limit)
 
     async def redrive(self, *handles: str) -> int:
         """Let dead letters be taken again, as if they had never been: those named, or all; how many there were.
 
         `NotFound` if one that is named is none: then nothing is changed.
         """
-        return await operating.change_dead(self, REDRIVE, handles)
+        return await self._change_dead(REDRIVE, handles)
 
     async def purge(self, *handles: str) -> int:
         """Drop dead letters permanently: those named, or all; how many there were. `NotFound` as for `redrive`."""
-        return await operating.change_dead(self, PURGE, handles)
+        return await self._change_dead(PURGE, handles)
+
+    async def _change_dead(self, verb: int, handles: tuple[str, ...]) -> int:
+        wanted = {parse_handle(handle): handle for handle in handles}
+        shared = await self._caught_up(self._own_group)
+        return await operating.change_dead(self.logbook, shared, self.group, verb, wanted)
+
+
+class Outbox(outbox.Outbox):
+    """What is to happen together with the ack."""
+
+    def __init__(self, logbook: LogBook) -> None:
+        super().__init__(logbook)
+        self.targets: Targets = {}
+
+    def push(self, queue: Queue[Any], body: Any, *, delay_s: float = 0, ttl_s: float = 0, group_key: str = "") -> None:
+        """A message for a queue of the same book; options as for `Queue.push`. It needs no `key`, since it is pushed
+        once, with the ack; and it does not wait for room in a queue with a maximum length.
+        """
+        book = self.logbook.name
+        if queue.logbook.name != book:
+            raise WrongType(
+                f"queue {queue.name!r} is in book {queue.logbook.name!r}: only what is in {book!r} commits with it",
+                field="queue",
+            )
+        self.add(queue.push_records([body], delay_s=delay_s, ttl_s=ttl_s, group_key=group_key))
+        self.targets[queue.known.stands().tag] = queue.known, queue.shards
