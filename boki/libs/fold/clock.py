@@ -25,7 +25,7 @@ Moment = tuple[float, float]
 class LogClock:
     """The clock of one stream in this process. `loop_s` is the event loop's, in seconds."""
 
-    __slots__ = ("_heard", "_paged", "_told", "_us", "latest_us", "loop_s", "waited_s")
+    __slots__ = ("_heard", "_told", "_us", "latest_us", "loop_s", "waited_s")
 
     def __init__(self, loop_s: Callable[[], float]) -> None:
         self.loop_s = loop_s
@@ -36,8 +36,6 @@ class LogClock:
         self._us = 0
         """The log's time at the moment `_heard`, about."""
         self._heard: Moment = (0.0, 0.0)
-        self._paged: Moment = (0.0, 0.0)
-        """When the last page of records came."""
         self._told: Moment | None = None
 
     def here(self) -> Moment:
@@ -73,16 +71,10 @@ class LogClock:
 
     def wait_over(self, wait_s: float, time_us: int, begun_us: int) -> None:
         """A read has waited for that long, or less if a record of that time (0: none) ended it."""
-        if time_us:
-            self._paged = self.here()
         if not time_us:
             self.waited_s += wait_s
         elif self.is_sure:
             self.waited_s += min(wait_s, max(0.0, (time_us - begun_us) / 1e6))
-
-    def lately_us(self) -> int:
-        """What time it is if the last page was new when it came: never later than it is, and no reason to be early."""
-        return self.latest_us + round(self.since(self._paged) * 1e6) if self.latest_us else 0
 
     def looking_us(self, wall_us: int) -> int:
         """The time for a caller that only looks and appends nothing: this machine's clock, but not before the log's."""

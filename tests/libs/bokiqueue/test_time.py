@@ -149,19 +149,6 @@ def test_the_clock_is_never_behind_a_record_nor_ahead_of_an_answer() -> None:
     assert not clock.is_sure
 
 
-def test_how_long_others_let_a_message_wait_is_counted_from_what_was_read_last() -> None:
-    """Who is slow to hear of a message does not take it for one that was abandoned."""
-    loop = Loop()
-    clock = LogClock(loop)
-    clock.hear_answer(5_000_000, clock.here())
-    loop.now_s += 10
-    clock.wait_over(0, 6_000_000, clock.now_us())
-    clock.hear(6_000_000)
-    loop.now_s += 1
-    assert clock.lately_us() == 7_000_000
-    assert clock.now_us() == 16_000_000
-
-
 def test_a_read_that_is_ended_by_a_record_has_waited_no_longer_than_it_has() -> None:
     """However old the record before is; else all others who wait would have waited, too."""
     loop = Loop()
