@@ -43,7 +43,8 @@ class Plan:
     """What the queues of a run are like, and how they are used. `groups`: of tickets; `quota`: pushes of a producer.
 
     `has_loose_pops`: tickets are also popped without an op. `job_wait_s`: how long a consumer waits for a job, which is
-    without limit in a gateway. `travel_us`: about how long a read and an append take.
+    without limit in a gateway. `job_count`: how many jobs it takes at most, so that a session that is gone may leave
+    credit behind. `travel_us`: about how long a read and an append take.
     """
 
     shards: int
@@ -53,6 +54,7 @@ class Plan:
     lease_s: float
     pause_s: float
     job_wait_s: float
+    job_count: int
     quota: int
     save_records: int
     travel_us: int
@@ -232,11 +234,16 @@ class Worker:
         is_calm = self._ledger.is_calm
         lease_s = _CALM_LEASE_S if is_calm else self._plan.lease_s
         is_waiting = self._rng.random() < 0.9
-        message = await jobs.lease(lease_s, wait_s=self._plan.job_wait_s if is_waiting else 0)
-        if message is None:
+        wait_s = self._plan.job_wait_s if is_waiting else 0
+        messages = await jobs.lease_many(self._plan.job_count, lease_s, wait_s=wait_s)
+        if not messages:
             await asyncio.sleep(0 if is_waiting else _RETRY_S)
-            return
-        row = self._note_lease(message, round(lease_s * 1e6))
+        rows = [self._note_lease(message, round(lease_s * 1e6)) for message in messages]
+        for message, row in zip(messages, rows, strict=True):
+            await self._do(jobs, done, message, row, lease_s)
+
+    async def _do(self, jobs: Queue[str], done: Queue[str], message: Message[str], row: Leased, lease_s: float) -> None:
+        is_calm = self._ledger.is_calm
         if self._rng.random() < 0.1:
             await jobs.extend(message, lease_s=lease_s)
         if not is_calm:

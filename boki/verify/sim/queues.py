@@ -217,5 +217,6 @@ def _draw_plan(options: Options, rng: Random) -> Plan:
         quota=rng.choice((5, 8, 12)),
         save_records=rng.choice((8, 20, 60)),
         job_wait_s=rng.choice((0.5, 1.0, 3_600.0)),
+        job_count=Random(f"{options.seed}:job-count").choice((1, 1, 3)),
         travel_us=12 * options.link_us + 4 * options.sync_us,
     )
