@@ -44,12 +44,15 @@ def role_name(host: NodeId, role: Role) -> NodeId:
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One role that a registered node plays. `lanes`: where it listens, "host:port" per lane of `boki.net`."""
+    """One role that a registered node plays. `lanes`: where it listens, "host:port" per lane of `boki.net`.
+    `machine`: on which, as `boki.net.local` names it; empty: none that others may know of.
+    """
 
     node: NodeId
     role: Role
     incarnation: int
     lanes: dict[str, str] = {}
+    machine: str = ""
     public_key: str = ""
     """CURVE public key, Z85; empty where the links are plain."""
     has_index: bool = False

@@ -1,5 +1,7 @@
 """Messages between nodes: what travels, who may send it, on which lane, and the sockets.
 
+ZeroMQ connects any two nodes; `boki.net.local` adds a stream where both are on one machine.
+
 **Liveness is the kernel's and the protocol's, never libzmq's.** A node that stalls (a suspended laptop, a paused
 virtual machine, SIGSTOP) stops reading. ZeroMQ then fills the socket's queue and stops the connection's input. If the
 peer closes the connection in that state, libzmq 4.3 marks its engine `_io_error` but keeps it until the queue is read.

@@ -24,7 +24,8 @@ _EVENTS: Final = sum(FAILURES) | _LOST | _OPEN
 
 
 class Connection:
-    """A DEALER from `make`, connected to `address`. `ready` is called when it may be read or written.
+    """A DEALER from `make`, connected to `address`. `ready` is called when it may be read or written, `opened`
+    each time that it has been made and both sides are proven.
 
     `zmq.ZMQError` if the address cannot be one.
     """
@@ -37,6 +38,7 @@ class Connection:
         ready: Callable[[], None],
         what: str,
         notices: Notices,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
         self._make = make
         self._address = address
@@ -44,6 +46,7 @@ class Connection:
         self._ready = ready
         self._what = what
         self._notices = notices
+        self._opened = opened
         self._timer: TimerHandle | None = None
         self._open()
 
@@ -65,6 +68,7 @@ class Connection:
             self._notices.say(logging.WARNING, f"the connection to {self._what} was refused: {FAILURES[event]}")
         if event == _OPEN:
             self._stop_timer()
+            self._opened()
         elif self._timer is None:
             self._timer = self._loop.call_later(RENEW_S, self._renew)
 

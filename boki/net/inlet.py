@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import zmq
 
 from boki.log.ids import NodeId
-from boki.net.admission import Admission
+from boki.net.admission import Admission, Sender
 from boki.net.codec import MAX_FRAMES, Decoder, Refusal, encode_refusal, split_envelope
+from boki.net.local import ASK, Answer, LocalDoor
 from boki.net.notices import LaneCounts, Notices
 from boki.net.sockets import NOBLOCK, POLLIN, Watched
 from boki.net.strangers import Strangers
@@ -27,7 +29,10 @@ _MAX_TOLD: Final = 1024
 
 
 class Inlet:
-    """Owns `socket`, a bound ROUTER. `deliver(to, sender, message)` gets each message that is taken."""
+    """Owns `socket`, a bound ROUTER. `deliver(to, sender, message)` gets each message that is taken.
+
+    `door`: where processes of this machine may come in beside it.
+    """
 
     def __init__(
         self,
@@ -42,8 +47,10 @@ class Inlet:
         strangers: Strangers,
         counts: LaneCounts,
         notices: Notices,
+        door: LocalDoor | None = None,
     ) -> None:
         self._loop = loop
+        self._door = door
         self._admission = admission
         self._decoder = decoder
         self._deliver = deliver
@@ -89,44 +96,72 @@ class Inlet:
             if len(frames) <= MAX_FRAMES:
                 frames.append(frame)
         self._counts.received_bytes += size_bytes
+        if self._door is not None and len(frames) == 1 and frames[0].bytes == ASK:
+            self._tell(origin, self._door.ticket(self._user_of(origin), self._take_near))
+            return size_bytes
         try:
             if size_bytes > self._max_pack_bytes or not 0 < len(frames) <= MAX_FRAMES:
                 raise Refusal(f"{len(frames)} frames of {size_bytes} bytes, over the limit or none at all")
-            prefix, body = split_envelope(frames[0].buffer)
-            sender = self._admission.judge(prefix, self._user_of(origin))
-            messages = self._decoder.decode(body, [frame.bytes for frame in frames[1:]])
-            if not sender.kinds.issuperset(map(type, messages)):
-                kinds = sorted({type(message).__name__ for message in messages} - {k.__name__ for k in sender.kinds})
-                raise Refusal(f"{sender.role} {sender.node} may not send {', '.join(kinds)}")
+            sender, messages = self._judge(
+                frames[0].buffer, [frame.bytes for frame in frames[1:]], self._user_of(origin)
+            )
         except Refusal as refusal:
-            self._refuse(origin, str(refusal))
+            who = _property(origin, "Peer-Address") or "a stranger"
+            self._refuse(who, origin.bytes, str(refusal), partial(self._tell, origin))
             return size_bytes
         if self._strangers.descriptors:
             self._strangers.know(origin)
+        self._hand_over(sender, messages)
+        return size_bytes
+
+    def _take_near(self, frames: list[bytes], user: str, answer: Answer) -> None:
+        """Take a pack of a process of this machine, which came with a ticket of `user`."""
+        self._counts.received_bytes += sum(map(len, frames))
+        try:
+            sender, messages = self._judge(memoryview(frames[0]), frames[1:], user)
+        except Refusal as refusal:
+            self._refuse(f"{user or 'a process'} of this machine", user.encode(), str(refusal), answer)
+            return
+        self._hand_over(sender, messages)
+
+    def _judge(self, first: memoryview, others: list[bytes], user: str) -> tuple[Sender, list[Message]]:
+        """Who sends a pack, and its messages. `Refusal` says why it is not taken."""
+        prefix, body = split_envelope(first)
+        sender = self._admission.judge(prefix, user)
+        messages = self._decoder.decode(body, others)
+        if not sender.kinds.issuperset(map(type, messages)):
+            kinds = sorted({type(message).__name__ for message in messages} - {k.__name__ for k in sender.kinds})
+            raise Refusal(f"{sender.role} {sender.node} may not send {', '.join(kinds)}")
+        return sender, messages
+
+    def _hand_over(self, sender: Sender, messages: list[Message]) -> None:
         self._counts.received_count += len(messages)
         for message in messages:
             self._deliver(sender.to, sender.node, message)
-        return size_bytes
 
     def _user_of(self, frame: zmq.Frame) -> str:
         """The name of the node that has proved to hold its key, as the doorkeeper answered."""
         return _property(frame, "User-Id") if self._has_keys else ""
 
-    def _refuse(self, origin: zmq.Frame, reason: str) -> None:
+    def _refuse(self, who: str, origin: bytes, reason: str, answer: Answer) -> None:
         self._counts.refused_count += 1
-        self._notices.say(
-            logging.WARNING, f"refused what {_property(origin, 'Peer-Address') or 'a stranger'} sent: {reason}"
-        )
-        to = (origin.bytes, reason)
+        self._notices.say(logging.WARNING, f"refused what {who} sent: {reason}")
+        to = (origin, reason)
         if to in self._told:
             return
         if len(self._told) >= _MAX_TOLD:
             self._told.clear()
         self._told.add(to)
-        try:
-            self._watched.socket.send_multipart([origin.bytes, encode_refusal(reason)], NOBLOCK)
-        except zmq.ZMQError:
+        if not answer(encode_refusal(reason)):
             self._told.discard(to)  # it takes nothing now; its next message brings the next try
+
+    def _tell(self, origin: zmq.Frame, frame: bytes) -> bool:
+        """Answer on the connection that a frame came on. False if it takes nothing now."""
+        try:
+            self._watched.socket.send_multipart([origin.bytes, frame], NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
 
     def close(self) -> None:
         """Take nothing more."""

@@ -3,26 +3,33 @@
 Messages of one turn of the event loop travel together, as a pack for each pair of names that speak to each other; while
 the connection takes no more, packs grow by themselves. When the queue is full the oldest go: numbers are absolute, so
 the newest tell the most.
+
+To a process of this machine packs take a shortcut as soon as there is one (`boki.net.local`); what is queued here, and
+how much that may be, is the same.
 """
 
 from __future__ import annotations
 
 import logging
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import zmq
 
 from boki.net.codec import REFUSAL, join_pack
-from boki.net.connection import Connection
+from boki.net.connection import RENEW_S, Connection
+from boki.net.local import ASK, TICKET, Shortcut
 from boki.net.notices import LaneCounts, Notices
 from boki.net.sockets import NOBLOCK, POLLIN, POLLOUT
 
 PACK_BYTES: Final = 256 << 10
 """A pack ends with the message that crosses this."""
 _PACK_MESSAGES: Final = 512
+_MAX_ANSWER_BYTES: Final = 4096
+_MAX_ASK_S: Final = 64.0
 
 
 class Parcel(NamedTuple):
@@ -34,7 +41,7 @@ class Parcel(NamedTuple):
 
 
 class Outbox:
-    """Sends to `address` over sockets from `make`. `what` names the peer in the log.
+    """Sends to `address` over sockets from `make`. `what` names the peer in the log; `is_near`: it is on this machine.
 
     Parcels wait with their envelopes, encoded: messages under one that follow each other share a pack.
 
@@ -50,6 +57,8 @@ class Outbox:
         budget_bytes: int,
         counts: LaneCounts,
         notices: Notices,
+        *,
+        is_near: bool = False,
     ) -> None:
         self.queued_bytes = 0
         self.is_dirty = False
@@ -64,7 +73,11 @@ class Outbox:
         self._pack: list[Parcel] = []
         self._is_blocked = False
         self._is_closed = False
-        self._connection = Connection(make, address, loop, self._ready, what, notices)
+        self._loop = loop
+        self._shortcut = Shortcut(loop, _MAX_ANSWER_BYTES, self._on_shortcut, self._hear) if is_near else None
+        self._asking: TimerHandle | None = None
+        self._ask_again_s = RENEW_S
+        self._connection = Connection(make, address, loop, self._ready, what, notices, self._on_open)
 
     def put(self, prefix: bytes, parcel: Parcel) -> None:
         """Let the parcel be sent under that envelope by the next `flush`, or as soon as the connection takes it."""
@@ -87,22 +100,75 @@ class Outbox:
                 if not self._send():
                     self._is_blocked = True
                     break
+            if self.has_shortcut:
+                return
             events = self._read()  # sending may have taken the descriptor's sign away
             if not (self._is_blocked and events & POLLOUT):
                 return
             self._is_blocked = False
 
     def _ready(self) -> None:
+        if self._is_closed:
+            return
         events = self._read()
-        if self._is_blocked and events & POLLOUT:
+        if self._is_blocked and events & POLLOUT and not self.has_shortcut:
             self._is_blocked = False
             self.flush()
+
+    # the shortcut
+
+    @property
+    def has_shortcut(self) -> bool:
+        """Whether packs go over a stream of this machine, and not over ZeroMQ."""
+        return self._shortcut is not None and self._shortcut.is_open
+
+    def _on_open(self) -> None:
+        if self._shortcut is not None and not self._is_closed:
+            self._ask_again_s = RENEW_S
+            self._ask()
+
+    def _ask(self) -> None:
+        """Ask for a ticket, and more and more seldom again until one has led to a stream."""
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+        if self.has_shortcut:
+            return
+        self._asking = self._loop.call_later(self._ask_again_s, self._ask)
+        self._ask_again_s = min(2 * self._ask_again_s, _MAX_ASK_S)
+        with suppress(zmq.Again):  # there is no connection, or it takes nothing now
+            self._connection.watched.socket.send(ASK, NOBLOCK)
+        self._loop.call_soon(self._ready)  # sending may have taken the descriptor's sign away
+
+    def _on_shortcut(self) -> None:
+        """It is open, takes packs again, or has ended: then ZeroMQ carries them, until there is another one."""
+        if self._is_closed:
+            return
+        if not self.has_shortcut and self._asking is None:
+            self._asking = self._loop.call_later(RENEW_S, self._ask)
+        self._is_blocked = False
+        self.flush()
 
     def _send(self) -> bool:
         """Send one pack. False if the connection takes none now, or there is none."""
         pack = self._pack or self._next_pack()
         frames = [frame for parcel in pack for frame in parcel.frames]
         first = join_pack(self._prefix, [parcel.place for parcel in pack])
+        if not (self._send_near(first, frames) if self.has_shortcut else self._send_zmq(first, frames)):
+            self._pack = pack
+            return False
+        size_bytes = sum([parcel.size_bytes for parcel in pack])
+        self._pack = []
+        self.queued_bytes -= size_bytes
+        self._counts.sent_count += len(pack)
+        self._counts.sent_bytes += size_bytes + len(self._prefix)
+        return True
+
+    def _send_near(self, first: bytes, frames: list[zmq.Frame]) -> bool:
+        assert self._shortcut is not None
+        return self._shortcut.send([first, *[frame.buffer for frame in frames]])
+
+    def _send_zmq(self, first: bytes, frames: list[zmq.Frame]) -> bool:
         send = self._connection.watched.socket.send
         try:
             if not frames:
@@ -114,13 +180,7 @@ class Outbox:
                     send(frame, NOBLOCK | zmq.SNDMORE, copy=False)
                 send(last, NOBLOCK, copy=False)
         except zmq.Again:
-            self._pack = pack  # if the connection broke amid the frames, ZeroMQ forgets those that it has
-            return False
-        size_bytes = sum([parcel.size_bytes for parcel in pack])
-        self._pack = []
-        self.queued_bytes -= size_bytes
-        self._counts.sent_count += len(pack)
-        self._counts.sent_bytes += size_bytes + len(self._prefix)
+            return False  # if the connection broke amid the frames, ZeroMQ forgets those that it has
         return True
 
     def _next_pack(self) -> list[Parcel]:
@@ -135,17 +195,21 @@ class Outbox:
         return pack
 
     def _read(self) -> int:
-        """Take in what has come back, which can only be why the peer refuses what it was sent.
+        """Take in what has come back, which can only be why the peer refuses what it was sent, or a ticket.
 
         Returns the events that were seen last: to look again would be to miss one.
         """
         watched = self._connection.watched
         while (events := watched.events) & POLLIN:
-            frame = watched.socket.recv_multipart(NOBLOCK)[0]
-            if frame.startswith(REFUSAL):
-                reason = frame[len(REFUSAL) :].decode(errors="replace")
-                self._notices.say(logging.WARNING, f"{self._what} refuses what this node sends: {reason}")
+            self._hear(watched.socket.recv_multipart(NOBLOCK)[0])
         return events
+
+    def _hear(self, frame: bytes) -> None:
+        if frame.startswith(REFUSAL):
+            reason = frame[len(REFUSAL) :].decode(errors="replace")
+            self._notices.say(logging.WARNING, f"{self._what} refuses what this node sends: {reason}")
+        elif frame.startswith(TICKET) and self._shortcut is not None:
+            self._shortcut.use(frame)
 
     def forget(self, prefixes: Collection[bytes]) -> None:
         """Give up what waits under these envelopes: who it was for has ended."""
@@ -159,6 +223,10 @@ class Outbox:
     def close(self) -> None:
         """Forget what was not sent, and close the connection."""
         self._is_closed = True
+        if self._asking is not None:
+            self._asking.cancel()
+        if self._shortcut is not None:
+            self._shortcut.close()
         self._connection.close()
         self._queue.clear()
         self._pack = []

@@ -24,6 +24,7 @@ from boki.net.admission import Admission
 from boki.net.codec import Decoder, Envelope, encode_envelope, encode_message
 from boki.net.inlet import Inlet
 from boki.net.keys import NodeKeys
+from boki.net.local import open_door, this_machine
 from boki.net.notices import LaneCounts, Notices
 from boki.net.outbox import PACK_BYTES, Outbox, Parcel
 from boki.net.sockets import FAILURES, Monitor, make_dealer, make_router
@@ -64,7 +65,8 @@ class ZmqLinks:
     `process`: its node's name. `roles`: the names that it plays and their roles; each is heard from `join` on.
     `ports`: a port per lane's name, 0 or none for any. `advertise`: the host under which others reach this one, if it
     is not `host`; a name is looked up as IPv4. `proxy`: "host:port" of a SOCKS5 proxy that all connections to others go
-    through.
+    through. `has_shortcuts`: whether processes of this machine also connect by streams (`boki.net.local`); never with a
+    proxy.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class ZmqLinks:
         *,
         advertise: str = "",
         proxy: str = "",
+        has_shortcuts: bool = False,
         budgets_bytes: Mapping[Lane, int] = BUDGETS_BYTES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
@@ -112,6 +115,10 @@ class ZmqLinks:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._doorkeeper = Doorkeeper(self._context, loop, keys.ring, self._notices) if keys else None
+        may_be_near = has_shortcuts and not proxy
+        self._door = open_door(loop, max_message_bytes + PACK_BYTES, self._notices) if may_be_near else None
+        self.machine = this_machine() if self._door is not None else ""
+        """To be registered as `Member.machine`."""
         self._inlets: list[Inlet] = []
         self._monitors: list[Monitor] = []
         self.lanes: dict[str, str] = {}
@@ -150,6 +157,7 @@ class ZmqLinks:
                 strangers=strangers,
                 counts=self.counts[lane],
                 notices=self._notices,
+                door=self._door,
             )
             self._inlets.append(inlet)
 
@@ -317,6 +325,7 @@ class ZmqLinks:
                     self._budgets_bytes[lane],
                     self.counts[lane],
                     self._notices,
+                    is_near=bool(self.machine) and member.machine == self.machine,
                 )
             except zmq.ZMQError as error:
                 self._notices.say(logging.WARNING, f"{what} is not connected to: {error}")
@@ -348,11 +357,13 @@ class ZmqLinks:
             inlet.close()
         if self._doorkeeper is not None:
             self._doorkeeper.close()
+        if self._door is not None:
+            self._door.close()
         self._context.destroy(linger=0)
 
 
 def _who(member: Member) -> tuple[object, ...]:
-    return member.role, member.incarnation, member.lanes, member.public_key, member.host
+    return member.role, member.incarnation, member.lanes, member.machine, member.public_key, member.host
 
 
 def _bracketed(host: str) -> str:

@@ -70,6 +70,8 @@ class PeerLinks(NodeLinks, Protocol):
 
     lanes: dict[str, str]
     """Where this process listens, by lane."""
+    machine: str
+    """What machine that is, for others that run there, too."""
     counts: dict[Lane, LaneCounts]
     """What each lane has done."""
 
@@ -146,6 +148,7 @@ class RoleIncarnation(Generic[ConfigType]):
             role=self.role,
             incarnation=self.incarnation,
             lanes=dict(self.links.lanes),
+            machine=self.links.machine,
             host=self._host_name,
         )
 

@@ -162,6 +162,7 @@ class _Node:
             load_keys(Path(config.keys), config.node) if config.keys else None,
             advertise=config.advertise,
             proxy=config.proxy,
+            has_shortcuts=True,
         )
 
     def _on_news(self, news: News) -> None:

@@ -74,7 +74,8 @@ class Node:
 
     @property
     def member(self) -> Member:
-        return Member(node=self.name, role=self.role, incarnation=self.incarnation, lanes=dict(self.links.lanes))
+        lanes, machine = dict(self.links.lanes), self.links.machine
+        return Member(node=self.name, role=self.role, incarnation=self.incarnation, lanes=lanes, machine=machine)
 
     @property
     def messages(self) -> list[Any]:
