@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, assert_never
 
 from boki.errors import StoreFailed
-from boki.host.clock import now_us
+from boki.host.clock import beat_delay_s, now_us
 from boki.host.disk import Disk
 from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
@@ -177,8 +177,7 @@ class Host:
         if self.stopped:
             return
         # All hosts of a process tick together: an idle one is woken twenty times a second, and not once for each role.
-        ticks = round(self._loop.time() / TICK_S) + 1
-        self._timer = self._loop.call_at(ticks * TICK_S, self._tick)
+        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), TICK_S), self._tick)
         if self._watches_room and self.disk is not None and (room := self.disk.room) != self._room:
             self._room = room
             self.deliver(self.node, room)

@@ -31,6 +31,7 @@ from boki.coordination.refresher import UNREADABLE
 from boki.coordination.session import SessionEnded, SessionState
 from boki.coordination.zookeeper import News
 from boki.errors import StoreFailed
+from boki.host.clock import beat_delay_s
 from boki.host.disk import Disk
 from boki.host.host import Host
 from boki.host.links import Diversion, NodeLinks
@@ -342,7 +343,7 @@ class RoleIncarnation(Generic[ConfigType]):
                     self.end(Ending.FAILED)  # it has said why
                     return
                 self._stalls.look(getattr(self.host.core, "follower", None), self._loop.time())
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(beat_delay_s(self._loop.time(), _WATCH_S))
 
     # what the core asks of the coordinator
 

@@ -40,7 +40,7 @@ from boki.dispatch.server.processes import Processes
 from boki.dispatch.server.streams import Streams
 from boki.dispatch.server.worker_link import LogDoor, WorkerLink
 from boki.errors import BokiError, Unavailable
-from boki.host.clock import now_us
+from boki.host.clock import beat_delay_s, now_us
 from boki.log.limits import Limits
 from boki.protocol.calls import Call, FunctionInfo, ModuleInfo, Outcome, TakeChunk
 from boki.protocol.effects import Trace
@@ -167,7 +167,7 @@ class FunctionHost:
             return
         self._has_started = True
         await self._processes.start()
-        self._watcher = self._loop.call_later(_WATCH_S, self._watch)
+        self._watcher = self._loop.call_later(beat_delay_s(self._loop.time(), _WATCH_S), self._watch)
         if not IS_LINUX:
             _log.warning("this system does not tell how much memory a process has: only its hard limit bounds workers")
 
@@ -338,7 +338,7 @@ class FunctionHost:
 
     def _watch(self) -> None:
         """Look at what workers do not say: how far they are, and how large."""
-        self._watcher = self._loop.call_later(_WATCH_S, self._watch)
+        self._watcher = self._loop.call_later(beat_delay_s(self._loop.time(), _WATCH_S), self._watch)
         self._tell_progress()
         if IS_LINUX:
             for worker, limit_bytes in list(self._memory_bytes.items()):

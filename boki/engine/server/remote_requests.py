@@ -21,7 +21,7 @@ from boki.dispatch.server.streams import FORGET_US, Outgoing, Streams
 from boki.dispatch.server.worker_link import LogDoor
 from boki.engine.server.port import Finish
 from boki.errors import BokiError, DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
-from boki.host.clock import now_us
+from boki.host.clock import beat_delay_s, now_us
 from boki.host.links import Diversion
 from boki.log.ids import NodeId
 from boki.log.limits import MIB
@@ -441,7 +441,7 @@ class EngineService:
         return msgspec.structs.replace(told, functions=bare, modules=short)
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(_TELL_S, self._tick)
+        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), _TELL_S), self._tick)
         now = self._clock()
         self._tell_all(now)
         for key, outgoing in list(self._outgoing.items()):

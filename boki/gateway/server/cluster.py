@@ -24,7 +24,7 @@ from boki.gateway.engine_registry import Changed, EngineRegistry, Happening, Los
 from boki.gateway.remote_stream import RemoteStream
 from boki.gateway.server.cluster_deployments import ClusterDeployments
 from boki.gateway.server.cluster_ledger import ClusterLedger
-from boki.host.clock import now_us
+from boki.host.clock import beat_delay_s, now_us
 from boki.host.links import NodeLinks
 from boki.log.ids import NodeId
 from boki.log.limits import DEFAULT_LIMITS, Limits
@@ -381,7 +381,7 @@ class ClusterBackend:
     # time
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(_TICK_S, self._tick)
+        self._timer = self._loop.call_later(beat_delay_s(self._loop.time(), _TICK_S), self._tick)
         now = self._clock()
         self._perform(self.registry.tick(now))
         self._carry_out(self.asking.tick(now))
