@@ -3,7 +3,8 @@
 Everything that is in flight counts against a budget, in numbers and in bytes; what does not fit is refused at once,
 with a time after which to come again, because a queue in front of a full system only adds to every caller's wait. A
 call goes to the least busy engine that has its function; one without the index counts as twice as busy, because each
-log operation there is one more way over the network. While no engine takes calls, because one is about to stop and the
+log operation there is one more way over the network. Of equals one whose node has a primary is taken, so what little
+there is to do appends where the log is ordered. While no engine takes calls, because one is about to stop and the
 other has yet to start, calls that nobody has begun are held, for a few seconds at most. The engine enforces the call's
 deadline; the gateway looks at it too, a grace later, for the case that the engine's answer is lost.
 
@@ -73,6 +74,8 @@ class Standing:
     """False while it drains, or has not been heard of for a while."""
     functions: Container[str] | None = None
     """What it can run; None: whatever comes."""
+    is_near: bool = False
+    """Whether a primary shares its node, so that its appends cross one node less."""
 
 
 class Share:
@@ -422,6 +425,7 @@ def _has(engine: _Engine, function: str) -> bool:
     return functions is None or function in functions
 
 
-def _cost(engine: _Engine) -> tuple[int, int]:
-    """The least busy first; of equals, the one that was idle longest, so that all stay warm."""
-    return (engine.load + 1) * (1 if engine.standing.has_index else 2), engine.last_start
+def _cost(engine: _Engine) -> tuple[int, bool, int]:
+    """The least busy first; of equals, one near a primary, and of these the one that was idle longest."""
+    standing = engine.standing
+    return (engine.load + 1) * (1 if standing.has_index else 2), not standing.is_near, engine.last_start

@@ -65,6 +65,7 @@ class _Engine:
     told: TellFunctions | None = None
     is_up: bool = False
     is_quiet: bool = False
+    is_near: bool = False
 
     def standing(self) -> Standing:
         assert self.load is not None and self.told is not None, "it is up"
@@ -74,6 +75,7 @@ class _Engine:
             self.load.has_index,
             self.takes_work,
             {info.name for info in self.told.functions},
+            self.is_near,
         )
 
     def owes_functions(self, now_us: int) -> bool:
@@ -97,6 +99,9 @@ class EngineRegistry:
         self.modules: tuple[ModuleInfo, ...] = ()
         self._engines: dict[NodeId, _Engine] = {}
         self._number = -1
+        self._hosts: dict[NodeId, NodeId] = {}
+        """The node that plays each role, of those that play several."""
+        self._primaries: tuple[NodeId, ...] = ()
 
     @property
     def up(self) -> list[NodeId]:
@@ -138,7 +143,24 @@ class EngineRegistry:
             engine = self._engines.get(node)
             if engine is None or member.incarnation > engine.incarnation:
                 happenings += self._renew(node, member.incarnation, now_us)
-        return happenings
+        self._hosts = {member.node: member.host for member in membership.members if member.host}
+        return happenings + self._place()
+
+    def on_primaries(self, primaries: tuple[NodeId, ...]) -> list[Happening]:
+        """A new term has begun, in which these lead."""
+        self._primaries = primaries
+        return self._place()
+
+    def _place(self) -> list[Happening]:
+        """Notice which engines share a node with a primary: the cuts of what they append need no message to them."""
+        near = {self._hosts[primary] for primary in self._primaries if primary in self._hosts}
+        moved = [engine for engine in self._engines.values() if engine.is_near != self._is_in(engine, near)]
+        for engine in moved:
+            engine.is_near = not engine.is_near
+        return [Changed(engine.node, engine.standing()) for engine in moved if engine.is_up]
+
+    def _is_in(self, engine: _Engine, hosts: Container[NodeId]) -> bool:
+        return engine.node in self._hosts and self._hosts[engine.node] in hosts
 
     def on_load(self, node: NodeId, load: Load, now_us: int) -> list[Happening]:
         """An engine has said how busy it is."""
@@ -218,7 +240,8 @@ class EngineRegistry:
     def _renew(self, node: NodeId, incarnation: int, now_us: int) -> list[Happening]:
         old = self._engines.get(node)
         happenings = self._lose(old, "it has started again") if old is not None else []
-        self._engines[node] = _Engine(node, incarnation, heard_at_us=now_us)
+        is_near = old is not None and old.is_near
+        self._engines[node] = _Engine(node, incarnation, heard_at_us=now_us, is_near=is_near)
         return happenings
 
     def _lose(self, engine: _Engine, why: str) -> list[Happening]:

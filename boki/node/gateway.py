@@ -13,7 +13,7 @@ from boki.log.ids import NodeId
 from boki.log.membership import Role
 from boki.node.incarnation import RoleIncarnation
 from boki.protocol.call_messages import AskStatus
-from boki.protocol.messages import InstallMembership, Ping, Pong
+from boki.protocol.messages import InstallMembership, InstallView, Ping, Pong
 
 _REDIRECT_S: Final = 0.25
 
@@ -39,6 +39,8 @@ class GatewayIncarnation(RoleIncarnation[GatewayNodeConfig]):
         super().on_news(news)
         if isinstance(news, InstallMembership):
             self.backend.on_membership(news.membership)
+        elif isinstance(news, InstallView):
+            self.backend.on_view(news.views[-1])
 
     def divert(self, sender: NodeId, message: Any) -> None:
         """See `RoleIncarnation`; there is no core to answer heartbeats."""

@@ -90,6 +90,17 @@ def test_an_engine_without_the_index_counts_as_twice_as_busy() -> None:
     assert [begin(gateway, str(n)) for n in range(6)].count(B) == 4
 
 
+def test_of_equals_an_engine_beside_a_primary_is_taken() -> None:
+    """Calls that come one after the other append there; what comes at the same time is spread."""
+    gateway = core()
+    gateway.note_engine(A, Standing())
+    gateway.note_engine(B, Standing(is_near=True))
+    for number in range(3):
+        assert begin(gateway, str(number)) == B
+        assert gateway.finish(str(number))
+    assert [begin(gateway, str(n)) for n in range(6)] == [B, A, B, A, B, A]
+
+
 def test_calls_go_where_their_function_is() -> None:
     """While engines take over a new version; if no engine has it, any may say so."""
     gateway = core()

@@ -181,3 +181,26 @@ def test_a_books_operations_go_to_one_engine_while_it_is_up() -> None:
     registry.on_load(B, load(6, is_draining=True), 2)
     assert registry.for_book("x", ()) == A
     assert registry.for_book("x", {A, B}) is None
+
+
+def test_an_engine_is_near_while_its_node_has_a_primary() -> None:
+    """It follows terms and registrations; an engine that is a process of its own never is."""
+    registry = EngineRegistry()
+    assert registry.on_primaries((NodeId("sequencer-2"),)) == []
+    hosted = tuple(
+        Member(node=NodeId(f"{role}-{number}"), role=role, incarnation=number, host=NodeId(f"node-{number}"))
+        for role in (Role.ENGINE, Role.SEQUENCER)
+        for number in (1, 2)
+    )
+    alone = Member(node=NodeId("engine-3"), role=Role.ENGINE, incarnation=3)
+    registry.on_membership(Membership(number=1, members=(*hosted, alone)), 0)
+    for node, incarnation in ((A, 1), (B, 2), (NodeId("engine-3"), 3)):
+        bring_up(registry, node, incarnation)
+    assert {node: standing.is_near for node, standing in registry.standings()} == {A: False, B: True, "engine-3": False}
+    moved = registry.on_primaries((NodeId("sequencer-1"),))
+    assert [(one.engine, one.standing.is_near) for one in moved if isinstance(one, Changed)] == [(A, True), (B, False)]
+    assert registry.on_primaries((NodeId("sequencer-1"),)) == []
+    members = tuple(m for m in hosted if m.node != NodeId("sequencer-1"))
+    (left,) = registry.on_membership(Membership(number=2, members=(*members, alone)), 1)
+    assert isinstance(left, Changed)
+    assert (left.engine, left.standing.is_near) == (A, False)

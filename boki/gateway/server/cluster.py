@@ -31,6 +31,7 @@ from boki.log.limits import DEFAULT_LIMITS, Limits
 from boki.log.membership import Membership
 from boki.log.metalog import Positions, merge_positions
 from boki.log.operations import Answer, Failure, ListBooks, Operation, Read
+from boki.log.view import View
 from boki.protocol.asking import (
     NO_DEADLINE_US,
     Asking,
@@ -323,6 +324,10 @@ class ClusterBackend:
             self._membership = membership
         self._perform(self.registry.on_membership(membership, self._clock()))
         self._poll()
+
+    def on_view(self, view: View) -> None:
+        """A new term has begun."""
+        self._perform(self.registry.on_primaries(view.primaries))
 
     def deliver(self, sender: NodeId, message: Any) -> None:
         """A message has come."""
