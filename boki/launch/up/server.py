@@ -82,6 +82,7 @@ class Supervisor:
             while not self.core.is_done:
                 self._reap()
                 self._perform(self.core.tick(_now_us()))
+                self._spawner.rest(time.monotonic())
                 if time.monotonic() - logs_checked_s > _LOG_CHECK_S:
                     logs_checked_s = time.monotonic()
                     for name in (*self.core.rows, "zygote", "supervisor"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from boki.launch.up import identity
 from boki.launch.up.core import Process
-from boki.launch.up.spawning import Spawner
+from boki.launch.up.spawning import REST_S, Spawner
 
 
 class Watched:
@@ -76,6 +76,37 @@ def test_forked_roles_run_end_and_do_not_miss_their_zygote(tmp_path: Path) -> No
         assert await watched.ended() == (role, -signal.SIGKILL)
         calling.close()
         zookeeper.close()
+        watched.close()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await play()
+
+    asyncio.run(bounded())
+
+
+def test_a_zygote_that_has_nothing_to_fork_goes_and_comes_again(tmp_path: Path) -> None:
+    """Not while a fork is outstanding; what it has forked stays; and the next fork does not miss it."""
+
+    async def play() -> None:
+        watched = Watched(tmp_path)
+        spawner = watched.spawner
+        spawner.start(Process("a", "role", ("--version",), is_boki=True), watched.log("a"))
+        for now_s in (0.0, 2 * REST_S, 4 * REST_S):
+            spawner.rest(now_s)
+        assert spawner.zygote_pid  # it imports, and has yet to answer
+        node, first, _ = await watched.told.get()
+        assert node == "a"
+        assert await watched.ended() == (first, 0)
+        began_s = 4 * REST_S
+        spawner.rest(began_s + 0.9 * REST_S)
+        zygote = spawner.zygote_pid
+        assert zygote
+        spawner.rest(began_s + REST_S)
+        assert spawner.zygote_pid == 0
+        second = await watched.start("b", "--version")
+        assert await watched.ended() == (second, 0)
+        assert spawner.zygote_pid not in (0, zygote)
         watched.close()
 
     async def bounded() -> None:
