@@ -259,6 +259,7 @@ async def test_a_fork_of_the_past() -> None:
         assert await fork.object("x").get("n") == 1
         times = [(await ctx.logbook.get(seqnum)).time / 1e6 for seqnum in seqnums]
         assert await fork.at(time=times[0]).object("x").get("n") == 0
+        assert await fork.at(seqnums[0]).object("x").get("n") == 1  # of another book, maybe of another log
         future = await store.fork("future", at=1 << 60)
         await store.object("x").set("n", 9)
         assert await future.object("x").get("n") == 2
