@@ -69,10 +69,8 @@ class Stream:
         """Send a pack. False: none is taken now, and `on_room` says when. Of a broken stream `on_end` tells."""
         if self._unsent or self._is_closed:
             return False
-        self._unsent = [
-            memoryview(frame_head([len(frame) for frame in frames])),
-            *(memoryview(frame) for frame in frames),
-        ]
+        head = frame_head([len(frame) for frame in frames])
+        self._unsent = [memoryview(head), *[memoryview(frame) for frame in frames]]
         self._push()
         if self._unsent and not self._is_closed:
             self._loop.add_writer(self._descriptor, self._writable)
