@@ -301,6 +301,7 @@ class Disk:
         recover(self._db, beside.log.db if beside is not None else None)
         if beside is None or not shares_log:
             end_riding(self._db)
+            self._db.syncs_each_write = synced
             return GroupCommit(self.path, self._db, self._loop, synced=synced)
         self._redo = RedoLog(self._db, beside.log.db)
         beside.log.store(_Item([self._redo.begin()], False, _nothing))

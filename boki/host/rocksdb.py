@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
+from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, WriteBatch
 
 from boki.host.synced_mark import SyncedMark
-from boki.host.write_ahead_log import last_sequence
+from boki.host.wal_preallocation import WalPreallocation
+from boki.host.write_ahead_log import Reach, follow_logs
 from boki.protocol.effects import Delete, Put
 
 _WRITE_BUFFER_BYTES: Final = 64 << 20
@@ -23,7 +24,7 @@ class SyncedWritesLost(Exception):
 
 
 class RocksDb:
-    """An open database. A torn tail of its write-ahead log is what was never synced, and is dropped.
+    """An open database. A torn write at the end of its write-ahead log was never synced, and is dropped: nothing else.
 
     What had been synced is missed: `boki.host.synced_mark` knows how much that was, and the log is looked at before
     RocksDB replaces it (`boki.host.write_ahead_log`). A clean stop leaves no log: what is torn after one
@@ -33,12 +34,16 @@ class RocksDb:
     """
 
     def __init__(self, path: Path) -> None:
+        self.syncs_each_write = False
+        """For the owner to set: `sync` follows each `write` before the next one. Then syncs are made cheaper."""
+        self._preallocation = WalPreallocation(path)
         self._mark = SyncedMark(path)
         self._has_failed = False
         if self._mark.sequence and not (path / "CURRENT").exists():
             raise SyncedWritesLost("the file CURRENT is missing, without which RocksDB would begin an empty database")
-        self._require(last_sequence(path) or self._mark.sequence)
-        self._db = Rdict(str(path), self._options())
+        reach = follow_logs(path)
+        self._require(reach.last or self._mark.sequence)
+        self._db = self._open(path, reach)
         found = self._db.latest_sequence_number()
         try:
             self._require(found)
@@ -59,13 +64,32 @@ class RocksDb:
                 f"damaged, cut short or gone, and with it the last {self._mark.sequence - found} writes"
             )
 
-    def _options(self) -> Options:
+    def _open(self, path: Path, reach: Reach) -> Rdict:
+        """Open it. If the log is damaged, and not just cut short, then only where its last write is torn.
+
+        That is looked at first, without a change: what is refused once must be refused by the next start, too.
+        """
+        is_clean = self._mark.is_clean
+        mode = DBRecoveryMode.absolute_consistency if is_clean else DBRecoveryMode.tolerate_corrupted_tail_records
+        try:
+            return Rdict(str(path), self._options(mode()))
+        except Exception:  # rocksdict raises plain Exception for every failure
+            if is_clean or not reach.last:
+                raise
+            before_damage = Rdict(
+                str(path), self._options(DBRecoveryMode.point_in_time()), access_type=AccessType.read_only()
+            )
+            found = before_damage.latest_sequence_number()
+            before_damage.close()
+            if found < max(reach.before_last, self._mark.sequence):
+                raise
+        return Rdict(str(path), self._options(DBRecoveryMode.point_in_time()))
+
+    def _options(self, mode: DBRecoveryMode) -> Options:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_paranoid_checks(True)
-        is_clean = self._mark.is_clean
-        mode = DBRecoveryMode.absolute_consistency if is_clean else DBRecoveryMode.tolerate_corrupted_tail_records
-        options.set_wal_recovery_mode(mode())
+        options.set_wal_recovery_mode(mode)
         options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
         options.set_max_total_wal_size(4 * _WRITE_BUFFER_BYTES)
         options.set_keep_log_file_num(2)
@@ -79,11 +103,13 @@ class RocksDb:
         """
         batch = WriteBatch(raw_mode=True)
         for write in writes:
-            if isinstance(write, Put):
+            if type(write) is Put:
                 batch.put(write.key, write.value)
             elif write.start < write.stop:  # an empty one counts as a write until it is replayed, and not from then on
                 batch.delete_range(write.start, write.stop)
         if not batch.is_empty():
+            if self.syncs_each_write:
+                self._preallocation.before_write(batch.size_in_bytes())
             self._db.write(batch)
 
     def _pin(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 _BLOCK_BYTES: Final = 32 << 10
 _HEADER: Final = Struct("<IHB")
@@ -28,26 +28,41 @@ class LogDamaged(Exception):
     """The log is not what was written: no torn write can have left it like this."""
 
 
+class Reach(NamedTuple):
+    """How far the logs of a database reach, in sequence numbers; 0 where there is nothing."""
+
+    before_last: int
+    """Until before the last write. What came before it was whole when that began."""
+    last: int
+    """Until the last write whose headers are whole. Its bytes may be torn."""
+
+
 def last_sequence(folder: Path) -> int:
     """The sequence number of the last whole write in the logs of a database; 0 if they hold none.
 
     `LogDamaged` if the logs are not one chain.
     """
-    sequence = 0
+    return follow_logs(folder).last
+
+
+def follow_logs(folder: Path) -> Reach:
+    """Follow all logs of a database, in order. `LogDamaged` if they are not one chain."""
+    reach = Reach(0, 0)
     for path in sorted(folder.glob("*.log")):
-        sequence = _follow(path, sequence)
-    return sequence
+        reach = _follow(path, reach)
+    return reach
 
 
-def _follow(path: Path, sequence: int) -> int:
+def _follow(path: Path, reach: Reach) -> Reach:
     """Follow one file from the last write before it, if there was one."""
     if path.stat().st_size == 0:
-        return sequence
+        return reach
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        return _follow_records(path.name, data, sequence)
+        return _follow_records(path.name, data, reach)
 
 
-def _follow_records(name: str, data: mmap, sequence: int) -> int:
+def _follow_records(name: str, data: mmap, reach: Reach) -> Reach:
+    before, sequence = reach
     head = b""
     at = 0
     while at + _HEADER.size <= len(data):
@@ -71,5 +86,5 @@ def _follow_records(name: str, data: mmap, sequence: int) -> int:
         first, count = _BATCH.unpack_from(head)
         if sequence and first != sequence + 1:
             raise LogDamaged(f"{name} goes on with write {first} at byte {start}, after write {sequence}")
-        sequence = first + count - 1
-    return sequence
+        before, sequence = sequence, first + count - 1
+    return Reach(before, sequence)

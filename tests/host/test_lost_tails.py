@@ -198,3 +198,23 @@ def test_kills_right_after_a_start_are_no_damage(tmp_path: Path, seed: int) -> N
         database.close()
         if random.random() < 0.7:
             live = image  # a kill; else that was a clean stop
+
+
+def test_damage_before_the_last_write_is_no_torn_write(tmp_path: Path) -> None:
+    """Without a mark, as after a power cut: the last write may be dropped, and one that others follow is refused."""
+    image = killed(tmp_path)
+    (image / synced_mark.FILE).unlink()
+    log = log_of(image)
+    whole = log.read_bytes()
+    for number in range(COUNT):
+        folder = tmp_path / str(number)
+        shutil.copytree(image, folder)
+        damaged = bytearray(whole)
+        damaged[len(whole) // COUNT * (number + 1) - 5] ^= 1
+        (folder / log.name).write_bytes(damaged)
+        if number == COUNT - 1:
+            assert held(folder) == COUNT - 1
+            continue
+        for _ in range(2):
+            with pytest.raises(Exception, match="Corruption: checksum mismatch"):
+                RocksDb(folder)
